@@ -1,0 +1,1 @@
+"""Agents that act in environments: environments, tokens, memory and the trajectory collector."""

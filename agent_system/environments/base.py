@@ -1,0 +1,73 @@
+"""The environment protocol: what an environment is, what it returns, and what its package declares.
+
+An environment is synchronous or asynchronous text in, observation out. It knows nothing of tokens or policies.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Task = dict[str, Any]  # JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str)
+
+
+@dataclass(slots=True)
+class Observation:
+    """What the agent sees after ``reset`` or ``step``.
+
+    ``anchor`` is a canonical text of the state for step-level grouping (GiGPO); ``None`` means ``text`` is used.
+    ``info`` may hold ``won``, ``is_action_valid`` and ``admissible_actions``.
+    """
+
+    text: str
+    image: Any = None
+    anchor: str | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class Env(Protocol):
+    """One environment instance; reused for many episodes through ``reset``.
+
+    ``placement`` says where it may run: ``inline`` (cheap, in the caller), ``thread``, ``locked`` (thread, one call at
+    a time for the whole class) or ``process`` (a pool worker). ``reset`` and ``step`` may be coroutines.
+    """
+
+    placement: str
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start the episode that ``task`` and ``seed`` determine completely."""
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Play one projected action; return observation, reward, done, info (``won``, ``is_action_valid``)."""
+
+    def close(self) -> None:
+        """Free what the environment holds."""
+
+
+class Prompts(Protocol):
+    """How an environment speaks to the policy. ``levels`` asks for the four thinking levels of RLVCR."""
+
+    asks_for_levels: bool  # False: the package has no level prompt and RLVCR refuses it
+
+    def system(self, levels: bool) -> str | None:
+        """The system message, or None where the chat has none."""
+
+    def first(self, observation: Observation, levels: bool) -> str:
+        """The first user message of an episode (``append`` history)."""
+
+    def turn(self, observation: Observation) -> str:
+        """Every later user message (``append`` history)."""
+
+    def window(self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool) -> str:
+        """The whole user message of a step (``window`` history); ``history`` holds (observation, action) texts."""
+
+
+@dataclass(frozen=True)
+class EnvPackage:
+    """Everything the agent system needs to know about one kind of environment."""
+
+    name: str
+    make: Callable[[dict[str, Any]], Env]  # called in the worker process with the ``env.<name>`` section as a dict
+    tasks: Callable[[dict[str, Any], str], list[Task]]  # (section, "train" | "val") -> disjoint lists, stable order
+    prompts: Callable[[dict[str, Any]], Prompts]
+    project: Callable[[str], tuple[str, bool]]  # model text -> (action, well-formed?)
+    stop: tuple[str, ...] = ("</action>",)
