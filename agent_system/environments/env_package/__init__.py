@@ -1,0 +1,1 @@
+"""One folder per environment; each declares a ``PACKAGE`` of type ``agent_system.environments.base.EnvPackage``."""

@@ -1,0 +1,56 @@
+"""ALFWorld as an environment: one engine, one game at a time."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_system.environments.base import Observation, Task
+from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
+from agent_system.environments.env_package.alfworld.store import load_game
+
+CHANGING = frozenset({"atlocation", "holds", "opened", "isclean", "ishot", "iscool", "istoggled", "issliced"})
+MOVED = frozenset({"inreceptacle"})
+
+
+class AlfworldEnv:
+    """Text household tasks. Reward is 1.0 on the step that wins, else 0.0; the caller limits the number of steps.
+
+    ``info`` holds ``won``, ``is_action_valid`` (the command was admissible; others read "Nothing happens.") and
+    ``admissible_actions``. ``anchor`` states what can change in the room (place, hand, open doors, moved objects), so
+    that two histories that lead to the same state share it.
+    """
+
+    placement = "process"  # the engine redirects standard output and is wrong in threads
+
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        from agent_system.environments.env_package.alfworld.engine import Engine  # a second of imports, in the worker
+
+        self.settings = AlfworldSettings.from_section(section)
+        self._engine = Engine()
+        self._loaded: str | None = None
+        self._start: frozenset[str] = frozenset()
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start ``task``. The engine draws nothing, so ``seed`` has no effect: same task, same start."""
+        if self._loaded != task["task_id"]:
+            self._loaded = None
+            self._engine.load(load_game(self.settings, task))
+            self._loaded = task["task_id"]
+        turn = self._engine.reset()
+        self._start = frozenset(self._engine.facts(MOVED))
+        return self._observation(turn)
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Play ``action`` and return observation, reward, done (won) and the observation's info."""
+        turn = self._engine.step(action)
+        observation = self._observation(turn)
+        return observation, float(turn.won), turn.won, observation.info
+
+    def _observation(self, turn) -> Observation:
+        moved = [fact for fact in self._engine.facts(MOVED) if fact not in self._start]
+        anchor = "; ".join(self._engine.facts(CHANGING) + moved)
+        info = {"won": turn.won, "is_action_valid": turn.valid, "admissible_actions": list(turn.commands)}
+        return Observation(turn.text, anchor=anchor, info=info)
+
+    def close(self) -> None:
+        """Unload the engine."""
+        self._engine.close()

@@ -1,0 +1,199 @@
+"""An expert for the six task types that acts from what it reads: no planner, no look at the game's files.
+
+It searches receptacle by receptacle, opens what is closed, and remembers what it saw where. ``slack`` is the chance of
+a useless but valid action (look, inventory, examine, go and look elsewhere), for demonstrations that leave something
+to learn. With every action comes what a thought about it could say: the situation, what was tried, the plan.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+
+from agent_system.environments.env_package.alfworld.prompts import task_of
+
+_THING = re.compile(r"an? ([a-z]+ \d+)")
+_SENTENCES = (
+    ("light", re.compile(r"(?:look at|examine the) (?P<object>\w+) (?:under|with) the (?P<lamp>\w+)")),
+    ("two", re.compile(r"(?:put|find) two (?P<object>\w+) (?:and put them )?in (?P<place>\w+)")),
+    ("clean", re.compile(r"(?:put a clean|clean some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)")),
+    ("heat", re.compile(r"(?:put a hot|heat some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)")),
+    ("cool", re.compile(r"(?:put a cool|cool some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)")),
+    ("pick", re.compile(r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)")),
+)
+_TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A task sentence, understood: task type, object class, class of the place, class of the lamp ("" where none)."""
+
+    kind: str
+    object: str
+    place: str
+    lamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An action and what can be thought about it."""
+
+    action: str
+    situation: str
+    tried: str
+    plan: str
+    slack: bool = False
+
+
+def understand(sentence: str) -> Asked:
+    """Read a task sentence of the wheel's templates. Raises ``ValueError`` for any other sentence."""
+    for kind, pattern in _SENTENCES:
+        found = pattern.fullmatch(sentence)
+        if found:
+            parts = found.groupdict()
+            return Asked(kind, parts["object"], parts.get("place", ""), parts.get("lamp", ""))
+    raise ValueError(f"not a task sentence of ALFWorld's templates: {sentence!r}")
+
+
+def cls(name: str) -> str:
+    """``mug 2`` -> ``mug``."""
+    return name.rsplit(" ", 1)[0]
+
+
+class Expert:
+    """Plays one episode: ``act`` chooses, ``observe`` is told what came of it."""
+
+    def __init__(self, first_text: str, rng: random.Random, slack: float = 0.0) -> None:
+        self.asked = understand(task_of(first_text))
+        self.rng, self.slack = rng, slack
+        self.room = _THING.findall(first_text.split("you see", 1)[1].split("Your task", 1)[0])
+        self.seen: dict[str, set[str]] = {}  # receptacle -> what lies there, in order of first sight
+        self.closed: set[str] = set()
+        self.placed: set[str] = set()
+        self.at: str | None = None
+        self.held: str | None = None
+        self.origin = ""
+        self.treated = False
+        self.home: str | None = None  # the receptacle the first of two objects went into
+
+    def act(self) -> Decision:
+        """The next action."""
+        decision = self._decide()
+        if self.rng.random() >= self.slack:
+            return decision
+        return self._dawdle(decision)
+
+    def observe(self, action: str, text: str) -> None:
+        """Take in the engine's answer to ``action``."""
+        if text.startswith("Nothing happens"):
+            if action.startswith("go to "):
+                self.at = action.removeprefix("go to ")  # it is used from where one already stands
+            return
+        verb = action.split(" ", 1)[0]
+        if verb == "go":
+            self.at = action.removeprefix("go to ")
+        elif verb == "take":
+            self.held, self.origin = action.removeprefix("take ").split(" from ")
+            self.treated = False
+            self.seen.get(self.origin, set()).discard(self.held)
+        elif verb == "move":
+            self.held, place = None, action.removeprefix("move ").split(" to ")
+            self.placed.add(place[0])
+            self.home = place[1]
+        elif verb in _TOOL:
+            self.treated = True
+        self._look(verb, text)
+
+    def _look(self, verb: str, text: str) -> None:
+        if self.at is None or verb not in ("go", "open", "examine"):
+            return
+        if "is closed" in text:
+            self.closed.add(self.at)
+        elif "you see" in text and (verb != "examine" or self.at in text):
+            self.closed.discard(self.at)
+            self.seen[self.at] = set(_THING.findall(text.split("you see", 1)[1]))
+
+    # Deciding
+
+    def _decide(self) -> Decision:
+        if self.at in self.closed:
+            return self._say(f"open {self.at}", f"{self.at} closed", f"open {self.at}")
+        if self.at is not None and self.at not in self.seen:
+            return self._say(f"examine {self.at}", f"at {self.at}", f"examine {self.at}")
+        if self.held is None:
+            return self._fetch()
+        tool = _TOOL.get(self.asked.kind)
+        if tool and not self.treated:
+            place = self._nearest(tool)
+            use = f"{self.asked.kind} {self.held} with {place}"
+            return self._say(use, f"hold {self.held}", use) if self.at == place else self._go(place, use)
+        if self.asked.lamp:
+            return self._light()
+        place = self.at if self.at is not None and cls(self.at) == self.asked.place else self._nearest(self.asked.place)
+        put = f"move {self.held} to {place}"
+        return self._say(put, f"hold {self.held}", put) if self.at == place else self._go(place, put)
+
+    def _fetch(self) -> Decision:
+        found = self._find(self.asked.object)
+        if found is None:
+            return self._search(f"need {self.asked.object}")
+        name, place = found
+        take = f"take {name} from {place}"
+        situation = f"{name} in {place}"
+        return self._say(take, situation, take) if self.at == place else self._go(place, take, situation)
+
+    def _light(self) -> Decision:
+        found = self._find(self.asked.lamp)
+        if found is None:
+            return self._search(f"hold {self.held} need {self.asked.lamp}")
+        lamp, place = found
+        situation = f"{lamp} in {place}"
+        return self._say(f"use {lamp}", situation, f"use {lamp}") if self.at == place else self._go(
+            place, f"use {lamp}", situation
+        )
+
+    def _find(self, wanted: str) -> tuple[str, str] | None:
+        """An object of the class seen where it is not wanted, nearest first."""
+        for place in sorted(self.seen, key=lambda name: name != self.at):
+            for name in sorted(self.seen[place]):
+                if cls(name) == wanted and name not in self.placed and cls(place) != self.asked.place:
+                    return name, place
+        return None
+
+    def _search(self, situation: str) -> Decision:
+        """Somewhere not yet looked into; where the object is wanted comes last."""
+        unseen = [place for place in self.room if place not in self.seen]
+        likely = [place for place in unseen if cls(place) != self.asked.place]
+        elsewhere = [place for place in self.room if place != self.at]
+        place = self.rng.choice(likely or unseen or elsewhere or self.room)
+        return self._go(place, f"look for {self.asked.lamp if self.held else self.asked.object}", situation)
+
+    def _nearest(self, wanted: str) -> str:
+        """A receptacle of the class: the one used before, one that needs no opening, or any."""
+        places = [place for place in self.room if cls(place) == wanted]
+        if not places:
+            raise ValueError(f"there is no {wanted} in {self.room}")
+        if self.home in places:
+            return self.home
+        opened = [place for place in places if place in self.seen]
+        return self.rng.choice(opened or places)
+
+    def _go(self, place: str, then: str, situation: str | None = None) -> Decision:
+        situation = f"hold {self.held}" if situation is None else situation
+        return self._say(f"go to {place}", situation, f"go to {place} then {then}")
+
+    def _say(self, action: str, situation: str, plan: str) -> Decision:
+        if self.held is None:
+            tried = ", ".join(self.seen) or "nothing"
+            return Decision(action, situation, f"tried {tried}", plan)
+        return Decision(action, situation, f"took from {self.origin}", plan)
+
+    def _dawdle(self, decision: Decision) -> Decision:
+        """A valid action that brings the task no further."""
+        options = ["look", "inventory"]
+        if self.at is not None:
+            options += [f"examine {self.at}"]
+        elsewhere = [place for place in self.room if place != self.at]
+        if elsewhere:
+            options += [f"go to {self.rng.choice(elsewhere)}"]
+        action = self.rng.choice(options)
+        return Decision(action, decision.situation, decision.tried, action, slack=True)

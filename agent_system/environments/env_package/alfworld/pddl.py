@@ -1,0 +1,57 @@
+"""The PDDL problem of a room: who is where, what can be done with it, and the goal."""
+
+from agent_system.environments.env_package.alfworld import layout
+
+START = "loc|0|0|0|30"
+PROPERTIES = {"Heatable": "heatable", "Coolable": "coolable", "Cleanable": "cleanable", "Sliceable": "sliceable"}
+_MANGLE = str.maketrans({"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"})
+
+
+def mangle(identifier: str) -> str:
+    """A scene id as the PDDL symbol the engine's demangler turns back into a readable name."""
+    return identifier.translate(_MANGLE)
+
+
+def problem_text(room, goal: str) -> str:
+    """Write the problem of a ``games.Room``; ``goal`` is the goal clause with the bracket that closes the problem."""
+    receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
+    object_classes = sorted({thing.cls for thing in room.objects})
+    places = sorted({receptacle.location for receptacle in room.receptacles} | {START})
+    lines = ["(define (problem plan_generated)", "(:domain alfred)", "(:objects", "agent1 - agent"]
+    lines += [f"{cls}Type - otype" for cls in object_classes]
+    lines += [f"{cls}Type - rtype" for cls in receptacle_classes]
+    lines += [f"{mangle(thing.id)} - object" for thing in room.objects]
+    lines += [f"{mangle(receptacle.id)} - receptacle" for receptacle in room.receptacles]
+    lines += [f"{mangle(place)} - location" for place in places]
+    lines += [")", "(:init", "(= (total-cost) 0)"]
+    lines += _receptacle_facts(room.receptacles)
+    for receptacle_cls in receptacle_classes:
+        fitting = [cls for cls in object_classes if layout.can_contain(receptacle_cls, cls)]
+        lines += [f"(canContain {receptacle_cls}Type {cls}Type)" for cls in fitting]
+    for thing in room.objects:
+        lines += _object_facts(thing, room.receptacles[thing.inside])
+    lines += [f"(atLocation agent1 {mangle(START)})", ")", goal.strip()]
+    return "\n".join(lines)
+
+
+def _receptacle_facts(receptacles) -> list[str]:
+    openable = layout.constants().OPENABLE_CLASS_SET
+    facts = []
+    for receptacle in receptacles:
+        symbol = mangle(receptacle.id)
+        facts.append(f"(receptacleType {symbol} {receptacle.cls}Type)")
+        facts.append(f"(receptacleAtLocation {symbol} {mangle(receptacle.location)})")
+        if receptacle.cls in openable:
+            facts.append(f"(openable {symbol})")
+    return facts
+
+
+def _object_facts(thing, receptacle) -> list[str]:
+    symbol, table = mangle(thing.id), layout.constants().VAL_ACTION_OBJECTS
+    facts = [
+        f"(objectType {symbol} {thing.cls}Type)",
+        f"(inReceptacle {symbol} {mangle(receptacle.id)})",
+        f"(objectAtLocation {symbol} {mangle(receptacle.location)})",
+        f"({'toggleable' if thing.cls in layout.LAMPS else 'pickupable'} {symbol})",
+    ]
+    return facts + [f"({word} {symbol})" for key, word in PROPERTIES.items() if thing.cls in table[key]]

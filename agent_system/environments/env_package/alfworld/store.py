@@ -1,0 +1,234 @@
+"""Games on disk and the task lists made of them.
+
+``data_dir/generated/<settings hash>/<split>.jsonl`` holds one game per line and ``<split>.index.json`` where each line
+starts, with its content hash. A split is written once, into a temporary folder that is then renamed, and re-used by
+every later run with the same settings. A task names its line, so a worker reads one game without loading the rest.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from agent_system.environments.base import Task
+from agent_system.environments.env_package.alfworld import games
+from agent_system.environments.env_package.alfworld.settings import SHORT_NAMES, AlfworldSettings
+
+OFFICIAL_FOLDER = "json_2.1.1"
+
+
+class DamagedStore(ValueError):
+    """A stored game does not match its hash; the message says which folder to delete."""
+
+
+def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+    """The tasks of ``split`` (``train`` or ``val``), in a stable order.
+
+    A task is ``{task_id, data_source, kind, source, ...}``: generated ones name ``split, index, hash``, official ones
+    the ``path`` of their game below ``$ALFWORLD_DATA``. Generated games are not the official splits, and their
+    ``data_source`` (``alfworld_generated/<kind>``) says so. Raises ``ValueError`` for another split name and
+    ``FileNotFoundError`` where official games are asked for and absent.
+    """
+    if split not in ("train", "val"):
+        raise ValueError(f"alfworld has the splits train and val, not {split!r}")
+    settings = AlfworldSettings.from_section(section)
+    folder = official_folder()
+    if settings.source == "official" or (settings.source == "auto" and folder is not None):
+        return official_tasks(settings, split)
+    return generated_tasks(settings, split)
+
+
+# Generated games
+
+
+def generated_tasks(settings: AlfworldSettings, split: str, count: int | None = None) -> list[Task]:
+    """Tasks of generated games; the split is written first where it does not exist. ``count`` overrides the settings.
+
+    ``train`` and any other name but ``val`` draw from the training floor plans.
+    """
+    index = Store(settings, split, count).index()
+    return [
+        {
+            "task_id": f"alfworld_generated/{split}/{entry['kind']}/{entry['hash']}",
+            "data_source": f"alfworld_generated/{entry['kind']}",
+            "kind": entry["kind"],
+            "source": "generated",
+            "split": split,
+            "count": len(index["games"]),
+            "index": number,
+            "hash": entry["hash"],
+        }
+        for number, entry in enumerate(index["games"])
+    ]
+
+
+@dataclass(frozen=True)
+class Store:
+    """The generated games of one split under one group of settings."""
+
+    settings: AlfworldSettings
+    split: str
+    count: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many games the split has."""
+        if self.count is not None:
+            return self.count
+        return self.settings.val_games if self.split == "val" else self.settings.train_games
+
+    @property
+    def folder(self) -> Path:
+        """Where the split lives; its name is a hash of all that shapes the games."""
+        key = {
+            "generator": games.GENERATOR,
+            "alfworld": metadata.version("alfworld"),
+            "task_types": self.settings.task_types,
+            "receptacles": self.settings.receptacles,
+            "objects": self.settings.objects,
+            "seed": self.settings.seed,
+            "split": self.split,
+            "size": self.size,
+        }
+        name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return Path(self.settings.data_dir).expanduser().absolute() / "generated" / f"{self.split}-{name}"
+
+    def index(self) -> dict[str, Any]:
+        """``{"hash", "settings", "games": [{hash, kind, scene, start, length}]}``; generates the split if need be."""
+        return _read_index(self.ensure())
+
+    def ensure(self) -> Path:
+        """Write the split where it does not exist; return its folder. Safe against several processes at once."""
+        folder = self.folder
+        if (folder / "index.json").exists():
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            self._write(temporary)
+            os.rename(temporary, folder)
+        except OSError:
+            if not (folder / "index.json").exists():  # another process may have been first; its games are the same
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return folder
+
+    def _write(self, folder: Path) -> None:
+        lines, entries, start = [], [], 0
+        for number in range(self.size):
+            game = games.generate(self.settings, self.split, number)
+            line = json.dumps(game).encode() + b"\n"
+            entry = {key: game[key] for key in ("hash", "kind", "scene")}
+            entries.append({**entry, "start": start, "length": len(line)})
+            lines.append(line)
+            start += len(line)
+        digest = hashlib.blake2b("".join(entry["hash"] for entry in entries).encode(), digest_size=16).hexdigest()
+        _write_synced(folder / "games.jsonl", b"".join(lines))
+        _write_synced(folder / "index.json", json.dumps({"hash": digest, "games": entries}).encode())
+
+    def read(self, number: int) -> dict[str, Any]:
+        """Game ``number``. Raises ``DamagedStore`` where its content does not match its hash."""
+        folder = self.ensure()
+        entry = _read_index(folder)["games"][number]
+        with open(folder / "games.jsonl", "rb") as file:
+            file.seek(entry["start"])
+            line = file.read(entry["length"])
+        try:
+            game = json.loads(line)
+            intact = games.content_hash(game) == entry["hash"]
+        except (ValueError, KeyError):
+            intact = False
+        if not intact:
+            raise DamagedStore(f"game {number} of {folder} does not match its hash: delete the folder to renew it")
+        return game
+
+
+@functools.lru_cache(maxsize=8)
+def _read_index(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "index.json").read_text())
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
+    """The content of ``game.tw-pddl`` for a task. Raises ``DamagedStore`` where the stored game is not the task's."""
+    if task["source"] == "official":
+        root = official_folder()
+        if root is None:
+            raise FileNotFoundError("official ALFWorld games: $ALFWORLD_DATA does not hold " + OFFICIAL_FOLDER)
+        return json.loads((root / task["path"]).read_text())
+    store = Store(settings, task["split"], task["count"])
+    game = store.read(task["index"])
+    if game["hash"] != task["hash"]:
+        raise DamagedStore(f"{task['task_id']}: the game of these settings is {game['hash']}; env.alfworld changed?")
+    return games.game_file(game)
+
+
+def export(game: dict[str, Any], root: Path) -> Path:
+    """Write a generated game in the official folder layout, for other ALFWorld tools; return ``game.tw-pddl``."""
+    target = game["traj"]["pddl_params"]
+    names = [target["object_target"], target["toggle_target"] or "None", target["parent_target"] or "None"]
+    folder = root / f"{game['traj']['task_type']}-{'-'.join(names)}-{game['scene']}" / f"trial_{game['hash']}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "traj_data.json").write_text(json.dumps(game["traj"]))
+    (folder / "game.tw-pddl").write_text(json.dumps(games.game_file(game)))
+    return folder / "game.tw-pddl"
+
+
+# Official games
+
+
+def official_folder() -> Path | None:
+    """``$ALFWORLD_DATA/json_2.1.1`` where it holds games (as ``alfworld-download`` leaves them), else ``None``."""
+    root = os.environ.get("ALFWORLD_DATA")
+    folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
+    return folder if folder is not None and (folder / "train").is_dir() else None
+
+
+def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
+    """Tasks of the official games of the asked task types: ``train``, or ``val_split`` for validation.
+
+    As the official loader does, games with movable receptacles, slicing or no known solution are left out.
+    """
+    root = official_folder()
+    if root is None:
+        raise FileNotFoundError(
+            f"env.alfworld.source=official, but $ALFWORLD_DATA does not hold {OFFICIAL_FOLDER}/train: run "
+            "alfworld-download, or set env.alfworld.source=generated"
+        )
+    name = "train" if split == "train" else settings.val_split
+    found = []
+    for path in sorted((root / name).rglob("game.tw-pddl")):
+        kind = SHORT_NAMES.get(_official_type(path))
+        if kind in settings.task_types and json.loads(path.read_text()).get("solvable"):
+            where = path.relative_to(root).as_posix()
+            found.append(
+                {
+                    "task_id": f"alfworld/{where.removesuffix('/game.tw-pddl')}",
+                    "data_source": f"alfworld/{kind}",
+                    "kind": kind,
+                    "source": "official",
+                    "path": where,
+                }
+            )
+    return found
+
+
+def _official_type(path: Path) -> str:
+    record = path.parent / "traj_data.json"
+    if "movable" in str(path) or "Sliced" in str(path) or not record.exists():
+        return ""
+    return json.loads(record.read_text()).get("task_type", "")

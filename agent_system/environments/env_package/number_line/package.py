@@ -1,0 +1,106 @@
+"""Number line: stand on one number, reach another with steps of 1 and jumps of 3.
+
+Pure Python, deterministic, a few steps long: what tests play when the environment is not what they test, and the
+pattern for a new environment. Section keys: ``size`` (numbers go from 0 to ``size``), ``max_steps``, ``train_tasks``
+and ``val_tasks`` (how many of the tasks each split has at most).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Task
+
+MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
+ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+RULES = """You stand on a number line. Reach the target number.
+Moves: left (-1), right (+1), jump left (-3), jump right (+3)."""
+PLAIN = "Answer with your move between tags: <action>right</action>"
+LEVELS = """First choose how much to think, then think, then act:
+<level>1</level><action>move</action> acts at once.
+<level>2</level><think>where am I?</think><action>move</action> reads the situation.
+<level>3</level><think>what did I try?</think><action>move</action> also reflects on what was tried.
+<level>4</level><think>what is my plan?</think><action>move</action> also plans and weighs options."""
+
+
+class NumberLineEnv:
+    """Won when the target is reached; a move off the line or an unknown move changes nothing and is not valid."""
+
+    placement = "inline"
+
+    def __init__(self, section: dict[str, Any]) -> None:
+        self.size = int(section.get("size", 12))
+        self.max_steps = int(section.get("max_steps") or 12)
+        self.position = self.target = self.steps = 0
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Stand on ``task["start"]``; the seed changes nothing, the task says it all."""
+        self.position, self.target, self.steps = task["start"], task["target"], 0
+        return self._look("")
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Move; reward 1 on the target, 0 elsewhere; done on the target or after ``max_steps`` moves."""
+        goal = self.position + MOVES.get(action, 0)
+        valid = action in MOVES and 0 <= goal <= self.size
+        self.position = goal if valid else self.position
+        self.steps += 1
+        won = self.position == self.target
+        info = {"won": won, "is_action_valid": valid}
+        return self._look("" if valid else "Nothing happens. "), float(won), won or self.steps >= self.max_steps, info
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _look(self, before: str) -> Observation:
+        text = f"{before}You are at {self.position}. The target is {self.target}."
+        possible = [move for move, by in MOVES.items() if 0 <= self.position + by <= self.size]
+        return Observation(text, anchor=f"{self.position}->{self.target}", info={"admissible_actions": possible})
+
+
+class NumberLinePrompts:
+    """Rules first, observations after; the same texts with and without thinking levels but for how to answer."""
+
+    asks_for_levels = True
+
+    def __init__(self, section: dict[str, Any]) -> None:
+        del section
+
+    def system(self, levels: bool) -> str | None:
+        """Rules and answer format."""
+        return f"{RULES}\n{LEVELS if levels else PLAIN}"
+
+    def first(self, observation: Observation, levels: bool) -> str:
+        """The first observation as it is."""
+        return observation.text
+
+    def turn(self, observation: Observation) -> str:
+        """The observation as it is."""
+        return observation.text
+
+    def window(
+        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
+    ) -> str:
+        """The remembered turns, then where the agent stands now."""
+        past = "".join(f"{seen} You chose: {action}\n" for seen, action in history)
+        return f"{past}{observation.text}"
+
+
+def tasks(section: dict[str, Any], split: str) -> list[Task]:
+    """All (start, target) pairs of the line; every fourth target offset is held out for ``val``."""
+    size = int(section.get("size", 12))
+    pairs = [(a, b) for a in range(size + 1) for b in range(size + 1) if a != b]
+    chosen = [(a, b) for a, b in pairs if ((a + 2 * b) % 4 == 0) == (split == "val")]
+    limit = section.get(f"{split}_tasks")
+    return [
+        {"task_id": f"number_line/{a}-{b}", "data_source": "number_line", "start": a, "target": b}
+        for a, b in chosen[: int(limit) if limit else None]
+    ]
+
+
+def project(text: str) -> tuple[str, bool]:
+    """The last tagged action in ``text``; without one the stripped text, not well-formed."""
+    found = ACTION.findall(text)
+    return (found[-1].strip().lower(), True) if found else (text.strip().lower()[-40:], False)
+
+
+PACKAGE = EnvPackage("number_line", NumberLineEnv, tasks, NumberLinePrompts, project)

@@ -1,0 +1,258 @@
+"""The environment pool: every environment call has a deadline, and whatever breaks is replaced while others play.
+
+    trajectory coroutine ──session()──> a free slot ──reset/step──> worker process 0: environment 0, 1, 2 ...
+    trajectory coroutine ──session()──> (waits)                      worker process 1: environment 0, 1, 2 ...
+                                                                     spare process, if starting one is slow
+
+A slot is one environment; it is reused from session to session. When a worker dies, hangs or talks garbage, the calls
+waiting for it raise ``EnvFailure``, its other sessions fail at their next call, the spare takes its place at once and a
+new spare is started. One pool lives in one asyncio loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+from agent_system.environments.base import Observation, Task
+from agent_system.environments.failure import EnvFailure, WorkerStartError
+from agent_system.environments.pool_board import Slot, SlotBoard
+from agent_system.environments.pool_processes import ProcessSlot, WorkerProcess
+from agent_system.environments.pool_threads import LocalSlot
+from agent_system.environments.registry import get_package, missing_extra, resolve
+
+__all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
+
+logger = logging.getLogger(__name__)
+PLACEMENTS = ("inline", "thread", "locked", "process")
+SLOW_START_S = 1.0  # a worker that takes longer to start is worth a spare
+START_ATTEMPTS = 3
+FAILURES = ("dead", "timeout", "error", "garbage")
+
+
+class PoolSession:
+    """One environment, lent to one trajectory."""
+
+    def __init__(self, pool: "EnvironmentPool", slot: Slot) -> None:
+        self._pool = pool
+        self._slot = slot
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start the episode of ``task`` and ``seed``. Raises ``EnvFailure``."""
+        return await self._call("reset", {"task": task, "seed": int(seed)}, self._pool.reset_timeout_s)
+
+    async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Play ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
+        return await self._call("step", {"action": action}, self._pool.step_timeout_s)
+
+    async def _call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+        counts = self._pool.counts
+        counts["calls"] += 1
+        try:
+            result = await self._slot.call(op, args, timeout_s)
+        except EnvFailure as failure:
+            counts[f"failed_{failure.kind}"] += 1
+            raise
+        self._pool.busy_s += self._slot.seconds
+        return result
+
+
+class EnvironmentPool:
+    """``num_workers`` x ``envs_per_worker`` environments of ``env_name`` behind deadlines (seconds).
+
+    ``section`` is what the package's ``make`` receives. The placement is the argument, or ``section["placement"]``, or
+    the ``placement`` attribute of the package's ``make`` (a class usually), or ``process``::
+
+        pool = EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8)
+        await pool.start()
+        async with pool.session() as env:
+            observation = await env.reset(task, seed)
+            observation, reward, done, info = await env.step("look")
+        await pool.close()
+    """
+
+    def __init__(
+        self,
+        env_name: str,
+        section: dict[str, Any] | None = None,
+        num_workers: int = 1,
+        envs_per_worker: int = 1,
+        reset_timeout_s: float = 60.0,
+        step_timeout_s: float = 30.0,
+        *,
+        start_timeout_s: float = 180.0,
+        placement: str | None = None,
+    ) -> None:
+        if num_workers < 1 or envs_per_worker < 1:
+            raise ValueError(f"a pool needs workers and environments, got {num_workers} x {envs_per_worker}")
+        self.env_name = env_name
+        self.section = dict(section or {})
+        self.num_workers = num_workers
+        self.envs_per_worker = envs_per_worker
+        self.reset_timeout_s = reset_timeout_s
+        self.step_timeout_s = step_timeout_s
+        self.start_timeout_s = start_timeout_s
+        self.placement = self._placement(placement)
+        self.counts: Counter[str] = Counter()
+        self.wait_s = 0.0  # sessions waiting for a free slot, summed
+        self.busy_s = 0.0  # inside environments, summed
+        self.replace_s = 0.0  # slowest replacement so far
+        self._workers: list[WorkerProcess] = []
+        self._spare: WorkerProcess | None = None
+        self._keep_spare = False
+        self._local: list[LocalSlot] = []
+        self._board = SlotBoard()
+        self._tasks: set[asyncio.Task] = set()
+        self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        """How many sessions can be open at once."""
+        return self.num_workers * self.envs_per_worker
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that play (without the spare)."""
+        return [worker.pid for worker in self._workers if worker.alive]
+
+    async def start(self) -> "EnvironmentPool":
+        """Start the workers and wait for them. Raises ``WorkerStartError`` or ``MissingExtra``."""
+        if self.placement != "process":
+            package = get_package(self.env_name)
+            self._local = [LocalSlot(package, self.section, self.placement) for _ in range(self.capacity)]
+            for slot in self._local:
+                self._board.put(slot)
+            return self
+        started = await asyncio.gather(*(self._spawn() for _ in range(self.num_workers)), return_exceptions=True)
+        self._workers = [worker for worker in started if isinstance(worker, WorkerProcess)]
+        errors = [error for error in started if isinstance(error, BaseException)]
+        if errors:
+            await self.close()
+            raise errors[0]
+        for worker in self._workers:
+            self._enlist(worker)
+        self._keep_spare = max(worker.start_s for worker in self._workers) > SLOW_START_S
+        if self._keep_spare:
+            self._background(self._make_spare())
+        return self
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[PoolSession]:
+        """Lend a free environment; waits for one. Raises ``WorkerStartError`` when none can be had any more."""
+        if self._closed:
+            raise RuntimeError("the environment pool is closed")
+        began = time.perf_counter()
+        slot = await self._board.take()
+        self.wait_s += time.perf_counter() - began
+        slot.lend(1)
+        try:
+            yield PoolSession(self, slot)
+        finally:
+            slot.lend(-1)
+            if slot.alive and not self._closed:
+                self._board.put(slot)
+
+    def stats(self) -> dict[str, float]:
+        """Totals since the start: seconds waited and played, calls, failures by kind, restarts."""
+        return {
+            "wait_s": self.wait_s,
+            "env_s": self.busy_s,
+            "calls": float(self.counts["calls"]),
+            "restarts": float(self.counts["restarts"]),
+            "replace_s_max": self.replace_s,
+            **{f"failed_{kind}": float(self.counts[f"failed_{kind}"]) for kind in FAILURES},
+        }
+
+    async def close(self) -> None:
+        """End every worker with all it started; open sessions fail. May be called twice."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        spare, self._spare = self._spare, None
+        closing = [*self._workers, *([spare] if spare else []), *self._local]
+        await asyncio.gather(*(worker.close() for worker in closing))
+        self._workers, self._local = [], []
+        self._board.fail(RuntimeError("the environment pool is closed"))
+
+    # ---- workers ---------------------------------------------------------------------------------------------------
+
+    def _placement(self, placement: str | None) -> str:
+        placement = placement or self.section.get("placement")
+        if placement is None:
+            placement = getattr(get_package(self.env_name).make, "placement", "process")
+        if placement not in PLACEMENTS:
+            raise ValueError(f"placement {placement!r} of {self.env_name!r}; there are: {', '.join(PLACEMENTS)}")
+        return placement
+
+    async def _spawn(self) -> WorkerProcess:
+        worker = WorkerProcess(resolve(self.env_name).target, self.section, self._worker_died)
+        try:
+            return await worker.start(self.start_timeout_s)
+        except WorkerStartError as error:
+            await worker.reap()
+            if error.missing:
+                cause = ModuleNotFoundError(name=error.missing)
+                raise missing_extra(self.env_name, cause) from error
+            raise
+        except asyncio.CancelledError:
+            await worker.reap()
+            raise
+
+    def _enlist(self, worker: WorkerProcess) -> None:
+        for index in range(self.envs_per_worker):
+            self._board.put(ProcessSlot(worker, index))
+
+    def _worker_died(self, worker: WorkerProcess, detail: str) -> None:
+        self._board.drop_dead()
+        self._background(worker.reap())
+        if worker is self._spare:
+            self._spare = None
+            self._background(self._make_spare())
+            return
+        logger.warning("%s; replacing it", detail)
+        self.counts["restarts"] += 1
+        self._background(self._replace(worker))
+
+    async def _replace(self, dead: WorkerProcess) -> None:
+        began = time.perf_counter()
+        worker, self._spare = self._spare, None
+        if worker is None:
+            worker = await self._spawn_patiently()
+        self._workers = [w for w in self._workers if w is not dead] + ([worker] if worker else [])
+        if worker is None:
+            self._lost()
+            return
+        self._enlist(worker)
+        self.replace_s = max(self.replace_s, time.perf_counter() - began)
+        if self._keep_spare:
+            await self._make_spare()
+
+    async def _make_spare(self) -> None:
+        spare = await self._spawn_patiently()
+        if spare is not None and self._spare is None:
+            self._spare = spare
+        elif spare is not None:
+            await spare.close()
+
+    async def _spawn_patiently(self) -> WorkerProcess | None:
+        for attempt in range(START_ATTEMPTS):
+            try:
+                return await self._spawn()
+            except (WorkerStartError, ImportError, OSError) as error:
+                logger.warning("environment worker start %d of %d failed: %s", attempt + 1, START_ATTEMPTS, error)
+                await asyncio.sleep(0.2 * 2**attempt)
+        return None
+
+    def _lost(self) -> None:
+        logger.error("an environment worker could not be replaced; %d left", len(self._workers))
+        if not self._workers:
+            self._board.fail(WorkerStartError(f"no environment worker of {self.env_name!r} can be started any more"))
+
+    def _background(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

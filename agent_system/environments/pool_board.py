@@ -1,0 +1,57 @@
+"""Who gets the next free environment."""
+
+import asyncio
+from collections import deque
+
+from agent_system.environments.pool_processes import ProcessSlot
+from agent_system.environments.pool_threads import LocalSlot
+
+Slot = ProcessSlot | LocalSlot
+
+
+class SlotBoard:
+    """Free slots and those who wait for one, first come first served."""
+
+    def __init__(self) -> None:
+        self.free: list[Slot] = []
+        self._waiters: deque[asyncio.Future] = deque()
+        self._broken: Exception | None = None
+
+    async def take(self) -> Slot:
+        """A slot of the least busy worker, as soon as there is one. Raises what ``fail`` was given."""
+        if self._broken is not None:
+            raise self._broken
+        if self.free:
+            return self._pick()
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.put(waiter.result())
+            raise
+
+    def put(self, slot: Slot) -> None:
+        """Offer ``slot`` to the first who waits."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(slot)
+                return
+        self.free.append(slot)
+
+    def drop_dead(self) -> None:
+        """Forget the free slots that can no longer take calls."""
+        self.free = [slot for slot in self.free if slot.alive]
+
+    def fail(self, error: Exception) -> None:
+        """No slot will ever come: tell everybody."""
+        self._broken = error
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _pick(self) -> Slot:
+        loads = [slot.load for slot in self.free]
+        return self.free.pop(loads.index(min(loads)))

@@ -1,0 +1,250 @@
+"""Worker processes seen from the pool: start one, call it with a deadline, kill it with everything it started."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_system.environments import pool_wire as wire
+from agent_system.environments.failure import EnvFailure, WorkerStartError
+
+logger = logging.getLogger(__name__)
+ROOT = str(Path(__file__).resolve().parents[2])
+REAP_S = 5.0  # how long a killed process may take to be gone
+EXIT_S = 2.0  # how long a worker may take to close its environments when asked to exit
+
+
+@dataclass(slots=True)
+class _Call:
+    future: asyncio.Future
+    timeout_s: float
+    what: str
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class ProcessSlot:
+    """One environment of one worker process."""
+
+    worker: "WorkerProcess"
+    index: int
+    seconds: float = field(default=0.0)  # spent inside the environment, over all calls
+
+    @property
+    def alive(self) -> bool:
+        """Whether the slot can take calls."""
+        return self.worker.alive
+
+    @property
+    def load(self) -> int:
+        """Sessions on the slot's worker."""
+        return self.worker.busy
+
+    def lend(self, by: int) -> None:
+        """Count a session that begins (1) or ends (-1)."""
+        self.worker.busy += by
+
+    async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+        """Make one call; returns the unpacked result. Raises ``EnvFailure``."""
+        reply = await self.worker.call({"op": op, "slot": self.index, **args}, timeout_s)
+        if "error" in reply:
+            raise EnvFailure(reply["error"], reply["detail"])
+        self.seconds = reply["seconds"]
+        if op == "reset":
+            return wire.unpack_observation(reply["ok"])
+        observation, reward, done, info = reply["ok"]
+        return wire.unpack_observation(observation), reward, done, info
+
+
+class WorkerProcess(asyncio.Protocol):
+    """One worker process and its socket.
+
+    Calls to a worker whose environments block are answered in the order they were made, so the deadline of a call runs
+    from the moment it is the oldest one unanswered: nobody pays for the neighbour before him. ``on_death`` is called
+    once, when the process has died, hung or talked garbage; by then every waiting call has failed.
+    """
+
+    def __init__(self, target: str, section: dict[str, Any], on_death: Callable[["WorkerProcess", str], None]) -> None:
+        self.target = target
+        self.section = section
+        self.on_death = on_death
+        self.alive = False
+        self.closing = False
+        self.asynchronous = False
+        self.busy = 0  # sessions that hold a slot
+        self.start_s = 0.0
+        self._calls: dict[int, _Call] = {}
+        self._next_id = 0
+        self._buffer = bytearray()
+        self._hello: asyncio.Future | None = None
+        self._gone = asyncio.Event()
+        self._process: subprocess.Popen | None = None
+        self._transport: asyncio.Transport | None = None
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, once started."""
+        return self._process.pid if self._process else None
+
+    async def start(self, timeout_s: float) -> "WorkerProcess":
+        """Spawn the process and wait until its first environment is made. Raises ``WorkerStartError``."""
+        loop, began = asyncio.get_running_loop(), time.perf_counter()
+        self._hello = loop.create_future()
+        channel = self._popen()
+        try:
+            self._transport, _ = await loop.create_connection(lambda: self, sock=channel)
+            self._transport.write(wire.encode({"target": self.target, "section": self.section, "sys_path": sys.path}))
+            hello = await asyncio.wait_for(self._hello, timeout_s)
+            if "hello" not in hello:
+                raise WorkerStartError(f"{hello['failed']}{self._said()}", hello.get("missing"))
+        except TimeoutError:
+            raise WorkerStartError(f"environment worker not ready after {timeout_s:g} s{self._said()}") from None
+        finally:
+            if self._hello.cancelled() or not self._hello.done() or "hello" not in self._hello.result():
+                self._die("dead", "it did not start")
+        self.alive, self.asynchronous = True, bool(hello["asynchronous"])
+        self.start_s = time.perf_counter() - began
+        return self
+
+    def _popen(self) -> socket.socket:
+        """Start the process; returns our end of its socket."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))}
+        environ.setdefault("OMP_NUM_THREADS", "1")
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.pool_worker", str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                env=environ,
+                start_new_session=True,  # its own group: what it starts is killed with it
+            )
+        return ours
+
+    async def call(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send ``message`` and await its reply. Raises ``EnvFailure`` when the worker is or becomes unusable."""
+        if not self.alive:
+            raise EnvFailure("dead", "the environment worker of this session is gone")
+        self._next_id += 1
+        line = wire.encode({**message, "id": self._next_id})
+        call = _Call(asyncio.get_running_loop().create_future(), timeout_s, message["op"])
+        self._calls[self._next_id] = call
+        self._transport.write(line)
+        self._arm()
+        return await call.future
+
+    async def close(self) -> None:
+        """Ask the process to exit, then make sure that it and its children are gone."""
+        self.closing, self.alive = True, False
+        if self._transport is not None and not self._gone.is_set():
+            self._transport.write(wire.encode({"op": "exit"}))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), EXIT_S)
+        self._die("dead", "the pool is closed")
+        await self.reap()
+
+    async def reap(self) -> None:
+        """Wait until the killed process has left the process table."""
+        deadline = time.monotonic() + REAP_S
+        while self._process is not None and self._process.poll() is None:
+            if time.monotonic() > deadline:
+                logger.error("environment worker %s does not go away", self.pid)
+                return
+            await asyncio.sleep(0.005)
+        self._stderr.close()
+
+    # ---- asyncio.Protocol ------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Split what arrived into lines and hand each to whoever waits for it."""
+        self._buffer += data
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        try:
+            if len(rest) > wire.MAX_LINE:
+                raise wire.GarbageReturn(f"a line longer than {wire.MAX_LINE} bytes")
+            for line in lines:
+                self._received(wire.decode(line))
+        except (wire.GarbageReturn, KeyError, TypeError, ValueError) as error:
+            self._die("garbage", f"the environment worker sent {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other end is closed: the process exited, was killed, or closed its socket."""
+        self._gone.set()
+        self._die("dead", f"the environment worker {self.pid} died")
+
+    def _received(self, message: dict[str, Any]) -> None:
+        if not self._hello.done():
+            self._hello.set_result(message)
+            return
+        call = self._calls.pop(message["id"])
+        if "error" not in message:
+            float(message["seconds"])
+        elif not isinstance(message["detail"], str) or message["error"] not in ("error", "garbage"):
+            raise wire.GarbageReturn(f"an error reply {message!r}")
+        if call.timer is not None:
+            call.timer.cancel()
+        if not call.future.done():
+            call.future.set_result(message)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Start the clock of every call the worker can be working on: all of them, or the oldest."""
+        for number, call in self._calls.items():
+            if call.timer is None:
+                loop = asyncio.get_running_loop()
+                call.timer = loop.call_later(call.timeout_s, self._expired, number, call)
+            if not self.asynchronous:
+                return
+
+    def _expired(self, number: int, call: _Call) -> None:
+        if number in self._calls:
+            self._fail(self._calls.pop(number), EnvFailure("timeout", f"{call.what} took over {call.timeout_s:g} s"))
+            self._die("timeout", f"the environment worker was killed: {call.what} of a neighbour hung")
+
+    def _die(self, kind: str, detail: str) -> None:
+        """Kill the process group, fail what waits, tell the pool; only the first call has an effect on each."""
+        was_alive, self.alive = self.alive, False
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # not reaped yet, so the group's id cannot be another's
+                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._transport is not None:
+            self._transport.abort()
+        if self._hello is not None and not self._hello.done():
+            self._hello.set_result({"failed": detail})
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            # Whoever waited beside the call that hung is not late himself; garbage cannot be told apart.
+            self._fail(call, EnvFailure("garbage" if kind == "garbage" else "dead", detail + self._said()))
+        if was_alive and not self.closing:
+            self.on_death(self, detail)
+
+    @staticmethod
+    def _fail(call: _Call, error: EnvFailure) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        if not call.future.done():
+            call.future.set_exception(error)
+
+    def _said(self) -> str:
+        """The last words of the process, for error messages."""
+        if self._stderr.closed:
+            return ""
+        size = os.fstat(self._stderr.fileno()).st_size
+        tail = os.pread(self._stderr.fileno(), 2000, max(0, size - 2000))  # the child shares the offset: do not seek
+        text = tail.decode(errors="replace").strip()
+        return f"\nlast output of the worker:\n{text}" if text else ""

@@ -1,0 +1,100 @@
+"""What crosses the socket between the pool and a worker: one JSON object a line.
+
+Numpy scalars become numbers; numpy arrays and images travel as dtype, shape and base64 text and arrive as arrays.
+"""
+
+import base64
+import json
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from agent_system.environments.base import Observation
+
+MAX_LINE = 64 * 1024 * 1024  # bytes; a longer line is garbage
+_ARRAY = "__array__"
+
+
+class GarbageReturn(ValueError):
+    """An environment returned something that is not what the protocol asks for."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One line. Raises ``TypeError`` for a value that JSON cannot carry."""
+    return json.dumps(message, default=_plain, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """The message in ``line``. Raises ``GarbageReturn`` when it is not one."""
+    try:
+        message = json.loads(line, object_hook=_revive)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise GarbageReturn(f"not a JSON line: {line[:120]!r}") from error
+    if not isinstance(message, dict):
+        raise GarbageReturn(f"not a JSON object: {line[:120]!r}")
+    return message
+
+
+def pack_observation(observation: Observation) -> list[Any]:
+    """The observation as a JSON-able list."""
+    return [observation.text, observation.image, observation.anchor, observation.info]
+
+
+def unpack_observation(fields: list[Any]) -> Observation:
+    """Inverse of ``pack_observation``."""
+    text, image, anchor, info = fields
+    return Observation(text=text, image=image, anchor=anchor, info=info)
+
+
+def check_reset(result: Any) -> Observation:
+    """``result`` if it is what ``Env.reset`` must return; raises ``GarbageReturn`` otherwise."""
+    return _check_observation(result, "reset")
+
+
+def check_step(result: Any) -> tuple[Observation, float, bool, dict[str, Any]]:
+    """``result`` with plain types if it is what ``Env.step`` must return; raises ``GarbageReturn`` otherwise."""
+    if not isinstance(result, (tuple, list)) or len(result) != 4:
+        raise GarbageReturn(f"step returned {_short(result)}, not (observation, reward, done, info)")
+    observation, reward, done, info = result
+    _check_observation(observation, "step")
+    if not isinstance(reward, (numbers.Real, np.number, np.bool_)) or not math.isfinite(reward):
+        raise GarbageReturn(f"step returned the reward {_short(reward)}, not a finite number")
+    if not isinstance(done, (bool, np.bool_)):
+        raise GarbageReturn(f"step returned done = {_short(done)}, not a bool")
+    if not isinstance(info, dict):
+        raise GarbageReturn(f"step returned info = {_short(info)}, not a dict")
+    return observation, float(reward), bool(done), info
+
+
+def _check_observation(value: Any, where: str) -> Observation:
+    if not isinstance(value, Observation):
+        raise GarbageReturn(f"{where} returned {_short(value)}, not an Observation")
+    if not isinstance(value.text, str) or not isinstance(value.info, dict):
+        raise GarbageReturn(f"{where} returned an Observation whose text is {_short(value.text)}")
+    return value
+
+
+def _short(value: Any) -> str:
+    return f"{type(value).__name__} {str(value)[:80]!r}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) or hasattr(value, "__array_interface__"):
+        array = np.ascontiguousarray(value)
+        if array.dtype.hasobject:
+            raise TypeError("an array of objects cannot be sent")
+        return {_ARRAY: base64.b64encode(array.tobytes()).decode(), "dtype": array.dtype.str, "shape": array.shape}
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent as JSON")
+
+
+def _revive(value: dict[str, Any]) -> Any:
+    if _ARRAY not in value:
+        return value
+    array = np.frombuffer(base64.b64decode(value[_ARRAY]), dtype=np.dtype(value["dtype"]))
+    return array.reshape(value["shape"])

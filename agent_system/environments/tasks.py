@@ -1,0 +1,67 @@
+"""Which tasks are played when: chosen by counters and hashes, never by what was drawn before."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from agent_system.environments.base import Task
+from verl.utils.seeds import derive_seed
+
+SEED_BITS = 0x7FFFFFFF
+
+
+def env_section(env_config: Any) -> dict[str, Any]:
+    """The section that the package of ``env_config.env_name`` receives.
+
+    ``env.<name>`` where the configuration has such a section, updated with ``env.kwargs``; ``max_steps`` and ``seed``
+    are taken from ``env`` where the section leaves them open.
+    """
+    name = env_config.env_name.split("/", 1)[0]
+    own = getattr(env_config, name, None) if name.isidentifier() else None
+    section = _plain_dict(own) | _plain_dict(getattr(env_config, "kwargs", None))
+    for key in ("max_steps", "seed"):
+        if section.get(key) is None:
+            section[key] = getattr(env_config, key, None)
+    return section
+
+
+def _plain_dict(value: Any) -> dict[str, Any]:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def epoch_order(count: int, *parts: int | str) -> list[int]:
+    """A permutation of ``range(count)`` that depends on ``parts`` alone."""
+    return sorted(range(count), key=lambda index: derive_seed(*parts, index))
+
+
+def panel_of(tasks: Sequence[Task], size: int) -> list[tuple[Task, int]]:
+    """The validation panel: ``size`` tasks (all if fewer) with their environment seeds.
+
+    It depends on the tasks alone, not on the run's seed, so runs with different seeds are measured on the same panel.
+    """
+    ordered = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
+    return [(task, derive_seed("panel", task["task_id"], "env") & SEED_BITS) for task in ordered[:size]]
+
+
+def panel_digest(panel: Sequence[tuple[Task, int]]) -> str:
+    """Hash (16 hexadecimal digits) of the panel's tasks and seeds, in order."""
+    text = json.dumps([[task, seed] for task, seed in panel], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def check_disjoint(train: Sequence[Task], val: Sequence[Task]) -> None:
+    """Raise ``ValueError`` when a task id occurs twice or in both splits, or when a task lacks a required key."""
+    for task in [*train, *val]:
+        if not isinstance(task.get("task_id"), str) or not isinstance(task.get("data_source"), str):
+            raise ValueError(f"a task needs the strings task_id and data_source, got {str(task)[:200]}")
+    ids = {"train": [task["task_id"] for task in train], "val": [task["task_id"] for task in val]}
+    for split, names in ids.items():
+        if len(set(names)) != len(names):
+            raise ValueError(f"{len(names) - len(set(names))} task ids occur more than once in split {split!r}")
+    common = sorted(set(ids["train"]) & set(ids["val"]))
+    if common:
+        raise ValueError(f"{len(common)} tasks are in both train and val, the first: {common[0]!r}")

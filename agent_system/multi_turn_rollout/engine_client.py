@@ -1,0 +1,169 @@
+"""The engine client: many coroutines ask for tokens, few messages cross to the rollout workers.
+
+    trajectories ──sample()──▶ basket of worker 0 ──one submit per few milliseconds──▶ rollout worker 0
+                 ◀──future──── poller of worker 0 ◀──one poll at a time────────────── rollout worker 0
+
+Requests that arrive within ``GATHER_S`` share one ``submit``. There is at most one ``poll`` under way per worker, and only
+while something is awaited. A trajectory keeps its worker (``route``), so that its prefix stays in that worker's cache.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
+
+GATHER_S = 0.002
+REQUEST_TIMEOUT_S = 600.0
+
+
+class EngineError(RuntimeError):
+    """A rollout worker failed as a whole: the run cannot go on."""
+
+
+class EngineAborted(Exception):
+    """One request came to nothing (given up by the engine, or past its deadline); its trajectory is aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; see ``SamplingRequest``."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+def call(worker: Any, method: str, *args: Any) -> Awaitable[Any]:
+    """Call an asynchronous method of a Ray actor handle, or of a plain object in this process."""
+    bound = getattr(worker, method)
+    remote = getattr(bound, "remote", None)
+    return bound(*args) if remote is None else remote(*args)
+
+
+class _Line:
+    """Everything between this client and one worker."""
+
+    def __init__(self, worker: Any, client: str, timeout_s: float) -> None:
+        self._worker, self._client, self._timeout_s = worker, client, timeout_s
+        self._basket: list[SamplingRequest] = []
+        self._awaited: dict[str, tuple[asyncio.Future, float]] = {}
+        self._tasks: set[asyncio.Task] = set()
+        self._polling = False
+
+    def ask(self, request: SamplingRequest) -> asyncio.Future:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._awaited[request.request_id] = (future, time.monotonic() + self._timeout_s)
+        if not self._basket:
+            loop.call_later(GATHER_S, self._flush)
+        self._basket.append(request)
+        return future
+
+    def _flush(self) -> None:
+        basket, self._basket = self._basket, []
+        self._start(self._submit(basket))
+        if not self._polling:
+            self._polling = True
+            self._start(self._poll())
+
+    def _start(self, coroutine) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _submit(self, basket: list[SamplingRequest]) -> None:
+        try:
+            await asyncio.wait_for(call(self._worker, "submit", basket), self._timeout_s)
+        except Exception as error:  # the engine boundary: whatever it raises ends what waits for it
+            self._fail(error)
+
+    async def _poll(self) -> None:
+        try:
+            while self._awaited:
+                for result in await asyncio.wait_for(call(self._worker, "poll", self._client), self._timeout_s):
+                    self._deliver(result)
+                self._expire()
+        except Exception as error:  # the engine boundary
+            self._fail(error)
+        finally:
+            self._polling = False
+
+    def _deliver(self, result: SamplingResult) -> None:
+        future, _ = self._awaited.pop(result.request_id, (None, 0.0))
+        if future is None or future.done():
+            return
+        if result.stop_reason is StopReason.ABORT:
+            future.set_exception(EngineAborted(f"the engine gave request {result.request_id} up"))
+        else:
+            future.set_result(result)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        late = [request_id for request_id, (_, deadline) in self._awaited.items() if deadline < now]
+        for request_id in late:
+            future, _ = self._awaited.pop(request_id)
+            if not future.done():
+                future.set_exception(EngineAborted(f"request {request_id} took more than {self._timeout_s:.0f} s"))
+
+    def _fail(self, error: Exception) -> None:
+        awaited, self._awaited = self._awaited, {}
+        for future, _ in awaited.values():
+            if not future.done():
+                future.set_exception(EngineError(f"a rollout worker failed: {type(error).__name__}: {error}"))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._awaited:
+            self._awaited.clear()
+            await asyncio.wait_for(call(self._worker, "abort", self._client), self._timeout_s)
+
+
+class EngineClient:
+    """Samples from ``workers`` (Ray handles of rollout workers, or objects with the same asynchronous methods).
+
+    ``client`` names this caller at the workers. Use within one asyncio loop.
+    """
+
+    def __init__(self, workers: Sequence[Any], client: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        if not workers:
+            raise ValueError("there is no rollout worker to sample from")
+        self._lines = [_Line(worker, client, timeout_s) for worker in workers]
+        self._client = client
+        self._numbers = itertools.count()
+
+    async def sample(
+        self,
+        prompt_ids: list[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop: tuple[str, ...] = (),
+        route: int = 0,
+        seed: int | None = None,
+    ) -> SamplingResult:
+        """One continuation of ``prompt_ids``; requests of the same ``route`` go to the same worker.
+
+        Raises ``EngineAborted`` when this request came to nothing, ``EngineError`` when the worker failed.
+        """
+        request = SamplingRequest(
+            request_id=f"{self._client}-{next(self._numbers)}",
+            prompt_ids=list(prompt_ids),
+            max_tokens=max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop=stop,
+            seed=seed,
+            client=self._client,
+        )
+        return await self._lines[route % len(self._lines)].ask(request)
+
+    async def close(self) -> None:
+        """Stop polling; give up what is still awaited."""
+        await asyncio.gather(*(line.close() for line in self._lines))

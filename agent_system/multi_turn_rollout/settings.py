@@ -1,0 +1,67 @@
+"""How trajectories are played: everything a collector worker needs to know, read from the configuration once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.environments.base import EnvPackage
+from rlvcr.alternatives import AlternativeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class PlaySettings:
+    """Limits in steps and tokens, sampling, and what is asked of the policy.
+
+    ``max_response_length`` bounds a row's response: the whole play after the first prompt (``append``) or one turn
+    (``window``). ``levels`` asks for thinking levels; ``alternatives`` is None where no other thoughts are sampled.
+    """
+
+    history: str
+    history_length: int
+    max_steps: int
+    max_turn_tokens: int
+    max_prompt_length: int
+    max_response_length: int
+    levels: bool
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: tuple[str, ...]
+    alternatives: AlternativeSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.history == "append" and self.max_steps > 1 and self.max_turn_tokens >= self.max_response_length:
+            raise ValueError(
+                f"env.history=append with env.max_turn_tokens={self.max_turn_tokens} and data.max_response_length="
+                f"{self.max_response_length} leaves room for one turn only; set env.max_turn_tokens to the longest turn"
+            )
+        if self.max_turn_tokens > self.max_response_length:
+            raise ValueError(
+                f"env.max_turn_tokens={self.max_turn_tokens} is more than data.max_response_length="
+                f"{self.max_response_length}: no turn would fit a row"
+            )
+
+    @classmethod
+    def from_config(cls, config: Any, package: EnvPackage, is_train: bool) -> "PlaySettings":
+        """Read ``config`` (the whole typed configuration) for training or validation."""
+        rollout, rlvcr = config.actor_rollout_ref.rollout, config.algorithm.rlvcr
+        sampling = rollout if is_train else rollout.val_kwargs
+        return cls(
+            history=config.env.history,
+            history_length=config.env.history_length,
+            max_steps=config.env.max_steps,
+            max_turn_tokens=config.env.max_turn_tokens,
+            max_prompt_length=config.data.max_prompt_length,
+            max_response_length=config.data.max_response_length,
+            levels=asks_for_levels(config),
+            temperature=sampling.temperature if sampling.do_sample else 0.0,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop=package.stop,
+            alternatives=AlternativeSettings.from_config(rlvcr, config.env.seed) if is_train and rlvcr.enable else None,
+        )
+
+
+def asks_for_levels(config: Any) -> bool:
+    """Whether the policy is asked for thinking levels: ``env.levels``, and where that is null, when RLVCR is on."""
+    levels = config.env.levels
+    return bool(config.algorithm.rlvcr.enable) if levels is None else levels

@@ -1,0 +1,83 @@
+"""A played trajectory as data: what the collector workers hand back and what is packed into rows.
+
+A trajectory holds one ledger for each of its rows: a single one with ``append`` history, one per step with ``window``
+history. Every turn says which ledger holds its tokens and where.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_system.tokens.ledger import TokenLedger
+from verl.utils.sampling import StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be played: row ``index`` of the batch, ``member`` of group ``uid``."""
+
+    index: int
+    task: dict[str, Any]
+    uid: str
+    traj_uid: str
+    member: int
+    env_seed: int
+
+    @property
+    def data_source(self) -> str:
+        """Where the task comes from."""
+        return self.task["data_source"]
+
+
+@dataclass(slots=True)
+class Turn:
+    """One environment step: the observation, the turn that answered it, and what came of it.
+
+    Its sampled tokens are ``ids[start:end]`` of ledger ``ledger``. ``parsed`` is the step read as thinking level, thought
+    and action (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not asked for.
+    """
+
+    step: int
+    observation: str
+    anchor: str
+    ledger: int
+    start: int
+    end: int
+    response: str
+    stop_reason: StopReason
+    action: str = ""
+    is_action_valid: bool = False
+    reward: float = 0.0
+    done: bool = False
+    parsed: Any = None
+    alternatives: Any = None
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One play of ``job``. ``reward`` is the return; times are seconds.
+
+    ``truncated`` says why the episode was ended before the environment was done: ``steps``, ``length`` (a turn was cut) or
+    ``budget`` (no room for another turn). ``aborted`` says what broke.
+    """
+
+    job: Job
+    ledgers: list[TokenLedger] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    reward: float = 0.0
+    won: bool = False
+    truncated: str | None = None
+    aborted: str | None = None
+    abort_detail: str = ""
+    start_state: tuple[str, str] | None = None
+    active_s: float = 0.0
+    env_wait_s: float = 0.0
+    engine_wait_s: float = 0.0
+
+    def abort(self, reason: str, detail: str) -> None:
+        """Mark the trajectory as broken; what was played until then stays."""
+        self.aborted, self.abort_detail = reason, detail
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens the policy sampled for its turns."""
+        return sum(turn.end - turn.start for turn in self.turns)

@@ -1,0 +1,109 @@
+"""Does a chat template keep a conversation's earlier text when the conversation goes on?
+
+``append`` history sends the policy its own earlier tokens followed by the bridge. That is what the template would have
+written only if every prompt is a prefix of the next one. A template that rewrites history needs ``window`` history,
+where each step renders a new prompt.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent_system.tokens.template import RENDER_ERRORS, ChatTemplate, TemplateUnsupported, anchor
+
+TURNS = 3
+THINK = "<think>"
+
+
+class Verdict(StrEnum):
+    """What a template can be used for."""
+
+    APPEND = "append works"
+    WINDOW = "window needed"
+    UNSUPPORTED = "unsupported"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateProbe:
+    """``reason`` says why not ``append``. ``opens_thought``: the generation prompt opens ``<think>``.
+
+    ``keeps_thoughts``: thoughts in ``<think>`` of earlier turns stay when the template renders them. Where they do not,
+    ``append`` still works (the policy sees its own tokens), but a model trained on that template has seen earlier
+    turns without their thoughts.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    opens_thought: bool = False
+    keeps_thoughts: bool = True
+
+    def require(self, history: str) -> None:
+        """Refuse ``history`` ("append" | "window") where the template cannot do it.
+
+        Raises:
+            TemplateUnsupported: With the reason, and the setting that works where there is one.
+        """
+        if self.verdict is Verdict.UNSUPPORTED:
+            raise TemplateUnsupported(f"the chat template cannot be used: {self.reason}")
+        if history == "append" and self.verdict is Verdict.WINDOW:
+            raise TemplateUnsupported(
+                f"env.history=append does not work with this chat template: {self.reason}. Set env.history=window, or "
+                "use a template that keeps earlier turns as they were"
+            )
+
+
+def probe_template(tokenizer, template_kwargs: dict | None = None) -> TemplateProbe:
+    """Render conversations of one to three turns and say what the tokenizer's template can be used for."""
+    try:
+        template = ChatTemplate(tokenizer, template_kwargs)
+        opened = template.generation_prompt()
+    except TemplateUnsupported as error:
+        return TemplateProbe(Verdict.UNSUPPORTED, str(error))
+    opens_thought = opened.rstrip().endswith(THINK)
+    try:
+        template.between()
+        plain = _why_not_prefix(template, lambda i: {"content": anchor(i)})
+        thoughts = [_why_not_prefix(template, words) for words in _thinking_turns(opened)]
+    except TemplateUnsupported as error:
+        return TemplateProbe(Verdict.WINDOW, str(error), opens_thought, False)
+    keeps_thoughts = "" in thoughts
+    # Where the template opens the thought, a turn without one is not what the policy writes.
+    reason = plain if not opens_thought else ("" if keeps_thoughts else thoughts[0])
+    return TemplateProbe(Verdict.WINDOW if reason else Verdict.APPEND, reason, opens_thought, keeps_thoughts)
+
+
+def _thinking_turns(opened: str):
+    """The ways in which a thinking turn can be handed to a template: inside the content, or as a field of its own."""
+    start = opened[opened.rindex(THINK) :] if opened.rstrip().endswith(THINK) else f"{THINK}\n"
+    yield lambda i: {"content": f"{start}thought{i}\n</think>\n\n{anchor(i)}"}
+    yield lambda i: {"content": f"{THINK}thought{i}</think>{anchor(i)}"}
+    yield lambda i: {"content": anchor(i), "reasoning_content": f"thought{i}"}
+
+
+def _why_not_prefix(template: ChatTemplate, words) -> str:
+    """Empty where each prompt, with the words that answer it, is a prefix of the next one; else the reason."""
+    messages: list[dict] = []
+    prompt, tails = "", set()
+    for turn in range(TURNS):
+        messages.append({"role": "user", "content": anchor(100 + turn)})
+        try:
+            text = template.render(messages)
+        except RENDER_ERRORS as error:
+            return f"it refuses a conversation of {turn + 1} turns ({error})"
+        if turn:
+            answer = words(turn - 1)
+            if not text.startswith(prompt):
+                return "the prompt of a turn is not a prefix of the next turn's prompt: it rewrites earlier turns"
+            shown = text[len(prompt) :]
+            if not _shows(shown, answer):
+                return "it drops or changes part of an earlier assistant turn"
+            tails.add(shown.rpartition(anchor(turn - 1))[2].replace(anchor(100 + turn), ""))
+        prompt = text
+        messages.append({"role": "assistant", **words(turn)})
+    return "" if len(tails) == 1 else "the text it puts between two turns depends on how many came before"
+
+
+def _shows(shown: str, answer: dict) -> bool:
+    content = answer["content"]
+    thought = answer.get("reasoning_content", "")
+    visible = content.partition(THINK)[2].lstrip("\n") if content.startswith(THINK) else content
+    return visible in shown and thought in shown

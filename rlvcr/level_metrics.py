@@ -1,0 +1,66 @@
+"""What the levels did in an update: shares, success per level, parse failures, and a watch for collapse."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+LEVELS = (1, 2, 3, 4)
+
+
+def level_metrics(
+    levels: Sequence[int | None], success: Sequence[bool], failures: Sequence[str | None] = ()
+) -> dict[str, float]:
+    """Metrics over the S steps of an update.
+
+    ``levels``: 1..4, or None for a step whose level could not be read; ``success``: whether the step's trajectory was
+    won; ``failures``: parse failure reasons, None for none. ``rlvcr/level_share_k`` is a share of the steps with a
+    level, ``rlvcr/level_success_k`` is absent for an unseen level, ``rlvcr/parse_fail_<reason>`` is a share of all.
+    """
+    counts = Counter(level for level in levels if level is not None)
+    wins = Counter(level for level, won in zip(levels, success, strict=True) if level is not None and won)
+    total = sum(counts.values())
+    metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
+    metrics |= {f"rlvcr/level_success_{k}": wins[k] / counts[k] for k in LEVELS if counts[k]}
+    reasons = Counter(reason for reason in failures if reason is not None)
+    metrics |= {f"rlvcr/parse_fail_{reason}": n / len(failures) for reason, n in sorted(reasons.items())}
+    return metrics
+
+
+class CollapseWatch:
+    """Warns when a level was not seen for ``patience`` updates in a row: collapse is the method's known failure.
+
+    ``unseen`` counts updates since each level was last seen; it is the whole state.
+    """
+
+    def __init__(self, patience: int):
+        if patience < 1:
+            raise ValueError(f"collapse_patience must be at least 1, got {patience}")
+        self.patience = patience
+        self.unseen = dict.fromkeys(LEVELS, 0)
+
+    def update(self, levels: Sequence[int | None]) -> list[int]:
+        """Record the levels of one update; return those unseen for ``patience`` updates or more.
+
+        Each is logged as a warning when it reaches ``patience`` and again every ``patience`` updates.
+        """
+        seen = set(levels)
+        for level in LEVELS:
+            self.unseen[level] = 0 if level in seen else self.unseen[level] + 1
+            if self.unseen[level] and self.unseen[level] % self.patience == 0:
+                logger.warning(
+                    "thinking level %d was not sampled for %d updates; raise algorithm.rlvcr.thinking_diversity_w, "
+                    "set algorithm.rlvcr.epsilon_levels or use combine=gated",
+                    level,
+                    self.unseen[level],
+                )
+        return [level for level in LEVELS if self.unseen[level] >= self.patience]
+
+    def state_dict(self) -> dict[str, int]:
+        """JSON-able state."""
+        return {str(level): n for level, n in self.unseen.items()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore ``state_dict()``."""
+        self.unseen = {level: int(state[str(level)]) for level in LEVELS}

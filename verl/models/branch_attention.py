@@ -1,0 +1,132 @@
+"""Branches: continuations of a row's prefix, computed in the same forward as the row itself.
+
+A branch of row ``b`` attends to the row's unpadded tokens ``[0, start)`` and causally to itself; its position ids continue
+from ``start``. One pass over ``trunk + branches`` replaces one forward of ``start + branch`` tokens for each branch.
+
+Example: a row of 6 tokens with two branches at 4 and one at 2 is packed as ::
+
+    tokens     t0 t1 t2 t3 t4 t5 | a0 a1 a2 | b0 b1 | c0
+    positions   0  1  2  3  4  5 |  2  3  4 |  4  5 |  4
+    sees        causal           | t0..t1+a | t0..t3+b | t0..t3+c
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
+
+# Branches of a row share one attention call until it has this many queries: fewer calls against a longer mask.
+BLOCK_QUERIES = 96
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A continuation of a row: it sees the row's unpadded tokens ``[0, start)``; ``token_ids`` are its own."""
+
+    start: int
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class PackedBranches:
+    """Rows and branches as one sequence.
+
+    input_ids, position_ids [T]; ``offsets[b]`` packed index of row b's first token; ``branch_offsets[b][i]`` packed index
+    of the first token of the i-th branch of row b (in the order given).
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    layout: PackedLayout
+    offsets: list[int]
+    branch_offsets: list[list[int]]
+
+
+def pack(
+    rows: Sequence[torch.Tensor], branches: Sequence[Sequence[Branch]] | None = None, device: torch.device | str = "cpu"
+) -> PackedBranches:
+    """Pack unpadded rows (each [length] int64) and the branches of each row.
+
+    Raises ``ValueError`` for an empty row or branch and for a start outside ``0 < start <= length``.
+    """
+    lengths = [len(row) for row in rows]
+    if min(lengths, default=1) < 1:
+        raise ValueError("a packed row needs at least one token")
+    layout = layout_of_rows(lengths, device)
+    ids, positions = list(rows), [torch.arange(length) for length in lengths]
+    offsets, cursor = [], 0
+    for length in lengths:
+        offsets.append(cursor)
+        cursor += length
+    branch_offsets: list[list[int]] = []
+    blocks: list[BranchBlock] = []
+    for row, offset, length in zip(branches or [], offsets, lengths, strict=bool(branches)):
+        _check(row, length)
+        where = [0] * len(row)
+        for block in _blocks(row):
+            first = cursor
+            for index in block:
+                branch = row[index]
+                where[index] = cursor
+                ids.append(torch.as_tensor(branch.token_ids, dtype=torch.long))
+                positions.append(torch.arange(branch.start, branch.start + len(branch.token_ids)))
+                cursor += len(branch.token_ids)
+            blocks.append(_branch_block([row[index] for index in block], first, offset, device))
+        branch_offsets.append(where)
+    return PackedBranches(
+        torch.cat(ids).to(device),
+        torch.cat(positions).to(device),
+        replace(layout, blocks=tuple(blocks)),
+        offsets,
+        branch_offsets or [[] for _ in rows],
+    )
+
+
+def _check(row: Sequence[Branch], length: int) -> None:
+    for branch in row:
+        if not 0 < branch.start <= length:
+            raise ValueError(f"branch start {branch.start} is outside 1..{length}, the tokens of its row")
+        if not len(branch.token_ids):
+            raise ValueError("a branch needs at least one token")
+
+
+def _blocks(row: Sequence[Branch]) -> list[list[int]]:
+    """Indices of the branches, by start, cut into blocks of about ``BLOCK_QUERIES`` tokens."""
+    blocks: list[list[int]] = []
+    queries = BLOCK_QUERIES
+    for index in sorted(range(len(row)), key=lambda i: row[i].start):
+        # branches with one start are kept together: they share all of their prefix
+        same = bool(blocks) and row[blocks[-1][-1]].start == row[index].start
+        if queries >= BLOCK_QUERIES and not same:
+            blocks.append([])
+            queries = 0
+        blocks[-1].append(index)
+        queries += len(row[index].token_ids)
+    return blocks
+
+
+def _branch_block(block: list[Branch], first: int, trunk: int, device: torch.device | str) -> BranchBlock:
+    sizes = torch.tensor([len(branch.token_ids) for branch in block])
+    starts = torch.tensor([branch.start for branch in block])
+    queries, prefix = int(sizes.sum()), int(starts.max())
+    owner = torch.repeat_interleave(torch.arange(len(block)), sizes)  # [Q]
+    order = torch.arange(queries)
+    visible = torch.cat(
+        [
+            torch.arange(prefix)[None, :] < starts[owner][:, None],
+            (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :]),
+        ],
+        dim=1,
+    )
+    mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
+    return BranchBlock(first, first + queries, trunk, prefix, mask.to(device))
+
+
+def naive_sequences(rows: Sequence[torch.Tensor], branches: Sequence[Sequence[Branch]]) -> list[list[torch.Tensor]]:
+    """Reference: each branch as the plain sequence ``row[:start] + token_ids``, to be forwarded on its own."""
+    return [
+        [torch.cat([tokens[: b.start], torch.as_tensor(b.token_ids, dtype=torch.long)]) for b in row]
+        for tokens, row in zip(rows, branches, strict=True)
+    ]

@@ -1,0 +1,140 @@
+"""Starting Ray: on this machine alone, reachable through the loopback interface only, or joining a given cluster.
+
+What Ray 2.60 offers and what is done with it here:
+
+* It turns ``_node_ip_address="127.0.0.1"`` into the machine's outward address on Linux, and its servers then listen on
+  every interface. ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`` switches to its desktop behaviour, in which the node's
+  address is 127.0.0.1 and all its servers bind to that.
+* Token authentication is on unless ``RAY_AUTH_MODE`` says otherwise, but Ray writes the token readable for everybody.
+  The token is made here first, readable for its owner alone.
+"""
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+OBJECT_STORE_GB = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+def init_ray(ray_init_cfg: Any = None, **overrides: Any) -> dict[str, Any]:
+    """Start Ray, or join the cluster at ``address`` (default: the environment's ``RAY_ADDRESS``); returns facts.
+
+    ``ray_init_cfg`` is the ``ray_init`` section (an object or a mapping) of which ``address``, ``num_cpus``,
+    ``num_gpus``, ``object_store_gb`` and ``log_to_driver`` are read where present; ``overrides`` take precedence.
+    A Ray that runs in this process already is left as it is. The facts: ``address``, ``started`` (a new local Ray),
+    ``node_ip``, ``loopback_only``, ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
+    """
+    options = _options(ray_init_cfg, overrides)
+    address = options["address"] or os.environ.get("RAY_ADDRESS")
+    local = not address or address == "local"
+    if local:
+        _prefer_loopback()
+    import ray  # after the switch, which Ray reads when it is imported
+
+    if ray.is_initialized():
+        return _facts(ray, started=False)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray announces the token at every start; the facts say it instead
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    _protect_token(create=local)
+    common = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
+    if local:
+        ray.init(
+            address="local",
+            num_cpus=options["num_cpus"],
+            num_gpus=options["num_gpus"],
+            object_store_memory=int(options["object_store_gb"] * 1e9),
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            **common,
+        )
+    else:
+        ray.init(address=address, **common)
+    _protect_token(create=False)
+    facts = _facts(ray, started=local)
+    if local and not facts["loopback_only"]:
+        logger.warning("Ray listens on %s, not on the loopback interface alone", facts["node_ip"])
+    return facts
+
+
+def _options(cfg: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    options = {
+        "address": None,
+        "num_cpus": None,
+        "num_gpus": None,
+        "object_store_gb": OBJECT_STORE_GB,
+        "log_to_driver": False,
+    }
+    unknown = sorted(set(overrides) - set(options))
+    if unknown:
+        raise TypeError(f"init_ray: unknown options {unknown}; it knows {sorted(options)}")
+    for name in options:
+        configured = cfg.get(name) if isinstance(cfg, Mapping) else getattr(cfg, name, None)
+        value = overrides.get(name, configured)
+        options[name] = options[name] if value is None else value
+    return options
+
+
+def _prefer_loopback() -> None:
+    os.environ[LOOPBACK_SWITCH] = "0"
+    constants = sys.modules.get("ray._private.ray_constants")
+    if constants is not None:  # Ray was imported before the switch was set
+        constants.ENABLE_RAY_CLUSTER = False
+
+
+def token_path() -> Path | None:
+    """Where Ray's authentication token lies, or None when the token is in the environment or not used."""
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+        return None
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+def _protect_token(create: bool) -> None:
+    path = token_path()
+    if path is None:
+        if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+            logger.warning("RAY_AUTH_MODE=%s: Ray runs without token authentication", os.environ["RAY_AUTH_MODE"])
+        return
+    if create and not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_token(path)
+    if path.exists() and path.stat().st_uid == os.getuid() and path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+
+
+def _write_token(path: Path) -> None:
+    # written aside and linked into place: a second run that starts now sees no token or a whole one
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32))
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        logger.debug("another process wrote %s first", path)
+    finally:
+        aside.unlink()
+
+
+def _facts(ray: Any, started: bool) -> dict[str, Any]:
+    resources = ray.cluster_resources()
+    node_ip = ray.util.get_node_ip_address()
+    path = token_path()
+    return {
+        "address": ray.get_runtime_context().gcs_address,
+        "started": started,
+        "node_ip": node_ip,
+        "loopback_only": node_ip.startswith("127."),
+        "num_cpus": resources.get("CPU", 0.0),
+        "num_gpus": resources.get("GPU", 0.0),
+        "object_store_gb": round(resources.get("object_store_memory", 0.0) / 1e9, 3),
+        "token_file": str(path) if path is not None and path.exists() else None,
+        "session_dir": ray._private.worker._global_node.get_session_dir_path(),
+    }

@@ -1,0 +1,112 @@
+"""RayResourcePool: devices reserved on nodes, as Ray placement groups, before any worker starts."""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from verl.single_controller.base.errors import WorkerTimeoutError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one rank: bundle ``bundle`` of ``group``."""
+
+    group: PlacementGroup
+    bundle: int
+
+
+class RayResourcePool:
+    """Reserves ``process_on_nodes[k]`` devices on the k-th node; rank order is node order.
+
+    A device is a GPU where ``use_gpu`` (None: where the cluster has any), plus ``cpus_per_worker`` CPUs for each of the
+    ``max_colocate_count`` groups that may share the pool; each such group gets an equal share of the GPU.
+    The reservation is made on first use. A context manager; leaving it gives the reservation back.
+    """
+
+    def __init__(
+        self,
+        process_on_nodes: list[int] | None = None,
+        use_gpu: bool | None = None,
+        name_prefix: str = "pool",
+        max_colocate_count: int = 1,
+        cpus_per_worker: float = 1.0,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.process_on_nodes = list(process_on_nodes or [1])
+        if min(self.process_on_nodes) < 1 or max_colocate_count < 1 or cpus_per_worker <= 0:
+            raise ValueError(
+                "process_on_nodes and max_colocate_count must be at least 1 and cpus_per_worker positive, got "
+                f"{self.process_on_nodes}, {max_colocate_count}, {cpus_per_worker}"
+            )
+        self.name_prefix = name_prefix
+        self.max_colocate_count = max_colocate_count
+        self.cpus_per_worker = cpus_per_worker
+        self.timeout_s = timeout_s
+        self._use_gpu = use_gpu
+        self._groups: list[PlacementGroup] = []
+
+    @property
+    def world_size(self) -> int:
+        """Number of devices."""
+        return sum(self.process_on_nodes)
+
+    @property
+    def use_gpu(self) -> bool:
+        """Whether a device is a GPU."""
+        if self._use_gpu is None:
+            self._use_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        return self._use_gpu
+
+    def actor_resources(self) -> dict[str, float]:
+        """Ray options of one rank of one group on this pool."""
+        gpus = 1.0 / self.max_colocate_count if self.use_gpu else 0
+        return {"num_cpus": self.cpus_per_worker, "num_gpus": gpus}
+
+    def slots(self) -> list[Slot]:
+        """One slot per rank. Reserves on the first call.
+
+        Raises ``WorkerTimeoutError`` saying what was asked for and what is free when the cluster cannot give it.
+        """
+        if not self._groups:
+            self._reserve()
+        return [Slot(group, i) for group, n in zip(self._groups, self.process_on_nodes, strict=True) for i in range(n)]
+
+    def _reserve(self) -> None:
+        bundle: dict[str, float] = {"CPU": self.cpus_per_worker * self.max_colocate_count}
+        if self.use_gpu:
+            bundle["GPU"] = 1.0
+        deadline = time.monotonic() + self.timeout_s
+        for k, count in enumerate(self.process_on_nodes):
+            group = placement_group([dict(bundle)] * count, strategy="STRICT_PACK", name=f"{self.name_prefix}_{k}")
+            self._groups.append(group)
+            if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
+                free = _readable(ray.available_resources())
+                self.shutdown()
+                raise WorkerTimeoutError(
+                    f"resource pool {self.name_prefix!r}: {count} x {bundle} on one node not granted in "
+                    f"{self.timeout_s:g} s; free in the cluster: {free}. Ask for fewer devices, "
+                    "raise ray_init.num_cpus, or shut down groups that hold resources"
+                )
+        logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
+
+    def shutdown(self) -> None:
+        """Give the reservation back; workers still on it are ended by Ray."""
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups = []
+
+    def __enter__(self) -> "RayResourcePool":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+
+def _readable(resources: dict[str, Any]) -> dict[str, float]:
+    return {key: resources.get(key, 0.0) for key in ("CPU", "GPU")}

@@ -1,0 +1,68 @@
+"""Values that follow from others: written once, here, so that every worker reads final numbers and no ``None``."""
+
+from typing import Any
+
+from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.trainer.config.schema.algorithm import THINKING_ESTIMATORS
+
+
+def _fill(target: Any, **values: Any) -> None:
+    """Set the keys of ``target`` that are still ``None``."""
+    for name, value in values.items():
+        if getattr(target, name) is None:
+            setattr(target, name, value)
+
+
+def trajectories_per_iteration(cfg: PPOConfig) -> int:
+    """Plays per iteration: tasks times group size."""
+    return cfg.data.train_batch_size * cfg.env.rollout.n
+
+
+def _derive_policy(cfg: PPOConfig) -> None:
+    actor, ref, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.ref, cfg.actor_rollout_ref.rollout
+    mini_batches = max(1, cfg.data.train_batch_size // actor.ppo_mini_batch_size)
+    _fill(actor, ppo_mini_batches=mini_batches, clip_ratio_low=actor.clip_ratio, clip_ratio_high=actor.clip_ratio)
+    log_prob = {
+        "log_prob_micro_batch_size_per_gpu": actor.ppo_micro_batch_size_per_gpu,
+        "log_prob_use_dynamic_bsz": actor.use_dynamic_bsz,
+        "log_prob_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
+    }
+    _fill(rollout, max_model_len=cfg.data.max_prompt_length + cfg.data.max_response_length, **log_prob)
+    _fill(ref, dtype=actor.dtype, **log_prob)
+
+
+def _derive_critic(cfg: PPOConfig) -> None:
+    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    mini_batches = actor.ppo_mini_batches
+    if critic.ppo_mini_batch_size is not None:
+        mini_batches = max(1, cfg.data.train_batch_size // critic.ppo_mini_batch_size)
+    _fill(
+        critic,
+        enable=cfg.algorithm.adv_estimator == "gae",
+        dtype=actor.dtype,
+        ppo_mini_batch_size=actor.ppo_mini_batch_size,
+        ppo_mini_batches=mini_batches,
+        ppo_micro_batch_size_per_gpu=actor.ppo_micro_batch_size_per_gpu,
+        use_dynamic_bsz=actor.use_dynamic_bsz,
+        ppo_max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
+        ppo_epochs=actor.ppo_epochs,
+    )
+    _fill(
+        critic,
+        forward_micro_batch_size_per_gpu=critic.ppo_micro_batch_size_per_gpu,
+        forward_max_token_len_per_gpu=critic.ppo_max_token_len_per_gpu,
+    )
+    _fill(critic.model, path=cfg.actor_rollout_ref.model.path)
+
+
+def derive(cfg: Any) -> Any:
+    """Fill the values of ``cfg`` that are ``None`` because they follow from others; returns ``cfg`` itself."""
+    if isinstance(cfg, PPOConfig):
+        _derive_policy(cfg)
+        _derive_critic(cfg)
+        _fill(cfg.algorithm.rlvcr, enable=cfg.algorithm.adv_estimator in THINKING_ESTIMATORS)
+        _fill(cfg.env, max_turn_tokens=cfg.data.max_response_length)
+    if isinstance(cfg, PPOConfig | SFTConfig):
+        seen = cfg.env.alfworld.eval_dataset == "eval_in_distribution"
+        _fill(cfg.env.alfworld, val_split="valid_seen" if seen else "valid_unseen")
+    return cfg

@@ -1,0 +1,33 @@
+"""``data``: how much is trained on per iteration and how long rows may be."""
+
+from dataclasses import dataclass
+
+from verl.trainer.config.schema.field import opt, section
+
+
+@dataclass
+class CustomClass:
+    """``data.custom_cls``: a dataset class of the user's own."""
+
+    path: str | None = opt(None, "Python file that defines the dataset class")
+    name: str | None = opt(None, "name of the class in that file")
+
+
+@dataclass
+class DataConfig:
+    """Batch sizes are counted in tasks (prompts), lengths in tokens."""
+
+    train_files: list[str] = opt([], "parquet or jsonl files of single-turn prompts; unused where an environment plays")
+    val_files: list[str] = opt([], "the same for validation")
+    train_batch_size: int = opt(16, "tasks per iteration; each is played env.rollout.n times", low=1)
+    val_batch_size: int | None = opt(None, "tasks validated at once; null: the whole panel", low=1)
+    max_prompt_length: int = opt(2048, "P: longest prompt of a row, in tokens", low=1)
+    max_response_length: int = opt(512, "R: longest response of a row: one turn (window) or the play (append)", low=1)
+    filter_overlong_prompts: bool = opt(False, "drop prompts of files that are longer than max_prompt_length")
+    truncation: str = opt("error", "what happens to a longer prompt", choices=("error", "left", "right", "middle"))
+    return_raw_chat: bool = opt(False, "keep the message list beside the tokens", unused="messages are always kept")
+    prompt_key: str = opt("prompt", "column of the files that holds the messages")
+    reward_fn_key: str = opt("data_source", "column that tells the reward function what kind of prompt it is")
+    image_key: str = opt("images", "column that holds images")
+    shuffle: bool = opt(True, "an epoch is a seeded permutation of the tasks; false keeps their order")
+    custom_cls: CustomClass = section(CustomClass, "a dataset class of the user's own")

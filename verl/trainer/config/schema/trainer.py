@@ -1,0 +1,56 @@
+"""``trainer``, ``ray_init`` and ``cold_start``: how long, on what, where to."""
+
+from dataclasses import dataclass
+
+from verl.trainer.config.schema.field import opt
+
+DEVICES = ("auto", "cpu", "cuda")
+RESUME_MODES = ("auto", "disable", "resume_path")
+
+
+@dataclass
+class TrainerConfig:
+    """Schedule, devices and the run directory. ``*_freq`` in iterations, -1 means never."""
+
+    project_name: str = opt("rlvcr", "first folder below runs/, project of the trackers")
+    experiment_name: str = opt("ppo", "second folder below runs/, name of the run")
+    seed: int = opt(0, "seed of weights, data order and sampling", low=0)
+    total_epochs: int = opt(1, "passes over the training tasks", low=1)
+    total_training_steps: int | None = opt(None, "iterations; null: total_epochs decides", low=1)
+    critic_warmup: int = opt(0, "iterations that update the critic only", low=0)
+    val_before_train: bool = opt(True, "validate before the first iteration")
+    val_only: bool = opt(False, "validate and stop")
+    test_freq: int = opt(-1, "validate every so many iterations and after the last one", low=-1)
+    save_freq: int = opt(-1, "save a checkpoint every so many iterations and after the last one", low=-1)
+    max_actor_ckpt_to_keep: int | None = opt(None, "newest actor checkpoints kept; null: all", low=1)
+    max_critic_ckpt_to_keep: int | None = opt(None, "newest critic checkpoints kept; null: all", low=1)
+    resume_mode: str = opt(
+        "auto", "continue from the newest checkpoint, from none, or from resume_from_path", choices=RESUME_MODES
+    )
+    resume_from_path: str | None = opt(None, "checkpoint to continue from with resume_mode=resume_path")
+    n_gpus_per_node: int = opt(1, "devices per node; on CPU the number of FSDP ranks", low=1)
+    nnodes: int = opt(1, "nodes", low=1)
+    device: str = opt("auto", "what the workers compute on", choices=DEVICES)
+    num_threads: int | None = opt(None, "CPU threads per training rank; null: shared out from the cores", low=1)
+    balance_batch: bool = opt(True, "spread rows over devices so that tokens are even")
+    default_local_dir: str = opt("runs/${trainer.project_name}/${trainer.experiment_name}", "the run directory")
+    rollout_data_dir: str | None = opt(None, "where trajectories are written; null: rollouts/ of the run directory")
+    validation_data_dir: str | None = opt(None, "the same for validation; null: rollouts/ of the run directory")
+    log_val_generations: int = opt(0, "validation episodes shown by the trackers", low=0)
+    logger: list[str] = opt(["console"], "trackers: console, tensorboard, wandb, ... (metrics.jsonl is always written)")
+
+
+@dataclass
+class RayInitConfig:
+    """How Ray is started where none runs."""
+
+    num_cpus: int | None = opt(None, "CPUs Ray may hand out; null: all of them", low=1)
+
+
+@dataclass
+class ColdStartConfig:
+    """A policy made by supervised learning when ``actor_rollout_ref.model.path`` does not exist."""
+
+    enable: bool = opt(False, "make the policy first when it is missing")
+    config_name: str = opt("quickstart_sft", "config of main_sft that makes it")
+    overrides: list[str] = opt([], "overrides of that config")

@@ -1,0 +1,1 @@
+"""PPO: the trainer and the pure tensor maths it is made of."""

@@ -1,0 +1,89 @@
+"""The pure maths of policy optimisation under one name: estimators, losses, KL and their registries.
+
+Tensors in, tensors out: no configuration object, no Ray, no logging. The rooms behind this door:
+``registry`` (names), ``groups`` (statistics over trajectories), ``advantages`` and ``gigpo`` (estimators),
+``losses`` and ``kl``.
+"""
+
+from verl.trainer.ppo.advantages import (
+    OUTCOME_INPUTS,
+    compute_gae_advantage_return,
+    compute_gpg_outcome_advantage,
+    compute_grpo_outcome_advantage,
+    compute_opo_outcome_advantage,
+    compute_reinforce_plus_plus_baseline_outcome_advantage,
+    compute_reinforce_plus_plus_outcome_advantage,
+    compute_remax_outcome_advantage,
+    compute_rloo_outcome_advantage,
+    spread,
+)
+from verl.trainer.ppo.gigpo import compute_gigpo_outcome_advantage
+from verl.trainer.ppo.groups import (
+    GroupStats,
+    factorize,
+    group_mean_std,
+    group_normalised_scores,
+    row_weights,
+    trajectories_of,
+)
+from verl.trainer.ppo.kl import AdaptiveKLController, FixedKLController, get_kl_controller, kl_penalty
+from verl.trainer.ppo.losses import (
+    LOSS_AGG_MODES,
+    agg_loss,
+    compute_choice_entropy_loss,
+    compute_entropy_loss,
+    compute_policy_loss_vanilla,
+    compute_value_loss,
+    loss_denominator,
+)
+from verl.trainer.ppo.registry import (
+    ADV_ESTIMATORS,
+    POLICY_LOSSES,
+    AdvantageEstimator,
+    choose,
+    get_adv_estimator_fn,
+    get_policy_loss_fn,
+    missing_inputs,
+    register_adv_est,
+    register_policy_loss,
+)
+
+__all__ = [
+    "ADV_ESTIMATORS",
+    "LOSS_AGG_MODES",
+    "OUTCOME_INPUTS",
+    "POLICY_LOSSES",
+    "AdaptiveKLController",
+    "AdvantageEstimator",
+    "FixedKLController",
+    "GroupStats",
+    "agg_loss",
+    "choose",
+    "compute_choice_entropy_loss",
+    "compute_entropy_loss",
+    "compute_gae_advantage_return",
+    "compute_gigpo_outcome_advantage",
+    "compute_gpg_outcome_advantage",
+    "compute_grpo_outcome_advantage",
+    "compute_opo_outcome_advantage",
+    "compute_policy_loss_vanilla",
+    "compute_reinforce_plus_plus_baseline_outcome_advantage",
+    "compute_reinforce_plus_plus_outcome_advantage",
+    "compute_remax_outcome_advantage",
+    "compute_rloo_outcome_advantage",
+    "compute_value_loss",
+    "factorize",
+    "get_adv_estimator_fn",
+    "get_kl_controller",
+    "get_policy_loss_fn",
+    "group_mean_std",
+    "group_normalised_scores",
+    "kl_penalty",
+    "loss_denominator",
+    "missing_inputs",
+    "register_adv_est",
+    "register_policy_loss",
+    "row_weights",
+    "spread",
+    "trajectories_of",
+]

@@ -1,0 +1,133 @@
+"""What one training step looked like, as numbers: pure functions from a batch to metrics."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from verl.protocol import DataProto
+
+
+def summary(name: str, values: torch.Tensor) -> dict[str, float]:
+    """Mean, maximum and minimum of ``values`` [N] under ``name/``; nothing where there are none."""
+    if values.numel() == 0:
+        return {}
+    values = values.float()
+    return {
+        f"{name}/mean": values.mean().item(),
+        f"{name}/max": values.max().item(),
+        f"{name}/min": values.min().item(),
+    }
+
+
+def data_metrics(batch: DataProto) -> dict[str, float]:
+    """Scores, rewards, advantages, returns, values and lengths of one batch of rows.
+
+    Sums over tokens are per row [B]; advantages, returns and values are over sampled tokens only.
+    """
+    mask = batch.batch["response_mask"].bool()
+    prompt_width = batch.batch["prompts"].shape[1]
+    attention = batch.batch["attention_mask"]
+    result = {
+        **summary("critic/score", batch.batch["token_level_scores"].sum(-1)),
+        **summary("critic/rewards", batch.batch["token_level_rewards"].sum(-1)),
+        **summary("critic/advantages", batch.batch["advantages"][mask]),
+        **summary("critic/returns", batch.batch["returns"][mask]),
+        **summary("response_length", attention[:, prompt_width:].sum(-1)),
+        **summary("prompt_length", attention[:, :prompt_width].sum(-1)),
+    }
+    if "values" in batch.batch.keys():
+        result |= summary("critic/values", batch.batch["values"][mask])
+    return result
+
+
+def probability_drift(batch: DataProto) -> dict[str, float]:
+    """How far the engine's probabilities are from the trainer's on the tokens that were sampled.
+
+    ``rollout_probs_diff`` is ``|exp(rollout_log_probs) - exp(old_log_probs)|`` over sampled tokens;
+    ``rollout_log_probs_diff_max`` is the largest difference of the log-probabilities themselves, in nats.
+    """
+    mask = batch.batch["response_mask"].bool()
+    rollout, trainer = batch.batch["rollout_log_probs"][mask].float(), batch.batch["old_log_probs"][mask].float()
+    if rollout.numel() == 0:
+        return {}
+    diff = (rollout.exp() - trainer.exp()).abs()
+    return {
+        "training/rollout_probs_diff_mean": diff.mean().item(),
+        "training/rollout_probs_diff_max": diff.max().item(),
+        "training/rollout_probs_diff_std": diff.std(unbiased=False).item(),
+        "training/rollout_log_probs_diff_max": (rollout - trainer).abs().max().item(),
+    }
+
+
+def throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[str, float]:
+    """``perf/*``: real (unpadded) tokens of the batch per second and device."""
+    tokens = int(batch.batch["attention_mask"].sum())
+    return {
+        "perf/total_num_tokens": float(tokens),
+        "perf/time_per_step": seconds,
+        "perf/throughput": tokens / max(seconds, 1e-9) / max(devices, 1),
+    }
+
+
+def bootstrap_interval(values: np.ndarray, seed: int, resamples: int = 2000, level: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean of ``values`` [N] (Efron and Tibshirani, 1993, chapter 13)."""
+    if len(values) == 0:
+        return math.nan, math.nan
+    generator = np.random.default_rng(seed)
+    means = generator.choice(values, size=(resamples, len(values))).mean(axis=1)
+    tail = (1 - level) / 2
+    return float(np.quantile(means, tail)), float(np.quantile(means, 1 - tail))
+
+
+def first_rows(batch: DataProto) -> np.ndarray:
+    """Index of the first row of every trajectory, in order of appearance."""
+    _, index = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
+    return np.sort(index)
+
+
+def validation_metrics(batch: DataProto, seed: int) -> dict[str, float]:
+    """Success, return, length and tokens on the panel, each trajectory counted once, with a bootstrap interval."""
+    rows = first_rows(batch)
+    fields = batch.non_tensor_batch
+    won = fields["won"][rows].astype(float)
+    low, high = bootstrap_interval(won, seed)
+    sampled = tokens_per_trajectory(batch)
+    result = {
+        "val/success_rate": float(won.mean()) if len(won) else math.nan,
+        "val/success_rate_low": low,
+        "val/success_rate_high": high,
+        "val/episode_reward": float(fields["episode_rewards"][rows].astype(float).mean()),
+        "val/episode_length": float(fields["episode_lengths"][rows].astype(float).mean()),
+        "val/tokens_per_episode": float(np.mean(list(sampled.values()))),
+        "val/tasks": float(len(rows)),
+        "val/aborted": float(fields["aborted"][rows].astype(float).sum()),
+    }
+    sources = fields["data_source"][rows].astype(str)
+    for source in np.unique(sources):
+        result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
+    return result | level_shares(batch, "val/level_share")
+
+
+def tokens_per_trajectory(batch: DataProto) -> dict[str, float]:
+    """Sampled tokens of every trajectory, summed over its rows."""
+    counts: dict[str, float] = {}
+    per_row = batch.batch["response_mask"].sum(-1).tolist()
+    for trajectory, count in zip(batch.non_tensor_batch["traj_uid"], per_row, strict=True):
+        counts[trajectory] = counts.get(trajectory, 0.0) + count
+    return counts
+
+
+def level_shares(batch: DataProto, name: str) -> dict[str, float]:
+    """``<name>_1..4``: the share of steps at each thinking level, among the steps that chose one."""
+    levels = [step.get("level") for steps in batch.non_tensor_batch["steps"] for step in steps]
+    chosen = [level for level in levels if level]
+    if not chosen:
+        return {}
+    return {f"{name}_{level}": chosen.count(level) / len(chosen) for level in (1, 2, 3, 4)}
+
+
+def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, float]:
+    """Average the lists among ``metrics``; numbers pass as they are."""
+    return {key: float(np.mean(value)) if isinstance(value, list) else float(value) for key, value in metrics.items()}

@@ -1,0 +1,286 @@
+"""RayPPOTrainer: the training loop as a recipe of verbs.
+
+    tasks ──collect──▶ rows ──evaluate──▶ log-probs, values ──reward──▶ scores ──credit──▶ advantages
+      ▲                                                                                        │
+      └── players ◀──sync── weights ◀──update actor── weights ◀──update critic── values ◀──────┘
+
+Collecting waits for the rollout engines and environments; everything after it waits for the training workers. The
+trainer knows neither agents nor thinking levels: it is handed a collector, and it finds its estimator in a registry.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.protocol import DataProto
+from verl.trainer.ppo import metrics as M
+from verl.trainer.ppo.core_algos import (
+    AdaptiveKLController,
+    FixedKLController,
+    get_adv_estimator_fn,
+    kl_penalty,
+    row_weights,
+)
+from verl.trainer.ppo.journal import Journal
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
+from verl.utils.checkpoint import CheckpointManager
+from verl.utils.seeds import derive_seed
+from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+from verl.utils.timing import Stopwatch
+
+__all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
+logger = logging.getLogger(__name__)
+
+
+def lookup(config: Any, dotted: str) -> Any:
+    """Return the value at a dotted path of ``config``, for example ``algorithm.gamma``."""
+    for part in dotted.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def compute_advantage(data: DataProto, config: Any) -> DataProto:
+    """Add ``advantages`` and ``returns`` [B, R] with the estimator that ``algorithm.adv_estimator`` names.
+
+    The estimator declares which batch keys and which config values it takes; a missing key raises ``KeyError``
+    that names the estimator and the key.
+    """
+    estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
+    arguments: dict[str, Any] = {}
+    for name, declared in estimator.inputs.items():
+        key = declared.rstrip("?")
+        if key in data.batch.keys():
+            arguments[name] = data.batch[key]
+        elif key in data.non_tensor_batch:
+            arguments[name] = data.non_tensor_batch[key]
+        elif not declared.endswith("?"):
+            raise KeyError(f"estimator '{config.algorithm.adv_estimator}' needs '{key}', which the batch lacks")
+    arguments |= {name: lookup(config, path) for name, path in estimator.params.items()}
+    data.batch["advantages"], data.batch["returns"] = estimator(**arguments)
+    return data
+
+
+def apply_kl_penalty(data: DataProto, kl_ctrl: Any, kl_penalty_type: str = "kl") -> tuple[DataProto, dict[str, float]]:
+    """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token, and adapt beta."""
+    mask = data.batch["response_mask"].float()
+    divergence = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type) * mask
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * divergence
+    mean_kl = (divergence.sum(-1) / mask.sum(-1).clamp(min=1)).mean().item()
+    measured = {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
+    kl_ctrl.update(current_kl=mean_kl, n_steps=len(data))
+    return data, measured
+
+
+class RayPPOTrainer:
+    """Trains a policy with PPO and its family on worker groups that run on Ray.
+
+    Args:
+        config: the typed configuration (``verl.trainer.config``).
+        workers: the worker groups and rollout engines, already placed.
+        collector: offers ``multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train)``.
+        envs, val_envs: offer ``gen_batch(step, batch_size)`` and ``panel_batch()``.
+        reward_fn: rows -> ``token_level_scores`` [B, R].
+        journal: writes metrics, rollouts, the console and the report.
+        checkpoints: atomic checkpoint directories of this run.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        workers: TrainingWorkers,
+        collector: Any,
+        envs: Any,
+        val_envs: Any,
+        reward_fn: Callable[[DataProto], torch.Tensor],
+        journal: Journal,
+        checkpoints: CheckpointManager,
+    ) -> None:
+        self.config, self.workers, self.collector = config, workers, collector
+        self.envs, self.val_envs, self.reward_fn = envs, val_envs, reward_fn
+        self.journal, self.checkpoints = journal, checkpoints
+        self.global_step = 0
+        self.clock = Stopwatch()
+        self.metrics: dict[str, float] = {}
+        control = config.algorithm.kl_ctrl
+        self.kl_ctrl = (
+            AdaptiveKLController(control.kl_coef, control.target_kl, control.horizon)
+            if control.type == "adaptive"
+            else FixedKLController(control.kl_coef)
+        )
+
+    def fit(self) -> None:
+        """Train until ``total_steps``; one turn of the loop is one batch of tasks and one version of the weights."""
+        self.begin()
+        while self.global_step < self.total_steps:
+            self.global_step += 1
+            with self.clock.measure("step"):
+                batch = self.collect()
+                batch = self.evaluate(batch)
+                batch = self.reward(batch)
+                batch = self.credit(batch)
+                self.update_critic(batch)
+                self.update_actor(batch)
+                self.sync_weights()
+            self.conclude(batch)
+        self.journal.finish()
+
+    # ------------------------------------------------------------------ before the first step
+
+    @property
+    def total_steps(self) -> int:
+        """Training steps of the whole run: ``trainer.total_training_steps``, else epochs times batches per epoch."""
+        trainer = self.config.trainer
+        if trainer.total_training_steps is not None:
+            return trainer.total_training_steps
+        return trainer.total_epochs * max(1, len(self.envs.tasks) // self.config.data.train_batch_size)
+
+    def begin(self) -> None:
+        """Resume where a checkpoint says, hand the weights to the players, and measure the policy as it starts."""
+        self.resume()
+        self.sync_weights()
+        trainer = self.config.trainer
+        if trainer.val_only or (trainer.val_before_train and self.global_step == 0):
+            self.validate()
+            self.journal.log_step(self.global_step, self.total_steps, self.drain_metrics())
+        if trainer.val_only:
+            self.global_step = self.total_steps
+
+    def resume(self) -> None:
+        """Load the newest checkpoint that verifies (``auto``) or the named one (``resume_path``)."""
+        found = self.find_checkpoint()
+        if found is None:
+            return
+        state = self.checkpoints.load_state(found)
+        self.workers.load_checkpoint(found)
+        self.global_step = state["global_step"]
+        self.kl_ctrl.value = state["kl_coef"]
+        self.journal.rewind(self.global_step)
+        logger.info("resumed from %s at step %d", found, self.global_step)
+
+    def find_checkpoint(self) -> Path | None:
+        """Where to continue from, or None for a fresh start."""
+        trainer = self.config.trainer
+        if trainer.resume_mode == "disable":
+            return None
+        if trainer.resume_mode == "resume_path":
+            return Path(trainer.resume_from_path)
+        return self.checkpoints.latest_valid()
+
+    # ------------------------------------------------------------------ the verbs of a step
+
+    def collect(self) -> DataProto:
+        """Play ``train_batch_size`` groups and return their rows."""
+        with self.clock.measure("gen"):
+            tasks = self.envs.gen_batch(self.global_step, self.config.data.train_batch_size)
+            tasks.meta_info["global_step"] = self.global_step
+            batch = self.collector.multi_turn_loop(tasks, self.workers, self.envs, is_train=True)
+        self.clock.add(batch.meta_info.pop("timing", {}))
+        self.metrics |= batch.meta_info.pop("metrics", {})
+        return self.balance(batch)
+
+    def balance(self, batch: DataProto) -> DataProto:
+        """Reorder rows so that every training rank gets about as many tokens."""
+        ranks = self.workers.data_parallel_size
+        if not self.config.trainer.balance_batch or ranks == 1 or len(batch) < ranks:
+            return batch
+        lengths = batch.batch["attention_mask"].sum(-1).tolist()
+        parts = get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=len(batch) % ranks == 0)
+        batch.reorder(torch.tensor([row for part in parts for row in part]))
+        return batch
+
+    def evaluate(self, batch: DataProto) -> DataProto:
+        """Add old log-probs (where the collector has not), reference log-probs and values."""
+        batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        if "old_log_probs" not in batch.batch.keys():
+            with self.clock.measure("old_log_prob"):
+                batch = batch.union(self.workers.compute_log_prob(batch))
+        if "entropys" in batch.batch.keys():
+            mask = batch.batch["response_mask"].float()
+            self.metrics["actor/entropy"] = ((batch.batch["entropys"] * mask).sum() / mask.sum().clamp(min=1)).item()
+        if self.workers.has_reference:
+            with self.clock.measure("ref"):
+                batch = batch.union(self.workers.compute_ref_log_prob(batch))
+        if self.workers.critic is not None:
+            with self.clock.measure("values"):
+                batch = batch.union(self.workers.critic.compute_values(batch))
+        self.metrics |= M.probability_drift(batch)
+        return batch
+
+    def reward(self, batch: DataProto) -> DataProto:
+        """Add ``token_level_scores`` and, less a KL penalty where configured, ``token_level_rewards``."""
+        with self.clock.measure("reward"):
+            batch.batch["token_level_scores"] = self.reward_fn(batch)
+            batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
+            if self.config.algorithm.use_kl_in_reward:
+                batch, measured = apply_kl_penalty(batch, self.kl_ctrl, self.config.algorithm.kl_penalty)
+                self.metrics |= measured
+        return batch
+
+    def credit(self, batch: DataProto) -> DataProto:
+        """Add advantages, returns and the weight of every row in the loss."""
+        with self.clock.measure("adv"):
+            batch = compute_advantage(batch, self.config)
+            batch.batch["loss_weights"] = row_weights(
+                batch.non_tensor_batch["traj_uid"], self.config.algorithm.row_weight
+            )
+        self.metrics |= M.data_metrics(batch)
+        return batch
+
+    def update_critic(self, batch: DataProto) -> None:
+        """Fit the value function, where the estimator has one."""
+        if self.workers.critic is None:
+            return
+        with self.clock.measure("update_critic"):
+            self.metrics |= M.reduce_metrics(self.workers.critic.update_critic(batch).meta_info["metrics"])
+
+    def update_actor(self, batch: DataProto) -> None:
+        """Move the policy, once the critic has had ``critic_warmup`` steps."""
+        if self.global_step <= self.config.trainer.critic_warmup:
+            return
+        batch.meta_info["global_step"] = self.global_step
+        with self.clock.measure("update_actor"):
+            self.metrics |= M.reduce_metrics(self.workers.actor.update_actor(batch).meta_info["metrics"])
+
+    def sync_weights(self) -> None:
+        """Hand the policy's weights to every rollout engine."""
+        with self.clock.measure("update_weights"):
+            self.workers.sync_weights(version=self.global_step)
+
+    # ------------------------------------------------------------------ after a step
+
+    def conclude(self, batch: DataProto) -> None:
+        """Validate, save and write down what happened."""
+        trainer, last = self.config.trainer, self.global_step >= self.total_steps
+        self.metrics |= M.throughput_metrics(batch, self.clock.seconds["step"], self.workers.data_parallel_size)
+        self.journal.log_rollouts(self.global_step, batch)
+        if trainer.test_freq > 0 and (last or self.global_step % trainer.test_freq == 0):
+            self.validate()
+        if trainer.save_freq > 0 and (last or self.global_step % trainer.save_freq == 0):
+            self.save()
+        self.metrics["training/epoch"] = (self.global_step - 1) * self.config.data.train_batch_size / len(self.envs.tasks)
+        self.journal.log_step(self.global_step, self.total_steps, self.drain_metrics())
+
+    def validate(self) -> None:
+        """Play the frozen panel once and record its success rate with a bootstrap interval."""
+        with self.clock.measure("testing"):
+            panel = self.val_envs.panel_batch()
+            panel.meta_info["global_step"] = self.global_step
+            batch = self.collector.multi_turn_loop(panel, self.workers, self.val_envs, is_train=False)
+        self.metrics |= M.validation_metrics(batch, derive_seed(self.config.env.seed, "bootstrap"))
+        self.journal.log_validation(self.global_step, batch)
+
+    def save(self) -> None:
+        """Write an atomic checkpoint: weights, optimizer, schedule, counters."""
+        with self.clock.measure("save_checkpoint"):
+            state = {"global_step": self.global_step, "kl_coef": self.kl_ctrl.value, "panel": self.val_envs.panel_hash}
+            self.checkpoints.save(self.global_step, self.workers.save_checkpoint, state)
+
+    def drain_metrics(self) -> dict[str, float]:
+        """All metrics since the last call, timings included."""
+        drained = self.metrics | self.clock.metrics() | {"training/global_step": float(self.global_step)}
+        self.metrics = {}
+        return {key: float(value) for key, value in drained.items() if np.isscalar(value)}

@@ -1,0 +1,1 @@
+"""Utilities shared by every room: masked maths, sequence balancing, sampling types, seeds, tracking."""

@@ -1,0 +1,33 @@
+"""Wall-clock bookkeeping: a stopwatch whose readings become ``timing_s/*`` metrics."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Seconds spent per named part of a step; parts may nest and repeat."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the duration of the block to ``name``, also when it raises."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def add(self, parts: dict[str, float]) -> None:
+        """Add seconds measured elsewhere."""
+        for name, seconds in parts.items():
+            self.seconds[name] += seconds
+
+    def metrics(self) -> dict[str, float]:
+        """Return ``timing_s/<part>`` for every part and start afresh."""
+        result = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
+        self.seconds.clear()
+        return result

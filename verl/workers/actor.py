@@ -1,0 +1,191 @@
+"""ActorWorker: one rank of the policy. It scores rows, updates the weights, and hands them out."""
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.models.export import hf_names, save_hf, tied_names
+from verl.models.loader import load_causal_lm
+from verl.models.lora import lora_scales
+from verl.models.policy import PolicyModel
+from verl.protocol import DataProto
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.base.worker import Worker
+from verl.utils.seeds import derive_seed, seed_everything
+from verl.workers.branch_scores import score_rows
+from verl.workers.collectives import max_over_ranks, rank, resolve_device, sum_over_ranks
+from verl.workers.engine import StepReport, TrainEngine
+from verl.workers.engine_state import full_weights, load_engine, save_engine
+from verl.workers.mini_batches import mini_batches
+from verl.workers.policy_loss import Denominators, PolicyLoss, denominators
+from verl.workers.rows import Rows, drop_padding, micro_batches
+
+logger = logging.getLogger(__name__)
+PREFIX = "lm."  # where PolicyModel keeps the causal LM
+
+
+class ActorWorker(Worker):
+    """The trained policy (``role="actor"``) or the frozen reference (``role="ref"``).
+
+    Args:
+        config: the ``actor_rollout_ref`` section.
+        role: ``actor`` or ``ref``.
+        seed: of everything random in this worker; equal on all ranks.
+        num_threads: CPU threads of this rank; None leaves PyTorch's choice.
+        device: ``auto``, ``cpu`` or ``cuda``.
+    """
+
+    def __init__(
+        self, config: Any, role: str = "actor", seed: int = 0, num_threads: int | None = None, device: str = "auto"
+    ) -> None:
+        if role not in ("actor", "ref"):
+            raise ValueError(f"role={role!r}; a policy worker is 'actor' or 'ref'")
+        self.config, self.role, self.seed, self.device_name = config, role, seed, resolve_device(device)
+        if num_threads:
+            torch.set_num_threads(num_threads)
+        self.engine: TrainEngine | None = None
+        self.updates = 0
+
+    # ------------------------------------------------------------------ set-up
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Load the policy and shard it. Raises ``FileNotFoundError`` for a missing model directory."""
+        seed_everything(self.seed)
+        self.init_process_group("cpu:gloo,cuda:nccl" if self.device_name == "cuda" else "gloo")
+        model, actor, ref = self.config.model, self.config.actor, self.config.ref
+        trained = self.role == "actor"
+        lm = load_causal_lm(
+            model.path,
+            trust_remote_code=model.trust_remote_code,
+            override_config=dict(model.override_config),
+            external_lib=model.external_lib,
+            gradient_checkpointing=trained and model.enable_gradient_checkpointing,
+            lora_rank=model.lora_rank if trained else 0,
+            lora_alpha=model.lora_alpha,
+            target_modules=model.target_modules,
+        )
+        self.lm, self.tied, self.scales = lm, tied_names(lm), lora_scales(lm)
+        self.engine = TrainEngine(
+            PolicyModel(lm),
+            device=self.device_name,
+            dtype=actor.dtype if trained else (ref.dtype or actor.dtype),
+            fsdp=actor.fsdp_config if trained else ref.fsdp_config,
+            optim=actor.optim if trained else None,
+            grad_clip=actor.grad_clip,
+        )
+
+    # ------------------------------------------------------------------ scoring
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens (zero elsewhere), without gradient.
+
+        Both are at ``meta_info["temperature"]``. With ``branches`` (and ``spans``) in ``non_tensor_batch`` the same pass
+        also gives ``branch_scores`` and ``span_scores``, at temperature 1; see ``verl.workers.branch_scores``.
+        """
+        limits = self._scoring_limits(self.config.rollout)
+        found = score_rows(self.engine, data, self._temperature(data), **limits)
+        tensors = {"old_log_probs": found.log_probs, "entropys": found.entropy}
+        others = {}
+        if found.branch_scores is not None:
+            others = {"branch_scores": found.branch_scores, "span_scores": found.span_scores}
+        return DataProto.from_dict(tensors, others)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """``ref_log_prob`` [B, R] of the sampled tokens under this worker's weights, at the rollout temperature."""
+        plain = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
+        found = score_rows(self.engine, plain, self._temperature(data), **self._scoring_limits(self.config.ref))
+        return DataProto.from_dict({"ref_log_prob": found.log_probs})
+
+    def _temperature(self, data: DataProto) -> float:
+        return float(data.meta_info.get("temperature", self.config.rollout.temperature)) or 1.0
+
+    def _scoring_limits(self, section: Any) -> dict[str, int | None]:
+        actor = self.config.actor
+        by_tokens = section.log_prob_use_dynamic_bsz
+        if actor.use_dynamic_bsz if by_tokens is None else by_tokens:
+            return {"max_tokens": section.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu}
+        return {"max_rows": section.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu}
+
+    # ------------------------------------------------------------------ updating
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def update_actor(self, data: DataProto) -> DataProto:
+        """``ppo_epochs`` passes over the rows; returns ``meta_info["metrics"]``, equal on every rank.
+
+        The number of optimizer steps depends on groups and trajectories alone, and the gradient of a step is that of its
+        whole mini-batch, however it is cut into micro-batches and ranks. Steps with a non-finite gradient are left out.
+        """
+        if self.role != "actor":
+            raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
+        started = time.perf_counter()
+        data = drop_padding(data)
+        rows = Rows(data, self.device_name)
+        loss = self._policy_loss(data)
+        records: list[dict[str, float]] = []
+        with self.engine.resident(training=True):
+            for epoch in range(self.config.actor.ppo_epochs):
+                for part in self._mini_batches(data, epoch):
+                    records.append(self._optimizer_step(loss, rows, data, part))
+        self.updates += 1
+        tokens = sum(rows.lengths) * self.config.actor.ppo_epochs
+        return DataProto(meta_info={"metrics": self._metrics(records, tokens, time.perf_counter() - started)})
+
+    def _policy_loss(self, data: DataProto) -> PolicyLoss:
+        ids, weight = data.meta_info.get("level_token_ids"), float(data.meta_info.get("level_entropy_coef", 0.0))
+        if ids is None or "level_mask" not in data.batch.keys():
+            return PolicyLoss(self.config.actor)
+        return PolicyLoss(self.config.actor, torch.as_tensor(ids, device=self.device_name), weight)
+
+    def _mini_batches(self, data: DataProto, epoch: int) -> list[list[int]]:
+        actor = self.config.actor
+        step = int(data.meta_info.get("global_step", self.updates))
+        # without shuffle every epoch of an update sees the same mini-batches
+        seed = derive_seed("update_actor", self.seed, step, epoch if actor.shuffle else 0)
+        return mini_batches(data, seed, actor.ppo_mini_batch_size, actor.ppo_mini_batches)
+
+    def _optimizer_step(self, loss: PolicyLoss, rows: Rows, data: DataProto, part: list[int]) -> dict[str, float]:
+        actor = self.config.actor
+        whole = denominators(data, part, actor.loss_agg_mode)
+        limits = {"max_tokens": actor.ppo_max_token_len_per_gpu} if actor.use_dynamic_bsz else {}
+        limits = limits or {"max_rows": actor.ppo_micro_batch_size_per_gpu}
+        cuts = [[part[i] for i in cut] for cut in micro_batches([rows.lengths[row] for row in part], **limits)]
+        # all ranks run equally many passes, for each of them is a collective operation
+        passes = int(max_over_ranks([len(cuts)])[0])
+        sums: dict[str, torch.Tensor] = {}
+        for number in range(passes):
+            index = cuts[number] if number < len(cuts) else []
+            share, measured = self._share(loss, rows, data, index, whole)
+            self.engine.backward(share, last=number == passes - 1)
+            for name, value in measured.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return self._record(sums, self.engine.step())
+
+    def _share(
+        self, loss: PolicyLoss, rows: Rows, data: DataProto, index: list[int], whole: Denominators
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """This micro-batch's share of the mini-batch loss; zero (through the whole model) for an empty one."""
+        packed = rows.pack(index or [0])
+        targets = rows.targets(packed, index or [0])
+        targets = type(targets)(targets.index, targets.tokens, self._temperature(data))
+        scores = self.engine.module(
+            packed.input_ids, packed.position_ids, packed.layout, [targets], loss.level_token_ids
+        )[0]
+        if not index:
+            return scores[0].sum() * 0.0, {}
+        return loss(tuple(s for s in scores if s is not None), rows, data, index, whole)
+
+    def _record(self, sums: dict[str, torch.Tensor], report: StepReport) -> dict[str, float]:
+        names = sorted(sums)
+        record = {f"actor/{name}": value for name, value in zip(names, sums.values(), strict=True)}
+        return record | {
+            "actor/grad_norm": report.grad_norm,
+            "actor/lr": report.lr,
+            "skipped": float(report.skipped),
+            "zero": float(report.zero),
+        }

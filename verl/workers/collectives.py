@@ -1,0 +1,94 @@
+"""The few collective operations the workers need, as plain numbers in and out; on one rank they do nothing.
+
+Only tensors travel: object collectives would pickle what comes from a socket.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+TIMEOUT = timedelta(minutes=30)
+
+
+def resolve_device(device: str) -> str:
+    """``cpu`` or ``cuda``; ``auto`` takes CUDA where there is one. Raises ``RuntimeError`` for cuda without one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("device=cuda, but PyTorch sees no CUDA device; set trainer.device=cpu or auto")
+    return device
+
+
+def init_distributed(device: str) -> None:
+    """Join the process group that ``MASTER_ADDR``, ``RANK`` and ``WORLD_SIZE`` describe; alone, one without a port."""
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+
+
+def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
+    """One-dimensional mesh over all ranks, or (replicate, shard) when ``fsdp_size`` is smaller than the world.
+
+    Raises ``ValueError`` when the world is no multiple of ``fsdp_size``.
+    """
+    world = dist.get_world_size()
+    if fsdp_size in (-1, 0) or fsdp_size >= world:
+        return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
+    if world % fsdp_size:
+        raise ValueError(f"fsdp_size={fsdp_size} does not divide the {world} ranks")
+    return init_device_mesh(device, (world // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
+
+
+def world_size() -> int:
+    """Number of ranks; 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's rank; 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _wire_device() -> str:
+    """Where tensors have to lie for the default group's collectives."""
+    return "cpu" if "gloo" in dist.get_backend_config() else "cuda"
+
+
+def _reduce(values: Sequence[float], op: dist.ReduceOp) -> list[float]:
+    if world_size() == 1 or not values:
+        return [float(v) for v in values]
+    tensor = torch.tensor([float(v) for v in values], dtype=torch.float64, device=_wire_device())
+    dist.all_reduce(tensor, op)
+    return tensor.tolist()
+
+
+def sum_over_ranks(values: Sequence[float]) -> list[float]:
+    """Element-wise sum over ranks, in float64."""
+    return _reduce(values, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(values: Sequence[float]) -> list[float]:
+    """Element-wise maximum over ranks."""
+    return _reduce(values, dist.ReduceOp.MAX)
+
+
+def gather_ints(values: torch.Tensor) -> torch.Tensor:
+    """The int64 vectors [n_r] of all ranks, one after another; lengths may differ."""
+    if world_size() == 1:
+        return values
+    sizes = torch.zeros(world_size(), dtype=torch.int64, device=_wire_device())
+    sizes[rank()] = len(values)
+    dist.all_reduce(sizes)
+    padded = torch.zeros(int(sizes.max()), dtype=torch.int64, device=_wire_device())
+    padded[: len(values)] = values.to(padded)
+    parts = [torch.zeros_like(padded) for _ in range(world_size())]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes.tolist(), strict=True)]).cpu()

@@ -1,0 +1,135 @@
+"""State of a ``TrainEngine`` in files without pickle: weights and AdamW moments as safetensors, the rest as JSON.
+
+    weights.safetensors      full float32 weights                     (rank 0)
+    optimizer.safetensors    ``<parameter>|exp_avg`` and so on, full   (rank 0)
+    engine.json              optimizer steps tried, format             (rank 0)
+    rng_rank<r>.safetensors  random states of the rank                 (every rank)
+
+The files hold no trace of the sharding, so a checkpoint of two ranks continues on one, and the other way round.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from verl.workers.collectives import rank, world_size
+from verl.workers.engine import TrainEngine
+
+FORMAT = 1
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The unsharded tensor as a CPU copy on rank 0, None elsewhere; a collective call."""
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().cpu().clone() if rank() == 0 else None
+
+
+def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    """All weights by the module's names, on the CPU of rank 0 (empty elsewhere); every rank must call it.
+
+    Tied weights appear once, under their first name.
+    """
+    with engine.resident():
+        found = {name: _full(parameter) for name, parameter in engine.module.named_parameters()}
+        found |= {name: _full(buffer) for name, buffer in _saved_buffers(engine.module)}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _saved_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    kept = module.state_dict().keys()
+    return [(name, buffer) for name, buffer in module.named_buffers() if name in kept]
+
+
+def load_weights(engine: TrainEngine, weights: dict[str, torch.Tensor]) -> None:
+    """Copy full weights into the shards. Raises ``ValueError`` naming weights that are missing, extra or misshapen."""
+    mine = dict(engine.module.named_parameters()) | dict(_saved_buffers(engine.module))
+    if mine.keys() != weights.keys():
+        odd = sorted(mine.keys() ^ weights.keys())[:5]
+        raise ValueError(f"the weights do not fit the model: {odd} are on one side only")
+    wrong = [name for name in mine if mine[name].shape != weights[name].shape]
+    if wrong:
+        raise ValueError(f"the weights do not fit the model: shapes of {wrong[:5]} differ")
+    with torch.no_grad(), engine.resident():
+        for name, target in mine.items():
+            target.copy_(_like(weights[name].to(target.dtype), target))
+
+
+def _like(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    full = full.to(target.device)
+    if not isinstance(target, DTensor):
+        return full
+    # every rank has read the whole tensor: nothing has to travel
+    return distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def save_engine(engine: TrainEngine, directory: str | Path, optimizer: bool = True, extra: bool = True) -> None:
+    """Write the state into ``directory``; every rank must call it. The caller makes the directory atomic."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = full_weights(engine)
+    moments = _full_moments(engine) if optimizer and engine.optimizer is not None else {}
+    if extra:
+        save_file(_rng_state(engine.device), directory / f"rng_rank{rank()}.safetensors")
+    if rank() == 0:
+        save_file(weights, directory / "weights.safetensors")
+        if engine.optimizer is not None and optimizer:
+            save_file(moments, directory / "optimizer.safetensors")
+        (directory / "engine.json").write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
+    if world_size() > 1:
+        dist.barrier()
+
+
+def load_engine(engine: TrainEngine, directory: str | Path) -> None:
+    """Continue from what ``save_engine`` wrote. Raises ``ValueError`` where it does not fit this model."""
+    directory = Path(directory)
+    record = json.loads((directory / "engine.json").read_text())
+    if record["format"] != FORMAT:
+        raise ValueError(f"{directory}: engine state of format {record['format']}, this version reads {FORMAT}")
+    load_weights(engine, load_file(directory / "weights.safetensors"))
+    engine.steps = int(record["steps"])
+    moments = directory / "optimizer.safetensors"
+    if engine.optimizer is not None and moments.is_file():
+        _load_moments(engine, load_file(moments))
+    random = directory / f"rng_rank{rank()}.safetensors"
+    if random.is_file():
+        _set_rng_state(load_file(random), engine.device)
+
+
+def _full_moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    found = {}
+    with engine.resident(training=True):
+        for name, parameter in engine.module.named_parameters():
+            for key, value in sorted(engine.optimizer.state.get(parameter, {}).items()):
+                found[f"{name}|{key}"] = _full(value)
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _load_moments(engine: TrainEngine, moments: dict[str, torch.Tensor]) -> None:
+    engine.optimizer.state.clear()
+    with engine.resident(training=True):
+        parameters = dict(engine.module.named_parameters())
+        for name, tensor in moments.items():
+            parameter, key = name.rsplit("|", 1)
+            if parameter not in parameters:
+                raise ValueError(f"the optimizer state names '{parameter}', which the model lacks")
+            target = parameters[parameter]
+            # the step counter is a scalar that AdamW keeps on the host
+            value = tensor if tensor.dim() == 0 else _like(tensor, target)
+            engine.optimizer.state[target][key] = value
+
+
+def _rng_state(device: str) -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_rng_state(state: dict[str, torch.Tensor], device: str) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,47 @@
+"""AdamW with warm-up and a constant or cosine schedule; state as tensors and JSON."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+def build_optimizer(parameters: Iterable[torch.nn.Parameter], optim: Any) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; matrices decay, vectors (norms, biases) do not.
+
+    ``optim`` has ``lr, betas, eps, weight_decay``. A parameter whose gradient is exactly zero since the start is moved by
+    weight decay alone; ``TrainEngine.step`` therefore skips the step when the whole gradient is zero.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": float(optim.weight_decay)},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=float(optim.lr), betas=tuple(optim.betas), eps=float(optim.eps), foreach=True)
+
+
+def warmup_steps(optim: Any, total_steps: int) -> int:
+    """Optimizer steps of linear warm-up: ``lr_warmup_steps``, else the ratio of ``total_steps``."""
+    if optim.lr_warmup_steps is not None and optim.lr_warmup_steps >= 0:
+        return int(optim.lr_warmup_steps)
+    return int(float(optim.lr_warmup_steps_ratio) * max(total_steps, 0))
+
+
+def learning_rate(step: int, optim: Any, total_steps: int) -> float:
+    """Learning rate of optimizer step ``step`` (from 0).
+
+    Linear from ``lr / w`` over the ``w`` warm-up steps, then constant, or a cosine from ``lr`` to
+    ``lr * min_lr_ratio`` at the last of ``total_steps`` (which must be positive for the cosine).
+    """
+    warm, peak = warmup_steps(optim, total_steps), float(optim.lr)
+    if step < warm:
+        return peak * (step + 1) / warm
+    if optim.warmup_style == "constant":
+        return peak
+    if total_steps <= 0:
+        raise ValueError("warmup_style=cosine needs optim.total_training_steps > 0")
+    progress = min(1.0, (step - warm) / max(1, total_steps - 1 - warm))
+    low = float(optim.min_lr_ratio)
+    return peak * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * progress)))
