@@ -11,14 +11,11 @@ level digit and the thought tokens of that step; action tokens carry the traject
     token_level_rewards [B, R] --group normalisation--> A_traj
     A_traj, the above --combine_advantages--> advantages [B, R]
 
-S counts steps; level k is column k - 1 and "chosen" is that column, -1 where the step could not be parsed.
-
 What was sampled under the chosen context fits it: with log-prob scores E[A_think] is a sum of KL divergences and never
 negative, so ``additive`` rewards whatever level was taken, and more the larger w is. ``returns`` holds A_traj, so
 ``advantages - returns`` is what thinking added, and ``credit_metrics`` reports how often it turned a sign.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,12 +23,20 @@ import torch
 from torch import Tensor
 
 from rlvcr.level_metrics import CollapseWatch, level_metrics
+from rlvcr.thinking import (
+    MODES,
+    SCORES,
+    level_count_bonus,
+    mixture_log_prob,
+    place_step_values,
+    score_of,
+    thinking_advantage,
+    thinking_reweight,
+)
 from verl.trainer.ppo.core_algos import (
     AdvantageEstimator,
     choose,
     compute_choice_entropy_loss,
-    factorize,
-    group_mean_std,
     group_normalised_scores,
     register_adv_est,
     spread,
@@ -57,118 +62,7 @@ __all__ = [
     "thinking_reweight",
 ]
 
-MODES = ("mean_norm", "mean_std_norm")
 COMBINES = ("additive", "gated", "success", "reweight")
-SCORES = ("entropy", "logprob", "prob")
-NUM_LEVELS = 4
-
-
-def score_of(entry: Mapping[str, float], score: str) -> float:
-    """The score of one context from its measurements: ``entropy`` -H, ``logprob`` S, ``prob`` exp(S).
-
-    ``entry`` holds ``entropy`` (nats), ``logprob`` (mean over action tokens) and ``seq_prob`` (its exponential).
-    """
-    choose(score, SCORES, "score (algorithm.rlvcr.score)")
-    if score == "entropy":
-        return -entry["entropy"]
-    return entry["logprob"] if score == "logprob" else entry["seq_prob"]
-
-
-def _utilities(scores: Tensor, valid: Tensor, chosen: Tensor, costs: Tensor, cost_coef: float, cost_max: float):
-    """Utilities and prices ``[S, 4]`` float64 (0 where not valid), the valid mask, and which steps count ``[S]``."""
-    if scores.shape[-1] != NUM_LEVELS or not scores.shape == valid.shape == costs.shape:
-        raise ValueError(f"scores, valid and costs must be [S, 4], got {scores.shape}, {valid.shape}, {costs.shape}")
-    if cost_max <= 0:
-        raise ValueError(f"cost_max must be positive, got {cost_max}")
-    valid = valid.bool() & scores.isfinite()
-    price = torch.where(valid, cost_coef * costs.double().clamp(max=cost_max) / cost_max, 0.0)
-    utility = torch.where(valid, scores.double() - price, 0.0)
-    known = (chosen >= 0) & (chosen < NUM_LEVELS)
-    column = torch.where(known, chosen, 0).long().unsqueeze(-1)
-    counts = known & valid.gather(-1, column).squeeze(-1) & (valid.sum(-1) >= 2)
-    return utility, price, valid, column, counts
-
-
-def thinking_advantage(
-    scores: Tensor,
-    valid: Tensor,
-    chosen: Tensor,
-    costs: Tensor,
-    mode: str = "mean_norm",
-    cost_coef: float = 0.0,
-    cost_max: float = 64,
-    std_floor: float = 0.1,
-    alternatives: str = "all",
-) -> tuple[Tensor, Tensor]:
-    """``A_think [S]`` of the chosen level within its group of four, and the share of it that is due to cost ``[S]``.
-
-    ``scores [S, 4]``, ``valid [S, 4]`` (which contexts exist), ``chosen [S]`` (0..3, -1 unparsed), ``costs [S, 4]``
-    thought tokens. ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``. ``mean_norm`` gives ``U_l - mean U``
-    over the valid contexts; ``mean_std_norm`` divides by the larger of their (population) standard deviation and
-    ``std_floor``. With ``alternatives="one"`` a single other level j was drawn and ``3/4 (U_l - U_j)``, which has the
-    same expectation, replaces the difference. The second result is already contained in the first: subtracting it
-    leaves the advantage by score alone.
-    Steps with an unparsed level, an invalid chosen context or fewer than two valid ones get 0; so does a tie.
-    """
-    choose(mode, MODES, "mode (algorithm.rlvcr.mode)")
-    choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
-    utility, price, valid, column, counts = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
-    members = valid.sum(-1, keepdim=True).clamp(min=1)
-    # Deviations from the chosen context: equal utilities then cancel exactly.
-    deviation = torch.where(valid, utility - utility.gather(-1, column), 0.0)
-    mean = deviation.sum(-1, keepdim=True) / members
-    advantage = -mean.squeeze(-1)
-    cost_share = ((price.sum(-1, keepdim=True) / members) - price.gather(-1, column)).squeeze(-1)
-    if alternatives == "one":  # 3/4 of the distance to the mean of the others
-        factor = 0.75 * members.squeeze(-1) / (members.squeeze(-1) - 1).clamp(min=1)
-        advantage, cost_share = advantage * factor, cost_share * factor
-    if mode == "mean_std_norm":
-        variance = torch.where(valid, (deviation - mean) ** 2, 0.0).sum(-1) / members.squeeze(-1)
-        divisor = variance.sqrt().clamp(min=std_floor)
-        divisor = torch.where(divisor > 0, divisor, 1.0)
-        advantage, cost_share = advantage / divisor, cost_share / divisor
-    return torch.where(counts, advantage, 0.0).float(), torch.where(counts, cost_share, 0.0).float()
-
-
-def thinking_reweight(
-    scores: Tensor, valid: Tensor, chosen: Tensor, costs: Tensor, cost_coef: float = 0.0, cost_max: float = 64
-) -> Tensor:
-    """``g [S]``: factor of the trajectory advantage by within-step confidence (CoPO).
-
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` with c the utilities min-max-scaled over the valid contexts; arguments as
-    in ``thinking_advantage``. Steps that get no thinking advantage there, and ties, have g = 1.
-    """
-    utility, _, valid, column, counts = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
-    low = torch.where(valid, utility, torch.inf).amin(-1, keepdim=True)
-    high = torch.where(valid, utility, -torch.inf).amax(-1, keepdim=True)
-    spread_of_group = high - low
-    tie = ~(spread_of_group > 1e-9)
-    scaled = torch.where(valid & ~tie, (utility - low) / torch.where(tie, 1.0, spread_of_group), 0.0)
-    weight = torch.where(valid, (2 * scaled).exp(), 0.0)
-    mean = weight.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
-    factor = (weight / torch.where(mean > 0, mean, 1.0)).gather(-1, column).squeeze(-1)
-    return torch.where(counts, factor, 1.0).float()
-
-
-def place_step_values(
-    length: int, spans: Sequence[Sequence[tuple[int, int]]], values: Sequence[float] | Tensor
-) -> Tensor:
-    """``[length]`` float32 with ``values[s]`` on the half-open index ranges ``spans[s]``, 0 elsewhere.
-
-    ``spans[s]`` are the level digit and the thought of step s in response coordinates. Raises ``ValueError`` for a
-    range outside the response or one that another step already fills.
-    """
-    placed = torch.zeros(length)
-    taken = torch.zeros(length, dtype=torch.bool)
-    for ranges, value in zip(spans, values, strict=True):
-        for start, end in ranges:
-            if not 0 <= start <= end <= length:
-                raise ValueError(f"span [{start}, {end}) lies outside a response of {length} tokens")
-            if taken[start:end].any():
-                raise ValueError(f"span [{start}, {end}) overlaps another one")
-            placed[start:end] = float(value)
-            taken[start:end] = True
-    return placed
 
 
 def combine_advantages(
@@ -231,7 +125,7 @@ def credit_metrics(
         "rlvcr/credited_token_share": masked_mean(credited.float(), sampled).item(),
     }
     if thinking_level_entropies is not None:
-        metrics["rlvcr/advantage_abs_mean"] = masked_mean(thinking_level_entropies.abs(), credited).item()
+        metrics["rlvcr/thinking_advantage_abs_mean"] = masked_mean(thinking_level_entropies.abs(), credited).item()
     if thinking_token_costs is not None:
         metrics["rlvcr/cost_share_mean"] = masked_mean(thinking_token_costs, credited).item()
     return metrics
@@ -330,28 +224,3 @@ def level_diversity_loss(
     ``digit_ids [4]`` are their token ids (or ``[N, V]`` with ``[N]``). ``denominator``: digits in the mini-batch.
     """
     return compute_choice_entropy_loss(logits, level_mask, digit_ids, denominator)
-
-
-def level_count_bonus(levels: Tensor, group_index) -> Tensor:
-    """``[S]`` count bonus: ``-log f_l``, f_l the frequency of the step's level in its group, minus the group's mean.
-
-    ``levels [S]`` 0..3 (-1: unparsed, not counted, bonus 0), ``group_index [S]`` e.g. the uid of each step. The mean is
-    taken off so that a group's bonuses sum to 0 and only rare levels gain.
-    """
-    groups = factorize(group_index).to(levels.device)
-    known = levels >= 0
-    bonus = torch.zeros(len(levels), dtype=torch.float64, device=levels.device)
-    if not known.any():
-        return bonus.float()
-    groups, cells = groups[known], groups[known] * NUM_LEVELS + levels[known]
-    size = torch.zeros(int(groups.max()) + 1, dtype=torch.float64, device=levels.device)
-    members = size.index_add(0, groups, torch.ones_like(groups, dtype=torch.float64))[groups]
-    counts = torch.bincount(cells)[cells].double()
-    surprise = -(counts / members).log()
-    bonus[known] = surprise - group_mean_std(surprise, groups).mean
-    return bonus.float()
-
-
-def mixture_log_prob(log_prob: Tensor, epsilon_levels: float) -> Tensor:
-    """Log-prob of a level digit whose behaviour was ``(1 - eps) pi + eps / 4``, from the policy's own ``log_prob``."""
-    return ((1 - epsilon_levels) * log_prob.exp() + epsilon_levels / NUM_LEVELS).log()

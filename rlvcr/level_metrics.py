@@ -4,9 +4,9 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-logger = logging.getLogger(__name__)
+from rlvcr.levels import LEVELS
 
-LEVELS = (1, 2, 3, 4)
+logger = logging.getLogger(__name__)
 
 
 def level_metrics(

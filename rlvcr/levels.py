@@ -232,9 +232,7 @@ class LevelCodec:
         at = len(self.prefix_ids[1])
         return ForcedThought(1, list(self.empty_ids), (at, at), "")
 
-    def _read(
-        self, parser: str, match: re.Match[bytes], joined: _Bytes, failure: ParseFailure | None
-    ) -> ParsedStep:
+    def _read(self, parser: str, match: re.Match[bytes], joined: _Bytes, failure: ParseFailure | None) -> ParsedStep:
         parts = {name: joined.tokens(*match.span(name)) for name in match.groupdict() if match[name] is not None}
         level, action = parts.get("level"), parts.get("action")
         score = None

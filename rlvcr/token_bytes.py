@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-_PROBE = "<level>3</level><think>I see 2 desks,\n then: a \u00fc\u2014x.</think><action>go to desk 1</action>"
+_PROBE = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
 
 
 def _byte_level_alphabet() -> dict[str, int]:

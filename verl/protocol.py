@@ -163,7 +163,7 @@ class DataProto:
         self.check_consistency()
 
     def __repr__(self) -> str:
-        tensors = {k: f"{list(v.shape)} {str(v.dtype).removeprefix('torch.')}" for k, v in (self.batch or {}).items()}
+        tensors = {k: f"{list(v.shape)} {str(v.dtype).removeprefix('torch.')}" for k, v in self._tensor_items()}
         others = {k: str(v.dtype) for k, v in self.non_tensor_batch.items()}
         return f"DataProto({len(self)} rows, batch={tensors}, non_tensor_batch={others}, meta_info={self.meta_info})"
 
@@ -225,9 +225,12 @@ class DataProto:
 
     # ---- looking ------------------------------------------------------------------------------------------------
 
+    def _tensor_items(self) -> list[tuple[str, torch.Tensor]]:
+        return [] if self.batch is None else list(self.batch.items())
+
     def tensor_keys(self) -> list[str]:
         """Names of the tensor columns."""
-        return [] if self.batch is None else list(self.batch.keys())
+        return [key for key, _ in self._tensor_items()]
 
     def keys(self) -> list[str]:
         """Names of all columns, tensors first."""
@@ -249,6 +252,7 @@ class DataProto:
 
     def __getitem__(self, item: Any) -> "DataProto | DataProtoItem":
         """``int`` → ``DataProtoItem``; slice, list, array, tensor of indices or boolean mask [B] → ``DataProto``."""
+        self.check_consistency()
         if isinstance(item, (int, np.integer)):
             return self._row(int(item))
         if isinstance(item, slice):
@@ -435,7 +439,7 @@ class DataProto:
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_consistency()
-        tensors = {} if self.batch is None else {k: _to_buffer(v) for k, v in self.batch.items()}
+        tensors = {k: _to_buffer(v) for k, v in self._tensor_items()}
         return {
             "size": None if self.batch is None else len(self),
             "tensors": tensors,
@@ -467,7 +471,7 @@ class DataProto:
             "meta_info": _encode(self.meta_info, "meta_info"),
         }
         # clone: safetensors refuses tensors that share a storage, which rows of one table may do
-        tensors = {k: self.batch[k].detach().cpu().contiguous().clone() for k in self.tensor_keys()}
+        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in self._tensor_items()}
         save_file(tensors, root / TENSOR_FILE)
         (root / JSON_FILE).write_text(json.dumps(record), encoding="utf-8")
 

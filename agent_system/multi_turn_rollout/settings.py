@@ -27,6 +27,7 @@ class PlaySettings:
     top_k: int
     stop: tuple[str, ...]
     alternatives: AlternativeSettings | None = None
+    is_train: bool = True
 
     def __post_init__(self) -> None:
         if self.history == "append" and self.max_steps > 1 and self.max_turn_tokens >= self.max_response_length:
@@ -39,17 +40,25 @@ class PlaySettings:
                 f"env.max_turn_tokens={self.max_turn_tokens} is more than data.max_response_length="
                 f"{self.max_response_length}: no turn would fit a row"
             )
+        if self.alternatives is not None and not self.levels:
+            raise ValueError("algorithm.rlvcr.enable=true needs a policy that is asked for levels; env.levels is false")
 
     @classmethod
-    def from_config(cls, config: Any, package: EnvPackage, is_train: bool) -> "PlaySettings":
-        """Read ``config`` (the whole typed configuration) for training or validation."""
+    def from_config(cls, config: Any, package: EnvPackage, is_train: bool, thinking: bool = False) -> "PlaySettings":
+        """Read ``config`` (the whole typed configuration) for training or validation.
+
+        ``thinking`` also samples alternative thoughts, as ``algorithm.rlvcr`` says.
+        """
         rollout, rlvcr = config.actor_rollout_ref.rollout, config.algorithm.rlvcr
         sampling = rollout if is_train else rollout.val_kwargs
+        turn_tokens = config.env.max_turn_tokens
+        alternatives = AlternativeSettings.from_config(rlvcr, config.env.seed, turn_tokens) if thinking else None
         return cls(
+            is_train=is_train,
             history=config.env.history,
             history_length=config.env.history_length,
             max_steps=config.env.max_steps,
-            max_turn_tokens=config.env.max_turn_tokens,
+            max_turn_tokens=turn_tokens,
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,
             levels=asks_for_levels(config),
@@ -57,7 +66,7 @@ class PlaySettings:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             stop=package.stop,
-            alternatives=AlternativeSettings.from_config(rlvcr, config.env.seed) if is_train and rlvcr.enable else None,
+            alternatives=alternatives,
         )
 
 

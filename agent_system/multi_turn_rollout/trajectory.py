@@ -32,8 +32,9 @@ class Job:
 class Turn:
     """One environment step: the observation, the turn that answered it, and what came of it.
 
-    Its sampled tokens are ``ids[start:end]`` of ledger ``ledger``. ``parsed`` is the step read as thinking level, thought
-    and action (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not asked for.
+    Its sampled tokens are ``ids[start:end]`` of ledger ``ledger``. ``parsed`` is the step read as thinking level,
+    thought and action (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not
+    asked for.
     """
 
     step: int
@@ -56,8 +57,8 @@ class Turn:
 class Trajectory:
     """One play of ``job``. ``reward`` is the return; times are seconds.
 
-    ``truncated`` says why the episode was ended before the environment was done: ``steps``, ``length`` (a turn was cut) or
-    ``budget`` (no room for another turn). ``aborted`` says what broke.
+    ``truncated`` says why the episode was ended before the environment was done: ``steps``, ``length`` (a turn was cut)
+    or ``budget`` (no room for another turn). ``aborted`` says what broke.
     """
 
     job: Job
@@ -70,6 +71,7 @@ class Trajectory:
     abort_detail: str = ""
     start_state: tuple[str, str] | None = None
     active_s: float = 0.0
+    ended_at: float = 0.0  # on the clock of its collector worker
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
 

@@ -1,7 +1,7 @@
 """The chat-template bridge: the tokens between what the policy sampled and what it sees next.
 
-    sampled turn        bridge                                observation        bridge
-    ... </action>       <|im_end|> \\n <|im_start|> user \\n  You see a desk.    <|im_end|> \\n <|im_start|> assistant \\n
+    sampled turn    bridge                                 observation       bridge
+    ... </action>   <|im_end|> \\n <|im_start|> user \\n   You see a desk.   <|im_end|> \\n <|im_start|> assistant \\n
 
 The template's own text is found once by anchors (``template.ChatTemplate``) and encoded once. Content is encoded with
 ``split_special_tokens=True``, so that no text of an environment can act as a control token.

@@ -13,8 +13,35 @@ import numpy as np
 from agent_system.environments.base import EnvPackage, Observation
 
 
+def fail():
+    raise ValueError("the environment broke")
+
+
+def noise():
+    """Write into every socket of the process what is no reply."""
+    for fd in [int(entry) for entry in os.listdir("/proc/self/fd")]:
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                os.write(fd, b"this is no reply\n")
+
+
+DEEDS = {
+    "hang": lambda: time.sleep(3600),
+    "raise": fail,
+    "kill": lambda: os.kill(os.getpid(), 9),
+    "exit": lambda: os._exit(3),
+    "noise": noise,
+    "print": lambda: print("printed by the environment", flush=True),
+}
+RETURNS = {
+    "none": None,
+    "nan": (Observation("x"), float("nan"), False, {}),
+    "unsendable": (Observation("x"), 0.0, False, {"won": object()}),
+}
+
+
 class FaultyEnv:
-    """Counts its steps; ``hang``, ``raise``, ``kill``, ``none``, ``nan``, ``noise``, ``print``, ``child`` misbehave."""
+    """Counts its steps; an action named in ``DEEDS`` or ``RETURNS``, or ``child``, misbehaves."""
 
     placement = "process"
 
@@ -40,30 +67,13 @@ class FaultyEnv:
         return Observation(f"step {self.steps}"), 0.5, False, {"won": False, "is_action_valid": True}
 
     def _misbehave(self, fault):
-        if fault == "hang":
-            time.sleep(3600)
-        if fault == "raise":
-            raise ValueError("the environment broke")
-        if fault == "kill":
-            os.kill(os.getpid(), 9)
-        if fault == "exit":
-            os._exit(3)
-        if fault == "noise":
-            for fd in [int(entry) for entry in os.listdir("/proc/self/fd")]:
-                with contextlib.suppress(OSError):
-                    if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                        os.write(fd, b"this is no reply\n")
-        if fault == "print":
-            print("printed by the environment", flush=True)
+        if fault in RETURNS:
+            return (RETURNS[fault],)
+        if fault in DEEDS:
+            DEEDS[fault]()
         if fault == "child":
             child = subprocess.Popen(["sleep", "3600"])
             return ((Observation("child"), 0.0, False, {"won": False, "child": child.pid}),)
-        if fault == "none":
-            return (None,)
-        if fault == "nan":
-            return ((Observation("x"), float("nan"), False, {}),)
-        if fault == "unsendable":
-            return ((Observation("x"), 0.0, False, {"won": object()}),)
         return None
 
     def close(self):

@@ -99,7 +99,9 @@ def test_train_tasks_limits_how_many_are_used():
 
 
 def test_the_section_takes_what_it_leaves_open_from_env():
-    section = env_section(SimpleNamespace(env_name="lab/x", lab={"a": 1, "max_steps": None}, kwargs={"a": 2}, max_steps=7, seed=1))
+    section = env_section(
+        SimpleNamespace(env_name="lab/x", lab={"a": 1, "max_steps": None}, kwargs={"a": 2}, max_steps=7, seed=1)
+    )
     assert section == {"a": 2, "max_steps": 7, "seed": 1}
 
 

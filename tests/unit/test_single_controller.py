@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -80,13 +81,13 @@ class Echo(Worker):
     @register(Dispatch.ONE_TO_ALL, timeout_s=0.3)
     def hang(self):
         if self.rank == 1:
-            time.sleep(30)
+            time.sleep(1)
 
     @register(Dispatch.ONE_TO_ALL)
     def fail_on(self, rank):
         if self.rank == rank:
             raise ValueError("cannot do that")
-        time.sleep(30)
+        time.sleep(1)
 
     @register(Dispatch.ONE_TO_ALL)
     def die_on(self, rank):
@@ -148,13 +149,17 @@ def table(rows: int) -> DataProto:
     return DataProto.from_dict({"x": torch.arange(rows)}, {"uid": list(range(rows))}, {"temperature": 0.5})
 
 
-def listening_addresses(session_dir: str) -> set[str]:
-    """IPs on which processes of this Ray session (and this one) accept connections."""
-    addresses = set()
+def listening_addresses() -> dict[int, set[str]]:
+    """Process id → IPs on which it accepts connections, for this process and all that Ray started below it."""
+    addresses = {}
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         connections = process.net_connections("inet")
-        addresses |= {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN}
+        addresses[process.pid] = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
     return addresses
+
+
+def only_loopback(addresses: dict[int, set[str]]) -> bool:
+    return set().union(*addresses.values()) <= {"127.0.0.1", "::ffff:127.0.0.1"}
 
 
 def test_ray_listens_on_loopback_with_a_private_token(cluster, group):
@@ -162,7 +167,10 @@ def test_ray_listens_on_loopback_with_a_private_token(cluster, group):
     assert cluster["object_store_gb"] == pytest.approx(0.2)
     assert cluster["num_cpus"] == 4
     assert stat.S_IMODE(token_path().stat().st_mode) == 0o600
-    assert listening_addresses(cluster["session_dir"]) == {"127.0.0.1"}
+    assert stat.S_IMODE(Path(cluster["session_dir"]).parent.parent.stat().st_mode) == 0o700
+    addresses = listening_addresses()
+    assert all(addresses[place["pid"]] for place in group.placement)  # the workers are among those looked at
+    assert only_loopback(addresses)
 
 
 def test_init_ray_leaves_a_running_ray_alone(cluster):
@@ -242,22 +250,23 @@ def test_process_group_sums_over_ranks(group):
     group.init_process_group(backend="gloo", timeout_s=30)
     group.init_process_group(backend="gloo")  # joined already
     assert group.total(1) == [3.0, 3.0]
+    assert only_loopback(listening_addresses())  # the rendezvous and the collectives, too
     with pytest.raises(RuntimeError, match="not mpi|not nccl"):
         group.init_process_group(backend="nccl")
 
 
-def test_an_exception_keeps_its_type_and_names_the_rank(doomed):
+def test_an_exception_keeps_its_type_and_names_the_rank(group):
     with pytest.raises(ValueError, match="cannot do that") as caught:
-        doomed.fail_on(1)
+        group.fail_on(1)
     assert any("Echo[rank 1].fail_on" in note for note in caught.value.__notes__)
 
 
-def test_a_deadline_names_who_is_late(doomed):
+def test_a_deadline_names_who_is_late(group):
     with pytest.raises(WorkerTimeoutError, match=r"0\.3 s from: Echo\[rank 1\]\.hang$") as caught:
-        doomed.hang()
+        group.hang()
     assert isinstance(caught.value, TimeoutError)
     with pytest.raises(WorkerTimeoutError, match="slow"):
-        doomed.slow(20).get(timeout_s=0.2)
+        group.slow(1).get(timeout_s=0.2)
 
 
 def test_a_death_is_told_before_the_other_ranks_answer(doomed):
@@ -271,9 +280,8 @@ def test_a_death_in_a_collective_is_told_as_the_cause(doomed):
     doomed.init_process_group(backend="gloo", timeout_s=20)
     with pytest.raises(WorkerDiedError, match=r"rank 0"):
         doomed.sum_after_death_of(0)
-
-
-def test_a_group_that_was_ended_says_so(doomed):
+    with pytest.raises(WorkerDiedError, match=r"rank 0"):  # and stays told
+        doomed.describe()
     doomed.kill()
     doomed.shutdown()
     with pytest.raises(WorkerError, match="shut down"):
@@ -281,7 +289,7 @@ def test_a_group_that_was_ended_says_so(doomed):
 
 
 def test_a_constructor_that_fails_gives_the_resources_back(pool):
-    for _ in range(3):  # more than fit into the pool at once
+    for _ in range(2):  # with `group`, more than fit into the pool at once
         with pytest.raises(RuntimeError, match="no such model") as caught:
             RayWorkerGroup(pool, RayClassWithInitArgs(Broken), start_timeout_s=30)
         assert any("Broken.__init__" in note for note in caught.value.__notes__)

@@ -1,7 +1,8 @@
 """Branches: continuations of a row's prefix, computed in the same forward as the row itself.
 
-A branch of row ``b`` attends to the row's unpadded tokens ``[0, start)`` and causally to itself; its position ids continue
-from ``start``. One pass over ``trunk + branches`` replaces one forward of ``start + branch`` tokens for each branch.
+A branch of row ``b`` attends to the row's unpadded tokens ``[0, start)`` and causally to itself; its position ids
+continue from ``start``. One pass over ``trunk + branches`` replaces one forward of ``start + branch`` tokens for each
+branch.
 
 Example: a row of 6 tokens with two branches at 4 and one at 2 is packed as ::
 
@@ -33,8 +34,8 @@ class Branch:
 class PackedBranches:
     """Rows and branches as one sequence.
 
-    input_ids, position_ids [T]; ``offsets[b]`` packed index of row b's first token; ``branch_offsets[b][i]`` packed index
-    of the first token of the i-th branch of row b (in the order given).
+    input_ids, position_ids [T]; ``offsets[b]`` packed index of row b's first token; ``branch_offsets[b][i]`` packed
+    index of the first token of the i-th branch of row b (in the order given).
     """
 
     input_ids: torch.Tensor

@@ -19,8 +19,8 @@ def hf_names(
 ) -> dict[str, torch.Tensor]:
     """Full state of a wrapper as the weights of the plain model.
 
-    ``prefix`` ("lm.") is removed, LoRA adapters are merged (``scales`` from ``lora_scales``), and ``tied`` names that only
-    repeat another weight are left out, as ``save_pretrained`` does.
+    ``prefix`` ("lm.") is removed, LoRA adapters are merged (``scales`` from ``lora_scales``), and ``tied`` names that
+    only repeat another weight are left out, as ``save_pretrained`` does.
     """
     plain = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
     merged = merge_lora(plain, scales)
@@ -40,7 +40,7 @@ def tied_names(lm: nn.Module) -> set[str]:
 
 
 def save_hf(lm: nn.Module, state: dict[str, torch.Tensor], directory: str | Path, source: str | Path | None) -> None:
-    """Write config, ``model.safetensors`` (from ``state``, names as ``hf_names``) and the tokenizer files of ``source``."""
+    """Write config, ``model.safetensors`` (``state``, names as ``hf_names``) and the tokenizer files of ``source``."""
     from safetensors.torch import save_file
 
     directory = Path(directory)

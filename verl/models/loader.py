@@ -1,8 +1,9 @@
 """Load a causal language model from a local directory; nothing is fetched from a hub."""
 
+import contextlib
 import copy
 import importlib
-import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,6 @@ from torch import nn
 
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
-
-logger = logging.getLogger(__name__)
 
 
 def check_model_dir(path: str | Path | None) -> Path:
@@ -67,9 +66,10 @@ def load_causal_lm(
     config = AutoConfig.from_pretrained(directory, **local)
     _override(config, override_config or {})
     register_packed_attention()
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, config=config, dtype=dtype, attn_implementation=PACKED_ATTENTION, **local
-    )
+    with _quiet_transformers():
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, config=config, dtype=dtype, attn_implementation=PACKED_ATTENTION, **local
+        )
     return prepare_for_training(model, gradient_checkpointing, lora_rank, lora_alpha, target_modules)
 
 
@@ -101,6 +101,20 @@ def new_causal_lm(config: Any, seed: int) -> nn.Module:
         torch.manual_seed(seed & 0x7FFFFFFF)
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=PACKED_ATTENTION)
     return prepare_for_training(model.float())
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bar of transformers inside: every rank would draw one."""
+    from transformers.utils import logging as hf_logging
+
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 def _override(config: Any, values: dict[str, Any]) -> None:

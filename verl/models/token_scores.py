@@ -46,9 +46,10 @@ def scores_from_hidden(
 
     def score(hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits = head(hidden)
-        found = logprobs_and_entropy_from_logits(logits, tokens, targets.temperature)
+        # clones, because what an FSDP module returns must not be a view
+        found = [x.clone() for x in logprobs_and_entropy_from_logits(logits, tokens, targets.temperature)]
         if level_token_ids is None:
-            return found
+            return tuple(found)
         return *found, subset_entropy(logits / targets.temperature, level_token_ids)
 
     chosen = hidden.index_select(0, targets.index)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from verl.workers.collectives import max_over_ranks, rank, resolve_device, sum_o
 from verl.workers.engine import StepReport, TrainEngine
 from verl.workers.engine_state import full_weights, load_engine, save_engine
 from verl.workers.mini_batches import mini_batches
-from verl.workers.policy_loss import Denominators, PolicyLoss, denominators
+from verl.workers.policy_loss import METRICS, Denominators, PolicyLoss, denominators
 from verl.workers.rows import Rows, drop_padding, micro_batches
 
 logger = logging.getLogger(__name__)
@@ -84,8 +85,8 @@ class ActorWorker(Worker):
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens (zero elsewhere), without gradient.
 
-        Both are at ``meta_info["temperature"]``. With ``branches`` (and ``spans``) in ``non_tensor_batch`` the same pass
-        also gives ``branch_scores`` and ``span_scores``, at temperature 1; see ``verl.workers.branch_scores``.
+        Both are at ``meta_info["temperature"]``. With ``branches`` (and ``spans``) in ``non_tensor_batch`` the same
+        pass also gives ``branch_scores`` and ``span_scores``, at temperature 1; see ``verl.workers.branch_scores``.
         """
         limits = self._scoring_limits(self.config.rollout)
         found = score_rows(self.engine, data, self._temperature(data), **limits)
@@ -118,8 +119,9 @@ class ActorWorker(Worker):
     def update_actor(self, data: DataProto) -> DataProto:
         """``ppo_epochs`` passes over the rows; returns ``meta_info["metrics"]``, equal on every rank.
 
-        The number of optimizer steps depends on groups and trajectories alone, and the gradient of a step is that of its
-        whole mini-batch, however it is cut into micro-batches and ranks. Steps with a non-finite gradient are left out.
+        The number of optimizer steps depends on groups and trajectories alone, and the gradient of a step is that of
+        its whole mini-batch, however it is cut into micro-batches and ranks. Steps with a non-finite gradient are
+        left out and counted.
         """
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
@@ -134,11 +136,11 @@ class ActorWorker(Worker):
                     records.append(self._optimizer_step(loss, rows, data, part))
         self.updates += 1
         tokens = sum(rows.lengths) * self.config.actor.ppo_epochs
-        return DataProto(meta_info={"metrics": self._metrics(records, tokens, time.perf_counter() - started)})
+        return DataProto(meta_info={"metrics": self._metrics(records, loss, tokens, time.perf_counter() - started)})
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
         ids, weight = data.meta_info.get("level_token_ids"), float(data.meta_info.get("level_entropy_coef", 0.0))
-        if ids is None or "level_mask" not in data.batch.keys():
+        if ids is None or "level_mask" not in data.tensor_keys():
             return PolicyLoss(self.config.actor)
         return PolicyLoss(self.config.actor, torch.as_tensor(ids, device=self.device_name), weight)
 
@@ -171,8 +173,7 @@ class ActorWorker(Worker):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """This micro-batch's share of the mini-batch loss; zero (through the whole model) for an empty one."""
         packed = rows.pack(index or [0])
-        targets = rows.targets(packed, index or [0])
-        targets = type(targets)(targets.index, targets.tokens, self._temperature(data))
+        targets = rows.targets(packed, index or [0], self._temperature(data))
         scores = self.engine.module(
             packed.input_ids, packed.position_ids, packed.layout, [targets], loss.level_token_ids
         )[0]
@@ -181,11 +182,71 @@ class ActorWorker(Worker):
         return loss(tuple(s for s in scores if s is not None), rows, data, index, whole)
 
     def _record(self, sums: dict[str, torch.Tensor], report: StepReport) -> dict[str, float]:
-        names = sorted(sums)
-        record = {f"actor/{name}": value for name, value in zip(names, sums.values(), strict=True)}
+        """Metrics of one optimizer step, summed over ranks; a rank without rows adds zeros."""
+        shares = torch.stack([torch.as_tensor(sums.get(name, 0.0), dtype=torch.float32).cpu() for name in METRICS])
+        record = {f"actor/{name}": value for name, value in zip(METRICS, sum_over_ranks(shares.tolist()), strict=True)}
         return record | {
             "actor/grad_norm": report.grad_norm,
             "actor/lr": report.lr,
-            "skipped": float(report.skipped),
-            "zero": float(report.zero),
+            "actor/skipped_steps": float(report.skipped),
+            "actor/zero_steps": float(report.zero),
         }
+
+    def _metrics(
+        self, records: list[dict[str, float]], loss: PolicyLoss, tokens: int, seconds: float
+    ) -> dict[str, float]:
+        counted = ("actor/skipped_steps", "actor/zero_steps")
+        metrics = {
+            key: float(sum(r[key] for r in records) if key in counted else np.mean([r[key] for r in records]))
+            for key in (records[0] if records else {})
+        }
+        if not self.config.actor.use_kl_loss:
+            metrics.pop("actor/kl_loss", None)
+        if loss.level_token_ids is None:
+            metrics.pop("actor/level_entropy", None)
+        if records:
+            metrics["actor/lr"] = records[-1]["actor/lr"]
+        metrics["actor/optimizer_steps"] = float(len(records))
+        metrics["perf/update_actor_tokens"] = sum_over_ranks([tokens])[0]
+        metrics["perf/update_actor_seconds"] = max_over_ranks([seconds])[0]
+        if self.device_name == "cuda":
+            used = torch.cuda.max_memory_allocated() / 2**30
+            metrics["perf/max_memory_allocated_gb"] = max_over_ranks([used])[0]
+        return metrics
+
+    # ------------------------------------------------------------------ weights and state
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def export_weights(self) -> list[tuple[str, Any]]:
+        """All weights under their Hugging Face names, float32, LoRA merged, on rank 0; an empty list elsewhere.
+
+        Tied weights appear once. On CPU the values are numpy arrays, on CUDA tensors in host memory.
+        """
+        weights = self._hf_weights()
+        if self.device_name == "cpu":
+            return [(name, tensor.float().numpy()) for name, tensor in weights.items()]
+        return list(weights.items())
+
+    def _hf_weights(self) -> dict[str, torch.Tensor]:
+        weights = full_weights(self.engine)
+        return hf_names(weights, PREFIX, self.scales, self.tied) if rank() == 0 else {}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, directory: str) -> None:
+        """Write what ``actor.checkpoint.contents`` lists into ``directory``; the caller makes it atomic."""
+        contents = self.config.actor.checkpoint.contents
+        save_engine(self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents)
+        if "hf_model" in contents:
+            self.export_hf(str(Path(directory) / "hf_model"))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, directory: str) -> None:
+        """Continue from what ``save_checkpoint`` wrote, on any number of ranks."""
+        load_engine(self.engine, directory)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def export_hf(self, directory: str) -> None:
+        """Write a directory that ``from_pretrained`` and vLLM load: config, weights, tokenizer."""
+        weights = self._hf_weights()
+        if rank() == 0:
+            save_hf(self.lm, weights, directory, self.config.model.path)

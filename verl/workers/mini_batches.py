@@ -20,8 +20,8 @@ def mini_batches(
 ) -> list[list[int]]:
     """This rank's rows of every mini-batch; all ranks get equally many lists, some of which may be empty.
 
-    Groups (``uid``) are put in a seeded random order, trajectories (``traj_uid``) of a group behind one another, and the
-    sequence of trajectories is cut into parts that differ by at most one trajectory: ``num_steps`` of them,
+    Groups (``uid``) are put in a seeded random order, trajectories (``traj_uid``) of a group behind one another, and
+    the sequence of trajectories is cut into parts that differ by at most one trajectory: ``num_steps`` of them,
     or, without it, one for each ``tasks_per_step`` groups. Neither the number of rows nor their distribution over ranks
     matters. Rows without these columns are trajectories and groups of their own.
     """

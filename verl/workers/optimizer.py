@@ -10,8 +10,8 @@ import torch
 def build_optimizer(parameters: Iterable[torch.nn.Parameter], optim: Any) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; matrices decay, vectors (norms, biases) do not.
 
-    ``optim`` has ``lr, betas, eps, weight_decay``. A parameter whose gradient is exactly zero since the start is moved by
-    weight decay alone; ``TrainEngine.step`` therefore skips the step when the whole gradient is zero.
+    ``optim`` has ``lr, betas, eps, weight_decay``. A parameter whose gradient is always zero is moved by weight
+    decay alone; ``TrainEngine.step`` therefore skips the step when the whole gradient is zero.
     """
     trained = [p for p in parameters if p.requires_grad]
     groups = [

@@ -1,9 +1,10 @@
 """The loss of one micro-batch of policy rows, as its exact share of the whole mini-batch's loss.
 
-    loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference) - level_entropy_coef * H(level)
+    loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
+           - level_entropy_coef * entropy of the level digit
 
-Every term is divided by the denominator of the *mini-batch*, summed over micro-batches and ranks beforehand; so the shares
-add up, and neither the micro-batching nor the number of ranks changes the gradient.
+Every term is divided by the denominator of the *mini-batch*, summed over micro-batches and ranks beforehand; so the
+shares add up, and neither the micro-batching nor the number of ranks changes the gradient.
 """
 
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ def denominators(data: DataProto, rows: list[int], loss_agg_mode: str) -> Denomi
     """Denominators of the mini-batch whose rows on this rank are ``rows``; a collective call."""
     batch, index = data.batch, torch.as_tensor(rows, dtype=torch.long)
     mask = batch["response_mask"][index].bool()
-    weights = batch["loss_weights"][index] if "loss_weights" in batch.keys() else None
-    levels = batch["level_mask"][index].bool() & mask if "level_mask" in batch.keys() else torch.zeros(0)
+    weights = batch["loss_weights"][index] if "loss_weights" in data.tensor_keys() else None
+    levels = batch["level_mask"][index].bool() & mask if "level_mask" in data.tensor_keys() else torch.zeros(0)
     local = [loss_denominator(mask, loss_agg_mode, weights), mask.sum(), levels.sum()]
     return Denominators(*sum_over_ranks([float(value) for value in local]))
 

@@ -1,7 +1,7 @@
 """From padded rows to packed micro-batches and back.
 
-The batch is ``[B, P + R]`` with padding on both sides; the model reads ``[1, T]`` without any. ``Rows`` holds the unpadded
-tokens of every row and where each response position went.
+The batch is ``[B, P + R]`` with padding on both sides; the model reads ``[1, T]`` without any. ``Rows`` holds the
+unpadded tokens of every row and where each response position went.
 """
 
 from collections.abc import Sequence
@@ -44,6 +44,11 @@ class Rows:
     def pack(self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None) -> PackedBranches:
         """The given rows, with the branches of each, as one packed sequence on the device."""
         return pack([self.tokens[row] for row in rows], branches, self.device)
+
+    @staticmethod
+    def pack_alone(tokens: torch.Tensor, device: str = "cpu") -> PackedBranches:
+        """One sequence [length] of tokens as a packed sequence of its own."""
+        return pack([tokens], None, device)
 
     def targets(self, packed: PackedBranches, rows: Sequence[int], temperature: float = 1.0) -> Targets:
         """All sampled tokens of the given rows, row by row."""

@@ -7,11 +7,14 @@ What Ray 2.60 offers and what is done with it here:
   address is 127.0.0.1 and all its servers bind to that.
 * Token authentication is on unless ``RAY_AUTH_MODE`` says otherwise, but Ray writes the token readable for everybody.
   The token is made here first, readable for its owner alone.
+* Its session directories (logs, sockets) are writable for everybody. They are put below a directory that only their
+  owner can enter.
 """
 
 import logging
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +56,7 @@ def init_ray(ray_init_cfg: Any = None, **overrides: Any) -> dict[str, Any]:
             object_store_memory=int(options["object_store_gb"] * 1e9),
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
+            _temp_dir=str(_private_directory() / "ray"),
             **common,
         )
     else:
@@ -87,6 +91,17 @@ def _prefer_loopback() -> None:
     constants = sys.modules.get("ray._private.ray_constants")
     if constants is not None:  # Ray was imported before the switch was set
         constants.ENABLE_RAY_CLUSTER = False
+
+
+def _private_directory() -> Path:
+    # in /tmp whatever TMPDIR says: the path of a socket below it may have 107 characters
+    path = Path(f"/tmp/verl-{os.getuid()}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to somebody else; Ray's session directories cannot be kept there")
+    path.chmod(0o700)
+    return path
 
 
 def token_path() -> Path | None:

@@ -121,6 +121,10 @@ class RayWorkerGroup(WorkerGroup):
         """The actor handles in rank order."""
         return list(self._actors)
 
+    def call_refs(self, method: str, *args: Any) -> list[Any]:
+        """Start ``method`` on every rank; the answers stay in the object store, as references in rank order."""
+        return [actor.call.remote(self._role, method, *args) for actor in self._actors]
+
     def kill(self) -> None:
         """End the processes at once, those of colocated roles included."""
         for actor in self._actors:

@@ -1,9 +1,11 @@
 """Values that follow from others: written once, here, so that every worker reads final numbers and no ``None``."""
 
+import os
 from typing import Any
 
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.algorithm import THINKING_ESTIMATORS
+from verl.trainer.config.schema.env import EnvConfig
 
 
 def _fill(target: Any, **values: Any) -> None:
@@ -16,6 +18,20 @@ def _fill(target: Any, **values: Any) -> None:
 def trajectories_per_iteration(cfg: PPOConfig) -> int:
     """Plays per iteration: tasks times group size."""
     return cfg.data.train_batch_size * cfg.env.rollout.n
+
+
+def plays_generated(env: EnvConfig) -> bool:
+    """Whether ALFWorld's games are the generated ones."""
+    source = env.alfworld.source
+    return source == "generated" or (source == "auto" and "ALFWORLD_DATA" not in os.environ)
+
+
+def known_tasks(env: EnvConfig) -> int | None:
+    """Training tasks as far as the config tells; None where only the environment knows."""
+    counts = [env.train_tasks] if env.train_tasks is not None else []
+    if env.env_name.split("/", 1)[0] == "alfworld" and plays_generated(env):
+        counts.append(env.alfworld.train_games)
+    return min(counts, default=None)
 
 
 def _derive_policy(cfg: PPOConfig) -> None:

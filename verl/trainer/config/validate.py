@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from verl.trainer.config.derive import trajectories_per_iteration
+from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.derive import known_tasks, plays_generated, trajectories_per_iteration
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.load import guess_device
 from verl.trainer.config.schema import PPOConfig, SFTConfig
@@ -53,10 +54,21 @@ def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
         yield _problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
     elif ctx.check_files and _is_local(path) and not Path(path).is_dir() and not cfg.cold_start.enable:
         yield _problem(cfg, key, "no such directory", "an existing directory or a hub name", fix)
+    if cfg.cold_start.enable and path is not None:
+        yield from _cold_start_problems(cfg, ctx)
     if cfg.reward_model.enable:
         yield _problem(
             cfg, "reward_model.enable", "no reward model can be run", "false", "give rewards by custom_reward_function"
         )
+
+
+def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:
+    try:
+        sft = cold_start_config(cfg)
+    except ConfigError as error:
+        yield from (f"cold start: {problem}" for problem in error.problems)
+    else:
+        yield from (f"cold start: {problem}" for problem in check_sft(sft, ctx))
 
 
 def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -223,18 +235,11 @@ def check_env(cfg: Any, ctx: Context) -> Problems:
             yield _problem(cfg, key, "every call would be late", "more than 0", f"{key}=30")
     if name == "alfworld":
         yield from _check_alfworld(cfg)
-    if isinstance(cfg, PPOConfig) and cfg.data.train_batch_size > _training_tasks(env, cfg.data.train_batch_size):
-        why = f"there are {_training_tasks(env, 0)} training tasks, and a batch holds a task once"
+    tasks = known_tasks(env)
+    if isinstance(cfg, PPOConfig) and tasks is not None and cfg.data.train_batch_size > tasks:
+        why = f"there are {tasks} training tasks, and a batch holds a task once"
         fix = "a smaller batch, or more tasks (env.train_tasks, env.alfworld.train_games)"
         yield _problem(cfg, "data.train_batch_size", why, "at most the number of training tasks", fix)
-
-
-def _training_tasks(env: EnvConfig, unknown: int) -> int:
-    """Training tasks as far as the config tells; ``unknown`` where it does not."""
-    counts = [env.train_tasks] if env.train_tasks is not None else []
-    if env.env_name.split("/", 1)[0] == "alfworld" and env.alfworld.source != "official":
-        counts.append(env.alfworld.train_games)
-    return min(counts, default=unknown)
 
 
 def _check_alfworld(cfg: Any) -> Problems:
@@ -245,7 +250,7 @@ def _check_alfworld(cfg: Any) -> Problems:
         bounds = lookup(cfg, key)
         if len(bounds) != 2 or not least <= bounds[0] <= bounds[1]:
             yield _problem(cfg, key, "not a range", f"[fewest, most], {least} <= fewest <= most", f"{key}=[3,5]")
-    if alfworld.source != "official" and cfg.env.val_tasks > alfworld.val_games:
+    if plays_generated(cfg.env) and cfg.env.val_tasks > alfworld.val_games:
         why = f"only {alfworld.val_games} games are held out"
         fix = f"env.alfworld.val_games={cfg.env.val_tasks}, or a smaller panel"
         yield _problem(cfg, "env.val_tasks", why, "at most env.alfworld.val_games", fix)

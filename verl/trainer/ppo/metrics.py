@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.utils.statistics import bootstrap_interval
 
 
 def summary(name: str, values: torch.Tensor) -> dict[str, float]:
@@ -37,7 +38,7 @@ def data_metrics(batch: DataProto) -> dict[str, float]:
         **summary("response_length", attention[:, prompt_width:].sum(-1)),
         **summary("prompt_length", attention[:, :prompt_width].sum(-1)),
     }
-    if "values" in batch.batch.keys():
+    if "values" in set(batch.batch.keys()):
         result |= summary("critic/values", batch.batch["values"][mask])
     return result
 
@@ -71,28 +72,18 @@ def throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[s
     }
 
 
-def bootstrap_interval(values: np.ndarray, seed: int, resamples: int = 2000, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of ``values`` [N] (Efron and Tibshirani, 1993, chapter 13)."""
-    if len(values) == 0:
-        return math.nan, math.nan
-    generator = np.random.default_rng(seed)
-    means = generator.choice(values, size=(resamples, len(values))).mean(axis=1)
-    tail = (1 - level) / 2
-    return float(np.quantile(means, tail)), float(np.quantile(means, 1 - tail))
-
-
 def first_rows(batch: DataProto) -> np.ndarray:
     """Index of the first row of every trajectory, in order of appearance."""
     _, index = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
     return np.sort(index)
 
 
-def validation_metrics(batch: DataProto, seed: int) -> dict[str, float]:
+def validation_metrics(batch: DataProto) -> dict[str, float]:
     """Success, return, length and tokens on the panel, each trajectory counted once, with a bootstrap interval."""
     rows = first_rows(batch)
     fields = batch.non_tensor_batch
     won = fields["won"][rows].astype(float)
-    low, high = bootstrap_interval(won, seed)
+    low, high = bootstrap_interval(won)
     sampled = tokens_per_trajectory(batch)
     result = {
         "val/success_rate": float(won.mean()) if len(won) else math.nan,

@@ -23,14 +23,15 @@ from verl.trainer.ppo.core_algos import (
     FixedKLController,
     get_adv_estimator_fn,
     kl_penalty,
+    missing_inputs,
     row_weights,
 )
 from verl.trainer.ppo.journal import Journal
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.seeds import derive_seed
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.utils.timing import Stopwatch
+from verl.utils.torch_functional import masked_mean
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
@@ -46,21 +47,21 @@ def lookup(config: Any, dotted: str) -> Any:
 def compute_advantage(data: DataProto, config: Any) -> DataProto:
     """Add ``advantages`` and ``returns`` [B, R] with the estimator that ``algorithm.adv_estimator`` names.
 
-    The estimator declares which batch keys and which config values it takes; a missing key raises ``KeyError``
-    that names the estimator and the key.
+    The estimator declares which batch keys and which config values it takes; its own metrics join
+    ``meta_info["metrics"]``. Raises ``KeyError`` naming the estimator and the batch keys it lacks.
     """
     estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
-    arguments: dict[str, Any] = {}
-    for name, declared in estimator.inputs.items():
-        key = declared.rstrip("?")
-        if key in data.batch.keys():
-            arguments[name] = data.batch[key]
-        elif key in data.non_tensor_batch:
-            arguments[name] = data.non_tensor_batch[key]
-        elif not declared.endswith("?"):
-            raise KeyError(f"estimator '{config.algorithm.adv_estimator}' needs '{key}', which the batch lacks")
-    arguments |= {name: lookup(config, path) for name, path in estimator.params.items()}
-    data.batch["advantages"], data.batch["returns"] = estimator(**arguments)
+    columns = {**data.batch, **data.non_tensor_batch}
+    absent = missing_inputs(estimator, columns)
+    if absent:
+        raise KeyError(f"estimator '{config.algorithm.adv_estimator}' needs {absent}, which the batch lacks")
+    inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
+    arguments = {name: value for name, value in inputs.items() if value is not None}
+    params = {name: lookup(config, path) for name, path in estimator.params.items()}
+    data.batch["advantages"], data.batch["returns"] = estimator(**arguments, **params)
+    if estimator.metrics is not None:
+        measured = estimator.metrics(data.batch["advantages"], data.batch["returns"], **arguments)
+        data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | measured
     return data
 
 
@@ -140,26 +141,27 @@ class RayPPOTrainer:
 
     def begin(self) -> None:
         """Resume where a checkpoint says, hand the weights to the players, and measure the policy as it starts."""
-        self.resume()
+        resumed = self.resume()
+        self.journal.open(self.global_step if resumed else None, self.total_steps)
         self.sync_weights()
         trainer = self.config.trainer
         if trainer.val_only or (trainer.val_before_train and self.global_step == 0):
             self.validate()
-            self.journal.log_step(self.global_step, self.total_steps, self.drain_metrics())
+            self.journal.log_step(self.global_step, self.drain_metrics())
         if trainer.val_only:
             self.global_step = self.total_steps
 
-    def resume(self) -> None:
-        """Load the newest checkpoint that verifies (``auto``) or the named one (``resume_path``)."""
+    def resume(self) -> bool:
+        """Load the newest checkpoint that verifies (``auto``) or the named one (``resume_path``), if there is one."""
         found = self.find_checkpoint()
         if found is None:
-            return
+            return False
         state = self.checkpoints.load_state(found)
         self.workers.load_checkpoint(found)
         self.global_step = state["global_step"]
         self.kl_ctrl.value = state["kl_coef"]
-        self.journal.rewind(self.global_step)
         logger.info("resumed from %s at step %d", found, self.global_step)
+        return True
 
     def find_checkpoint(self) -> Path | None:
         """Where to continue from, or None for a fresh start."""
@@ -194,13 +196,13 @@ class RayPPOTrainer:
 
     def evaluate(self, batch: DataProto) -> DataProto:
         """Add old log-probs (where the collector has not), reference log-probs and values."""
+        columns = set(batch.batch.keys())
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        if "old_log_probs" not in batch.batch.keys():
+        if "old_log_probs" not in columns:
             with self.clock.measure("old_log_prob"):
                 batch = batch.union(self.workers.compute_log_prob(batch))
-        if "entropys" in batch.batch.keys():
-            mask = batch.batch["response_mask"].float()
-            self.metrics["actor/entropy"] = ((batch.batch["entropys"] * mask).sum() / mask.sum().clamp(min=1)).item()
+        entropy = masked_mean(batch.batch["entropys"], batch.batch["response_mask"])
+        self.metrics["actor/entropy"] = entropy.item()
         if self.workers.has_reference:
             with self.clock.measure("ref"):
                 batch = batch.union(self.workers.compute_ref_log_prob(batch))
@@ -224,8 +226,12 @@ class RayPPOTrainer:
         """Add advantages, returns and the weight of every row in the loss."""
         with self.clock.measure("adv"):
             batch = compute_advantage(batch, self.config)
+            self.metrics |= batch.meta_info.pop("metrics", {})
             batch.batch["loss_weights"] = row_weights(
-                batch.non_tensor_batch["traj_uid"], self.config.algorithm.row_weight
+                batch.non_tensor_batch["traj_uid"],
+                self.config.algorithm.row_weight,
+                batch.batch["response_mask"].sum(-1),
+                self.config.actor_rollout_ref.actor.loss_agg_mode,
             )
         self.metrics |= M.data_metrics(batch)
         return batch
@@ -261,8 +267,9 @@ class RayPPOTrainer:
             self.validate()
         if trainer.save_freq > 0 and (last or self.global_step % trainer.save_freq == 0):
             self.save()
-        self.metrics["training/epoch"] = (self.global_step - 1) * self.config.data.train_batch_size / len(self.envs.tasks)
-        self.journal.log_step(self.global_step, self.total_steps, self.drain_metrics())
+        played = (self.global_step - 1) * self.config.data.train_batch_size
+        self.metrics["training/epoch"] = played / len(self.envs.tasks)
+        self.journal.log_step(self.global_step, self.drain_metrics())
 
     def validate(self) -> None:
         """Play the frozen panel once and record its success rate with a bootstrap interval."""
@@ -270,8 +277,8 @@ class RayPPOTrainer:
             panel = self.val_envs.panel_batch()
             panel.meta_info["global_step"] = self.global_step
             batch = self.collector.multi_turn_loop(panel, self.workers, self.val_envs, is_train=False)
-        self.metrics |= M.validation_metrics(batch, derive_seed(self.config.env.seed, "bootstrap"))
-        self.journal.log_validation(self.global_step, batch)
+        self.metrics |= M.validation_metrics(batch)
+        self.journal.log_rollouts(self.global_step, batch, validation=True)
 
     def save(self) -> None:
         """Write an atomic checkpoint: weights, optimizer, schedule, counters."""

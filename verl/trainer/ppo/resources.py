@@ -1,20 +1,17 @@
 """Who runs where: roles, resource pools, and the worker groups one training run consists of."""
 
 import logging
-import os
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray.calls import gather
 
 logger = logging.getLogger(__name__)
-START_TIMEOUT_S = 600.0
-SYNC_TIMEOUT_S = 300.0
+SYNC_TIMEOUT_S = 600.0
 
 
 class Role(Enum):
@@ -24,7 +21,6 @@ class Role(Enum):
     Rollout = "rollout"
     Critic = "critic"
     RefPolicy = "ref"
-    RewardModel = "reward_model"
 
 
 @dataclass
@@ -32,21 +28,110 @@ class ResourcePoolManager:
     """Named pools of devices and which role lives in which.
 
     ``resource_pool_spec`` maps a pool's name to its processes per node, for example ``{"global_pool": [8, 8]}``;
-    ``mapping`` maps a role to the name of a pool.
+    ``mapping`` maps a role to the name of a pool. Roles of one pool share its devices.
     """
 
     resource_pool_spec: dict[str, list[int]]
     mapping: dict[Role, str]
     use_gpu: bool = False
+    cpus_per_worker: float = 1.0
     resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict)
 
     def create_resource_pool(self) -> None:
-        """Reserve every pool's devices; a pool the cluster cannot hold is refused with what it lacks."""
+        """Describe every pool to Ray; devices are reserved when the first worker of a pool starts."""
         for name, processes in self.resource_pool_spec.items():
+            residents = sum(pool == name for pool in self.mapping.values())
             self.resource_pool_dict[name] = RayResourcePool(
-                process_on_nodes=processes, use_gpu=self.use_gpu, name_prefix=name
+                process_on_nodes=processes,
+                use_gpu=self.use_gpu,
+                name_prefix=name,
+                max_colocate_count=max(1, residents),
+                cpus_per_worker=self.cpus_per_worker,
             )
 
     def get_resource_pool(self, role: Role) -> RayResourcePool:
         """The pool in which ``role`` lives."""
         return self.resource_pool_dict[self.mapping[role]]
+
+    def shutdown(self) -> None:
+        """Give every reservation back."""
+        for pool in self.resource_pool_dict.values():
+            pool.shutdown()
+
+
+class TrainingWorkers:
+    """The worker groups of a run and what the trainer and the collector ask of them.
+
+    ``actor`` trains the policy, ``ref`` (optional) is the frozen reference, ``critic`` (optional) the value function;
+    ``rollout_workers`` are the handles of the engines that sample.
+    """
+
+    def __init__(
+        self,
+        actor: RayWorkerGroup,
+        rollout_workers: list[Any],
+        ref: RayWorkerGroup | None = None,
+        critic: RayWorkerGroup | None = None,
+    ) -> None:
+        self.actor, self.rollout_workers, self.ref, self.critic = actor, rollout_workers, ref, critic
+
+    @classmethod
+    def start(
+        cls, specs: dict[Role, RayClassWithInitArgs], pools: ResourcePoolManager, rollout_workers: list[Any]
+    ) -> "TrainingWorkers":
+        """Start a group per role, load the models, and wait for the engines, which load at the same time."""
+        groups = {
+            role: RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
+            for role, spec in specs.items()
+        }
+        for pending in [group.submit("init_model") for group in groups.values()]:
+            pending.get()
+        gather(
+            [worker.ready.remote() for worker in rollout_workers],
+            SYNC_TIMEOUT_S,
+            [f"rollout worker {index}: ready" for index in range(len(rollout_workers))],
+        )
+        return cls(groups[Role.Actor], rollout_workers, groups.get(Role.RefPolicy), groups.get(Role.Critic))
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks over which rows are dealt."""
+        return self.actor.world_size
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a reference policy."""
+        return self.ref is not None
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """Old log-probs and entropies of rows, and branch scores where rows carry branches."""
+        return self.actor.compute_log_prob(data)
+
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """Log-probs under the reference policy."""
+        return self.ref.compute_ref_log_prob(data)
+
+    def sync_weights(self, version: int) -> None:
+        """Hand the actor's weights to every engine through the object store; the driver never holds them."""
+        weights = self.actor.call_refs("export_weights")[0]
+        calls = [worker.update_weights.remote(weights, version) for worker in self.rollout_workers]
+        labels = [f"rollout worker {index}: update_weights" for index in range(len(calls))]
+        gather(calls, SYNC_TIMEOUT_S, labels)
+
+    def save_checkpoint(self, directory: Path) -> None:
+        """Write the state of every trained group below ``directory``."""
+        self.actor.save_checkpoint(str(directory / "actor"))
+        if self.critic is not None:
+            self.critic.save_checkpoint(str(directory / "critic"))
+
+    def load_checkpoint(self, directory: Path) -> None:
+        """Load what ``save_checkpoint`` wrote."""
+        self.actor.load_checkpoint(str(directory / "actor"))
+        if self.critic is not None:
+            self.critic.load_checkpoint(str(directory / "critic"))
+
+    def shutdown(self) -> None:
+        """End all groups in good order."""
+        for group in (self.actor, self.ref, self.critic):
+            if group is not None:
+                group.shutdown()

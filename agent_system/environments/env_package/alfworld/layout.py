@@ -97,9 +97,9 @@ def floor_plan(number: int) -> FloorPlan:
 
 
 def receptacle_class(identifier: str) -> str:
-    """The class of a scene id; basins carry theirs at the end (``Sink|..|SinkBasin``)."""
-    tail = identifier.rsplit("|", 1)[-1]
-    return tail if tail in BASINS else identifier.split("|", 1)[0]
+    """The class of a scene id as the engine names it: ``Sink|..|SinkBasin`` is a sinkbasin."""
+    stem = identifier.split("|", 1)[0]
+    return f"{stem}Basin" if identifier.endswith("Basin") else stem
 
 
 def is_furniture(cls: str) -> bool:

@@ -27,6 +27,7 @@ class AlfworldSettings:
     ``source``: ``generated`` plays rooms generated from the wheel's floor plans, ``official`` the games under
     ``$ALFWORLD_DATA``, ``auto`` the official ones where they are installed. ``receptacles``, ``objects``,
     ``train_games``, ``val_games`` and ``seed`` shape generated games; ``val_split`` chooses among official ones.
+    ``max_steps`` bounds the episodes of demonstrations (the collector has its own ``env.max_steps``).
     """
 
     task_types: tuple[str, ...] = ("pick",)
@@ -36,6 +37,7 @@ class AlfworldSettings:
     val_games: int = 256
     data_dir: str = "data/alfworld"
     seed: int = 0
+    max_steps: int = 15
     prompt: str = "compact"
     source: str = "auto"
     val_split: str = "valid_unseen"

@@ -1,0 +1,32 @@
+# Needs python3.11 and make. `make train` trains the quickstart, `make test` runs everything that must hold.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+REQUIREMENTS ?= requirements/cpu.txt
+STAMP := $(VENV)/.requirements
+ARGS ?=
+
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: setup train test lint
+
+# Installed once: the stamp holds the hash of what was installed, so a second call does nothing.
+setup:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@want="$$(cat $(REQUIREMENTS) setup.py verl/__init__.py | sha256sum | cut -d' ' -f1) $$(pwd)"; \
+	if [ "$$(cat $(STAMP) 2>/dev/null)" != "$$want" ]; then \
+		$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r $(REQUIREMENTS) && \
+		$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e . && \
+		printf '%s' "$$want" > $(STAMP); \
+	fi
+
+train: setup
+	$(BIN)/python -m verl.trainer.main_ppo $(ARGS)
+
+test: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/test.sh $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports

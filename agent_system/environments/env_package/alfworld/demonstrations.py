@@ -1,0 +1,156 @@
+"""Cold-start data: expert episodes whose steps carry the four thinking levels in balance.
+
+One JSONL line per won episode, on training floor plans only, with games of its own (split ``demo``)::
+
+    {"task_id": str, "data_source": str, "kind": str, "levels": [int, ...], "slack": [bool, ...],
+     "messages": [{"role": "user" | "assistant" | "system", "content": str}, ...]}
+
+The user messages are what the package's prompts say in a rollout with ``append`` history and levels asked for; the
+assistant messages have exactly the rollout's form, ``<level>2</level><think>need mug.</think><action>go to desk 1
+</action>`` on one line. Level 1 thinks nothing, 2 notes the situation, 3 adds what was tried, 4 adds the plan, whose
+first part is the action. Training on the assistant messages alone teaches format, game and levels.
+"""
+
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import random
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from agent_system.environments.base import Task
+from agent_system.environments.env_package.alfworld import games
+from agent_system.environments.env_package.alfworld.expert import Decision, Expert
+from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
+from agent_system.environments.env_package.alfworld.store import generated_tasks
+from verl.utils.seeds import derive_seed
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1  # part of every file's name: raise it when the same settings would give other lines
+EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
+TIMEOUT_S = 1800
+LEVELS = (1, 2, 3, 4)
+
+
+def thought(level: int, decision: Decision) -> str:
+    """The thought of ``level`` about a decision; each level says all that the level below says, and more."""
+    parts = ("", decision.situation, decision.tried, f"plan {decision.plan}")
+    return " ".join(f"{part}." for part in parts[1:level])
+
+
+def render(level: int, decision: Decision) -> str:
+    """The assistant message: exactly what a rollout's response looks like."""
+    return f"<level>{level}</level><think>{thought(level, decision)}</think><action>{decision.action}</action>"
+
+
+def balanced_levels(rng: random.Random) -> Iterator[int]:
+    """The four levels in random order, again and again: any stretch of an episode holds them almost equally."""
+    while True:
+        yield from rng.sample(LEVELS, len(LEVELS))
+
+
+def write_demonstrations(
+    section: Mapping[str, Any], out_dir: str | Path, num_episodes: int, seed: int, num_workers: int, slack: float
+) -> Path:
+    """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
+
+    ``section`` is ``env.alfworld`` as a dict (its games are generated ones whatever its ``source``), ``slack`` the
+    share of useless but valid actions, ``num_workers`` the number of processes (0: play in this one). The file's name
+    is a hash of all that shapes it, and an existing file is returned at once. The lines do not depend on
+    ``num_workers``. Raises ``ValueError`` for settings that cannot work.
+    """
+    if num_episodes < 1 or not 0.0 <= slack < 1.0:
+        raise ValueError(f"need num_episodes >= 1 and 0 <= slack < 1, not {num_episodes} and {slack}")
+    settings = AlfworldSettings.from_section(section)
+    path = Path(out_dir) / f"demonstrations-{_key(settings, num_episodes, seed, slack)}.jsonl"
+    if path.exists():
+        logger.info("demonstrations: re-using %s", path)
+        return path
+    tasks = generated_tasks(settings, "demo", count=-(-num_episodes // EPISODES_PER_GAME))
+    plan = [(task, derive_seed("demo", seed, number), slack) for number, task in enumerate(tasks)]
+    lines = _play_all(asdict(settings), plan, num_workers, num_episodes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with open(temporary, "w") as file:
+        file.writelines(line + "\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    logger.info("demonstrations: %d of %d episodes won, written to %s", len(lines), num_episodes, path)
+    return path
+
+
+def _key(settings: AlfworldSettings, num_episodes: int, seed: int, slack: float) -> str:
+    shape = asdict(settings)
+    for name in ("data_dir", "train_games", "val_games", "source", "val_split"):
+        del shape[name]
+    key = [VERSION, games.GENERATOR, EPISODES_PER_GAME, metadata.version("alfworld"), shape, num_episodes, seed, slack]
+    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _play_all(section: dict[str, Any], plan: list[tuple], num_workers: int, num_episodes: int) -> list[str]:
+    """The lines of the won episodes, in the order of ``plan``."""
+    if num_workers == 0:
+        played = [play_games(section, plan)]
+    else:
+        size = max(1, min(32, -(-len(plan) // num_workers)))
+        chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
+        context = multiprocessing.get_context("spawn")  # a fork would copy the threads of torch and Ray
+        with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+            played = list(pool.map(play_games, [section] * len(chunks), chunks, timeout=TIMEOUT_S))
+    episodes = [episode for chunk in played for episode in chunk][:num_episodes]
+    return [line for line in episodes if line is not None]
+
+
+def play_games(section: dict[str, Any], plan: list[tuple[Task, int, float]]) -> list[str | None]:
+    """``EPISODES_PER_GAME`` episodes of each game as JSON lines; ``None`` for an episode that was not won."""
+    from agent_system.environments.env_package.alfworld.package import PACKAGE
+
+    env, prompts = PACKAGE.make(section), PACKAGE.prompts(section)
+    lines = []
+    try:
+        for task, seed, slack in plan:
+            for repetition in range(EPISODES_PER_GAME):
+                rng = random.Random(derive_seed(seed, repetition))
+                episode = play_episode(env, prompts, task, rng, slack, section["max_steps"])
+                lines.append(json.dumps(episode) if episode else None)
+    finally:
+        env.close()
+    return lines
+
+
+def play_episode(env, prompts, task: Task, rng: random.Random, slack: float, max_steps: int) -> dict[str, Any] | None:
+    """One expert episode as a JSONL row, or ``None`` where it was not won in ``max_steps``."""
+    observation = env.reset(task, 0)
+    expert, level_of_step = Expert(observation.text, rng, slack), balanced_levels(rng)
+    system = prompts.system(True)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompts.first(observation, True)})
+    levels, idle = [], []
+    for _ in range(max_steps):
+        decision, level = expert.act(), next(level_of_step)
+        levels.append(level)
+        idle.append(decision.slack)
+        messages.append({"role": "assistant", "content": render(level, decision)})
+        observation, _, done, _ = env.step(decision.action)
+        if done:
+            facts = {"task_id": task["task_id"], "data_source": task["data_source"], "kind": task["kind"]}
+            return {**facts, "levels": levels, "slack": idle, "messages": messages}
+        expert.observe(decision.action, observation.text)
+        messages.append({"role": "user", "content": prompts.turn(observation)})
+    return None
+
+
+def texts(path: str | Path) -> Iterator[str]:
+    """Every message of a demonstrations file, for training a tokenizer."""
+    with open(path) as file:
+        for line in file:
+            for message in json.loads(line)["messages"]:
+                yield message["content"]

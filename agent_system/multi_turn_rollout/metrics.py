@@ -1,0 +1,77 @@
+"""What the playing of one batch looked like, as numbers; every trajectory counts once."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from agent_system.multi_turn_rollout.trajectory import Trajectory
+from rlvcr.level_metrics import level_metrics
+
+
+def summary(name: str, values: Iterable[float]) -> dict[str, float]:
+    """Mean, maximum and minimum of ``values`` under ``name/``; nothing where there are none."""
+    numbers = np.array(list(values), dtype=np.float64)
+    if not numbers.size:
+        return {}
+    return {f"{name}/mean": numbers.mean(), f"{name}/max": numbers.max(), f"{name}/min": numbers.min()}
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
+    """``rollout/*`` of all trajectories, the aborted ones included.
+
+    ``active_ratio``: share of the playing time ``play_s`` (seconds) that a trajectory was under way, on average;
+    ``env_wait_s`` and ``engine_wait_s``: seconds a trajectory waited for its environment and for its tokens, on average.
+    """
+    count = max(len(trajectories), 1)
+    reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
+    cuts = Counter(t.truncated for t in trajectories if t.truncated is not None)
+    metrics = {
+        "rollout/trajectories": float(len(trajectories)),
+        "rollout/active_ratio": sum(t.active_s for t in trajectories) / (count * max(play_s, 1e-9)),
+        "rollout/env_wait_s": sum(t.env_wait_s for t in trajectories) / count,
+        "rollout/engine_wait_s": sum(t.engine_wait_s for t in trajectories) / count,
+        "rollout/aborted": float(reasons.total()),
+        "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
+    }
+    metrics |= {f"rollout/aborted_{reason}": float(n) for reason, n in sorted(reasons.items())}
+    return metrics | {f"rollout/truncated_{reason}": cuts[reason] / count for reason in ("steps", "length", "budget")}
+
+
+def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """``episode/*`` of trajectories that were played to an end (not aborted), and ``rlvcr/*`` where levels were read."""
+    played = [t for t in trajectories if t.aborted is None]
+    if not played:
+        return {}
+    turns = [(t, turn) for t in played for turn in t.turns]
+    metrics = summary("episode/reward", (t.reward for t in played))
+    metrics |= summary("episode/length", (len(t.turns) for t in played))
+    metrics["episode/success_rate"] = float(np.mean([t.won for t in played]))
+    if turns:
+        metrics["episode/valid_action_ratio"] = float(np.mean([turn.is_action_valid for _, turn in turns]))
+        metrics["episode/turn_tokens"] = float(np.mean([turn.end - turn.start for _, turn in turns]))
+    sources: dict[str, list[bool]] = {}
+    for trajectory in played:
+        sources.setdefault(trajectory.job.data_source, []).append(trajectory.won)
+    if len(sources) > 1:
+        metrics |= {f"episode/{source}/success_rate": float(np.mean(won)) for source, won in sources.items()}
+    return metrics | _thinking_metrics([(t, turn.parsed) for t, turn in turns if turn.parsed is not None])
+
+
+def _thinking_metrics(steps: list) -> dict[str, float]:
+    if not steps:
+        return {}
+    failures = [parsed.failure for _, parsed in steps]
+    metrics = level_metrics([parsed.level for _, parsed in steps], [t.won for t, _ in steps], failures)
+    metrics["rlvcr/thought_tokens_mean"] = float(np.mean([parsed.thought_tokens for _, parsed in steps]))
+    return metrics
+
+
+def wait_split(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
+    """``play_s`` split over engine and environments by how long trajectories waited for each, in seconds.
+
+    Both work at the same time, so this says where the playing time goes, not how long each one was busy.
+    """
+    engine, env = sum(t.engine_wait_s for t in trajectories), sum(t.env_wait_s for t in trajectories)
+    share = engine / max(engine + env, 1e-9)
+    return {"gen_engine": play_s * share, "gen_env": play_s * (1 - share)}

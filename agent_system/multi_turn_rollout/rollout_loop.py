@@ -1,0 +1,197 @@
+"""TrajectoryCollector: from a batch of tasks to rows.
+
+    vanilla   play ──▶ leave out what broke ──▶ pack
+    rlvcr     the same, thinking at other levels while playing, then score the thoughts (and the old log-probs)
+    dynamic   play again with new tasks until enough groups have returns that differ, then as above
+
+Playing happens in collector workers (``collector_group``), the trainer's process only packs.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from agent_system.environments.base import Observation
+from agent_system.environments.manager import assert_same_start
+from agent_system.environments.tasks import env_section
+from agent_system.multi_turn_rollout.collector_group import CollectorGroup
+from agent_system.multi_turn_rollout.collector_worker import Collected
+from agent_system.multi_turn_rollout.metrics import episode_metrics, rollout_metrics, summary, wait_split
+from agent_system.multi_turn_rollout.packing import pack, row_steps, rows_of, select_trajectories
+from agent_system.multi_turn_rollout.settings import PlaySettings, asks_for_levels
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from agent_system.tokens.probe import probe_template
+from rlvcr.levels import LevelCodec
+from rlvcr.scoring import score_rows
+from verl.protocol import DataProto
+
+logger = logging.getLogger(__name__)
+
+
+class TrajectoryCollector:
+    """Plays tasks with the policy and returns what was played as rows.
+
+    ``config`` is the whole typed configuration. ``processor`` is for policies that see images; a text policy has none.
+
+    Raises:
+        TemplateUnsupported: The tokenizer's chat template does not suit ``env.history``.
+        ValueError: Thinking levels are asked for and cannot be read with this tokenizer.
+    """
+
+    def __init__(self, config: Any, tokenizer: Any, processor: Any = None) -> None:
+        self.config, self.tokenizer, self.processor = config, tokenizer, processor
+        probe = probe_template(tokenizer)
+        probe.require(config.env.history)
+        if config.env.history == "append" and not probe.keeps_thoughts:
+            logger.warning("this chat template drops <think> from earlier turns; with env.history=append they stay")
+        self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
+        self._group: CollectorGroup | None = None
+
+    def multi_turn_loop(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True
+    ) -> DataProto:
+        """Play the tasks of ``gen_batch`` (``envs.gen_batch`` or ``envs.panel_batch``) and return their rows.
+
+        ``actor_rollout_wg`` offers ``rollout_workers`` and ``compute_log_prob(data)``. The result's ``meta_info`` holds
+        ``metrics`` and ``timing`` (seconds). Validation never thinks at other levels and keeps broken trajectories,
+        which count as lost.
+
+        Raises:
+            RuntimeError: Nothing is left to train on.
+            GroupMismatch: Members of a group did not start from the same state.
+            EngineError, WorkerStartError: A rollout worker failed, or no environment can be started.
+        """
+        if not is_train:
+            return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train=False)
+        if self.config.algorithm.filter_groups.enable:
+            return self.dynamic_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
+        if self.config.algorithm.rlvcr.enable:
+            return self.rlvcr_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
+        return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
+
+    def vanilla_multi_turn_loop(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True
+    ) -> DataProto:
+        """Play and pack."""
+        played = self._play(gen_batch, actor_rollout_wg, envs, self._settings(envs, is_train, thinking=False))
+        return self._rows(played, played.trajectories, is_train)[0]
+
+    def rlvcr_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
+        """Play while thinking at other levels, pack, and score every thought with the policy that sampled."""
+        played = self._play(gen_batch, actor_rollout_wg, envs, self._settings(envs, is_train=True, thinking=True))
+        data, rows = self._rows(played, played.trajectories)
+        return self._score(data, rows, actor_rollout_wg)
+
+    def dynamic_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
+        """Play new tasks until as many groups as ``gen_batch`` has show returns that differ.
+
+        At most ``algorithm.filter_groups.max_num_gen_batches`` batches are played; what was found by then is used, and
+        where nothing was found, the last batch.
+        """
+        thinking = bool(self.config.algorithm.rlvcr.enable)
+        settings = self._settings(envs, is_train=True, thinking=thinking)
+        wanted = len(set(gen_batch.non_tensor_batch["uid"]))
+        limit = self.config.algorithm.filter_groups.max_num_gen_batches
+        every, kept = Collected([], 0.0, 0.0), []
+        for draw in range(limit):
+            batch = gen_batch if draw == 0 else envs.gen_batch(gen_batch.meta_info["global_step"], wanted, draw)
+            played = self._play(batch, actor_rollout_wg, envs, settings)
+            every.add(played)
+            kept += groups_with_spread(played.trajectories, wanted - len(kept))
+            if len(kept) == wanted:
+                break
+        else:
+            logger.warning("%d batches gave %d of %d groups with returns that differ", limit, len(kept), wanted)
+        data, rows = self._rows(every, [t for group in kept for t in group] or played.trajectories)
+        data.meta_info["metrics"]["rollout/gen_batches"] = draw + 1.0
+        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept))
+        return self._score(data, rows, actor_rollout_wg) if thinking else data
+
+    def close(self) -> None:
+        """End the collector workers and their environments."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    # ------------------------------------------------------------------ playing
+
+    def _settings(self, envs: Any, is_train: bool, thinking: bool) -> PlaySettings:
+        settings = PlaySettings.from_config(self.config, envs.package, is_train, thinking)
+        if settings.levels and not envs.package.prompts(env_section(self.config.env)).asks_for_levels:
+            raise ValueError(
+                f"env.env_name={self.config.env.env_name!r} has no prompt that asks for thinking levels; set env.levels="
+                "false and algorithm.rlvcr.enable=false, or use an environment that has one"
+            )
+        return settings
+
+    def _play(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings) -> Collected:
+        if self._group is None:
+            self._group = CollectorGroup(self.config.env, self.tokenizer, actor_rollout_wg.rollout_workers)
+        plays = 1 if settings.is_train else self.config.actor_rollout_ref.rollout.val_kwargs.n
+        collected = self._group.collect(jobs_of(gen_batch, plays), settings)
+        starts = [t.start_state and Observation(t.start_state[0], anchor=t.start_state[1]) for t in collected.trajectories]
+        assert_same_start([t.job.uid for t in collected.trajectories], starts)
+        broken = [t for t in collected.trajectories if t.aborted is not None]
+        if broken:
+            first = broken[0]
+            logger.warning("%d trajectories broke; first: %s %s", len(broken), first.aborted, first.abort_detail[:300])
+        return collected
+
+    # ------------------------------------------------------------------ rows
+
+    def _rows(self, played: Collected, chosen: Sequence[Trajectory], is_train: bool = True) -> tuple[DataProto, list]:
+        """Pack ``chosen`` trajectories; metrics are of everything ``played``."""
+        began, left_out = time.perf_counter(), {}
+        if is_train:
+            chosen, left_out = select_trajectories(chosen, self.config.env.on_abort)
+        if not chosen:
+            raise RuntimeError(f"nothing is left to train on: {left_out}")
+        rows = rows_of(chosen)
+        pad = self.tokenizer.pad_token_id
+        pad = self.tokenizer.eos_token_id if pad is None else pad
+        data = pack(rows, pad, allow_retokenized=self.config.env.allow_retokenized or not is_train)
+        width = data.batch["prompts"].shape[1]
+        lengths = data.batch["attention_mask"]
+        data.meta_info["metrics"] = {
+            **rollout_metrics(played.trajectories, played.play_s),
+            **episode_metrics(played.trajectories),
+            **summary("prompt_length", lengths[:, :width].sum(-1).tolist()),
+            **summary("response_length", lengths[:, width:].sum(-1).tolist()),
+            **left_out,
+        }
+        data.meta_info["timing"] = {
+            **wait_split(played.trajectories, played.play_s),
+            "alternatives": played.thoughts_s,
+            "pack": time.perf_counter() - began,
+        }
+        return data, rows
+
+    def _score(self, data: DataProto, rows: list, actor_rollout_wg: Any) -> DataProto:
+        began = time.perf_counter()
+        data = score_rows(data, row_steps(rows), actor_rollout_wg.compute_log_prob, self.config, self.codec)
+        data.meta_info["timing"]["scoring"] = time.perf_counter() - began
+        return data
+
+
+def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
+    """One job per row of ``gen_batch`` and play; members of a group stay next to each other."""
+    columns = gen_batch.non_tensor_batch
+    jobs = []
+    for task, uid, member, seed in zip(
+        columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True
+    ):
+        for play in range(plays):
+            number = int(member) * plays + play
+            jobs.append(Job(len(jobs), task, str(uid), f"{uid}/{number}", number, int(seed)))
+    return jobs
+
+
+def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[list[Trajectory]]:
+    """The first ``limit`` whole groups whose unbroken members do not all have the same return."""
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.job.uid].append(trajectory)
+    spread = [g for g in groups.values() if len({t.reward for t in g if t.aborted is None}) > 1]
+    return spread[: max(limit, 0)]

@@ -1,0 +1,145 @@
+"""From played rows to ``token_level_scores`` [B, R].
+
+Group estimators take the sum over a row's scores as the outcome of the trajectory that the row belongs to, and count a
+trajectory once however many rows it has. Therefore *every row's scores sum to the outcome of its whole trajectory*:
+
+    append, episode   one row:   0 0 0 . . . 0 0 0 . . . 0 0 R        R = r0 + r1 + r2 - penalties
+    append, step      one row:   0 0 r0 . . . 0 0 r1 . . . 0 0 r2
+    window, both      row k:     0 0 R                                 for each k
+
+(dots: environment tokens). Rewards of single steps are in ``step_rewards``, where step-level estimators read them.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent_system.reward_manager.custom import load_function
+from verl.protocol import DataProto
+
+logger = logging.getLogger(__name__)
+ScoreFunction = Callable[..., float]
+
+
+class EpisodeRewardManager:
+    """The trajectory's outcome on the last sampled token of each of its rows.
+
+    The outcome is the return of the episode, or what ``compute_score`` says, minus ``invalid_action_penalty`` for each
+    step whose action was not valid. ``compute_score(data_source, steps, extra_info)`` receives the step records of the
+    whole trajectory in order and a dictionary with ``task_id``, ``episode_reward``, ``won`` and ``uid``, and returns a
+    number.
+    """
+
+    def __init__(self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None) -> None:
+        self.invalid_action_penalty = invalid_action_penalty
+        self.compute_score = compute_score
+
+    def __call__(self, data: DataProto) -> torch.Tensor:
+        """``token_level_scores`` [B, R] float32. Raises ``TypeError`` when the custom function returns no number."""
+        scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
+        outcomes = torch.tensor(self.outcomes(data), dtype=torch.float32)
+        rows, last = last_sampled(data.batch["response_mask"])
+        scores[rows, last] = outcomes[rows]
+        return scores
+
+    def outcomes(self, data: DataProto) -> list[float]:
+        """The outcome of each row's trajectory [B]."""
+        rows = rows_of_trajectories(data)
+        by_trajectory = {traj: self._outcome(data, members) for traj, members in rows.items()}
+        return [by_trajectory[traj] for traj in data.non_tensor_batch["traj_uid"]]
+
+    def _outcome(self, data: DataProto, rows: list[int]) -> float:
+        columns = data.non_tensor_batch
+        valid = [flag for row in rows for flag in columns["is_action_valid"][row]]
+        base = float(columns["episode_rewards"][rows[0]])
+        if self.compute_score is not None:
+            base = self._custom(data, rows)
+        return base - self.invalid_action_penalty * (len(valid) - sum(valid))
+
+    def _custom(self, data: DataProto, rows: list[int]) -> float:
+        columns, first = data.non_tensor_batch, rows[0]
+        steps = sorted((step for row in rows for step in columns["steps"][row]), key=lambda step: step["step"])
+        extra = {
+            "task_id": columns["task_id"][first],
+            "episode_reward": float(columns["episode_rewards"][first]),
+            "won": bool(columns["won"][first]),
+            "uid": columns["uid"][first],
+        }
+        score = self.compute_score(data_source=columns["data_source"][first], steps=steps, extra_info=extra)
+        if not isinstance(score, (int, float, np.number)):
+            raise TypeError(f"custom_reward_function returned a {type(score).__name__}, not a number")
+        return float(score)
+
+
+class StepRewardManager(EpisodeRewardManager):
+    """Each step's reward on the last token sampled for it; the penalty of an invalid action at its own step.
+
+    A row that holds only a part of its trajectory (``window``) is scored as by ``EpisodeRewardManager``, because its sum
+    must be the trajectory's outcome. A custom function scores whole trajectories and is refused here.
+    """
+
+    def __init__(self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None) -> None:
+        if compute_score is not None:
+            raise ValueError(
+                "reward_model.reward_manager=step and custom_reward_function.path exclude each other: the function "
+                "scores whole trajectories; use reward_model.reward_manager=episode"
+            )
+        super().__init__(invalid_action_penalty)
+
+    def __call__(self, data: DataProto) -> torch.Tensor:
+        """``token_level_scores`` [B, R] float32."""
+        scores = super().__call__(data)
+        columns = data.non_tensor_batch
+        for row in range(len(data)):
+            if len(columns["step_index"][row]) != columns["episode_lengths"][row]:
+                continue
+            scores[row] = 0.0
+            step_ids = data.batch["step_ids"][row]
+            steps = zip(
+                columns["step_index"][row], columns["step_rewards"][row], columns["is_action_valid"][row], strict=True
+            )
+            for step, reward, valid in steps:
+                last = int((step_ids == step).nonzero()[-1])
+                scores[row, last] = reward - (0.0 if valid else self.invalid_action_penalty)
+        return scores
+
+
+REWARD_MANAGERS: dict[str, type[EpisodeRewardManager]] = {
+    "episode": EpisodeRewardManager,
+    "step": StepRewardManager,
+}
+
+
+def load_reward_manager(config: Any) -> EpisodeRewardManager:
+    """The reward manager that ``config`` (the whole typed configuration) asks for.
+
+    Raises ``ValueError`` for an unknown manager, and what ``load_function`` raises for a custom function.
+    """
+    name = config.reward_model.reward_manager
+    if name not in REWARD_MANAGERS:
+        raise ValueError(f"reward_model.reward_manager={name!r}: allowed are {', '.join(REWARD_MANAGERS)}")
+    actor, custom = config.actor_rollout_ref.actor, config.custom_reward_function
+    penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
+    function = load_function(custom.path, custom.name) if custom.path else None
+    return REWARD_MANAGERS[name](penalty, function, **config.reward_model.reward_kwargs)
+
+
+def last_sampled(response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of ``response_mask`` [B, R] that sampled something, and the column of their last sampled token."""
+    sampled = response_mask.bool()
+    columns = torch.arange(sampled.shape[1]).expand_as(sampled)
+    last = torch.where(sampled, columns, -1).amax(-1)
+    rows = (last >= 0).nonzero().squeeze(-1)
+    return rows, last[rows]
+
+
+def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:
+    """The rows of every trajectory."""
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, trajectory in enumerate(data.non_tensor_batch["traj_uid"]):
+        rows[trajectory].append(row)
+    return rows

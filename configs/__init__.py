@@ -1,0 +1,1 @@
+"""Experiments: YAML files that override ``ppo_trainer`` or ``sft_trainer``, each runnable by ``--config-name``."""

@@ -1,0 +1,117 @@
+"""Alternatives: what the policy would have thought at the levels it did not choose, before the same action.
+
+    chat prompt ──sampled──▶ <level>3</level><think>original</think><action>...     the step, in the row
+        │
+        ├──forced──▶ <level>1</level><think></think><action>                        no generation
+        ├──forced──▶ <level>2</level><think> ──sampled──▶ thought </think>|<action>
+        └──forced──▶ <level>4</level><think> ──sampled──▶ thought </think>|<action>
+
+A thought that never ends, or that breaks the format, is dropped and counted; none is made up.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlvcr.levels import ACTION_START, LEVELS, THINK_END, ForcedThought, LevelCodec, ParsedStep
+from verl.utils.sampling import SamplingResult, StopReason
+from verl.utils.seeds import derive_seed
+
+STOP = (THINK_END, ACTION_START)
+SEED_RANGE = float(2**63)
+
+# (prompt_ids, max_tokens, stop, route) -> what was sampled; None where the engine gave the request up
+Sample = Callable[[list[int], int, tuple[str, ...], int], Awaitable[SamplingResult | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class AlternativeSettings:
+    """Which steps get alternatives, and how many.
+
+    ``which``: ``all`` three other levels or ``one`` drawn uniformly. ``expand``: steps of ``all`` groups or of
+    ``mixed_groups`` (whose returns differ). ``step_fraction``: share of the steps. ``max_tokens``: longest thought.
+    ``action_blind`` False tells the thought which action follows. ``seed`` is the base of the draws.
+    """
+
+    which: str = "all"
+    expand: str = "all"
+    step_fraction: float = 1.0
+    max_tokens: int = 64
+    action_blind: bool = True
+    seed: int = 0
+
+    @classmethod
+    def from_config(cls, rlvcr: Any, seed: int, max_turn_tokens: int) -> "AlternativeSettings":
+        """Read ``algorithm.rlvcr``; a thought is never longer than a turn may be."""
+        return cls(
+            which=rlvcr.alternatives,
+            expand=rlvcr.expand,
+            step_fraction=rlvcr.step_fraction,
+            max_tokens=min(rlvcr.max_alternative_tokens, max_turn_tokens),
+            action_blind=rlvcr.action_blind,
+            seed=seed,
+        )
+
+
+@dataclass(slots=True)
+class StepAlternatives:
+    """What became of one step's alternatives: the thoughts in order of level, and why others were dropped."""
+
+    thoughts: list[ForcedThought] = field(default_factory=list)
+    dropped: Counter = field(default_factory=Counter)
+    sampled_tokens: int = 0
+
+
+class AlternativeSampler:
+    """Samples alternatives through ``sample`` with the settings the step itself was sampled with."""
+
+    def __init__(self, settings: AlternativeSettings, codec: LevelCodec, sample: Sample, encode: Callable) -> None:
+        self.settings = settings
+        self._codec, self._sample, self._encode = codec, sample, encode
+
+    def levels_for(self, parsed: ParsedStep, traj_uid: str, step: int) -> list[int]:
+        """The levels to think at; none for a step that cannot be scored or was not drawn.
+
+        Depends on the seed, the trajectory and the step alone.
+        """
+        if parsed.failure is not None or parsed.level is None:
+            return []
+        draw = derive_seed(self.settings.seed, "alternatives", traj_uid, step)
+        if draw / SEED_RANGE >= self.settings.step_fraction:
+            return []
+        others = [level for level in LEVELS if level != parsed.level]
+        if self.settings.which == "one":
+            return [others[derive_seed(self.settings.seed, "alternative level", traj_uid, step) % len(others)]]
+        return others
+
+    async def think(
+        self, prompt_ids: list[int], parsed: ParsedStep, levels: Sequence[int], route: int = 0
+    ) -> StepAlternatives:
+        """Think at ``levels`` after ``prompt_ids``, the tokens the step itself followed."""
+        found = StepAlternatives()
+        hint = [] if self.settings.action_blind else self._hint(parsed)
+        asked = [level for level in levels if level != 1]
+        waiting = [self._one(prompt_ids + hint + self._codec.prefix_ids[level], route) for level in asked]
+        results = dict(zip(asked, await asyncio.gather(*waiting), strict=True))
+        for level in sorted(levels):
+            thought, reason = (self._codec.empty_thought(), "") if level == 1 else self._read(level, results[level])
+            if thought is None:
+                found.dropped[reason] += 1
+            else:
+                found.thoughts.append(thought)
+        found.sampled_tokens = sum(len(result.token_ids) for result in results.values() if result is not None)
+        return found
+
+    def _one(self, prompt_ids: list[int], route: int) -> Awaitable[SamplingResult | None]:
+        return self._sample(prompt_ids, self.settings.max_tokens, STOP, route)
+
+    def _read(self, level: int, result: SamplingResult | None) -> tuple[ForcedThought | None, str]:
+        if result is None:
+            return None, "engine"
+        thought = self._codec.forced_thought(level, result.token_ids)
+        return thought, "length" if result.stop_reason is StopReason.LENGTH else "format"
+
+    def _hint(self, parsed: ParsedStep) -> list[int]:
+        return list(self._encode(f"The action will be: {parsed.action}\n"))

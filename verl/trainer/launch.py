@@ -1,0 +1,130 @@
+"""The composition root of a PPO run: the one module that knows the concrete classes of every room.
+
+    policy ─▶ tokenizer ─▶ environments ─▶ checks ─▶ Ray ─▶ worker groups and engines ─▶ collector ─▶ trainer.fit()
+
+Everything that can be refused is refused before Ray starts.
+"""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from transformers import AutoTokenizer
+
+import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
+from agent_system.environments import make_envs
+from agent_system.multi_turn_rollout import TrajectoryCollector
+from agent_system.reward_manager import make_reward_manager
+from agent_system.multi_turn_rollout.checks import check_setup
+from verl.single_controller.ray import RayClassWithInitArgs
+from verl.single_controller.ray.local import init_ray
+from verl.trainer.config.schema import PPOConfig
+from verl.trainer.ppo.journal import Journal
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
+from verl.utils.checkpoint import CheckpointManager
+from verl.utils.logging import setup_logging
+from verl.utils.run_dir import RunDirectory
+from verl.workers.actor import ActorWorker
+from verl.workers.collectives import resolve_device
+from verl.workers.critic import CriticWorker
+from verl.workers.rollout import RolloutWorker
+
+logger = logging.getLogger(__name__)
+CPU_SHARE = 0.1  # of a CPU per worker: on CPU, thread counts bound what workers use, not Ray's accounting
+
+
+def run_ppo(cfg: PPOConfig) -> None:
+    """Run the training that ``cfg`` describes, from a missing policy to the report."""
+    started = time.perf_counter()
+    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, {"trainer": cfg.trainer.seed, "env": cfg.env.seed}) as run:
+        setup_logging(run.logs / "driver.log")
+        ensure_policy(cfg)
+        tokenizer = AutoTokenizer.from_pretrained(cfg.actor_rollout_ref.model.path)
+        envs, val_envs = make_envs(cfg)
+        check_setup(cfg, tokenizer, envs.package)
+        with contextlib.ExitStack() as stack:
+            workers = start_workers(cfg, stack)
+            collector = TrajectoryCollector(cfg, tokenizer)
+            stack.callback(collector.close)
+            trainer = RayPPOTrainer(
+                config=cfg,
+                workers=workers,
+                collector=collector,
+                envs=envs,
+                val_envs=val_envs,
+                reward_fn=make_reward_manager(cfg),
+                journal=Journal(run, cfg, tokenizer),
+                checkpoints=CheckpointManager(run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep),
+            )
+            logger.info("ready after %.1f s; run directory %s", time.perf_counter() - started, run.path)
+            trainer.fit()
+        logger.info("report: %s", run.report_path)
+
+
+def ensure_policy(cfg: PPOConfig) -> None:
+    """Make the policy with a supervised run in a process of its own where it does not exist yet."""
+    path = Path(cfg.actor_rollout_ref.model.path)
+    if path.exists():
+        return
+    logger.info("no policy at %s: cold start with config %s", path, cfg.cold_start.config_name)
+    command = [sys.executable, "-m", "verl.trainer.main_sft", "--config-name", cfg.cold_start.config_name]
+    subprocess.run([*command, f"model.save_path={path}", *cfg.cold_start.overrides], check=True)
+
+
+def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorkers:
+    """Start Ray, the rollout engines and the training groups; ``stack`` ends them in reverse order."""
+    use_gpu = resolve_device(cfg.trainer.device) == "cuda"
+    facts = init_ray(cfg.ray_init)
+    stack.callback(ray.shutdown)
+    logger.info("ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"])
+    specs = worker_specs(cfg)
+    pools = ResourcePoolManager(
+        resource_pool_spec={"global_pool": [cfg.trainer.n_gpus_per_node] * cfg.trainer.nnodes},
+        mapping={role: "global_pool" for role in [*specs, Role.Rollout]},
+        use_gpu=use_gpu,
+        cpus_per_worker=1.0 if use_gpu else CPU_SHARE,
+    )
+    pools.create_resource_pool()
+    stack.callback(pools.shutdown)
+    rollout_workers = start_rollout_workers(cfg, pools)
+    stack.callback(lambda: [ray.kill(worker) for worker in rollout_workers])
+    workers = TrainingWorkers.start(specs, pools, rollout_workers)
+    stack.callback(workers.shutdown)
+    return workers
+
+
+def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
+    """The worker class of every training role this configuration needs."""
+    trainer, policy = cfg.trainer, cfg.actor_rollout_ref
+    threads = trainer.num_threads or max(1, (os.cpu_count() or 1) // trainer.n_gpus_per_node)
+    env_vars = {"OMP_NUM_THREADS": str(threads)}
+
+    def spec(cls: type, section: Any, **kwargs: Any) -> RayClassWithInitArgs:
+        arguments = {"seed": trainer.seed, "num_threads": threads, "device": trainer.device, **kwargs}
+        return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments)
+
+    specs = {Role.Actor: spec(ActorWorker, policy, role="actor")}
+    if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
+        specs[Role.RefPolicy] = spec(ActorWorker, policy, role="ref")
+    if cfg.critic.enable:
+        specs[Role.Critic] = spec(CriticWorker, cfg.critic)
+    return specs
+
+
+def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
+    """Start one engine per rollout worker; they load while the training groups do."""
+    rollout, policy = cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref
+    threads = rollout.num_threads or max(1, (os.cpu_count() or 1) // rollout.num_workers)
+    resources = pools.get_resource_pool(Role.Rollout).actor_resources()
+    remote = ray.remote(RolloutWorker).options(max_concurrency=64, **resources)
+    return [
+        remote.remote(policy, policy.model.path, seed=cfg.trainer.seed + index, num_threads=threads)
+        for index in range(rollout.num_workers)
+    ]

@@ -1,0 +1,44 @@
+"""Train a policy with an algorithm of the PPO family: ``python -m verl.trainer.main_ppo [key=value ...]``.
+
+Without arguments the embedded default (``configs/quickstart.yaml``) is trained on whatever device there is; a command
+line that names its own policy starts from the neutral ``ppo_trainer``.
+"""
+
+import logging
+import sys
+from collections.abc import Collection, Sequence
+
+from verl.trainer.config import cli
+from verl.trainer.config.schema import PPOConfig
+
+logger = logging.getLogger(__name__)
+MODEL_PATH = "actor_rollout_ref.model.path="
+
+
+def default_config_name(overrides: Sequence[str]) -> str:
+    """``quickstart``, or ``ppo_trainer`` where the overrides name a policy."""
+    names_policy = any(word.lstrip("+").startswith(MODEL_PATH) for word in overrides)
+    return "ppo_trainer" if names_policy else "quickstart"
+
+
+def env_names() -> Collection[str]:
+    """Names of the registered environments."""
+    from agent_system.environments.registry import REGISTRY
+
+    return REGISTRY.keys()
+
+
+def train(cfg: PPOConfig) -> None:
+    """Start the run that ``cfg`` describes; everything heavy is imported from here on."""
+    from verl.trainer.launch import run_ppo
+
+    run_ppo(cfg)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, env_names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The journal of a run: metrics, trajectories and the report, written as training goes."""
+
+import logging
+from typing import Any
+
+from verl.protocol import DataProto
+from verl.utils.report import write_report
+from verl.utils.rollout_log import rollout_lines
+from verl.utils.run_dir import RunDirectory
+from verl.utils.tracking import Tracking
+
+logger = logging.getLogger(__name__)
+
+
+class Journal:
+    """Writes what the trainer reports into the run directory and to the trackers."""
+
+    def __init__(self, run: RunDirectory, config: Any, tokenizer: Any) -> None:
+        self.run, self.config, self.tokenizer = run, config, tokenizer
+        self.tracking: Tracking | None = None
+
+    def open(self, resume_step: int | None, total_steps: int) -> None:
+        """Start the trackers; lines after ``resume_step`` are removed, ``None`` starts a fresh file."""
+        trainer = self.config.trainer
+        self.tracking = Tracking(
+            trainer.project_name,
+            trainer.experiment_name,
+            trainer.logger,
+            self.config,
+            self.run.path,
+            resume_step=resume_step,
+            total_steps=total_steps,
+        )
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+        """One line of metrics; where it holds a validation, the report is renewed."""
+        self.tracking.log(metrics, step)
+        if "val/success_rate" in metrics:
+            write_report(self.run.path)
+
+    def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
+        """Every trajectory of a step with its credit."""
+        self.run.write_rollouts(step, rollout_lines(batch, self.tokenizer), validation)
+
+    def finish(self) -> None:
+        """Close the trackers and write the report for the last time."""
+        if self.tracking is not None:
+            self.tracking.finish()
+            self.tracking = None
+            write_report(self.run.path)

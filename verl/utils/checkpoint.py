@@ -1,0 +1,250 @@
+"""Checkpoint directories that are either whole or not there.
+
+::
+
+    root/global_step_20/          renamed into place when every byte is on disk
+        manifest.json             size and SHA-256 of every other file, written last
+        state.json                what the caller passed as ``state``
+        ...                       whatever the writer wrote (safetensors for tensors, JSON for state)
+    root/.partial-<host>-<pid>-*  a save or a removal under way; left behind only by a crash, removed by the next save
+
+A checkpoint counts as valid when all files of its manifest are there with the size and the digest it names. One driver
+saves into a root at a time; any number of processes may read.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+__all__ = ["CheckpointError", "CheckpointManager", "verify_checkpoint"]
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+PARTIAL = ".partial-"
+PARTIAL_AGE_S = 24 * 3600  # what is unfinished for longer is taken for abandoned, whoever owns it
+
+logger = logging.getLogger(__name__)
+_STEP_DIR = re.compile(r"global_step_(\d+)")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is missing, torn or altered; the message says which file and how."""
+
+
+def verify_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The manifest of a valid checkpoint.
+
+    Raises ``CheckpointError`` for the first file that is missing or differs. Files the manifest does not name are
+    left unread.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    for name, entry in manifest["files"].items():
+        if _digest(path / name) != entry["sha256"]:
+            raise CheckpointError(f"{path / name}: the content is not what {MANIFEST} names (SHA-256 differs)")
+    return manifest
+
+
+class CheckpointManager:
+    """Saves, finds and retires the checkpoints under ``root``; ``max_to_keep`` None keeps all of them."""
+
+    def __init__(self, root: str | Path, max_to_keep: int | None = None) -> None:
+        if max_to_keep is not None and max_to_keep < 1:
+            raise ValueError(f"max_to_keep must be at least 1 or None, got {max_to_keep}")
+        self.root = Path(root)
+        self.max_to_keep = max_to_keep
+
+    def save(self, step: int, writer: Callable[[Path], None], state: dict[str, Any]) -> Path:
+        """Make ``root/global_step_<step>`` and retire old checkpoints; returns the new directory.
+
+        ``writer(directory)`` writes the tensors; ``state`` must be JSON. A checkpoint of the same step is replaced.
+        When anything raises, nothing is left behind and the other checkpoints are as they were.
+        """
+        if step < 0:
+            raise ValueError(f"step must not be negative, got {step}")
+        encoded = json.dumps(state, indent=1)  # before the writer: a state that is no JSON should cost no time
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._remove_stale_partials()
+        final = self.root / f"global_step_{step}"
+        partial = self._new_partial()
+        try:
+            writer(partial)
+            _write_state_and_manifest(partial, step, encoded)
+            replaced = self._set_aside(final) if final.exists() else None
+            os.rename(partial, final)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # gone already after the rename
+        _sync(self.root)
+        if replaced is not None:
+            shutil.rmtree(replaced)
+        self._retire(step)
+        return final
+
+    def steps(self) -> dict[int, Path]:
+        """Step → directory of everything that bears a checkpoint's name, valid or not, in ascending order."""
+        if not self.root.is_dir():
+            return {}
+        matches = [(_STEP_DIR.fullmatch(entry.name), entry) for entry in self.root.iterdir() if entry.is_dir()]
+        return dict(sorted((int(match[1]), entry) for match, entry in matches if match))
+
+    def latest_valid(self) -> Path | None:
+        """The newest checkpoint that verifies, or None; each one passed over is named in a warning."""
+        for path in reversed(self.steps().values()):
+            try:
+                verify_checkpoint(path)
+            except CheckpointError as error:
+                logger.warning("checkpoint passed over: %s", error)
+            else:
+                return path
+        return None
+
+    def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
+        """The ``state`` saved in ``path`` (verified first), or in the newest valid checkpoint.
+
+        Raises ``CheckpointError`` when ``path`` does not verify or there is no valid checkpoint.
+        """
+        if path is None:
+            path = self.latest_valid()
+            if path is None:
+                raise CheckpointError(f"no valid checkpoint under {self.root}")
+        else:
+            verify_checkpoint(path)
+        return json.loads((Path(path) / STATE).read_text(encoding="utf-8"))
+
+    def _new_partial(self) -> Path:
+        path = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{socket.gethostname()}-{os.getpid()}-", dir=self.root))
+        umask = os.umask(0)
+        os.umask(umask)
+        path.chmod(0o777 & ~umask)  # mkdtemp makes it private; a checkpoint is as readable as its siblings
+        return path
+
+    def _retire(self, saved_step: int) -> None:
+        """Keep the newest ``max_to_keep`` whole checkpoints and, whatever their number, the newest valid one."""
+        if self.max_to_keep is None:
+            return
+        steps = self.steps()
+        whole = [step for step, path in steps.items() if _looks_whole(path)]
+        keep = {*whole[-self.max_to_keep :], self._newest_valid_step(steps, saved_step)}
+        for step, path in steps.items():
+            # a torn one newer than all that is kept stays for inspection
+            if step not in keep and (step in whole or step < min(keep)):
+                shutil.rmtree(self._set_aside(path))
+
+    def _newest_valid_step(self, steps: dict[int, Path], saved_step: int) -> int:
+        for step in sorted((s for s in steps if s > saved_step), reverse=True):
+            try:
+                verify_checkpoint(steps[step])
+            except CheckpointError as error:
+                logger.warning("checkpoint newer than step %d is not valid: %s", saved_step, error)
+            else:
+                return step
+        return saved_step
+
+    def _set_aside(self, path: Path) -> Path:
+        # before its removal: one that is cut short must not leave a torn directory under a checkpoint's name
+        aside = self._new_partial()
+        os.rename(path, aside / path.name)
+        _sync(self.root)
+        return aside
+
+    def _remove_stale_partials(self) -> None:
+        for path in self.root.glob(f"{PARTIAL}*"):
+            if _is_abandoned(path):
+                logger.info("removing %s, left by a save that did not finish", path)
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_state_and_manifest(directory: Path, step: int, encoded_state: str) -> None:
+    for reserved in (STATE, MANIFEST):
+        if (directory / reserved).exists():
+            raise CheckpointError(f"the writer made {reserved}, a name the checkpoint needs for itself")
+    (directory / STATE).write_text(encoded_state, encoding="utf-8")
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path}: a checkpoint holds plain files and directories only")
+        _sync(path)
+        if path.is_file():
+            entry = {"sha256": _digest(path), "size": path.stat().st_size}
+            files[path.relative_to(directory).as_posix()] = entry
+    manifest = {"format": 1, "step": step, "files": files}
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    _sync(directory / MANIFEST)
+    _sync(directory)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest, with presence and size of its files checked (their content is not)."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or STATE not in manifest["files"]:
+        raise CheckpointError(f"{path / MANIFEST}: not a manifest")
+    for name, entry in manifest["files"].items():
+        _check_entry(path, name, entry)
+    return manifest
+
+
+def _check_entry(path: Path, name: str, entry: Any) -> None:
+    relative = PurePosixPath(name)
+    inside = not relative.is_absolute() and ".." not in relative.parts
+    if not inside or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):
+        raise CheckpointError(f"{path / MANIFEST}: the entry {name!r} is not one a save writes")
+    file = path / name
+    if file.is_symlink() or not file.is_file():
+        raise CheckpointError(f"{file}: missing")
+    if file.stat().st_size != entry["size"]:
+        raise CheckpointError(f"{file}: {file.stat().st_size} bytes, {MANIFEST} names {entry['size']}")
+
+
+def _looks_whole(path: Path) -> bool:
+    try:
+        _read_manifest(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _digest(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def _sync(path: Path) -> None:
+    """Force a file's content, or a directory's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_abandoned(path: Path) -> bool:
+    owner = re.fullmatch(rf"{re.escape(PARTIAL)}(.+)-(\d+)-[^-]+", path.name)
+    if time.time() - path.stat().st_mtime > PARTIAL_AGE_S:
+        return True
+    if owner is None or owner[1] != socket.gethostname():
+        return False
+    pid = int(owner[2])
+    if pid == os.getpid():
+        return True  # saves do not overlap, so an earlier one of this process left it
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

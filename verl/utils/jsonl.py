@@ -1,0 +1,87 @@
+"""Files of one JSON object a line that survive a crash in the middle of a line."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can carry it: arrays and tensors become lists, numbers that are not finite become null."""
+    if isinstance(value, (str, bool)) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if hasattr(value, "tolist"):  # arrays and tensors
+        return plain(value.tolist())
+    return str(value)
+
+
+def dumps(record: dict[str, Any]) -> str:
+    """One line without its newline."""
+    return json.dumps(plain(record), ensure_ascii=False, separators=(",", ":"))
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Append one line and return when it is on the disk."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of ``path``, none if it does not exist; a torn or foreign line is skipped."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            record = _parse(line)
+            if record is not None:
+                yield record
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    if not line.endswith("\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def write(path: Path, records: Iterable[dict[str, Any]]) -> int:
+    """Write ``records`` to ``path`` so that it holds either all of them or what it held before; returns how many."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    count = 0
+    with partial.open("w", encoding="utf-8") as file:
+        for count, record in enumerate(records, start=1):  # noqa: B007  the count is the result
+            file.write(dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return count
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` so that a reader sees either all of it or what was there before."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
