@@ -66,7 +66,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=[f"{name}{below}" for name in PACKAGES for below in ("", ".*")]),
-    package_data={"verl.trainer.config": ["*.yaml"], "configs": ["*.yaml"], "": ["*.jinja", "*.html", "*.json", "*.txt"]},
+    package_data={"": ["*.yaml", "*.jinja", "*.html", "*.css", "*.js", "*.json", "*.txt"]},
     install_requires=CORE,
     extras_require=EXTRAS,
 )

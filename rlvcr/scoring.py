@@ -99,8 +99,8 @@ def score_rows(
 ) -> DataProto:
     """Score ``rows`` (the steps of each row of ``data``) and add credit for thinking to ``data``, which is returned.
 
-    Adds ``old_log_probs``, ``entropys``, ``thinking_level_entropies``, ``thinking_token_costs``, ``level_mask`` and, where
-    it is used, ``thinking_reweight``, all [B, R]; raw numbers go into the step records, ``rlvcr/*`` into
+    Adds ``old_log_probs``, ``entropys``, ``thinking_level_entropies``, ``thinking_token_costs``, ``level_mask`` and,
+    where it is used, ``thinking_reweight``, all [B, R]; raw numbers go into the step records, ``rlvcr/*`` into
     ``meta_info["metrics"]``, the level entropy's weight and tokens into ``meta_info`` for the actor. ``config`` is the
     whole typed configuration.
     """

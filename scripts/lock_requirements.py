@@ -1,17 +1,25 @@
-"""Pin the closure of ``requirements/cpu.in`` as it is installed here into ``requirements/cpu.txt``.
+"""Pin the closure of the direct requirements into complete lists that ``pip install --no-deps`` takes.
 
-    python scripts/lock_requirements.py [--check]
+    python scripts/lock_requirements.py [--check]          cpu.in -> cpu.txt, versions as installed here
+    python scripts/lock_requirements.py --report FILE      gpu.in -> gpu.txt, versions as pip resolved them
 
-Reads the metadata of the interpreter it runs in, so run it in an environment that has everything. The list is installed
-with ``pip install --no-deps``: it must be complete, and it must not hold what LEAVE_OUT names. ``--check`` writes nothing
-and exits with 1 when the file differs.
+The first form reads the metadata of the interpreter it runs in, so run it in an environment that has everything. The
+second needs no GPU: it reads the report of a dry run that downloads but installs nothing (the two sdists of gpu.in left
+out of it, torch pinned with ``===`` where pip knows a CPU build):
+
+    pip install --dry-run --ignore-installed --report FILE -r requirements/gpu.in
+
+What LEAVE_OUT names, and what only that needs, is not in the lists. ``--check`` writes nothing and exits with 1 when
+cpu.txt differs.
 """
 
 import argparse
 import fnmatch
 import importlib.metadata
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -21,12 +29,6 @@ FOLDER = Path(__file__).resolve().parents[1] / "requirements"
 
 # Asked for by some package, used by nothing here. Patterns over canonical names, each with its reason.
 LEAVE_OUT = {
-    "torchvision": "its CUDA build breaks transformers beside the CPU torch",
-    "torchaudio": "as torchvision",
-    "torchcodec": "as torchvision",
-    "nvidia-*": "CUDA",
-    "cuda-*": "CUDA",
-    "triton": "has no CPU backend",
     "llama-cpp-python": "compiles for minutes; the GGUF file is read by transformers",
     "llm": "the command-line tool around that file",
     "spacy": "jericho loads it for interactive fiction only",
@@ -38,17 +40,53 @@ LEAVE_OUT = {
     "sentry-sdk": "a server front end of the engine",
     "email-validator": "a server front end of the engine",
 }
+LEAVE_OUT_ON_CPU = {
+    "torchvision": "its CUDA build breaks transformers beside the CPU torch",
+    "torchaudio": "as torchvision",
+    "torchcodec": "as torchvision",
+    "nvidia-*": "CUDA",
+    "cuda-*": "CUDA",
+    "triton": "has no CPU backend",
+}
 
-HEADER = """\
+CPU_HEADER = """\
 # Pinned and complete: pip install --no-deps -r requirements/cpu.txt   (Python 3.11, Linux x86-64)
 # Made from cpu.in by scripts/lock_requirements.py, which also says what is left out and why.
 # torch's CPU build comes from PyTorch's own CPU index where pip is not set up for it.
 """
+GPU_HEADER = """\
+# Pinned and complete: pip install --no-deps -r requirements/gpu.txt   (Python 3.11, Linux x86-64, CUDA 13 driver)
+# Made from gpu.in by scripts/lock_requirements.py --report, from a dry run of pip's resolver without a GPU.
+"""
 
 
-def is_left_out(name: str) -> bool:
-    """Whether LEAVE_OUT names the distribution."""
-    return any(fnmatch.fnmatch(canonicalize_name(name), pattern) for pattern in LEAVE_OUT)
+@dataclass(frozen=True)
+class Package:
+    """Name, version and requirements of one distribution."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...]
+
+
+class Metadata:
+    """Packages of a resolver report, or else those that are installed here."""
+
+    def __init__(self, report: Mapping | None = None) -> None:
+        entries = [entry["metadata"] for entry in report["install"]] if report else []
+        self._reported = {
+            canonicalize_name(entry["name"]): Package(
+                entry["name"], entry["version"], tuple(entry.get("requires_dist", ()))
+            )
+            for entry in entries
+        }
+
+    def __getitem__(self, name: str) -> Package:
+        """The package called ``name``. Raises ``PackageNotFoundError``."""
+        if (key := canonicalize_name(name)) in self._reported:
+            return self._reported[key]
+        found = importlib.metadata.distribution(name)
+        return Package(found.metadata["Name"], found.version, tuple(found.requires or ()))
 
 
 def direct_requirements(text: str) -> list[Requirement]:
@@ -57,59 +95,61 @@ def direct_requirements(text: str) -> list[Requirement]:
     return [Requirement(line) for line in lines if line]
 
 
-def dependencies(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
-    """What the installed distribution asks for on this machine, with ``extras``."""
-    for text in importlib.metadata.requires(name) or []:
+def dependencies(package: Package, extras: frozenset[str]) -> Iterator[Requirement]:
+    """What ``package`` asks for on this machine, with ``extras``."""
+    for text in package.requires:
         requirement = Requirement(text)
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             yield requirement
 
 
-def closure(direct: list[Requirement]) -> dict[str, str]:
-    """Installed versions by name of everything ``direct`` needs, LEAVE_OUT and what only it needs not included.
-
-    Raises ``PackageNotFoundError`` for one that is not installed.
-    """
-    pins: dict[str, str] = {}
+def closure(direct: list[Requirement], metadata: Metadata, leave_out: Mapping[str, str]) -> list[Package]:
+    """Everything ``direct`` needs, sorted by name; ``leave_out`` and what only it needs not included."""
+    found: dict[str, Package] = {}
     visited: set[tuple[str, frozenset[str]]] = set()
     waiting = list(direct)
     while waiting:
         requirement = waiting.pop()
         key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
-        if key in visited or is_left_out(requirement.name):
+        if key in visited or any(fnmatch.fnmatch(key[0], pattern) for pattern in leave_out):
             continue
         visited.add(key)
-        distribution = importlib.metadata.distribution(requirement.name)
-        pins[distribution.metadata["Name"]] = distribution.version
-        waiting += dependencies(requirement.name, key[1])
-    return pins
+        found[key[0]] = metadata[requirement.name]
+        waiting += dependencies(found[key[0]], key[1])
+    return sorted(found.values(), key=lambda package: package.name.lower())
 
 
-def mismatches(direct: list[Requirement], pins: dict[str, str]) -> list[str]:
-    """Direct requirements whose pin is not the version that is installed here."""
-    versions = {canonicalize_name(name): version for name, version in pins.items()}
-    installed = ((item, versions[canonicalize_name(item.name)]) for item in direct)
-    return [f"{item} asked for, {version} installed" for item, version in installed if version not in item.specifier]
+def mismatches(direct: list[Requirement], packages: list[Package]) -> list[str]:
+    """Direct requirements that the pinned versions do not meet."""
+    versions = {canonicalize_name(package.name): package.version for package in packages}
+    pinned = ((item, versions[canonicalize_name(item.name)]) for item in direct)
+    return [f"{item} asked for, {version} found" for item, version in pinned if version not in item.specifier]
 
 
 def main() -> int:
-    """Write (or compare) the pinned list."""
+    """Write (or compare) a pinned list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when cpu.txt differs")
+    parser.add_argument("--report", type=Path, help="a resolver report: make gpu.txt from it")
     args = parser.parse_args()
-    direct = direct_requirements((FOLDER / "cpu.in").read_text())
-    pins = closure(direct)
-    wrong = mismatches(direct, pins)
+    name, header, leave_out = "cpu", CPU_HEADER, LEAVE_OUT | LEAVE_OUT_ON_CPU
+    report = None
+    if args.report:
+        name, header, leave_out = "gpu", GPU_HEADER, LEAVE_OUT
+        report = json.loads(args.report.read_text())
+    direct = direct_requirements((FOLDER / f"{name}.in").read_text())
+    packages = closure(direct, Metadata(report), leave_out)
+    wrong = mismatches(direct, packages)
     if wrong:
         sys.stderr.write("\n".join(wrong) + "\n")
         return 1
-    text = HEADER + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins, key=str.lower))
-    target = FOLDER / "cpu.txt"
+    text = header + "".join(f"{package.name}=={package.version}\n" for package in packages)
+    target = FOLDER / f"{name}.txt"
     if args.check:
         return 0 if target.read_text() == text else 1
     target.write_text(text)
-    sys.stdout.write(f"{len(pins)} packages in {target}\n")
+    sys.stdout.write(f"{len(packages)} packages in {target}\n")
     return 0
 
 

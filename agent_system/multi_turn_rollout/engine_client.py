@@ -4,7 +4,7 @@
                  ◀──future──── poller of worker 0 ◀──one poll at a time────────────── rollout worker 0
 
 Requests that arrive within ``GATHER_S`` share one ``submit``. There is at most one ``poll`` under way per worker, and
-only while something is awaited. A trajectory keeps its worker (``route``), so that its prefix stays in that worker's cache.
+only while something is awaited. A trajectory keeps its worker (``route``), so that its prefix stays in its cache.
 """
 
 import asyncio

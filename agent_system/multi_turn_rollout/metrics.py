@@ -14,14 +14,14 @@ def summary(name: str, values: Iterable[float]) -> dict[str, float]:
     numbers = np.array(list(values), dtype=np.float64)
     if not numbers.size:
         return {}
-    return {f"{name}/mean": numbers.mean(), f"{name}/max": numbers.max(), f"{name}/min": numbers.min()}
+    return {f"{name}/{part}": float(getattr(numbers, part)()) for part in ("mean", "max", "min")}
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
     """``rollout/*`` of all trajectories, the aborted ones included.
 
     ``active_ratio``: share of the playing time ``play_s`` (seconds) that a trajectory was under way, on average;
-    ``env_wait_s`` and ``engine_wait_s``: seconds a trajectory waited for its environment and for its tokens, on average.
+    ``env_wait_s`` and ``engine_wait_s``: seconds a trajectory waited for its environment and for tokens, on average.
     """
     count = max(len(trajectories), 1)
     reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
@@ -39,14 +39,19 @@ def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[s
 
 
 def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """``episode/*`` of trajectories that were played to an end (not aborted), and ``rlvcr/*`` where levels were read."""
+    """``episode/*`` of trajectories that did not break, and ``rlvcr/*`` where levels were read."""
     played = [t for t in trajectories if t.aborted is None]
     if not played:
         return {}
     turns = [(t, turn) for t in played for turn in t.turns]
-    metrics = summary("episode/reward", (t.reward for t in played))
-    metrics |= summary("episode/length", (len(t.turns) for t in played))
-    metrics["episode/success_rate"] = float(np.mean([t.won for t in played]))
+    rewards = [t.reward for t in played]
+    metrics = {
+        "episode/reward": float(np.mean(rewards)),
+        "episode/reward_max": max(rewards),
+        "episode/reward_min": min(rewards),
+        "episode/length": float(np.mean([len(t.turns) for t in played])),
+        "episode/success_rate": float(np.mean([t.won for t in played])),
+    }
     if turns:
         metrics["episode/valid_action_ratio"] = float(np.mean([turn.is_action_valid for _, turn in turns]))
         metrics["episode/turn_tokens"] = float(np.mean([turn.end - turn.start for _, turn in turns]))

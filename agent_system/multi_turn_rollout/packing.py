@@ -5,8 +5,8 @@
     mask                        1111   000000000000000000  1111
     step_ids                    0000   ------------------  1111
 
-With ``append`` history a trajectory is one row, with ``window`` history one row per step. P and R are the longest prompt
-and response of the batch.
+With ``append`` history a trajectory is one row, with ``window`` history one row per step. P and R are the longest
+prompt and response of the batch.
 """
 
 import logging

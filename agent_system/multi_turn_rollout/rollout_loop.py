@@ -121,8 +121,8 @@ class TrajectoryCollector:
         settings = PlaySettings.from_config(self.config, envs.package, is_train, thinking)
         if settings.levels and not envs.package.prompts(env_section(self.config.env)).asks_for_levels:
             raise ValueError(
-                f"env.env_name={self.config.env.env_name!r} has no prompt that asks for thinking levels; set env.levels="
-                "false and algorithm.rlvcr.enable=false, or use an environment that has one"
+                f"env.env_name={self.config.env.env_name!r} has no prompt that asks for thinking levels; set "
+                "env.levels=false and algorithm.rlvcr.enable=false, or use an environment that has one"
             )
         return settings
 
@@ -131,7 +131,8 @@ class TrajectoryCollector:
             self._group = CollectorGroup(self.config.env, self.tokenizer, actor_rollout_wg.rollout_workers)
         plays = 1 if settings.is_train else self.config.actor_rollout_ref.rollout.val_kwargs.n
         collected = self._group.collect(jobs_of(gen_batch, plays), settings)
-        starts = [t.start_state and Observation(t.start_state[0], anchor=t.start_state[1]) for t in collected.trajectories]
+        states = [t.start_state for t in collected.trajectories]
+        starts = [state and Observation(state[0], anchor=state[1]) for state in states]
         assert_same_start([t.job.uid for t in collected.trajectories], starts)
         broken = [t for t in collected.trajectories if t.aborted is not None]
         if broken:

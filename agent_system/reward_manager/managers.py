@@ -78,8 +78,8 @@ class EpisodeRewardManager:
 class StepRewardManager(EpisodeRewardManager):
     """Each step's reward on the last token sampled for it; the penalty of an invalid action at its own step.
 
-    A row that holds only a part of its trajectory (``window``) is scored as by ``EpisodeRewardManager``, because its sum
-    must be the trajectory's outcome. A custom function scores whole trajectories and is refused here.
+    A row that holds only a part of its trajectory (``window``) is scored as by ``EpisodeRewardManager``, because its
+    sum must be the trajectory's outcome. A custom function scores whole trajectories and is refused here.
     """
 
     def __init__(self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None) -> None:

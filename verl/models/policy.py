@@ -59,7 +59,8 @@ class ValueModel(nn.Module):
     ) -> torch.Tensor:
         """Values [N] float32 at packed positions ``index`` [N]; input_ids, position_ids [T]."""
         hidden = last_hidden(self.backbone, input_ids, position_ids, layout)
-        return self.value_head(hidden.index_select(0, index)).squeeze(-1).float()
+        values = self.value_head(hidden.index_select(0, index)).float()
+        return values[:, 0].clone()  # what an FSDP module returns must not be a view
 
 
 def last_hidden(

@@ -20,8 +20,7 @@ from transformers import AutoTokenizer
 import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
 from agent_system.environments import make_envs
 from agent_system.multi_turn_rollout import TrajectoryCollector
-from agent_system.reward_manager import make_reward_manager
-from agent_system.multi_turn_rollout.checks import check_setup
+from agent_system.reward_manager import load_reward_manager
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.schema import PPOConfig
@@ -43,15 +42,15 @@ CPU_SHARE = 0.1  # of a CPU per worker: on CPU, thread counts bound what workers
 def run_ppo(cfg: PPOConfig) -> None:
     """Run the training that ``cfg`` describes, from a missing policy to the report."""
     started = time.perf_counter()
-    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, {"trainer": cfg.trainer.seed, "env": cfg.env.seed}) as run:
+    seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
+    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run:
         setup_logging(run.logs / "driver.log")
         ensure_policy(cfg)
         tokenizer = AutoTokenizer.from_pretrained(cfg.actor_rollout_ref.model.path)
         envs, val_envs = make_envs(cfg)
-        check_setup(cfg, tokenizer, envs.package)
+        collector = TrajectoryCollector(cfg, tokenizer)
         with contextlib.ExitStack() as stack:
             workers = start_workers(cfg, stack)
-            collector = TrajectoryCollector(cfg, tokenizer)
             stack.callback(collector.close)
             trainer = RayPPOTrainer(
                 config=cfg,
@@ -59,7 +58,7 @@ def run_ppo(cfg: PPOConfig) -> None:
                 collector=collector,
                 envs=envs,
                 val_envs=val_envs,
-                reward_fn=make_reward_manager(cfg),
+                reward_fn=load_reward_manager(cfg),
                 journal=Journal(run, cfg, tokenizer),
                 checkpoints=CheckpointManager(run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep),
             )

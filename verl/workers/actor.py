@@ -1,11 +1,10 @@
 """ActorWorker: one rank of the policy. It scores rows, updates the weights, and hands them out."""
 
-import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from verl.models.export import hf_names, save_hf, tied_names
@@ -15,16 +14,15 @@ from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker import Worker
-from verl.utils.seeds import derive_seed, seed_everything
+from verl.utils.seeds import seed_everything
 from verl.workers.branch_scores import score_rows
-from verl.workers.collectives import max_over_ranks, rank, resolve_device, sum_over_ranks
-from verl.workers.engine import StepReport, TrainEngine
+from verl.workers.collectives import rank, resolve_device
+from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights, load_engine, save_engine
-from verl.workers.mini_batches import mini_batches
-from verl.workers.policy_loss import METRICS, Denominators, PolicyLoss, denominators
-from verl.workers.rows import Rows, drop_padding, micro_batches
+from verl.workers.policy_loss import Denominators, PolicyLoss, denominators
+from verl.workers.rows import Rows, drop_padding
+from verl.workers.update import optimizer_step, plan_mini_batches, update_metrics
 
-logger = logging.getLogger(__name__)
 PREFIX = "lm."  # where PolicyModel keeps the causal LM
 
 
@@ -126,17 +124,18 @@ class ActorWorker(Worker):
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
         started = time.perf_counter()
-        data = drop_padding(data)
-        rows = Rows(data, self.device_name)
-        loss = self._policy_loss(data)
-        records: list[dict[str, float]] = []
+        data, section = drop_padding(data), self.config.actor
+        rows, loss = Rows(data, self.device_name), self._policy_loss(data)
+        step = int(data.meta_info.get("global_step", self.updates))
+        records = []
         with self.engine.resident(training=True):
-            for epoch in range(self.config.actor.ppo_epochs):
-                for part in self._mini_batches(data, epoch):
-                    records.append(self._optimizer_step(loss, rows, data, part))
+            for part in plan_mini_batches(data, section, "update_actor", self.seed, step):
+                whole = denominators(data, part, section.loss_agg_mode)
+                share = partial(self._share, loss, rows, data, whole)
+                records.append(optimizer_step(self.engine, rows, part, section, share, loss.metrics))
         self.updates += 1
-        tokens = sum(rows.lengths) * self.config.actor.ppo_epochs
-        return DataProto(meta_info={"metrics": self._metrics(records, loss, tokens, time.perf_counter() - started)})
+        tokens = sum(rows.lengths) * section.ppo_epochs
+        return DataProto(meta_info={"metrics": update_metrics("actor", records, tokens, time.perf_counter() - started)})
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
         ids, weight = data.meta_info.get("level_token_ids"), float(data.meta_info.get("level_entropy_coef", 0.0))
@@ -144,75 +143,16 @@ class ActorWorker(Worker):
             return PolicyLoss(self.config.actor)
         return PolicyLoss(self.config.actor, torch.as_tensor(ids, device=self.device_name), weight)
 
-    def _mini_batches(self, data: DataProto, epoch: int) -> list[list[int]]:
-        actor = self.config.actor
-        step = int(data.meta_info.get("global_step", self.updates))
-        # without shuffle every epoch of an update sees the same mini-batches
-        seed = derive_seed("update_actor", self.seed, step, epoch if actor.shuffle else 0)
-        return mini_batches(data, seed, actor.ppo_mini_batch_size, actor.ppo_mini_batches)
-
-    def _optimizer_step(self, loss: PolicyLoss, rows: Rows, data: DataProto, part: list[int]) -> dict[str, float]:
-        actor = self.config.actor
-        whole = denominators(data, part, actor.loss_agg_mode)
-        limits = {"max_tokens": actor.ppo_max_token_len_per_gpu} if actor.use_dynamic_bsz else {}
-        limits = limits or {"max_rows": actor.ppo_micro_batch_size_per_gpu}
-        cuts = [[part[i] for i in cut] for cut in micro_batches([rows.lengths[row] for row in part], **limits)]
-        # all ranks run equally many passes, for each of them is a collective operation
-        passes = int(max_over_ranks([len(cuts)])[0])
-        sums: dict[str, torch.Tensor] = {}
-        for number in range(passes):
-            index = cuts[number] if number < len(cuts) else []
-            share, measured = self._share(loss, rows, data, index, whole)
-            self.engine.backward(share, last=number == passes - 1)
-            for name, value in measured.items():
-                sums[name] = sums.get(name, 0.0) + value
-        return self._record(sums, self.engine.step())
-
     def _share(
-        self, loss: PolicyLoss, rows: Rows, data: DataProto, index: list[int], whole: Denominators
+        self, loss: PolicyLoss, rows: Rows, data: DataProto, whole: Denominators, index: list[int]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """This micro-batch's share of the mini-batch loss; zero (through the whole model) for an empty one."""
         packed = rows.pack(index or [0])
         targets = rows.targets(packed, index or [0], self._temperature(data))
-        scores = self.engine.module(
-            packed.input_ids, packed.position_ids, packed.layout, [targets], loss.level_token_ids
-        )[0]
-        if not index:
-            return scores[0].sum() * 0.0, {}
-        return loss(tuple(s for s in scores if s is not None), rows, data, index, whole)
-
-    def _record(self, sums: dict[str, torch.Tensor], report: StepReport) -> dict[str, float]:
-        """Metrics of one optimizer step, summed over ranks; a rank without rows adds zeros."""
-        shares = torch.stack([torch.as_tensor(sums.get(name, 0.0), dtype=torch.float32).cpu() for name in METRICS])
-        record = {f"actor/{name}": value for name, value in zip(METRICS, sum_over_ranks(shares.tolist()), strict=True)}
-        return record | {
-            "actor/grad_norm": report.grad_norm,
-            "actor/lr": report.lr,
-            "actor/skipped_steps": float(report.skipped),
-            "actor/zero_steps": float(report.zero),
-        }
-
-    def _metrics(
-        self, records: list[dict[str, float]], loss: PolicyLoss, tokens: int, seconds: float
-    ) -> dict[str, float]:
-        counted = ("actor/skipped_steps", "actor/zero_steps")
-        metrics = {
-            key: float(sum(r[key] for r in records) if key in counted else np.mean([r[key] for r in records]))
-            for key in (records[0] if records else {})
-        }
-        if not self.config.actor.use_kl_loss:
-            metrics.pop("actor/kl_loss", None)
-        if loss.level_token_ids is None:
-            metrics.pop("actor/level_entropy", None)
-        if records:
-            metrics["actor/lr"] = records[-1]["actor/lr"]
-        metrics["actor/optimizer_steps"] = float(len(records))
-        metrics["perf/update_actor_tokens"] = sum_over_ranks([tokens])[0]
-        metrics["perf/update_actor_seconds"] = max_over_ranks([seconds])[0]
-        if self.device_name == "cuda":
-            used = torch.cuda.max_memory_allocated() / 2**30
-            metrics["perf/max_memory_allocated_gb"] = max_over_ranks([used])[0]
-        return metrics
+        inputs = (packed.input_ids, packed.position_ids, packed.layout)
+        scores = self.engine.module(*inputs, [targets], loss.level_token_ids)[0]
+        if not index:  # another rank still has rows: take part, add nothing
+            return scores.log_probs.sum() * 0.0, {}
+        return loss(scores, rows, data, index, whole)
 
     # ------------------------------------------------------------------ weights and state
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
+from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, kl_penalty, loss_denominator
 from verl.workers.collectives import sum_over_ranks
 from verl.workers.rows import Rows
-
-METRICS = ("pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower", "entropy", "kl_loss", "level_entropy")
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,15 @@ class PolicyLoss:
         self.level_token_ids = level_token_ids
         self.level_entropy_coef = level_entropy_coef
         self.policy_loss = get_policy_loss_fn(actor.policy_loss.loss_mode)
+        self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower", "entropy"]
+        self.metrics += ["kl_loss"] if actor.use_kl_loss else []
+        self.metrics += ["level_entropy"] if level_token_ids is not None else []
 
     def __call__(
-        self, scores: tuple, rows: Rows, data: DataProto, index: list[int], whole: Denominators
+        self, scores: TokenScores, rows: Rows, data: DataProto, index: list[int], whole: Denominators
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Loss of the rows ``index`` with ``scores`` of their sampled tokens, and the detached metrics to be summed."""
-        log_probs, entropy, *level = scores
+        log_probs, entropy = scores.log_probs, scores.entropy
         actor, device = self.actor, log_probs.device
         batch = data.batch[torch.as_tensor(index)].to(device)
         mask = batch["response_mask"].bool()
@@ -96,8 +98,8 @@ class PolicyLoss:
             divergence = kl_penalty(new, batch["ref_log_prob"], actor.kl_loss_type)
             found["kl_loss"] = agg_loss(divergence, mask, **shared)
             loss = loss + actor.kl_loss_coef * found["kl_loss"]
-        if self.level_token_ids is not None and level:
-            at_level = rows.unpack(level[0], index) * (batch["level_mask"].bool() & mask)
+        if scores.level_entropy is not None:
+            at_level = rows.unpack(scores.level_entropy, index) * (batch["level_mask"].bool() & mask)
             found["level_entropy"] = at_level.sum() / (whole.levels or 1.0)
             loss = loss - self.level_entropy_coef * found["level_entropy"]
         return loss, {name: value.detach() for name, value in found.items()}

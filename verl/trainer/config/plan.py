@@ -230,16 +230,20 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
 
 
 def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
-    """Rough GiB per node: trained and frozen copies, engines with their caches, logits of one micro-batch."""
-    if facts.parameters is None:
+    """Rough GiB per node: trained and frozen copies, engines with their caches, logits of one micro-batch.
+
+    A lower bound while the policy is not there yet; None where nothing can be said.
+    """
+    if facts.parameters is None and facts.device != "cpu":
         return None
+    parameters = facts.parameters or 0
     actor, rollout, trainer = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout, cfg.trainer
     row = cfg.data.max_prompt_length + cfg.data.max_response_length
     micro = actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else row * actor.ppo_micro_batch_size_per_gpu
     trained = 1 + bool(cfg.critic.enable)
     reference = 4 if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else 0
-    weights = facts.parameters * (TRAINING_BYTES * trained + reference) / trainer.nnodes
-    engines = rollout.num_workers * (facts.parameters * BYTES[rollout.dtype] + rollout.kv_cache_gb * GIB)
+    weights = parameters * (TRAINING_BYTES * trained + reference) / trainer.nnodes
+    engines = rollout.num_workers * (parameters * BYTES[rollout.dtype] + rollout.kv_cache_gb * GIB)
     logits = 2 * 4 * micro * (facts.vocab_size or 0) * trainer.n_gpus_per_node
     return (weights + engines / trainer.nnodes + logits) / GIB
 

@@ -143,7 +143,7 @@ def check_batches(cfg: PPOConfig, ctx: Context) -> Problems:
         allowed = f"a divisor of data.train_batch_size ({tasks}), or anything above it"
         fix = "choose a divisor, or give the number of optimizer steps in ppo_mini_batches"
         yield _problem(cfg, f"{prefix}.ppo_mini_batch_size", "does not divide the batch", allowed, fix)
-    if played % actor.ppo_mini_batches:
+    elif played % actor.ppo_mini_batches:
         why = f"does not divide the {played} trajectories of an iteration"
         allowed = f"a divisor of data.train_batch_size * env.rollout.n ({played})"
         yield _problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from verl.protocol import DataProto
-from verl.utils.report import write_report
+from verl.utils.report import refresh_report
 from verl.utils.rollout_log import rollout_lines
 from verl.utils.run_dir import RunDirectory
 from verl.utils.tracking import Tracking
@@ -36,7 +36,7 @@ class Journal:
         """One line of metrics; where it holds a validation, the report is renewed."""
         self.tracking.log(metrics, step)
         if "val/success_rate" in metrics:
-            write_report(self.run.path)
+            refresh_report(self.run.path)
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
         """Every trajectory of a step with its credit."""
@@ -47,4 +47,4 @@ class Journal:
         if self.tracking is not None:
             self.tracking.finish()
             self.tracking = None
-            write_report(self.run.path)
+            refresh_report(self.run.path)

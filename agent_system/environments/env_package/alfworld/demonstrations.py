@@ -2,13 +2,14 @@
 
 One JSONL line per won episode, on training floor plans only, with games of its own (split ``demo``)::
 
-    {"task_id": str, "data_source": str, "kind": str, "levels": [int, ...], "slack": [bool, ...],
+    {"task_id": str, "data_source": str, "kind": str, "levels": [int | None, ...], "slack": [bool, ...],
      "messages": [{"role": "user" | "assistant" | "system", "content": str}, ...]}
 
 The user messages are what the package's prompts say in a rollout with ``append`` history and levels asked for; the
-assistant messages have exactly the rollout's form, ``<level>2</level><think>need mug.</think><action>go to desk 1
-</action>`` on one line. Level 1 thinks nothing, 2 notes the situation, 3 adds what was tried, 4 adds the plan, whose
-first part is the action. Training on the assistant messages alone teaches format, game and levels.
+assistant messages have exactly the rollout's form, such as
+``<level>2</level><think>need mug.</think><action>look</action>``. Level 1 thinks nothing, 2 notes the situation, 3 adds
+what was tried, 4 adds the plan, whose first part is the action. Training on the assistant messages alone teaches
+format, game and levels.
 """
 
 import hashlib
@@ -17,9 +18,9 @@ import logging
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,42 +40,67 @@ TIMEOUT_S = 1800
 LEVELS = (1, 2, 3, 4)
 
 
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What a worker is asked to play: a task, the seed of its episodes, and how."""
+
+    task: Task
+    seed: int
+    slack: float
+    levels: tuple[int, ...]
+
+
 def thought(level: int, decision: Decision) -> str:
     """The thought of ``level`` about a decision; each level says all that the level below says, and more."""
     parts = ("", decision.situation, decision.tried, f"plan {decision.plan}")
     return " ".join(f"{part}." for part in parts[1:level])
 
 
-def render(level: int, decision: Decision) -> str:
-    """The assistant message: exactly what a rollout's response looks like."""
+def render(level: int | None, decision: Decision) -> str:
+    """The assistant message: exactly what a rollout's response looks like. Without a level, the action alone."""
+    if level is None:
+        return f"<action>{decision.action}</action>"
     return f"<level>{level}</level><think>{thought(level, decision)}</think><action>{decision.action}</action>"
 
 
-def balanced_levels(rng: random.Random) -> Iterator[int]:
-    """The four levels in random order, again and again: any stretch of an episode holds them almost equally."""
+def balanced_levels(levels: Sequence[int], rng: random.Random) -> Iterator[int | None]:
+    """The levels in random order, again and again: any stretch of an episode holds them almost equally.
+
+    Without levels, ``None`` for ever.
+    """
     while True:
-        yield from rng.sample(LEVELS, len(LEVELS))
+        yield from rng.sample(levels, len(levels)) if levels else (None,)
 
 
 def write_demonstrations(
-    section: Mapping[str, Any], out_dir: str | Path, num_episodes: int, seed: int, num_workers: int, slack: float
+    section: Mapping[str, Any],
+    out_dir: str | Path,
+    num_episodes: int,
+    seed: int = 0,
+    num_workers: int = 2,
+    slack: float = 0.35,
+    levels: Sequence[int] = LEVELS,
 ) -> Path:
     """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
 
-    ``section`` is ``env.alfworld`` as a dict (its games are generated ones whatever its ``source``), ``slack`` the
-    share of useless but valid actions, ``num_workers`` the number of processes (0: play in this one). The file's name
-    is a hash of all that shapes it, and an existing file is returned at once. The lines do not depend on
-    ``num_workers``. Raises ``ValueError`` for settings that cannot work.
+    ``section`` is ``env.alfworld`` as a dict (its games are generated ones whatever its ``source``; ``max_steps`` in it
+    bounds an episode), ``slack`` the share of useless but valid actions, ``num_workers`` the number of processes
+    (0: play in this one), ``levels`` the thinking levels to draw (none: actions alone, and prompts that ask for no
+    levels). The file's name is a hash of all that shapes it, and an existing file is returned at once. The lines do not
+    depend on ``num_workers``. Raises ``ValueError`` for settings that cannot work.
     """
-    if num_episodes < 1 or not 0.0 <= slack < 1.0:
-        raise ValueError(f"need num_episodes >= 1 and 0 <= slack < 1, not {num_episodes} and {slack}")
+    if num_episodes < 1 or not 0.0 <= slack < 1.0 or not set(levels) <= set(LEVELS):
+        raise ValueError(
+            "demonstrations need num_episodes >= 1, 0 <= slack < 1 and levels among 1..4, "
+            f"not {num_episodes}, {slack} and {list(levels)}"
+        )
     settings = AlfworldSettings.from_section(section)
-    path = Path(out_dir) / f"demonstrations-{_key(settings, num_episodes, seed, slack)}.jsonl"
+    path = Path(out_dir) / f"demonstrations-{_key(settings, num_episodes, seed, slack, levels)}.jsonl"
     if path.exists():
         logger.info("demonstrations: re-using %s", path)
         return path
     tasks = generated_tasks(settings, "demo", count=-(-num_episodes // EPISODES_PER_GAME))
-    plan = [(task, derive_seed("demo", seed, number), slack) for number, task in enumerate(tasks)]
+    plan = [Play(task, derive_seed("demo", seed, number), slack, tuple(levels)) for number, task in enumerate(tasks)]
     lines = _play_all(asdict(settings), plan, num_workers, num_episodes)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -87,15 +113,15 @@ def write_demonstrations(
     return path
 
 
-def _key(settings: AlfworldSettings, num_episodes: int, seed: int, slack: float) -> str:
+def _key(settings: AlfworldSettings, *shape_of_play: Any) -> str:
     shape = asdict(settings)
     for name in ("data_dir", "train_games", "val_games", "source", "val_split"):
         del shape[name]
-    key = [VERSION, games.GENERATOR, EPISODES_PER_GAME, metadata.version("alfworld"), shape, num_episodes, seed, slack]
+    key = [VERSION, games.GENERATOR, EPISODES_PER_GAME, metadata.version("alfworld"), shape, *shape_of_play]
     return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _play_all(section: dict[str, Any], plan: list[tuple], num_workers: int, num_episodes: int) -> list[str]:
+def _play_all(section: dict[str, Any], plan: list[Play], num_workers: int, num_episodes: int) -> list[str]:
     """The lines of the won episodes, in the order of ``plan``."""
     if num_workers == 0:
         played = [play_games(section, plan)]
@@ -109,30 +135,31 @@ def _play_all(section: dict[str, Any], plan: list[tuple], num_workers: int, num_
     return [line for line in episodes if line is not None]
 
 
-def play_games(section: dict[str, Any], plan: list[tuple[Task, int, float]]) -> list[str | None]:
+def play_games(section: dict[str, Any], plan: list[Play]) -> list[str | None]:
     """``EPISODES_PER_GAME`` episodes of each game as JSON lines; ``None`` for an episode that was not won."""
     from agent_system.environments.env_package.alfworld.package import PACKAGE
 
     env, prompts = PACKAGE.make(section), PACKAGE.prompts(section)
     lines = []
     try:
-        for task, seed, slack in plan:
+        for play in plan:
             for repetition in range(EPISODES_PER_GAME):
-                rng = random.Random(derive_seed(seed, repetition))
-                episode = play_episode(env, prompts, task, rng, slack, section["max_steps"])
+                rng = random.Random(derive_seed(play.seed, repetition))
+                episode = play_episode(env, prompts, play, rng, section["max_steps"])
                 lines.append(json.dumps(episode) if episode else None)
     finally:
         env.close()
     return lines
 
 
-def play_episode(env, prompts, task: Task, rng: random.Random, slack: float, max_steps: int) -> dict[str, Any] | None:
+def play_episode(env, prompts, play: Play, rng: random.Random, max_steps: int) -> dict[str, Any] | None:
     """One expert episode as a JSONL row, or ``None`` where it was not won in ``max_steps``."""
-    observation = env.reset(task, 0)
-    expert, level_of_step = Expert(observation.text, rng, slack), balanced_levels(rng)
-    system = prompts.system(True)
+    observation = env.reset(play.task, 0)
+    expert, level_of_step = Expert(observation.text, rng, play.slack), balanced_levels(play.levels, rng)
+    asks = bool(play.levels)
+    system = prompts.system(asks)
     messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompts.first(observation, True)})
+    messages.append({"role": "user", "content": prompts.first(observation, asks)})
     levels, idle = [], []
     for _ in range(max_steps):
         decision, level = expert.act(), next(level_of_step)
@@ -141,7 +168,7 @@ def play_episode(env, prompts, task: Task, rng: random.Random, slack: float, max
         messages.append({"role": "assistant", "content": render(level, decision)})
         observation, _, done, _ = env.step(decision.action)
         if done:
-            facts = {"task_id": task["task_id"], "data_source": task["data_source"], "kind": task["kind"]}
+            facts = {key: play.task[key] for key in ("task_id", "data_source", "kind")}
             return {**facts, "levels": levels, "slack": idle, "messages": messages}
         expert.observe(decision.action, observation.text)
         messages.append({"role": "user", "content": prompts.turn(observation)})

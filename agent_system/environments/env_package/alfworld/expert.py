@@ -146,10 +146,8 @@ class Expert:
         if found is None:
             return self._search(f"hold {self.held} need {self.asked.lamp}")
         lamp, place = found
-        situation = f"{lamp} in {place}"
-        return self._say(f"use {lamp}", situation, f"use {lamp}") if self.at == place else self._go(
-            place, f"use {lamp}", situation
-        )
+        use, situation = f"use {lamp}", f"{lamp} in {place}"
+        return self._say(use, situation, use) if self.at == place else self._go(place, use, situation)
 
     def _find(self, wanted: str) -> tuple[str, str] | None:
         """An object of the class seen where it is not wanted, nearest first."""

@@ -34,7 +34,7 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is asked for: short task type, object class, receptacle class ("" for light) and lamp class ("" elsewhere)."""
+    """What is asked for: short task type, object class, receptacle class ("" for light), lamp class ("" elsewhere)."""
 
     kind: str
     object: str

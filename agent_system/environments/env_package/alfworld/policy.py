@@ -41,6 +41,7 @@ def build_policy(
     head_dim: int = 32,
     ff: int = 384,
     max_length: int = 2048,
+    rope_theta: float = 10000.0,
     tie_embeddings: bool = True,
     seed: int = 0,
 ) -> Path:
@@ -59,6 +60,7 @@ def build_policy(
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
         tie_word_embeddings=tie_embeddings,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -75,8 +77,11 @@ def build_policy(
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE whose vocabulary is: marks and tags, the 256 bytes, the words of ``texts`` and of the domain, and a
-    few merges for what is left."""
+    """A byte-level BPE tokenizer of at most ``vocab_size`` entries.
+
+    Its vocabulary is: marks and tags, the 256 bytes, the most frequent words of ``texts`` and of the domain, and a few
+    merges for what is left.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     room = vocab_size - len(alphabet) - len(MARKS) - len(TAGS)
     if room < 0:

@@ -59,7 +59,9 @@ class CompactPrompts:
         """What the last action brought about."""
         return compact(observation.text)
 
-    def window(self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool) -> str:
+    def window(
+        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
+    ) -> str:
         """Task and room, the last actions with what was seen before each, and what is seen now."""
         lines = [compact_first(first.text)]
         for seen, action in history:
@@ -106,7 +108,9 @@ class FullPrompts:
         """The engine's answer and the possible actions."""
         return f"{observation.text}\n{self._actions(observation)}"
 
-    def window(self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool) -> str:
+    def window(
+        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
+    ) -> str:
         """First text, recent turns, the present and the possible actions."""
         parts = [first.text]
         if history:

@@ -74,6 +74,7 @@ class EnvConfig:
         choices=("append", "window"),
     )
     history_length: int = opt(2, "past steps that a window prompt shows", low=0)
+    levels: bool | None = opt(None, "ask the policy for thinking levels; null: follows algorithm.rlvcr.enable")
     max_turn_tokens: int | None = opt(None, "tokens sampled per turn; null: data.max_response_length", low=1)
     rollout: EnvRollout = section(EnvRollout, "how often a task is played")
     resources_per_worker: EnvResources = section(EnvResources, "Ray resources per environment worker")

@@ -1,0 +1,59 @@
+"""``compute_log_prob`` the slow way: one forward of a transformers model for the row and for every branch."""
+
+import torch
+
+from verl.protocol import DataProto, object_array
+
+
+class NaiveScorer:
+    """Scores rows, branches and spans with ``model``; ``calls`` keeps what it was asked."""
+
+    def __init__(self, model) -> None:
+        self.model = model.eval()
+        self.calls: list[DataProto] = []
+
+    @torch.no_grad()
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        return self.model(torch.tensor([ids])).logits[0].float()
+
+    def measure(self, ids: list[int], start: int, end: int, temperature: float = 1.0):
+        """Log-probs and entropies of ``ids[start:end]``, each given all tokens before it."""
+        log_probs = (self.logits(ids[:end])[start - 1 : end - 1] / temperature).log_softmax(-1)
+        chosen = log_probs.gather(-1, torch.tensor(ids[start:end]).unsqueeze(-1)).squeeze(-1)
+        return chosen, -(log_probs.exp() * log_probs).sum(-1)
+
+    def entry(self, question: dict, ids: list[int], start: int, end: int) -> dict:
+        chosen, entropy = self.measure(ids, start, end)
+        return {
+            "step": question["step"],
+            "level": question["level"],
+            "logprob": chosen.mean().item(),
+            "entropy": entropy.mean().item(),
+            "prob": chosen.exp().mean().item(),
+            "seq_prob": chosen.mean().exp().item(),
+            "num_tokens": end - start,
+        }
+
+    def __call__(self, data: DataProto) -> DataProto:
+        self.calls.append(data)
+        width = data.batch["responses"].shape[1]
+        old = torch.zeros(len(data), width)
+        entropys = torch.zeros(len(data), width)
+        branch_scores, span_scores = [], []
+        for row in range(len(data)):
+            real = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
+            prompt = int(data.batch["attention_mask"][row][:-width].sum())
+            found, entropy = self.measure(real, prompt, len(real), data.meta_info["temperature"])
+            mask = data.batch["response_mask"][row].bool()
+            old[row, : len(real) - prompt], entropys[row, : len(real) - prompt] = found, entropy
+            old[row][~mask] = entropys[row][~mask] = 0.0
+            branches, spans = data.non_tensor_batch["branches"][row], data.non_tensor_batch["spans"][row]
+            span_scores.append([self.entry(s, real, s["start"], s["end"]) for s in spans])
+            branch_scores.append([])
+            for branch in branches:
+                ids = real[: branch["start"]] + branch["token_ids"]
+                branch_scores[-1].append(self.entry(branch, ids, branch["start"] + branch["target_start"], len(ids)))
+        return DataProto.from_dict(
+            {"old_log_probs": old, "entropys": entropys},
+            {"branch_scores": object_array(branch_scores), "span_scores": object_array(span_scores)},
+        )

@@ -1,0 +1,96 @@
+"""Tiny policies' worker configs and random rows, for tests of the engine and its workers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl.protocol import DataProto, object_array
+from verl.trainer.config.schema.actor import ActorRolloutRefConfig
+from verl.trainer.config.schema.critic import CriticConfig
+
+PROMPT, RESPONSE = 12, 24  # widths of the padded rows
+VOCAB = 300  # ids are drawn below it; every tiny policy has more
+
+
+def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
+    """An ``actor_rollout_ref`` section in float32 with one mini-batch, and ``actor`` values on top."""
+    config = ActorRolloutRefConfig()
+    config.model.path = str(path)
+    config.actor.dtype = "float32"
+    config.actor.ppo_mini_batches = 1
+    config.actor.optim.lr = 1e-2
+    config.actor.optim.weight_decay = 0.1
+    for key, value in actor.items():
+        setattr(config.actor, key, value)
+    return config
+
+
+def critic_config(path: str | Path, **values: Any) -> CriticConfig:
+    """A ``critic`` section in float32 with the values it would share with the actor filled in."""
+    config = CriticConfig(dtype="float32", ppo_mini_batches=1, ppo_micro_batch_size_per_gpu=3, ppo_epochs=1)
+    config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz = 3, False
+    config.model.path, config.optim.lr = str(path), 1e-2
+    for key, value in values.items():
+        setattr(config, key, value)
+    return config
+
+
+def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
+    """Rows of random tokens with ragged prompts and responses, advantages, old log-probs, weights and level positions.
+
+    Two rows make a trajectory, ``group`` rows a group. In every row some response positions are not sampled.
+    """
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCAB, (rows, PROMPT + RESPONSE), generator=g)
+    attention = torch.zeros(rows, PROMPT + RESPONSE, dtype=torch.long)
+    sampled = torch.zeros(rows, RESPONSE, dtype=torch.long)
+    for row in range(rows):
+        prompt = int(torch.randint(2, PROMPT + 1, (1,), generator=g))
+        response = int(torch.randint(4, RESPONSE + 1, (1,), generator=g))
+        attention[row, PROMPT - prompt : PROMPT + response] = 1
+        sampled[row, :response] = (torch.rand(response, generator=g) < 0.7).long()
+        sampled[row, 0] = 1
+    shape = (rows, RESPONSE)
+    tensors = {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
+        "responses": ids[:, PROMPT:],
+        "response_mask": sampled,
+        "advantages": torch.randn(shape, generator=g) * sampled,
+        "old_log_probs": (-5.7 + 0.3 * torch.randn(shape, generator=g)) * sampled,
+        "ref_log_prob": (-5.7 + 0.3 * torch.randn(shape, generator=g)) * sampled,
+        "loss_weights": torch.rand(rows, generator=g) + 0.5,
+        "level_mask": sampled * (torch.rand(shape, generator=g) < 0.3),
+        "values": torch.randn(shape, generator=g) * sampled,
+        "returns": torch.randn(shape, generator=g) * sampled,
+    }
+    names = {
+        "uid": [f"group {row // group}" for row in range(rows)],
+        "traj_uid": [f"trajectory {row // 2}" for row in range(rows)],
+    }
+    return DataProto.from_dict(tensors, names, {"temperature": 1.0, "global_step": 1})
+
+
+def add_branches(data: DataProto, seed: int = 0) -> DataProto:
+    """The rows with ragged branches (three at one start, others elsewhere, none in the last row) and spans."""
+    g = torch.Generator().manual_seed(seed)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=g))
+
+    branches, spans = [], []
+    for row, length in enumerate(data.batch["attention_mask"].sum(-1).tolist()):
+        starts = [] if row == len(data) - 1 else [number(1, length)] * 3 + [length, 1]
+        mine = []
+        for level, start in enumerate(starts):
+            size = number(1, 9)
+            ids = torch.randint(3, VOCAB, (size,), generator=g).tolist()
+            mine.append(
+                {"step": row, "level": level, "start": start, "token_ids": ids, "target_start": number(0, size)}
+            )
+        branches.append(mine)
+        spans.append([{"step": row, "level": 9, "start": length - 3, "end": length}])
+    columns = {**data.non_tensor_batch, "branches": object_array(branches), "spans": object_array(spans)}
+    return DataProto.from_dict(dict(data.batch.items()), columns, data.meta_info)

@@ -1,0 +1,61 @@
+"""A rollout worker without a model: a script says what is "sampled", so that a whole play is known in advance."""
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
+
+Script = Callable[[SamplingRequest, str], "str | list[int] | StopReason"]
+
+
+class ScriptedEngine:
+    """``script(request, prompt_text)`` returns the text or the tokens to sample, or ``StopReason.ABORT``.
+
+    A turn longer than ``max_tokens`` is cut. Log-probs are -1/4, -2/4, ... in order, so that a misplaced one is seen.
+    ``requests`` keeps what was asked, ``submits`` the sizes of the messages, ``polls`` how many polls were under way.
+    """
+
+    def __init__(self, tokenizer, script: Script, delay_s: float = 0.0, version: int = 0) -> None:
+        self.tokenizer, self.script, self.delay_s, self.version = tokenizer, script, delay_s, version
+        self.requests: list[SamplingRequest] = []
+        self.submits: list[int] = []
+        self.polls = 0
+        self.most_polls = 0
+        self._done: dict[str, asyncio.Queue] = defaultdict(asyncio.Queue)
+
+    async def submit(self, requests: Sequence[SamplingRequest]) -> None:
+        self.submits.append(len(requests))
+        self.requests += requests
+        for request in requests:
+            asyncio.get_running_loop().call_later(self.delay_s, self._finish, request)
+
+    async def poll(self, client: str) -> list[SamplingResult]:
+        self.polls += 1
+        self.most_polls = max(self.most_polls, self.polls)
+        try:
+            results = [await asyncio.wait_for(self._done[client].get(), 1.0)]
+            while not self._done[client].empty():
+                results.append(self._done[client].get_nowait())
+            return results
+        except TimeoutError:
+            return []
+        finally:
+            self.polls -= 1
+
+    async def abort(self, client: str) -> None:
+        self._done.pop(client, None)
+
+    def _finish(self, request: SamplingRequest) -> None:
+        said = self.script(request, self.tokenizer.decode(request.prompt_ids))
+        if isinstance(said, StopReason):
+            result = SamplingResult(request.request_id, [], [], said, self.version)
+        else:
+            ids = self.tokenizer(said, add_special_tokens=False)["input_ids"] if isinstance(said, str) else list(said)
+            reason = StopReason.LENGTH if len(ids) > request.max_tokens else StopReason.STOP
+            ids = ids[: request.max_tokens]
+            logprobs = [-(1 + i) / 4 for i in range(len(ids))]
+            result = SamplingResult(request.request_id, ids, logprobs, reason, self.version)
+        assert all(map(math.isfinite, result.logprobs))
+        self._done[request.client].put_nowait(result)

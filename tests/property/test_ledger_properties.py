@@ -1,0 +1,72 @@
+"""Whatever agents sample and environments say, the ledger keeps its promises."""
+
+from functools import cache
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.ledger import SegmentKind, TokenLedger
+from tests.helpers.tiny_model import SPECIAL, TAGS, make_tiny_tokenizer
+
+
+@cache
+def bridge() -> ChatBridge:
+    return ChatBridge(make_tiny_tokenizer())
+
+
+PIECES = st.sampled_from([*SPECIAL, *TAGS, "You see a desk.", "\n", "  ", "cabinet 10", "<|im_", "end|>", "\u00fc\u4e16"])
+TEXT = st.one_of(st.lists(PIECES, max_size=6).map("".join), st.text(max_size=30))
+SAMPLED = st.lists(st.integers(0, 399), min_size=1, max_size=12)
+TURNS = st.lists(st.tuples(SAMPLED, TEXT), min_size=1, max_size=6)
+
+
+def play(turns) -> TokenLedger:
+    ledger = TokenLedger()
+    ledger.append(bridge().first_prompt([{"role": "user", "content": turns[0][1]}]), SegmentKind.PROMPT)
+    for turn, (sampled, text) in enumerate(turns):
+        ledger.append(sampled, SegmentKind.AGENT, logprobs=[-(1.0 + turn)] * len(sampled), turn=turn)
+        bridge().extend(ledger, bridge().between(sampled, text), turn=turn + 1)
+    return ledger
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNS)
+def test_trained_tokens_are_the_sampled_ones_in_order(turns):
+    ledger = play(turns)
+    mask = ledger.completion_only_mask()
+    trained = [token for token, flag in zip(ledger.ids, mask, strict=True) if flag]
+    assert trained == [token for sampled, _ in turns for token in sampled]
+    logprobs = [value for value, flag in zip(ledger.logprobs(), mask, strict=True) if flag]
+    assert logprobs == [-(1.0 + turn) for turn, (sampled, _) in enumerate(turns) for _ in sampled]
+    assert all(value == 0.0 for value, flag in zip(ledger.logprobs(), mask, strict=True) if not flag)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNS)
+def test_segments_tile_the_ledger_and_masks_agree(turns):
+    ledger = play(turns)
+    assert [token for segment in ledger.segments for token in segment.ids] == ledger.ids
+    assert [segment.start for segment in ledger.segments[1:]] == [segment.end for segment in ledger.segments[:-1]]
+    assert ledger.full_attention_mask() == [1] * len(ledger)
+    assert [turn >= 0 for turn in ledger.turn_ids()] == [flag == 1 for flag in ledger.completion_only_mask()]
+    assert sum(ledger.completion_only_mask()[: ledger.prompt_length]) == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXT)
+def test_environment_text_never_holds_a_control_token(text):
+    tokenizer = bridge().tokenizer
+    control = {tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
+    observation = bridge().between([], text).observation
+    assert not control & set(observation)
+    assert tokenizer.decode(observation, skip_special_tokens=False) == text
+
+
+@settings(max_examples=60, deadline=None)
+@given(SAMPLED, TEXT)
+def test_one_end_of_turn_closes_every_agent_turn(sampled, text):
+    end = bridge().end_of_turn_id
+    tokens = [*sampled, *bridge().between(sampled, text).before]
+    at = len(sampled) - 1 if sampled[-1] == end else len(sampled)
+    assert tokens[at] == end and tokens[at + 1] != end

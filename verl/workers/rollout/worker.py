@@ -1,0 +1,299 @@
+"""RolloutWorker: one engine behind asynchronous calls.
+
+    submit(requests) ──▶ inbox ──▶ engine thread: add, step, add, step ... ──▶ box per client ──▶ poll(client)
+
+The engine blocks, so it is made and driven by one thread of its own (OpenMP threads belong to the thread that started
+them). New requests join between two of its steps. Weights change only while nothing runs: requests that arrive while
+an update waits are held back and start under the new weights.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
+from verl.workers.rollout.base import EngineError, RolloutEngine
+from verl.workers.rollout.registry import create_engine
+
+logger = logging.getLogger(__name__)
+POLL_S = 1.0
+BURST_S = 0.05  # the engine thread reports at least this often, so that deadlines are kept
+REQUEST_TIMEOUT_S = 600.0
+MAX_FAILURES = 3  # engine steps that raise, one after the other, before the worker gives up
+
+
+@dataclass
+class _Box:
+    """Finished results of one client."""
+
+    results: list[SamplingResult] = field(default_factory=list)
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RolloutWorker:
+    """Serves one engine to any number of clients; made to be a Ray actor with asynchronous methods.
+
+    ``config`` is the section ``actor_rollout_ref``. Every request yields exactly one result unless its client aborts:
+    what the engine refuses, what takes more than ``request_timeout_s``, and what runs while the engine raises, ends as
+    ``StopReason.ABORT`` with ``info["error"]``. After ``MAX_FAILURES`` failing steps in a row, or while one hangs,
+    calls raise ``EngineError``. ``engine`` replaces the configured one in tests.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        model_path: str,
+        seed: int = 0,
+        num_threads: int | None = None,
+        engine: RolloutEngine | None = None,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        self._timeout_s = request_timeout_s
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._engine = engine
+        self._started = self._thread.submit(self._start, config, model_path, seed, num_threads)
+        self._commands: deque[Callable[[], list[SamplingResult]]] = deque()  # for the engine thread
+        self._running: dict[str, tuple[str, float]] = {}  # request -> client and deadline, oldest first
+        self._in_engine: dict[str, None] = {}  # touched by the engine thread alone
+        self._held: list[SamplingRequest] = []
+        self._pauses = 0
+        self._boxes: dict[str, _Box] = defaultdict(_Box)
+        self._work, self._idle, self._exclusive = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._idle.set()
+        self._server: asyncio.Task | None = None
+        self._failures, self._broken = 0, ""
+        self._counts = dict.fromkeys(("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s"), 0.0)
+        self._since = 0.0
+
+    async def ready(self) -> dict[str, Any]:
+        """Wait until the engine runs; returns its name and policy version. Raises what kept it from starting."""
+        await asyncio.shield(asyncio.wrap_future(self._started))
+        if self._server is None:
+            self._since = time.monotonic()
+            self._server = asyncio.create_task(self._serve())
+        return {"engine": type(self._engine).__name__, "policy_version": self._engine.policy_version}
+
+    async def submit(self, requests: Sequence[SamplingRequest]) -> None:
+        """Queue requests; their results come out of ``poll`` of the client each names.
+
+        Raises ``ValueError`` for an id that is in use, ``EngineError`` when the engine is gone.
+        """
+        await self.ready()
+        self._check_alive()
+        names = [request.request_id for request in requests]
+        twice = [name for name in names if name in self._running]
+        if twice or len(set(names)) < len(names):
+            raise ValueError(f"request ids have to be unique; in use: {twice[:3] or 'one twice in this call'}")
+        deadline = time.monotonic() + self._timeout_s
+        self._running.update((request.request_id, (request.client, deadline)) for request in requests)
+        if self._pauses:
+            self._held.extend(requests)
+        else:
+            self._admit(requests)
+
+    async def poll(self, client: str) -> list[SamplingResult]:
+        """Finished results of ``client``: at once where there are some, else the next ones, or [] after a second.
+
+        Raises ``EngineError`` when there are none and the engine is gone.
+        """
+        box = self._boxes[client]
+        if not box.results:
+            self._check_alive()
+            box.filled.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(box.filled.wait(), POLL_S)
+        results, box.results = box.results, []
+        if not results:
+            self._check_alive()
+        return results
+
+    async def abort(self, client: str) -> None:
+        """Drop every request of ``client``; nothing more of it comes out of ``poll``."""
+        dropped = [name for name, (owner, _) in self._running.items() if owner == client]
+        self._give_up(dropped)
+        self._boxes[client].results = []
+
+    async def update_weights(self, weights: Sequence[tuple[str, Any]], version: int) -> None:
+        """Load new weights once no request runs; ``version`` marks what is sampled from then on.
+
+        Raises ``EngineError`` when requests still run after the request deadline: a result has one policy version.
+        """
+        async with self._paused("update_weights"):
+            await self._in_thread(self._engine.update_weights, weights, version)
+
+    async def sleep(self) -> None:
+        """Give accelerator memory to the trainer, once no request runs."""
+        async with self._paused("sleep"):
+            await self._in_thread(self._engine.sleep)
+
+    async def wake(self) -> None:
+        """Take accelerator memory back."""
+        async with self._paused("wake"):
+            await self._in_thread(self._engine.wake)
+
+    async def stats(self) -> dict[str, float]:
+        """Totals since the engine was ready: tokens, requests, engine steps, seconds it was busy and idle."""
+        alive = time.monotonic() - self._since if self._since else 0.0
+        idle_s = max(0.0, alive - self._counts["busy_s"])
+        return {**self._counts, "idle_s": idle_s, "running": float(len(self._running))}
+
+    async def close(self) -> None:
+        """Stop serving and free the engine."""
+        self._broken = self._broken or "it is closed"
+        if self._server is not None:
+            self._server.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._server
+            await self._in_thread(self._engine.close)
+        self._thread.shutdown(wait=False)
+
+    # ---- in the event loop
+
+    def _admit(self, requests: Sequence[SamplingRequest]) -> None:
+        self._commands.extend(lambda request=request: self._add(request) for request in requests)
+        if requests:
+            self._idle.clear()
+            self._work.set()
+
+    @contextlib.asynccontextmanager
+    async def _paused(self, purpose: str) -> AsyncIterator[None]:
+        await self.ready()
+        self._check_alive()
+        self._pauses += 1
+        try:
+            async with self._exclusive:
+                await self._drained(purpose)
+                yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                held, self._held = self._held, []
+                self._admit(held)
+
+    async def _drained(self, purpose: str) -> None:
+        try:
+            await asyncio.wait_for(self._idle.wait(), self._timeout_s)
+        except TimeoutError:
+            running = len(self._running) - len(self._held)
+            raise EngineError(f"{purpose}: {running} requests still run after {self._timeout_s:g} s") from None
+        self._check_alive()
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def _check_alive(self) -> None:
+        if self._server is not None and self._server.done() and not self._broken:
+            self._broken = f"its loop ended: {self._server.exception()!r}"
+        if self._broken:
+            raise EngineError(f"the rollout engine is gone: {self._broken}")
+        oldest = next(iter(self._running.values()), None)
+        if oldest is not None and time.monotonic() > oldest[1] + self._timeout_s:
+            raise EngineError("the rollout engine hangs: a request is at twice its deadline and was not given up")
+
+    async def _serve(self) -> None:
+        while True:
+            await self._work.wait()
+            self._deliver(await self._in_thread(self._burst))
+            self._expire()
+            if not self._commands and not self._in_engine:
+                self._work.clear()
+                self._idle.set()
+
+    def _deliver(self, results: list[SamplingResult]) -> None:
+        for result in results:
+            client, _ = self._running.pop(result.request_id, (None, 0.0))
+            if client is None:  # its client aborted, or its deadline passed
+                continue
+            box = self._boxes[client]
+            box.results.append(result)
+            box.filled.set()
+            self._counts["tokens"] += len(result.token_ids)
+            self._counts["requests"] += 1
+            self._counts["aborted"] += result.stop_reason is StopReason.ABORT
+
+    def _expire(self) -> None:
+        now, late = time.monotonic(), []
+        for name, (_, deadline) in self._running.items():
+            if deadline > now:
+                break
+            late.append(name)
+        if late:
+            logger.warning("%d requests took more than %g s and are given up", len(late), self._timeout_s)
+            self._deliver([self._aborted(name, f"no result after {self._timeout_s:g} s") for name in late])
+            self._give_up(late)
+
+    def _give_up(self, names: list[str]) -> None:
+        gone = set(names)
+        for name in names:
+            self._running.pop(name, None)
+        self._held = [request for request in self._held if request.request_id not in gone]
+        if names:
+            self._commands.append(lambda: self._drop(names))
+            self._idle.clear()
+            self._work.set()
+
+    def _aborted(self, name: str, error: str) -> SamplingResult:
+        return SamplingResult(name, [], [], StopReason.ABORT, self._engine.policy_version, {"error": error})
+
+    # ---- in the engine thread
+
+    def _start(self, config: Any, model_path: str, seed: int, num_threads: int | None) -> None:
+        if self._engine is not None:
+            return
+        rollout, began = config.rollout, time.perf_counter()
+        trust = config.model.trust_remote_code
+        self._engine = create_engine(rollout.name, rollout, model_path, seed, num_threads, trust_remote_code=trust)
+        logger.info("rollout engine %s started in %.1f s", rollout.name, time.perf_counter() - began)
+
+    def _burst(self) -> list[SamplingResult]:
+        """Turns of the engine until something is finished or ``BURST_S`` are over."""
+        began, results = time.perf_counter(), []
+        try:
+            while not results and time.perf_counter() - began < BURST_S:
+                while self._commands:
+                    results += self._commands.popleft()()
+                if not self._engine.has_work():
+                    break
+                results += self._engine.step()
+                self._counts["steps"] += 1
+                self._failures = 0
+        except Exception as error:  # the engine boundary: what ran ends as aborted, the worker lives on
+            results += self._fail(error)
+        for result in results:
+            self._in_engine.pop(result.request_id, None)
+        self._counts["busy_s"] += time.perf_counter() - began
+        return results
+
+    def _add(self, request: SamplingRequest) -> list[SamplingResult]:
+        self._in_engine[request.request_id] = None
+        try:
+            self._engine.add(request)
+        except ValueError as error:  # a request nobody can serve: its trajectory ends, the run does not
+            logger.warning("request %s refused by the engine: %s", request.request_id, error)
+            return [self._aborted(request.request_id, str(error))]
+        self._counts["prompt_tokens"] += len(request.prompt_ids)
+        return []
+
+    def _drop(self, names: list[str]) -> list[SamplingResult]:
+        self._engine.abort([name for name in names if name in self._in_engine])
+        for name in names:
+            self._in_engine.pop(name, None)
+        return []
+
+    def _fail(self, error: Exception) -> list[SamplingResult]:
+        lost, self._in_engine = list(self._in_engine), {}
+        self._failures += 1
+        logger.error("the engine failed with %d requests running", len(lost), exc_info=error)
+        try:
+            self._engine.abort(lost)
+        except Exception as second:  # the engine boundary: it cannot even forget them
+            self._broken = f"{error!r}, and then {second!r}"
+        if self._failures >= MAX_FAILURES:
+            self._broken = self._broken or f"{self._failures} steps failed in a row, the last with {error!r}"
+        return [self._aborted(name, repr(error)) for name in lost]
