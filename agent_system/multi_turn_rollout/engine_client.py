@@ -97,7 +97,8 @@ class _Line:
         if future is None or future.done():
             return
         if result.stop_reason is StopReason.ABORT:
-            future.set_exception(EngineAborted(f"the engine gave request {result.request_id} up"))
+            reason = result.info.get("error", "no reason given")
+            future.set_exception(EngineAborted(f"the engine gave request {result.request_id} up: {reason}"))
         else:
             future.set_result(result)
 

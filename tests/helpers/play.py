@@ -58,7 +58,9 @@ def walking_policy(levels: bool = False):
 
 
 def make_world(tokenizer, config, script=None, engines: int = 1, score=None, delay_s: float = 0.0):
-    """``(group, train_envs, engines)`` for ``TrajectoryCollector.multi_turn_loop``."""
+    """``(group, train_envs, engines)`` for ``TrajectoryCollector.multi_turn_loop``; plays last three steps or more."""
     script = script or walking_policy(bool(config.env.levels))
     workers = [ScriptedEngine(tokenizer, script, delay_s) for _ in range(engines)]
-    return Group(workers, score), make_envs(config)[0], workers
+    envs = make_envs(config)[0]
+    envs.tasks = [task for task in envs.tasks if abs(task["start"] - task["target"]) >= 3]
+    return Group(workers, score), envs, workers

@@ -26,10 +26,10 @@ def demonstration_tasks(asked):
     return generated_tasks(AlfworldSettings.from_section(asked), "demo", 12)
 
 
-def play(env, task, slack=0.0, seed=0, limit=60):
+def play(env, task, slack=0.0, slips=0.0, seed=0, limit=60):
     """Won?, the decisions, and how many of them the engine did not know."""
     observation = env.reset(task, 0)
-    expert, decisions, invalid = Expert(observation.text, random.Random(seed), slack), [], 0
+    expert, decisions, invalid = Expert(observation.text, random.Random(seed), slack, slips), [], 0
     for _ in range(limit):
         decisions.append(expert.act())
         observation, _, done, info = env.step(decisions[-1].action)
@@ -76,6 +76,18 @@ def test_slack_is_valid_and_costs_steps(tmp_path):
     env.close()
     assert 0.25 < idle / total < 0.55
     assert total > 1.2 * shortest
+
+
+def test_slips_fail_are_named_and_do_not_mislead_the_expert(tmp_path):
+    asked = section(tmp_path, val_games=18)
+    env = PACKAGE.make(asked)
+    for number, task in enumerate(PACKAGE.tasks(asked, "val")):
+        won, decisions, invalid = play(env, task, slips=0.3, seed=number)
+        assert won
+        assert invalid == sum(decision.slip for decision in decisions)
+        for before, after in zip(decisions, decisions[1:], strict=False):
+            assert (after.tried == f"failed {before.action}") == before.slip
+    env.close()
 
 
 def test_thoughts_grow_with_the_level_and_the_plan_names_the_action():

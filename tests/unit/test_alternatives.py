@@ -150,7 +150,8 @@ def collect(tokenizer, config, script=None, groups=2):
 
 def test_thoughts_are_asked_for_while_the_environment_steps(tokenizer):
     trajectories, engine = collect(tokenizer, rlvcr_config(), groups=1)
-    kinds = ["thought" if engine.tokenizer.decode(r.prompt_ids).endswith("<think>") else "turn" for r in engine.requests]
+    prompts = [engine.tokenizer.decode(request.prompt_ids) for request in engine.requests]
+    kinds = ["thought" if prompt.endswith("<think>") else "turn" for prompt in prompts]
     last_turn = max(i for i, kind in enumerate(kinds) if kind == "turn")
     assert kinds.index("thought") < last_turn, "alternatives do not wait for the end of the play"
     for trajectory in trajectories:

@@ -229,7 +229,7 @@ def test_levels_are_read_without_rlvcr(play):
     levels = [step["level"] for steps in data.non_tensor_batch["steps"] for step in steps]
     assert set(levels) <= {1, 2, 3, 4} and len(set(levels)) > 1
     assert data.meta_info["metrics"]["rlvcr/thought_tokens_mean"] > 0
-    assert "thinking_level_entropies" not in data.batch.keys()
+    assert "thinking_level_entropies" not in set(data.batch.keys())
 
 
 def test_trajectories_keep_their_engine(play):

@@ -108,9 +108,11 @@ def test_who_is_left_out_and_why(on_abort, kept, counts):
     broken = appended(uid="a")
     broken.abort("env_dead", "killed")
     empty = Trajectory(job(uid="b", member=1), truncated="budget")
-    chosen, left_out = select_trajectories([broken, appended(uid="a", member=1), appended(uid="b"), empty], on_abort)
+    played = [broken, appended(uid="a", member=1), appended(uid="b"), empty]
+    chosen, left_out = select_trajectories(played, on_abort)
     assert [t.job.traj_uid for t in chosen] == kept
-    assert tuple(left_out[f"rollout/left_out_{why}"] for why in ("aborted", "group_of_aborted", "without_turn")) == counts
+    reasons = ("aborted", "group_of_aborted", "without_turn")
+    assert tuple(left_out[f"rollout/left_out_{reason}"] for reason in reasons) == counts
 
 
 def test_unknown_policy_for_broken_trajectories_is_refused():

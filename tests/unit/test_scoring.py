@@ -93,7 +93,8 @@ def test_credit_lies_on_level_digit_and_thought_of_its_own_step(scored, tokenize
         credited = data.batch["responses"][row][own][placed[row][own] != 0].tolist()
         thought = next(c["thought"] for c in step["contexts"] if c["original"])
         assert tokenizer.decode(credited) == f"{step['level']}{thought}"
-        assert set(placed[row][own].tolist()) - {0.0} == {pytest.approx(step["think_advantage"])}
+        values = set(placed[row][own].tolist()) - {0.0}
+        assert len(values) == 1 and values.pop() == pytest.approx(step["think_advantage"])
         digit = data.batch["responses"][row][own][data.batch["level_mask"][row][own].bool()].tolist()
         assert tokenizer.decode(digit) == str(step["level"])
     assert (placed[~data.batch["response_mask"].bool()] == 0).all()
@@ -142,7 +143,7 @@ def test_metrics_name_what_happened(scored):
     assert metrics["rlvcr/score_logprob"] < 0 < metrics["rlvcr/score_entropy"]
     assert metrics["rlvcr/branch_tokens_ratio"] > 0 and metrics["rlvcr/advantage_abs_mean"] > 0
     assert sum(metrics[f"rlvcr/level_share_{level}"] for level in (1, 2, 3, 4)) == pytest.approx(1.0)
-    assert "thinking_reweight" not in scored["append"].batch.keys()
+    assert "thinking_reweight" not in set(scored["append"].batch.keys())
 
 
 def test_rule_03_unparsable_step_has_no_thinking_credit(tokenizer, scorer):
@@ -212,3 +213,20 @@ def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
     assert table.scores.tolist() == [[-2.0, 0.0, -1.0, 0.0]]
     assert table.valid.tolist() == [[True, False, True, False]]
     assert table.costs.tolist() == [[0.0, 0.0, 1.0, 0.0]]
+
+
+def test_the_actor_answers_as_plain_forwards_do(tokenizer, scorer):
+    from tests.helpers.policy_rows import policy_config
+    from verl.workers.actor import ActorWorker
+
+    worker = ActorWorker(policy_config(scorer.model.name_or_path), device="cpu")
+    worker.init_model()
+    for history in ("append", "window"):
+        plain = collect(tokenizer, scorer, history)
+        packed = collect(tokenizer, worker.compute_log_prob, history)
+        for key in ("old_log_probs", "entropys", "thinking_level_entropies"):
+            assert torch.allclose(packed.batch[key], plain.batch[key], atol=1e-5), (history, key)
+        for (_, found), (_, expected) in zip(steps_of(packed), steps_of(plain), strict=True):
+            for context, other in zip(found["contexts"], expected["contexts"], strict=True):
+                assert context["score_logprob"] == pytest.approx(other["score_logprob"], abs=1e-5)
+                assert context["score_entropy"] == pytest.approx(other["score_entropy"], abs=1e-5)

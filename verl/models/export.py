@@ -55,7 +55,9 @@ def save_hf(lm: nn.Module, state: dict[str, torch.Tensor], directory: str | Path
     finally:
         config._attn_implementation, config.use_cache = attention, cached
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    path = directory / "model.safetensors"
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # safetensors leaves it to its owner alone
     for name in TOKENIZER_FILES if source else ():
         if (Path(source) / name).is_file() and not (directory / name).exists():
             shutil.copyfile(Path(source) / name, directory / name)

@@ -77,7 +77,9 @@ def derive(cfg: Any) -> Any:
         _derive_policy(cfg)
         _derive_critic(cfg)
         _fill(cfg.algorithm.rlvcr, enable=cfg.algorithm.adv_estimator in THINKING_ESTIMATORS)
-        _fill(cfg.env, max_turn_tokens=cfg.data.max_response_length)
+        _fill(cfg.env, max_turn_tokens=cfg.data.max_response_length, levels=cfg.algorithm.rlvcr.enable)
+    if isinstance(cfg, SFTConfig):
+        _fill(cfg.env, levels=bool(cfg.data.levels))
     if isinstance(cfg, PPOConfig | SFTConfig):
         seen = cfg.env.alfworld.eval_dataset == "eval_in_distribution"
         _fill(cfg.env.alfworld, val_split="valid_seen" if seen else "valid_unseen")

@@ -94,6 +94,9 @@ def check_rlvcr(cfg: PPOConfig, ctx: Context) -> Problems:
     rlvcr, prefix, name = cfg.algorithm.rlvcr, "algorithm.rlvcr", cfg.algorithm.adv_estimator
     if name in THINKING_ESTIMATORS and not rlvcr.enable:
         yield _problem(cfg, f"{prefix}.enable", f"{name} needs scored alternatives", "true or null", "leave it unset")
+    if rlvcr.enable and not cfg.env.levels:
+        why = "thinking credit needs a policy that is asked for levels"
+        yield _problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
     if rlvcr.alternatives == "one" and (rlvcr.combine == "reweight" or name == "copo"):
         why = "reweighting scales the scores of all four thoughts, and one leaves two unknown"
         fix = f"{prefix}.alternatives=all, or combine: additive, gated, success"
@@ -120,6 +123,10 @@ def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"
         yield _problem(cfg, "env.max_turn_tokens", why, allowed, "lower it, or raise data.max_response_length")
+    elif cfg.env.history == "append" and cfg.env.max_steps > 1 and cfg.env.max_turn_tokens == data.max_response_length:
+        why = "with env.history=append the response holds the whole play, and one turn could fill it"
+        allowed, fix = f"less than {data.max_response_length}", "set it to the longest turn, in tokens"
+        yield _problem(cfg, "env.max_turn_tokens", why, allowed, fix)
     if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < rollout.max_model_len:
         key, fix = "actor_rollout_ref.rollout.max_num_batched_tokens", "raise it, or enable_chunked_prefill=true"
         yield _problem(cfg, key, "a whole prompt must fit into a step", f"{rollout.max_model_len} or more", fix)

@@ -4,13 +4,15 @@ cache columns   . . . a a a a a      a row is left-padded to the widest; when ro
                 . b b b b b b b      padding everywhere are cut off; new rows are prefilled together and joined on
 """
 
-import os
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.functional import pad
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout.base import (
@@ -22,6 +24,7 @@ from verl.workers.rollout.base import (
     check_request,
     end_token_ids,
 )
+from verl.workers.rollout.draw import draw, uniforms
 
 
 @dataclass(slots=True)
@@ -50,11 +53,6 @@ class HFEngine:
         trust_remote_code: bool = False,
     ) -> None:
         if num_threads is not None:
-            os.environ["OMP_NUM_THREADS"] = str(num_threads)
-        import torch  # after the thread count is set
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        if num_threads is not None:
             torch.set_num_threads(num_threads)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         options = {"trust_remote_code": trust_remote_code}
@@ -69,7 +67,7 @@ class HFEngine:
         self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []
         self._cache: Any = None  # DynamicCache of the rows' tokens except each row's last one
-        self._mask: Any = None  # [B, L] int64: 1 where the cache holds a real token
+        self._mask: torch.Tensor | None = None  # [B, L] int64: 1 where the cache holds a real token
         self.policy_version = 0
 
     def add(self, request: SamplingRequest) -> None:
@@ -83,8 +81,6 @@ class HFEngine:
 
     def step(self) -> list[SamplingResult]:
         """Sample one token for every running request and for those that join; return the finished ones."""
-        import torch
-
         with torch.inference_mode():
             logits = [self._decode()] if self._rows else []
             fresh = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._room()))]
@@ -108,9 +104,7 @@ class HFEngine:
             self._keep(keep)
 
     def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Copy full weights into the model; raises ``EngineError`` for unknown or missing names, or while requests run."""
-        import torch
-
+        """Copy full weights into the model; raises ``EngineError`` for wrong names, or while requests run."""
         if self.has_work():
             raise EngineError(f"weights cannot change while {len(self._rows) + len(self._waiting)} requests run")
         own = dict(self._model.named_parameters(remove_duplicate=False))
@@ -141,10 +135,8 @@ class HFEngine:
     def _room(self) -> int:
         return self._max_num_seqs - len(self._rows)
 
-    def _decode(self) -> Any:
+    def _decode(self) -> torch.Tensor:
         """Logits [B, V] after each running row's last token, which joins the cache."""
-        import torch
-
         last = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
         self._mask = torch.cat([self._mask, torch.ones_like(last)], dim=1)
         position = self._mask.sum(dim=1, keepdim=True) - 1
@@ -157,15 +149,12 @@ class HFEngine:
         )
         return out.logits[:, -1].float()
 
-    def _prefill(self, rows: list[_Row]) -> Any:
+    def _prefill(self, rows: list[_Row]) -> torch.Tensor:
         """Logits [N, V] after the prompts of ``rows``, which join the batch."""
-        import torch
-        from transformers import DynamicCache
-
         width = max(len(row.request.prompt_ids) for row in rows)
         padding = [width - len(row.request.prompt_ids) for row in rows]
-        ids = [[0] * pad + row.request.prompt_ids for pad, row in zip(padding, rows, strict=True)]
-        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
+        ids = [[0] * left + row.request.prompt_ids for left, row in zip(padding, rows, strict=True)]
+        mask = [[0] * left + [1] * (width - left) for left in padding]
         ids, mask = torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
         position = (mask.cumsum(dim=1) - 1).clamp_(min=0)
         cache = DynamicCache()
@@ -180,10 +169,7 @@ class HFEngine:
         self._join(rows, cache, mask)
         return out.logits[:, -1].float()
 
-    def _join(self, rows: list[_Row], cache: Any, mask: Any) -> None:
-        import torch
-        from torch.nn.functional import pad
-
+    def _join(self, rows: list[_Row], cache: Any, mask: torch.Tensor) -> None:
         self._rows = self._rows + rows
         if self._cache is None:
             self._cache, self._mask = cache, mask
@@ -207,12 +193,8 @@ class HFEngine:
         for layer in self._cache.layers:
             layer.keys, layer.values = layer.keys[keep, :, cut:], layer.values[keep, :, cut:]
 
-    def _sample(self, logits: Any) -> None:
+    def _sample(self, logits: torch.Tensor) -> None:
         """Append a token and its log-prob to every row; ``logits`` [B, V]."""
-        import torch
-
-        from verl.workers.rollout.draw import draw, uniforms
-
         requests = [row.request for row in self._rows]
         temperature = torch.tensor([request.temperature for request in requests], device=self._device)
         top_p = torch.tensor([request.top_p for request in requests], device=self._device)

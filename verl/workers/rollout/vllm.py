@@ -85,7 +85,8 @@ class VLLMEngine:
         """Load full weights in place and drop the prefix cache; raises ``EngineError`` while requests run."""
         if self._requests:
             raise EngineError(f"weights cannot change while {len(self._requests)} requests are running")
-        tensors = [(name, as_tensor(value)) for name, value in weights]
+        dtype = self._engine.vllm_config.model_config.dtype
+        tensors = [(name, as_tensor(value).to(dtype)) for name, value in weights]
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         if self._on_cpu:
             from verl.workers.rollout.vllm_cpu import repack_output_head
@@ -189,6 +190,8 @@ def _prepare_process(num_threads: int | None) -> bool:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # It warns at every reload of modules without weights; what a reload must renew is tested.
+    logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
     import torch  # after the thread count is set

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 BURST_S = 0.05  # the engine thread reports at least this often, so that deadlines are kept
 REQUEST_TIMEOUT_S = 600.0
+CLOSE_TIMEOUT_S = 10.0
 MAX_FAILURES = 3  # engine steps that raise, one after the other, before the worker gives up
 
 
@@ -144,13 +145,13 @@ class RolloutWorker:
         return {**self._counts, "idle_s": idle_s, "running": float(len(self._running))}
 
     async def close(self) -> None:
-        """Stop serving and free the engine."""
+        """Stop serving and free the engine; calls after this raise ``EngineError``."""
         self._broken = self._broken or "it is closed"
-        if self._server is not None:
+        if self._server is not None and not self._server.cancelled():
             self._server.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._server
-            await self._in_thread(self._engine.close)
+            await asyncio.wait([self._server])
+            with contextlib.suppress(TimeoutError):  # a step that hangs does not keep the worker
+                await asyncio.wait_for(self._in_thread(self._engine.close), CLOSE_TIMEOUT_S)
         self._thread.shutdown(wait=False)
 
     # ---- in the event loop

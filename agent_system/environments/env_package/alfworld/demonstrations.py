@@ -3,6 +3,7 @@
 One JSONL line per won episode, on training floor plans only, with games of its own (split ``demo``)::
 
     {"task_id": str, "data_source": str, "kind": str, "levels": [int | None, ...], "slack": [bool, ...],
+     "slips": [bool, ...],
      "messages": [{"role": "user" | "assistant" | "system", "content": str}, ...]}
 
 The user messages are what the package's prompts say in a rollout with ``append`` history and levels asked for; the
@@ -46,7 +47,7 @@ class Play:
 
     task: Task
     seed: int
-    slack: float
+    noise: tuple[float, float]  # slack, slips
     levels: tuple[int, ...]
 
 
@@ -80,27 +81,30 @@ def write_demonstrations(
     num_workers: int = 2,
     slack: float = 0.35,
     levels: Sequence[int] = LEVELS,
+    slips: float = 0.08,
 ) -> Path:
     """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
 
     ``section`` is ``env.alfworld`` as a dict (its games are generated ones whatever its ``source``; ``max_steps`` in it
-    bounds an episode), ``slack`` the share of useless but valid actions, ``num_workers`` the number of processes
-    (0: play in this one), ``levels`` the thinking levels to draw (none: actions alone, and prompts that ask for no
-    levels). The file's name is a hash of all that shapes it, and an existing file is returned at once. The lines do not
-    depend on ``num_workers``. Raises ``ValueError`` for settings that cannot work.
+    bounds an episode), ``slack`` the share of useless but valid actions, ``slips`` the share of actions that cannot
+    work, ``num_workers`` the number of processes (0: play in this one), ``levels`` the thinking levels to draw (none:
+    actions alone, and prompts that ask for no levels). The file's name is a hash of all that shapes it, and an existing
+    file is returned at once. The lines do not depend on ``num_workers``. Raises ``ValueError`` for settings that cannot
+    work.
     """
-    if num_episodes < 1 or not 0.0 <= slack < 1.0 or not set(levels) <= set(LEVELS):
+    if num_episodes < 1 or min(slack, slips) < 0 or slack + slips >= 1 or not set(levels) <= set(LEVELS):
         raise ValueError(
-            "demonstrations need num_episodes >= 1, 0 <= slack < 1 and levels among 1..4, "
-            f"not {num_episodes}, {slack} and {list(levels)}"
+            "demonstrations need num_episodes >= 1, slack and slips >= 0 that sum to less than 1, and levels among "
+            f"1..4, not {num_episodes}, {slack}, {slips} and {list(levels)}"
         )
     settings = AlfworldSettings.from_section(section)
-    path = Path(out_dir) / f"demonstrations-{_key(settings, num_episodes, seed, slack, levels)}.jsonl"
+    path = Path(out_dir) / f"demonstrations-{_key(settings, num_episodes, seed, slack, slips, levels)}.jsonl"
     if path.exists():
         logger.info("demonstrations: re-using %s", path)
         return path
     tasks = generated_tasks(settings, "demo", count=-(-num_episodes // EPISODES_PER_GAME))
-    plan = [Play(task, derive_seed("demo", seed, number), slack, tuple(levels)) for number, task in enumerate(tasks)]
+    noise = (slack, slips)
+    plan = [Play(task, derive_seed("demo", seed, number), noise, tuple(levels)) for number, task in enumerate(tasks)]
     lines = _play_all(asdict(settings), plan, num_workers, num_episodes)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -155,21 +159,22 @@ def play_games(section: dict[str, Any], plan: list[Play]) -> list[str | None]:
 def play_episode(env, prompts, play: Play, rng: random.Random, max_steps: int) -> dict[str, Any] | None:
     """One expert episode as a JSONL row, or ``None`` where it was not won in ``max_steps``."""
     observation = env.reset(play.task, 0)
-    expert, level_of_step = Expert(observation.text, rng, play.slack), balanced_levels(play.levels, rng)
+    expert, level_of_step = Expert(observation.text, rng, *play.noise), balanced_levels(play.levels, rng)
     asks = bool(play.levels)
     system = prompts.system(asks)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompts.first(observation, asks)})
-    levels, idle = [], []
+    levels, idle, failing = [], [], []
     for _ in range(max_steps):
         decision, level = expert.act(), next(level_of_step)
         levels.append(level)
         idle.append(decision.slack)
+        failing.append(decision.slip)
         messages.append({"role": "assistant", "content": render(level, decision)})
         observation, _, done, _ = env.step(decision.action)
         if done:
             facts = {key: play.task[key] for key in ("task_id", "data_source", "kind")}
-            return {**facts, "levels": levels, "slack": idle, "messages": messages}
+            return {**facts, "levels": levels, "slack": idle, "slips": failing, "messages": messages}
         expert.observe(decision.action, observation.text)
         messages.append({"role": "user", "content": prompts.turn(observation)})
     return None

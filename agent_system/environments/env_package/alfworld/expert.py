@@ -1,8 +1,10 @@
 """An expert for the six task types that acts from what it reads: no planner, no look at the game's files.
 
-It searches receptacle by receptacle, opens what is closed, and remembers what it saw where. ``slack`` is the chance of
-a useless but valid action (look, inventory, examine, go and look elsewhere), for demonstrations that leave something
-to learn. With every action comes what a thought about it could say: the situation, what was tried, the plan.
+It searches receptacle by receptacle, opens what is closed, and remembers what it saw where. Demonstrations need two
+kinds of imperfection: ``slack`` is the chance of a useless but valid action (look, inventory, examine, go and look
+elsewhere), which leaves something to learn; ``slips`` the chance of an action that cannot work ("Nothing happens."),
+without which an imitator never learns how to go on after one. With every action comes what a thought about it could
+say: the situation, what was tried, the plan.
 """
 
 import random
@@ -20,6 +22,7 @@ _SENTENCES = (
     ("cool", re.compile(r"(?:put a cool|cool some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)")),
     ("pick", re.compile(r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)")),
 )
+_FURNITURE = ("bed", "cabinet", "countertop", "desk", "drawer", "dresser", "fridge", "shelf", "sidetable", "toilet")
 _TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 
@@ -41,7 +44,8 @@ class Decision:
     situation: str
     tried: str
     plan: str
-    slack: bool = False
+    slack: bool = False  # useless, valid
+    slip: bool = False  # cannot work
 
 
 def understand(sentence: str) -> Asked:
@@ -62,9 +66,9 @@ def cls(name: str) -> str:
 class Expert:
     """Plays one episode: ``act`` chooses, ``observe`` is told what came of it."""
 
-    def __init__(self, first_text: str, rng: random.Random, slack: float = 0.0) -> None:
+    def __init__(self, first_text: str, rng: random.Random, slack: float = 0.0, slips: float = 0.0) -> None:
         self.asked = understand(task_of(first_text))
-        self.rng, self.slack = rng, slack
+        self.rng, self.slack, self.slips = rng, slack, slips
         self.room = _THING.findall(first_text.split("you see", 1)[1].split("Your task", 1)[0])
         self.seen: dict[str, set[str]] = {}  # receptacle -> what lies there, in order of first sight
         self.closed: set[str] = set()
@@ -74,18 +78,20 @@ class Expert:
         self.origin = ""
         self.treated = False
         self.home: str | None = None  # the receptacle the first of two objects went into
+        self.failed = ""  # the last action, where nothing happened
 
     def act(self) -> Decision:
         """The next action."""
-        decision = self._decide()
-        if self.rng.random() >= self.slack:
-            return decision
-        return self._dawdle(decision)
+        decision, draw = self._decide(), self.rng.random()
+        if draw < self.slips:
+            return self._slip(decision)
+        return self._dawdle(decision) if draw < self.slips + self.slack else decision
 
     def observe(self, action: str, text: str) -> None:
         """Take in the engine's answer to ``action``."""
-        if text.startswith("Nothing happens"):
-            if action.startswith("go to "):
+        self.failed = action if text.startswith("Nothing happens") else ""
+        if self.failed:
+            if action.startswith("go to ") and action.removeprefix("go to ") in self.room:
                 self.at = action.removeprefix("go to ")  # it is used from where one already stands
             return
         verb = action.split(" ", 1)[0]
@@ -96,9 +102,10 @@ class Expert:
             self.treated = False
             self.seen.get(self.origin, set()).discard(self.held)
         elif verb == "move":
-            self.held, place = None, action.removeprefix("move ").split(" to ")
-            self.placed.add(place[0])
-            self.home = place[1]
+            name, self.home = action.removeprefix("move ").split(" to ")
+            self.held = None
+            self.placed.add(name)
+            self.seen.setdefault(self.home, set()).add(name)
         elif verb in _TOOL:
             self.treated = True
         self._look(verb, text)
@@ -180,10 +187,8 @@ class Expert:
         return self._say(f"go to {place}", situation, f"go to {place} then {then}")
 
     def _say(self, action: str, situation: str, plan: str) -> Decision:
-        if self.held is None:
-            tried = ", ".join(self.seen) or "nothing"
-            return Decision(action, situation, f"tried {tried}", plan)
-        return Decision(action, situation, f"took from {self.origin}", plan)
+        tried = f"tried {', '.join(self.seen) or 'nothing'}" if self.held is None else f"took from {self.origin}"
+        return Decision(action, situation, f"failed {self.failed}" if self.failed else tried, plan)
 
     def _dawdle(self, decision: Decision) -> Decision:
         """A valid action that brings the task no further."""
@@ -195,3 +200,22 @@ class Expert:
             options += [f"go to {self.rng.choice(elsewhere)}"]
         action = self.rng.choice(options)
         return Decision(action, decision.situation, decision.tried, action, slack=True)
+
+    def _slip(self, decision: Decision) -> Decision:
+        """An action that cannot work here: at the wrong place, with the wrong hand, or with what is not in the room."""
+        absent = [name for name in _FURNITURE if name not in map(cls, self.room)]
+        options = [f"go to {self.rng.choice(absent)} 1"] + ([f"go to {self.at}"] if self.at is not None else [])
+        here = self.at or self.room[0]
+        elsewhere = [place for place in self.room if place != self.at] or self.room
+        if self.held is not None:
+            options += [f"move {self.held} to {self.rng.choice(elsewhere)}", f"take {self.held} from {here}"]
+        else:
+            options += [f"move {self.asked.object} 1 to {here}", f"take {self.asked.object} 1 from {self._bare(here)}"]
+        action = self.rng.choice(options)
+        return Decision(action, decision.situation, decision.tried, action, slip=True)
+
+    def _bare(self, here: str) -> str:
+        """A receptacle the object cannot be taken from now: the one at hand, unless it may well lie there."""
+        lies_here = any(cls(name) == self.asked.object for name in self.seen.get(here, ()))
+        others = [place for place in self.room if place != here]
+        return self.rng.choice(others) if lies_here and others else here

@@ -7,6 +7,8 @@ from verl.trainer.config.schema.actor import LOSS_AGG_MODES, STRATEGIES
 from verl.trainer.config.schema.field import opt, section
 from verl.trainer.config.schema.model import TRAIN_DTYPES, CheckpointConfig, CriticModelConfig, FSDPConfig, OptimConfig
 
+UNUSED_REWARD_MODEL = "no reward model is run; environments and custom_reward_function give the reward"
+
 
 @dataclass
 class CriticConfig:
@@ -37,15 +39,14 @@ class CriticConfig:
 class RewardModelNet:
     """The network of a reward model."""
 
-    path: str | None = opt(None, "directory of a sequence classifier")
-    input_tokenizer: str | None = opt(None, "tokenizer of the rows, where it is not the reward model's own")
-    trust_remote_code: bool = opt(False, "run Python code that ships with the model")
-    external_lib: str | None = opt(None, "module imported before the model is built")
-    use_remove_padding: bool = opt(False, "compute on real tokens only")
+    path: str | None = opt(None, "directory of a sequence classifier", unused=UNUSED_REWARD_MODEL)
+    input_tokenizer: str | None = opt(
+        None, "tokenizer of the rows, where it is not the reward model's own", unused=UNUSED_REWARD_MODEL
+    )
+    trust_remote_code: bool = opt(False, "run Python code that ships with the model", unused=UNUSED_REWARD_MODEL)
+    external_lib: str | None = opt(None, "module imported before the model is built", unused=UNUSED_REWARD_MODEL)
+    use_remove_padding: bool = opt(False, "compute on real tokens only", unused=UNUSED_REWARD_MODEL)
     fsdp_config: FSDPConfig = section(FSDPConfig, "placement of parameters")
-
-
-UNUSED_REWARD_MODEL = "no reward model is run; environments and custom_reward_function give the reward"
 
 
 @dataclass
@@ -55,7 +56,7 @@ class RewardModelConfig:
     enable: bool = opt(False, "run a reward model (refused: none can be run)")
     reward_manager: str = opt("episode", "how an episode's rewards are placed on tokens")
     reward_kwargs: dict[str, Any] = opt({}, "passed to the reward manager")
-    strategy: str = opt("fsdp2", "how the model is sharded", choices=STRATEGIES)
+    strategy: str = opt("fsdp2", "how the model is sharded", choices=STRATEGIES, unused=UNUSED_REWARD_MODEL)
     micro_batch_size_per_gpu: int | None = opt(None, "rows per forward", low=1, unused=UNUSED_REWARD_MODEL)
     use_dynamic_bsz: bool | None = opt(None, "micro-batches by tokens", unused=UNUSED_REWARD_MODEL)
     forward_max_token_len_per_gpu: int | None = opt(None, "tokens per forward", unused=UNUSED_REWARD_MODEL)

@@ -23,7 +23,12 @@ class TrainerConfig:
     test_freq: int = opt(-1, "validate every so many iterations and after the last one", low=-1)
     save_freq: int = opt(-1, "save a checkpoint every so many iterations and after the last one", low=-1)
     max_actor_ckpt_to_keep: int | None = opt(None, "newest actor checkpoints kept; null: all", low=1)
-    max_critic_ckpt_to_keep: int | None = opt(None, "newest critic checkpoints kept; null: all", low=1)
+    max_critic_ckpt_to_keep: int | None = opt(
+        None,
+        "newest critic checkpoints kept; null: all",
+        low=1,
+        unused="actor and critic share a checkpoint: max_actor_ckpt_to_keep",
+    )
     resume_mode: str = opt(
         "auto", "continue from the newest checkpoint, from none, or from resume_from_path", choices=RESUME_MODES
     )
@@ -34,9 +39,22 @@ class TrainerConfig:
     num_threads: int | None = opt(None, "CPU threads per training rank; null: shared out from the cores", low=1)
     balance_batch: bool = opt(True, "spread rows over devices so that tokens are even")
     default_local_dir: str = opt("runs/${trainer.project_name}/${trainer.experiment_name}", "the run directory")
-    rollout_data_dir: str | None = opt(None, "where trajectories are written; null: rollouts/ of the run directory")
-    validation_data_dir: str | None = opt(None, "the same for validation; null: rollouts/ of the run directory")
-    log_val_generations: int = opt(0, "validation episodes shown by the trackers", low=0)
+    rollout_data_dir: str | None = opt(
+        None,
+        "where trajectories are written; null: rollouts/ of the run directory",
+        unused="rollouts/ of the run directory holds them",
+    )
+    validation_data_dir: str | None = opt(
+        None,
+        "the same for validation; null: rollouts/ of the run directory",
+        unused="rollouts/ of the run directory holds them",
+    )
+    log_val_generations: int = opt(
+        0,
+        "validation episodes shown by the trackers",
+        low=0,
+        unused="rollouts/ and report.html of the run directory show them",
+    )
     logger: list[str] = opt(["console"], "trackers: console, tensorboard, wandb, ... (metrics.jsonl is always written)")
 
 

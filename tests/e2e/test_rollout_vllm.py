@@ -1,0 +1,207 @@
+"""The vLLM engine on CPU: what it samples, and what it says about it, is what transformers says on the same tokens.
+
+Weights are perturbed strongly before a sync, because a part of the engine that keeps old weights raises no error.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers import vllm_process as remote
+from tests.helpers.engine_cases import ask, load, perturb, prompts, reference_logprobs
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.utils.sampling import SamplingRequest, StopReason
+
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine; CUDA has tests of its own")
+TIMEOUT_S = 240
+END = 1  # <|im_end|> in the tiny tokenizer
+CASES = [("float32", True), ("float32", False), ("bfloat16", True), ("bfloat16", False)]
+
+
+@dataclass
+class Case:
+    """An engine in another process and the policy it was started from."""
+
+    pool: object
+    directory: Path
+    dtype: str
+
+    def call(self, function, *args):
+        """Run a function of ``vllm_process`` where the engine is."""
+        return self.pool.submit(function, *args).result(timeout=TIMEOUT_S)
+
+    def differences(self, model, requests):
+        """|log-prob of the engine - of ``model``| on every token sampled, and the results."""
+        results = self.call(remote.serve, requests)
+        gaps = []
+        for request in requests:
+            result = results[request.request_id]
+            gaps.append(np.abs(result.logprobs - reference_logprobs(model, request, result.token_ids).numpy()))
+        return np.concatenate(gaps), results
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with remote.one_process() as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'tied' if case[1] else 'untied'}")
+def case(request, pool, tmp_path_factory):
+    dtype, tie = request.param
+    directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), tie=tie, std=0.07)
+    case = Case(pool, directory, dtype)
+    case.call(remote.start, str(directory), dtype)
+    yield case
+    case.call(remote.stop)
+
+
+@pytest.fixture(scope="module")
+def engine(pool, tmp_path_factory):
+    """A float32 engine with tied embeddings for everything that does not depend on the precision."""
+    directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), std=0.1)
+    case = Case(pool, directory, "float32")
+    case.call(remote.start, str(directory), "float32")
+    return case
+
+
+def test_logprobs_agree_before_and_after_a_sync_of_changed_weights(case):
+    def close(gaps):
+        return gaps.max() < 1e-3 if case.dtype == "float32" else gaps.mean() < 2e-2
+
+    model = load(case.directory)
+    gaps, results = case.differences(model, ask(8, max_tokens=20))
+    assert close(gaps), (gaps.mean(), gaps.max())
+    assert {result.policy_version for result in results.values()} == {0}
+    weights = perturb(model)
+    stale = case.differences(model, ask(8, max_tokens=20))[0]
+    assert stale.mean() > 0.1, "the perturbation is too weak to notice a part that was not renewed"
+    case.call(remote.update, weights, 5)
+    gaps, results = case.differences(model, ask(8, max_tokens=20))
+    assert close(gaps), (gaps.mean(), gaps.max())
+    assert {result.policy_version for result in results.values()} == {5}
+    case.call(remote.update, perturb(model, seed=2), 6)
+    gaps, _ = case.differences(model, ask(8, max_tokens=20))
+    assert close(gaps), (gaps.mean(), gaps.max())
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.7},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"temperature": 1.3, "top_k": 5},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+        {"temperature": 0.0},
+    ],
+)
+def test_logprobs_are_those_after_temperature_and_truncation(engine, sampling):
+    gaps, _ = engine.differences(load(engine.directory), ask(8, **sampling))
+    assert gaps.max() < 1e-3
+
+
+def test_tokens_follow_the_distribution(engine):
+    prompt = prompts(3)[2]
+    requests = [SamplingRequest(f"d{i}", prompt, 1, temperature=0.5, seed=i) for i in range(2000)]
+    results = engine.call(remote.serve, requests)
+    with torch.no_grad():
+        logits = load(engine.directory)(torch.tensor([prompt])).logits[0, -1]
+    expected = (logits / 0.5).softmax(-1).numpy()
+    counts = np.bincount([result.token_ids[0] for result in results.values()], minlength=len(expected))
+    likely = expected * len(requests) >= 5
+    chi_square = ((counts - expected * len(requests)) ** 2 / (expected * len(requests)))[likely].sum()
+    freedom = likely.sum()
+    assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+def test_the_seed_decides_whatever_shares_the_batch(engine):
+    together = engine.call(remote.serve, ask(8))
+    staggered = engine.call(remote.serve_staggered, ask(8))
+    for name, result in together.items():
+        assert staggered[name].token_ids == result.token_ids
+        np.testing.assert_allclose(staggered[name].logprobs, result.logprobs, atol=1e-4)
+    other = [SamplingRequest(r.request_id, r.prompt_ids, r.max_tokens, seed=r.seed + 1) for r in ask(8)]
+    assert engine.call(remote.serve, other)["r0"].token_ids != together["r0"].token_ids
+
+
+def test_a_prompt_seen_before_comes_from_the_prefix_cache(engine):
+    long = SamplingRequest("p", [(3 * i) % 380 + 5 for i in range(200)], 4, seed=1)
+    first, second = (engine.call(remote.serve, [long])["p"] for _ in range(2))
+    assert second.info["cached_tokens"] >= 160
+    np.testing.assert_allclose(second.logprobs, first.logprobs, atol=1e-4)
+    assert second.token_ids == first.token_ids
+
+
+def test_stop_strings_end_the_segment_and_their_tokens_are_kept(engine):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(engine.directory)
+    free = engine.call(remote.serve, ask(8, max_tokens=20))
+    kinds = {"one token": 0, "several": 0}
+    requests, expected = [], {}
+    for request in ask(8, max_tokens=20):
+        ids = free[request.request_id].token_ids
+        width = 1 if len(requests) % 2 else 2
+        texts = [tokenizer.decode(ids[i : i + width]) for i in range(2, len(ids) - width)]
+        request.stop = tuple(text for text in texts if text.isascii() and text.strip())[:1]
+        if not request.stop:
+            continue
+        single = len(tokenizer.encode(request.stop[0])) == 1
+        kinds["one token" if single else "several"] += 1
+        target = tokenizer.encode(request.stop[0])[0]
+        expected[request.request_id] = next(
+            ids[:n]
+            for n in range(1, len(ids) + 1)
+            if (ids[n - 1] == target if single else request.stop[0] in tokenizer.decode(ids[:n]))
+        )
+        requests.append(request)
+    assert all(kinds.values()), kinds
+    for name, result in engine.call(remote.serve, requests).items():
+        assert result.stop_reason is StopReason.STOP
+        assert result.token_ids == expected[name]
+        assert len(result.logprobs) == len(result.token_ids)
+
+
+def test_lengths_end_at_max_tokens_and_at_the_context(engine):
+    long = SamplingRequest("long", list(range(5, 255)), 50, seed=1)
+    results = engine.call(remote.serve, [*ask(2, max_tokens=4), long])
+    assert len(results["long"].token_ids) == 6
+    assert {result.stop_reason for result in results.values()} == {StopReason.LENGTH}
+
+
+def test_what_cannot_be_served_is_refused_with_the_reason(engine):
+    message = engine.call(remote.refusal, "add", SamplingRequest("x", [5] * 256, 3))
+    assert message.startswith("ValueError") and "max_model_len" in message
+    assert "vocabulary" in engine.call(remote.refusal, "add", SamplingRequest("x", [5, 4000], 3))
+
+
+def test_aborted_requests_leave_no_trace(engine):
+    alone = engine.call(remote.serve, ask(4))
+    results = engine.call(remote.serve_and_abort, ask(4), ["r1", "r3", "unknown"])
+    assert sorted(results) == ["r0", "r2"]
+    assert results["r0"].token_ids == alone["r0"].token_ids
+
+
+def test_the_worker_serves_new_requests_while_others_run_and_after_an_update(engine):
+    model = load(engine.directory)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[END] *= 4  # tied: the end of turn becomes likely
+    weights = [(name, parameter.detach().numpy()) for name, parameter in model.named_parameters()]
+    first = ask(4, max_tokens=100)
+    second = [SamplingRequest(f"s{i}", r.prompt_ids, 60, seed=r.seed) for i, r in enumerate(ask(4))]
+    results = engine.call(remote.through_worker, first, second, weights)
+    before, after = results[:8], results[8:]
+    assert {result.request_id for result in before} == {r.request_id for r in first + second}
+    assert {result.policy_version for result in before} == {0}
+    assert {result.policy_version for result in after} == {9}
+    ended = [result for result in after if result.stop_reason is StopReason.STOP]
+    assert ended
+    assert all(result.token_ids.index(END) == len(result.token_ids) - 1 for result in ended)
+    for result in after:
+        request = next(r for r in second if r.request_id == result.request_id)
+        expected = reference_logprobs(model, request, result.token_ids)
+        np.testing.assert_allclose(result.logprobs, expected, atol=1e-3)

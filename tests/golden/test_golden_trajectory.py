@@ -1,0 +1,127 @@
+"""A frozen play: every tensor and column of its rows, under both history policies, with thinking credit.
+
+``python -m tests.golden.test_golden_trajectory`` writes the expected rows anew; read the difference before keeping it.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from agent_system.environments.manager import make_envs
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from tests.helpers.play import Group, make_config
+from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS
+from verl.protocol import DataProto, object_array
+
+EXPECTED = Path(__file__).with_name("two_doors.json")
+HISTORIES = ("append", "window")
+TURNS = {  # member -> what it says, turn by turn
+    0: (
+        "<level>2</level><think>doors</think><action>look</action>",
+        "<level>1</level><think></think><action>open red</action><|im_end|>",
+    ),
+    1: ("<action>jump</action>", "<level>4</level><think>I wonder, and wonder, and wonder, and wonder"),
+}
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, plus tags and control tokens; depends on no training."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    raw.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|pad|>", clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+class Speaker:
+    """The first member to speak follows ``TURNS[0]``, the other one ``TURNS[1]``; thoughts name their level."""
+
+    def __init__(self) -> None:
+        self.spoken = {0: 0, 1: 0}
+        self.begun = 0
+
+    def __call__(self, request, prompt: str) -> str:
+        if prompt.endswith("<think>"):
+            return f"thought {prompt[-16]}</think>"
+        member = 1 if "jump" in prompt or (self.begun and "look" not in prompt) else 0
+        self.begun += 1
+        said = TURNS[member][self.spoken[member]]
+        self.spoken[member] += 1
+        return said
+
+
+def frozen_scores(data: DataProto) -> DataProto:
+    """Scores that depend on level and length alone, as exact binary fractions."""
+
+    def entry(level: int, question: dict, count: int) -> dict:
+        values = {"logprob": -level / 4, "entropy": (level * level) / 8, "prob": 1 / (1 << level), "seq_prob": 0.5}
+        return {"step": question["step"], "level": level, "num_tokens": count, **values}
+
+    branches, spans = data.non_tensor_batch["branches"], data.non_tensor_batch["spans"]
+    mask = data.batch["response_mask"].float()
+    answers = {
+        "branch_scores": [
+            [entry(b["level"], b, len(b["token_ids"]) - b["target_start"]) for b in row] for row in branches
+        ],
+        "span_scores": [[entry(s["level"], s, s["end"] - s["start"]) for s in row] for row in spans],
+    }
+    return DataProto.from_dict(
+        {"old_log_probs": -0.5 * mask, "entropys": 0.25 * mask}, {k: object_array(v) for k, v in answers.items()}
+    )
+
+
+def play(history: str) -> dict:
+    """The rows of the frozen play as plain data."""
+    tokenizer = byte_tokenizer()
+    config = make_config("tests.golden.two_doors:PACKAGE", history, n=2, levels=True, kwargs={}, max_steps=3)
+    config.algorithm.rlvcr.enable = True
+    config.algorithm.rlvcr.cost_coef = 0.5
+    config.env.max_turn_tokens = 40
+    config.data.max_response_length = 200
+    engine = ScriptedEngine(tokenizer, Speaker())
+    envs = make_envs(config)[0]
+    collector = TrajectoryCollector(config, tokenizer)
+    try:
+        data = collector.multi_turn_loop(envs.gen_batch(0, 1), Group([engine], frozen_scores), envs)
+    finally:
+        collector.close()
+    return {
+        "tensors": {key: tensor.tolist() for key, tensor in sorted(data.batch.items())},
+        "columns": {key: column.tolist() for key, column in sorted(data.non_tensor_batch.items())},
+        "level_token_ids": data.meta_info["level_token_ids"],
+    }
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_the_frozen_play_gives_the_frozen_rows(history):
+    expected = json.loads(EXPECTED.read_text())[history]
+    found = json.loads(json.dumps(play(history)))
+    assert found.keys() == expected.keys()
+    for part in ("tensors", "columns"):
+        assert found[part].keys() == expected[part].keys()
+        for key in expected[part]:
+            assert found[part][key] == expected[part][key], key
+    assert found["level_token_ids"] == expected["level_token_ids"]
+
+
+def render(value, depth: int = 2) -> str:
+    """JSON with one line per entry of the outer dictionaries."""
+    if depth < 0 or not isinstance(value, dict):
+        return json.dumps(value)
+    pad = "  " * (3 - depth)
+    entries = ",\n".join(f"{pad}{json.dumps(key)}: {render(entry, depth - 1)}" for key, entry in value.items())
+    return "{\n" + entries + "\n" + pad[2:] + "}"
+
+
+if __name__ == "__main__":
+    EXPECTED.write_text(render({history: play(history) for history in HISTORIES}) + "\n")

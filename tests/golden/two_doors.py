@@ -1,0 +1,68 @@
+"""A frozen environment of three steps, so that the golden trajectory depends on nothing else: find the red door."""
+
+import re
+
+from agent_system.environments.base import EnvPackage, Observation
+
+ACTION = re.compile(r"<action>(.*?)</action>")
+
+
+class TwoDoors:
+    """Look first, then the colour is known; opening the right door wins. Anything else is not valid."""
+
+    placement = "inline"
+
+    def __init__(self, section) -> None:
+        del section
+        self.looked = False
+
+    def reset(self, task, seed):
+        self.looked = False
+        return Observation("Two doors.", anchor="start")
+
+    def step(self, action):
+        won = action == "open red" and self.looked
+        valid = action in ("look", "open red", "open blue")
+        self.looked = self.looked or action == "look"
+        text = "One is red." if self.looked else "Two doors."
+        reward = 1.0 if won else 0.0 if valid else -0.25
+        info = {"won": won, "is_action_valid": valid}
+        return Observation(text, anchor=text), reward, won, info
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class DoorPrompts:
+    """One line each."""
+
+    asks_for_levels = True
+
+    def __init__(self, section) -> None:
+        del section
+
+    def system(self, levels):
+        return "Level, think, act." if levels else "Act."
+
+    def first(self, observation, levels):
+        return observation.text
+
+    def turn(self, observation):
+        return observation.text
+
+    def window(self, first, history, observation, levels):
+        return "".join(f"{seen} {action}. " for seen, action in history) + observation.text
+
+
+def tasks(section, split):
+    """One task per split."""
+    return [{"task_id": f"doors-{split}", "data_source": "doors"}]
+
+
+def project(text):
+    """The tagged action, or the text itself."""
+    found = ACTION.search(text)
+    return (found[1], True) if found else (text, False)
+
+
+PACKAGE = EnvPackage("two_doors", TwoDoors, tasks, DoorPrompts, project)

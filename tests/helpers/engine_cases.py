@@ -1,0 +1,93 @@
+"""What the tests of all rollout engines share: a config section, a driver loop, and the reference they are held to."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from verl.utils.sampling import SamplingRequest, SamplingResult
+
+
+def rollout_section(**changes) -> SimpleNamespace:
+    """The keys of ``actor_rollout_ref.rollout`` that engines read, sized for a tiny model."""
+    values = {
+        "name": "hf",
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,  # small, so that prompts are prefilled in chunks
+        "enable_chunked_prefill": True,
+        "kv_cache_gb": 0.1,
+        "enforce_eager": True,
+        "gpu_memory_utilization": 0.2,
+        "tensor_model_parallel_size": 1,
+        "free_cache_engine": False,
+        "engine_kwargs": {},
+    }
+    return SimpleNamespace(**(values | changes))
+
+
+def prompts(count: int, vocab: int = 390) -> list[list[int]]:
+    """Prompts of different lengths (12 to 96 tokens)."""
+    return [
+        [(7 * index + 3 * place) % (vocab - 10) + 5 for place in range(12 + 12 * (index % 8))] for index in range(count)
+    ]
+
+
+def ask(count: int, **fields) -> list[SamplingRequest]:
+    """``count`` seeded requests."""
+    options = {"max_tokens": 12} | fields
+    return [SamplingRequest(f"r{i}", ids, seed=100 + i, **options) for i, ids in enumerate(prompts(count))]
+
+
+def play(engine, requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
+    """Serve ``requests`` to the end; results by id."""
+    for request in requests:
+        engine.add(request)
+    results = {}
+    while engine.has_work():
+        results.update({result.request_id: result for result in engine.step()})
+    return results
+
+
+def reference_logprobs(model, request: SamplingRequest, token_ids: list[int]):
+    """Log-probs [T] of ``token_ids`` from one full forward of ``model``, after temperature, top-k and top-p.
+
+    Truncation is written out token by token here, unlike in the engines.
+    """
+    import torch
+
+    ids = torch.tensor([request.prompt_ids + token_ids])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(request.prompt_ids) - 1 : -1].double()
+    rows = []
+    for row, token in zip(logits / (request.temperature or 1.0), token_ids, strict=True):
+        ranked = sorted(range(len(row)), key=lambda v: -row[v].item())
+        if request.temperature and request.top_k > 0:
+            ranked = ranked[: request.top_k]
+        probs = row[ranked].softmax(dim=0).tolist()
+        if request.temperature and request.top_p < 1:
+            total, count = 0.0, 0
+            while total < request.top_p:
+                total, count = total + probs[count], count + 1
+            ranked, probs = ranked[:count], [p / total for p in probs[:count]]
+        assert token in ranked, "a token outside the truncated distribution was sampled"
+        rows.append(probs[ranked.index(token)])
+    return torch.tensor(rows).log()
+
+
+def perturb(model, seed: int = 1, scale: float = 0.5):
+    """Shift every weight of ``model`` by much; return the new weights as (name, float32 array), tied ones once."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = parameter.std() if parameter.dim() > 1 else parameter.abs().mean()
+            parameter.add_(scale * spread * torch.randn(parameter.shape, generator=generator))
+    return [(name, parameter.detach().numpy().copy()) for name, parameter in model.named_parameters()]
+
+
+def load(directory: Path):
+    """The policy in ``directory`` as a float32 transformers model."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()

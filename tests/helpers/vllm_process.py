@@ -1,0 +1,103 @@
+"""One process of its own for vLLM: it rearranges torch and the environment of whatever process it lives in.
+
+The functions below run in that process, submitted to the pool of ``one_process``; an engine started by ``start``
+stays there until the next ``start``. Starting a second engine is cheap, as vLLM is imported once.
+"""
+
+import asyncio
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.helpers.engine_cases import play, rollout_section
+from verl.utils.sampling import SamplingRequest, SamplingResult
+from verl.workers.rollout import RolloutWorker, create_engine
+
+_engine = None
+
+
+def one_process() -> ProcessPoolExecutor:
+    """A pool of one fresh process."""
+    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def start(directory: str, dtype: str) -> None:
+    """Start an engine on the policy in ``directory`` in place of the one before."""
+    global _engine
+    stop()
+    section = rollout_section(name="vllm", dtype=dtype)
+    _engine = create_engine("vllm", section, directory, seed=3, num_threads=1)
+
+
+def stop() -> None:
+    """Close the engine."""
+    global _engine
+    if _engine is not None:
+        _engine.close()
+        _engine = None
+
+
+def serve(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
+    """Play ``requests`` to the end."""
+    return play(_engine, requests)
+
+
+def serve_staggered(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
+    """Play ``requests``, one more at every step."""
+    waiting, results = list(requests), {}
+    while waiting or _engine.has_work():
+        if waiting:
+            _engine.add(waiting.pop())
+        results.update({result.request_id: result for result in _engine.step()})
+    return results
+
+
+def serve_and_abort(requests: list[SamplingRequest], gone: list[str]) -> dict[str, SamplingResult]:
+    """Play ``requests`` but forget ``gone`` after two steps."""
+    for request in requests:
+        _engine.add(request)
+    results = [*_engine.step(), *_engine.step()]
+    _engine.abort(gone)
+    while _engine.has_work():
+        results += _engine.step()
+    return {result.request_id: result for result in results}
+
+
+def update(weights: list, version: int) -> None:
+    """Load weights."""
+    _engine.update_weights(weights, version)
+
+
+def refusal(method: str, *args) -> str:
+    """The message with which the engine refuses a call."""
+    try:
+        getattr(_engine, method)(*args)
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def through_worker(first: list[SamplingRequest], second: list[SamplingRequest], weights: list) -> list[SamplingResult]:
+    """Submit ``first``, then ``second`` while it runs, update the weights, submit ``second`` again; all results."""
+
+    async def collect(worker: RolloutWorker, count: int) -> list[SamplingResult]:
+        results = []
+        while len(results) < count:
+            results += await asyncio.wait_for(worker.poll("default"), 60)
+        return results
+
+    async def main() -> list[SamplingResult]:
+        worker = RolloutWorker(None, "", engine=_engine)
+        await worker.submit(first)
+        await asyncio.sleep(0.05)
+        await worker.submit(second)
+        results = await collect(worker, len(first) + len(second))
+        await worker.update_weights(weights, 9)
+        await worker.submit(second)
+        results += await collect(worker, len(second))
+        await worker.close()
+        return results
+
+    global _engine
+    results = asyncio.run(main())
+    _engine = None
+    return results

@@ -1,0 +1,36 @@
+"""Train a policy on episodes by supervised learning: ``python -m verl.trainer.main_sft [key=value ...]``.
+
+Without arguments the cold-start policy of the quickstart is made (``configs/quickstart_sft.yaml``).
+"""
+
+import logging
+import sys
+from collections.abc import Collection, Sequence
+
+from verl.trainer.config import cli
+from verl.trainer.config.schema import SFTConfig
+
+logger = logging.getLogger(__name__)
+
+
+def env_names() -> Collection[str]:
+    """Names of the registered environments."""
+    from agent_system.environments.registry import REGISTRY
+
+    return REGISTRY.keys()
+
+
+def train(cfg: SFTConfig) -> None:
+    """Start the run that ``cfg`` describes; everything heavy is imported from here on."""
+    from verl.trainer.launch_sft import run_sft
+
+    run_sft(cfg)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    return cli.run(train, "quickstart_sft", SFTConfig, "verl.trainer.main_sft", argv, env_names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
