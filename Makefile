@@ -16,7 +16,7 @@ setup:
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@want="$$(cat $(REQUIREMENTS) setup.py verl/__init__.py | sha256sum | cut -d' ' -f1) $$(pwd)"; \
 	if [ "$$(cat $(STAMP) 2>/dev/null)" != "$$want" ]; then \
-		$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r $(REQUIREMENTS) && \
+		$(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps -r $(REQUIREMENTS) && \
 		$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e . && \
 		printf '%s' "$$want" > $(STAMP); \
 	fi

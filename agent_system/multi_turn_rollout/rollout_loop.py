@@ -23,6 +23,7 @@ from agent_system.multi_turn_rollout.packing import pack, row_steps, rows_of, se
 from agent_system.multi_turn_rollout.settings import PlaySettings, asks_for_levels
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from agent_system.tokens.probe import probe_template
+from rlvcr.level_metrics import CollapseWatch
 from rlvcr.levels import LevelCodec
 from rlvcr.scoring import score_rows
 from verl.protocol import DataProto
@@ -47,6 +48,7 @@ class TrajectoryCollector:
         if config.env.history == "append" and not probe.keeps_thoughts:
             logger.warning("this chat template drops <think> from earlier turns; with env.history=append they stay")
         self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
+        self.collapse = CollapseWatch(config.algorithm.rlvcr.collapse_patience)
         self._group: CollectorGroup | None = None
 
     def multi_turn_loop(
@@ -162,6 +164,9 @@ class TrajectoryCollector:
             **summary("response_length", lengths[:, width:].sum(-1).tolist()),
             **left_out,
         }
+        if is_train and self.codec is not None:
+            unseen = self.collapse.update([step["level"] for steps in data.non_tensor_batch["steps"] for step in steps])
+            data.meta_info["metrics"]["rlvcr/levels_unseen"] = float(len(unseen))
         data.meta_info["timing"] = {
             **wait_split(played.trajectories, played.play_s),
             "alternatives": played.thoughts_s,

@@ -21,7 +21,8 @@ PLACES = ("cabinet", "drawer", "shelf", "table", "fridge", "microwave", "sink", 
 
 def _corpus() -> list[str]:
     lines = [
-        f"system user assistant You {verb} the {thing} in the {place}. On the {place} you see a {thing}. Nothing happens."
+        f"system user assistant You {verb} the {thing} in the {place}. "
+        f"On the {place} you see a {thing}. Nothing happens."
         for verb, thing, place in itertools.product(VERBS, THINGS, PLACES)
     ]
     lines.append("I have not tried this yet, so first I plan where to search and which door could be closed.")

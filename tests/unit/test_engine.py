@@ -17,7 +17,7 @@ from verl.trainer.config.schema.model import OptimConfig
 from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights, load_engine, save_engine
-from verl.workers.optimizer import learning_rate
+from verl.workers.optimizer import check_schedule, learning_rate
 from verl.workers.rows import Rows, micro_batches
 
 
@@ -190,8 +190,9 @@ def test_learning_rate_warms_up_and_decays():
     assert rates[2:] == sorted(rates[2:], reverse=True)
     constant = OptimConfig(lr=1.0, lr_warmup_steps_ratio=0.25)
     assert [learning_rate(step, constant, 8) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
-    with pytest.raises(ValueError, match="total_training_steps"):
-        learning_rate(5, cosine, -1)
+    for unknown in (OptimConfig(warmup_style="cosine"), OptimConfig(lr_warmup_steps_ratio=0.1)):
+        with pytest.raises(ValueError, match="total_training_steps"):
+            check_schedule(unknown)
 
 
 @pytest.mark.parametrize("tied", [True, False])

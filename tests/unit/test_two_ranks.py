@@ -57,15 +57,18 @@ def play(path, data, directory, mode):
     return tensors, metrics
 
 
-def run_rank(rank, path, directory, port, mode):
+def run_rank(rank, path, directory, port):
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     registration = Registration(Dispatch.DP_COMPUTE_PROTO)
     calls, _ = plan_calls(registration, 2, (batch(),), {})
     (data,), _ = calls[rank]
-    tensors, metrics = play(path, data, directory, mode)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / f"rank{rank}.safetensors")
-    (directory / f"rank{rank}.json").write_text(json.dumps(metrics))
+    for mode in MODES:
+        place = directory / mode
+        place.mkdir(exist_ok=True)
+        tensors, metrics = play(path, data, place, mode)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, place / f"rank{rank}.safetensors")
+        (place / f"rank{rank}.json").write_text(json.dumps(metrics))
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +76,22 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.2)
 
 
-@pytest.fixture(scope="module", params=MODES)
-def both(request, policy, tmp_path_factory):
-    """(tensors, metrics, directory) of one rank, and of two."""
-    alone, pair = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    tensors, metrics = play(policy, batch(), alone, request.param)
+@pytest.fixture(scope="module")
+def two_ranks(policy, tmp_path_factory):
+    """Directory with what two ranks left, a folder for each loss mode."""
+    directory = tmp_path_factory.mktemp("two")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(run_rank, args=(policy, pair, port, request.param), nprocs=2)
+    mp.spawn(run_rank, args=(policy, directory, port), nprocs=2)
+    return directory
+
+
+@pytest.fixture(scope="module", params=MODES)
+def both(request, policy, two_ranks, tmp_path_factory):
+    """(tensors, metrics, directory) of one rank, and of two."""
+    alone, pair = tmp_path_factory.mktemp("one"), two_ranks / request.param
+    tensors, metrics = play(policy, batch(), alone, request.param)
     ranks = [load_file(pair / f"rank{rank}.safetensors") for rank in (0, 1)]
     reports = [json.loads((pair / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     return (tensors, metrics, alone), (ranks, reports, pair), settings(policy, request.param)

@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 
 PACKED_ATTENTION = "verl_packed"
-# share of padding up to which rows are attended to in one call; measured on a 2-core CPU
-MAX_ROW_PADDING = 0.15
+# Share of padding up to which rows are attended to in one call. On a CPU that saves a seventh of the time of rows of
+# about 200 tokens; with more padding, or longer rows, there is nothing to gain.
+MAX_ROW_PADDING = 0.05
 
 
 @dataclass(frozen=True)

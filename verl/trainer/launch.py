@@ -7,9 +7,8 @@ Everything that can be refused is refused before Ray starts.
 
 import contextlib
 import logging
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,9 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.reward_manager import load_reward_manager
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
+from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.schema import PPOConfig
+from verl.trainer.launch_sft import run_sft
 from verl.trainer.ppo.journal import Journal
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
@@ -68,13 +69,19 @@ def run_ppo(cfg: PPOConfig) -> None:
 
 
 def ensure_policy(cfg: PPOConfig) -> None:
-    """Make the policy with a supervised run in a process of its own where it does not exist yet."""
+    """Make the policy with a supervised run, in a process of its own, where it does not exist yet.
+
+    Raises ``RuntimeError`` when that run fails.
+    """
     path = Path(cfg.actor_rollout_ref.model.path)
     if path.exists():
         return
     logger.info("no policy at %s: cold start with config %s", path, cfg.cold_start.config_name)
-    command = [sys.executable, "-m", "verl.trainer.main_sft", "--config-name", cfg.cold_start.config_name]
-    subprocess.run([*command, f"model.save_path={path}", *cfg.cold_start.overrides], check=True)
+    process = multiprocessing.get_context("spawn").Process(target=run_sft, args=(cold_start_config(cfg),))
+    process.start()
+    process.join()
+    if process.exitcode != 0 or not path.exists():
+        raise RuntimeError(f"the cold start ended with exit status {process.exitcode} and made no policy at {path}")
 
 
 def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorkers:

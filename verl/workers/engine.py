@@ -18,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor
 
 from verl.workers.collectives import init_distributed, make_mesh, resolve_device, world_size
-from verl.workers.optimizer import build_optimizer, learning_rate
+from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
 
 logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -64,10 +64,12 @@ class TrainEngine:
         self.fsdp, self.optim, self.grad_clip = fsdp, optim, float(grad_clip)
         if optim is None:
             module.requires_grad_(False)
+        else:
+            check_schedule(optim)
         self.module = self._shard(module, DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
         self.steps = 0  # optimizer steps tried, those left out included: the schedule counts them
-        self.total_steps = -1 if optim is None else int(getattr(optim, "total_training_steps", None) or -1)
+        self.total_steps = -1 if optim is None else int(optim.total_training_steps or -1)
         self._offload()
 
     # ------------------------------------------------------------------ placement
@@ -85,7 +87,6 @@ class TrainEngine:
             "reshard_after_forward": bool(self._flag("reshard_after_forward", True)),
         }
         if self.device == "cuda":
-            torch.cuda.set_device(torch.cuda.current_device())
             if self._flag("offload_policy"):
                 policy["offload_policy"] = CPUOffloadPolicy()
             else:

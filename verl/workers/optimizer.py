@@ -29,6 +29,14 @@ def warmup_steps(optim: Any, total_steps: int) -> int:
     return int(float(optim.lr_warmup_steps_ratio) * max(total_steps, 0))
 
 
+def check_schedule(optim: Any) -> None:
+    """Raise ``ValueError`` for a schedule that cannot be computed: it depends on a total number of steps not given."""
+    by_ratio = (optim.lr_warmup_steps is None or optim.lr_warmup_steps < 0) and optim.lr_warmup_steps_ratio > 0
+    if (optim.warmup_style == "cosine" or by_ratio) and (optim.total_training_steps or -1) <= 0:
+        what = "warmup_style=cosine" if optim.warmup_style == "cosine" else "lr_warmup_steps_ratio"
+        raise ValueError(f"{what} needs optim.total_training_steps, the number of optimizer steps of the whole run")
+
+
 def learning_rate(step: int, optim: Any, total_steps: int) -> float:
     """Learning rate of optimizer step ``step`` (from 0).
 
@@ -40,8 +48,6 @@ def learning_rate(step: int, optim: Any, total_steps: int) -> float:
         return peak * (step + 1) / warm
     if optim.warmup_style == "constant":
         return peak
-    if total_steps <= 0:
-        raise ValueError("warmup_style=cosine needs optim.total_training_steps > 0")
     progress = min(1.0, (step - warm) / max(1, total_steps - 1 - warm))
     low = float(optim.min_lr_ratio)
     return peak * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * progress)))

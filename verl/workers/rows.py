@@ -75,8 +75,8 @@ def micro_batches(
 ) -> list[list[int]]:
     """Row indices of micro-batches: rows sorted by length and cut at ``max_tokens`` tokens, or at ``max_rows`` rows.
 
-    Neighbours of similar length share an attention call, which on a CPU is worth a fifth of the training time. A row
-    longer than ``max_tokens`` gets a micro-batch of its own.
+    Sorted, because neighbours of similar length share an attention call. A row longer than ``max_tokens`` gets a
+    micro-batch of its own.
     """
     parts: list[list[int]] = []
     tokens = 0

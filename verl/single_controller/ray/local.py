@@ -44,6 +44,7 @@ def init_ray(ray_init_cfg: Any = None, **overrides: Any) -> dict[str, Any]:
     if ray.is_initialized():
         return _facts(ray, started=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would let everything else on the machine go first
     # Ray announces the token at every start; the facts say it instead
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_token(create=local)

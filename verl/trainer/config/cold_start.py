@@ -1,10 +1,9 @@
 """The supervised run that makes a missing policy, as a config: same environment, same device, ready to hand over."""
 
 import copy
-from pathlib import Path
 
 from verl.trainer.config.errors import ConfigError
-from verl.trainer.config.load import load_config, to_yaml
+from verl.trainer.config.load import load_config
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 
 
@@ -24,11 +23,3 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
     sft.model.save_path = cfg.actor_rollout_ref.model.path
     sft.trainer.device = cfg.trainer.device
     return sft
-
-
-def write_cold_start(cfg: PPOConfig, directory: str | Path) -> list[str]:
-    """Write that config to ``directory/cold_start.yaml``; return the arguments that make ``main_sft`` run it."""
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cold_start.yaml").write_text(to_yaml(cold_start_config(cfg)))
-    return ["--config-path", str(folder.resolve()), "--config-name", "cold_start"]

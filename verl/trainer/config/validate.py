@@ -277,6 +277,9 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
     if model.path is None and data.max_length > new.max_position_embeddings:
         allowed = f"model.new.max_position_embeddings ({new.max_position_embeddings}) or less"
         yield _problem(cfg, "data.max_length", "rows must fit the policy's context", allowed, "lower it")
+    if cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1:
+        fix = "trainer.n_gpus_per_node=1 trainer.nnodes=1"
+        yield _problem(cfg, "trainer.n_gpus_per_node", "supervised runs use one device", "1", fix)
     if data.max_token_len_per_gpu < data.max_length:
         allowed = f"data.max_length ({data.max_length}) or more"
         yield _problem(cfg, "data.max_token_len_per_gpu", "the longest row must fit", allowed, "raise it")

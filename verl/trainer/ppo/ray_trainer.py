@@ -181,7 +181,7 @@ class RayPPOTrainer:
             tasks.meta_info["global_step"] = self.global_step
             batch = self.collector.multi_turn_loop(tasks, self.workers, self.envs, is_train=True)
         self.clock.add(batch.meta_info.pop("timing", {}))
-        self.metrics |= batch.meta_info.pop("metrics", {})
+        self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
         return self.balance(batch)
 
     def balance(self, batch: DataProto) -> DataProto:

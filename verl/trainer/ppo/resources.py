@@ -74,6 +74,7 @@ class TrainingWorkers:
         critic: RayWorkerGroup | None = None,
     ) -> None:
         self.actor, self.rollout_workers, self.ref, self.critic = actor, rollout_workers, ref, critic
+        self._engine_totals: dict[str, float] = {}
 
     @classmethod
     def start(
@@ -117,6 +118,23 @@ class TrainingWorkers:
         calls = [worker.update_weights.remote(weights, version) for worker in self.rollout_workers]
         labels = [f"rollout worker {index}: update_weights" for index in range(len(calls))]
         gather(calls, SYNC_TIMEOUT_S, labels)
+
+    def engine_metrics(self) -> dict[str, float]:
+        """What the engines did since the last call: ``perf/engine_*``, summed over engines.
+
+        ``perf/engine_batch`` is the tokens sampled per engine step, that is how full the engine ran.
+        """
+        labels = [f"rollout worker {index}: stats" for index in range(len(self.rollout_workers))]
+        answers = gather([worker.stats.remote() for worker in self.rollout_workers], SYNC_TIMEOUT_S, labels)
+        totals = {key: sum(answer[key] for answer in answers) for key in ("tokens", "steps", "busy_s")}
+        tokens, steps, busy_s = (totals[key] - self._engine_totals.get(key, 0.0) for key in totals)
+        self._engine_totals = totals
+        return {
+            "perf/engine_tokens": tokens,
+            "perf/engine_busy_s": busy_s,
+            "perf/engine_throughput": tokens / max(busy_s, 1e-9),
+            "perf/engine_batch": tokens / max(steps, 1.0),
+        }
 
     def save_checkpoint(self, directory: Path) -> None:
         """Write the state of every trained group below ``directory``."""

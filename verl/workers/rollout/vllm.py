@@ -192,9 +192,12 @@ def _prepare_process(num_threads: int | None) -> bool:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # It warns at every reload of modules without weights; what a reload must renew is tested.
     logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
+    # Environments and collectors share the cores: threads that spin at a barrier for one that lost its core made steps
+    # ten times longer.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    import torch  # after the thread count is set
+    import torch  # OpenMP reads both when it is loaded
 
     if torch.cuda.is_available():
         return False

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from verl.trainer.config.schema.actor import STRATEGIES
 from verl.trainer.config.schema.env import EnvConfig
 from verl.trainer.config.schema.field import opt, section
 from verl.trainer.config.schema.model import TRAIN_DTYPES, FSDPConfig, OptimConfig
-from verl.trainer.config.schema.trainer import DEVICES, RESUME_MODES, RayInitConfig
+from verl.trainer.config.schema.trainer import DEVICES, RESUME_MODES
 
 
 @dataclass
@@ -21,7 +20,6 @@ class NewPolicyConfig:
     head_dim: int | None = opt(None, "width of a head; null: hidden_size / num_attention_heads", low=1)
     intermediate_size: int = opt(384, "width of the feed-forward layer", low=8)
     max_position_embeddings: int = opt(4096, "longest context", low=1)
-    rope_theta: float = opt(10000.0, "base of the rotary embedding", low=1)
     tie_word_embeddings: bool = opt(True, "output layer shares the input embedding")
 
 
@@ -38,7 +36,6 @@ class SFTModelConfig:
     enable_gradient_checkpointing: bool = opt(False, "recompute activations in backward")
     trust_remote_code: bool = opt(False, "run Python code that ships with the model")
     override_config: dict[str, Any] = opt({}, "values that replace those of the model's own config")
-    strategy: str = opt("fsdp2", "how the model is sharded", choices=STRATEGIES)
     fsdp_config: FSDPConfig = section(FSDPConfig, "placement of parameters and optimiser state")
 
 
@@ -95,4 +92,3 @@ class SFTConfig:
     )
     env: EnvConfig = section(EnvConfig, "the environment whose expert is imitated")
     trainer: SFTTrainerConfig = section(SFTTrainerConfig, "schedule, devices and the run directory")
-    ray_init: RayInitConfig = section(RayInitConfig, "how Ray is started where none runs")
