@@ -57,7 +57,9 @@ class Prompts(Protocol):
     def turn(self, observation: Observation) -> str:
         """Every later user message (``append`` history)."""
 
-    def window(self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool) -> str:
+    def window(
+        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
+    ) -> str:
         """The whole user message of a step (``window`` history); ``history`` holds (observation, action) texts."""
 
 

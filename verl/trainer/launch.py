@@ -49,6 +49,7 @@ def run_ppo(cfg: PPOConfig) -> None:
         ensure_policy(cfg)
         tokenizer = AutoTokenizer.from_pretrained(cfg.actor_rollout_ref.model.path)
         envs, val_envs = make_envs(cfg)
+        fill_schedule(cfg, len(envs.tasks))
         collector = TrajectoryCollector(cfg, tokenizer)
         with contextlib.ExitStack() as stack:
             workers = start_workers(cfg, stack)
@@ -82,6 +83,15 @@ def ensure_policy(cfg: PPOConfig) -> None:
     process.join()
     if process.exitcode != 0 or not path.exists():
         raise RuntimeError(f"the cold start ended with exit status {process.exitcode} and made no policy at {path}")
+
+
+def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
+    """Tell the optimizers how many steps they will take, which warm-up ratios and cosine schedules need."""
+    actor, critic, trainer = cfg.actor_rollout_ref.actor, cfg.critic, cfg.trainer
+    per_epoch = max(1, train_tasks // cfg.data.train_batch_size)
+    iterations = trainer.total_training_steps or trainer.total_epochs * per_epoch
+    for section in (actor, critic):
+        section.optim.total_training_steps = iterations * section.ppo_mini_batches * section.ppo_epochs
 
 
 def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorkers:

@@ -81,7 +81,7 @@ def write_demonstrations(
     num_workers: int = 2,
     slack: float = 0.35,
     levels: Sequence[int] = LEVELS,
-    slips: float = 0.08,
+    slips: float = 0.05,
 ) -> Path:
     """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
 

@@ -202,15 +202,14 @@ class Expert:
         return Decision(action, decision.situation, decision.tried, action, slack=True)
 
     def _slip(self, decision: Decision) -> Decision:
-        """An action that cannot work here: at the wrong place, with the wrong hand, or with what is not in the room."""
+        """An action that cannot work here: to where one is, to what is not in the room, or at the wrong place."""
         absent = [name for name in _FURNITURE if name not in map(cls, self.room)]
         options = [f"go to {self.rng.choice(absent)} 1"] + ([f"go to {self.at}"] if self.at is not None else [])
-        here = self.at or self.room[0]
-        elsewhere = [place for place in self.room if place != self.at] or self.room
         if self.held is not None:
-            options += [f"move {self.held} to {self.rng.choice(elsewhere)}", f"take {self.held} from {here}"]
+            elsewhere = [place for place in self.room if place != self.at] or self.room
+            options.append(f"move {self.held} to {self.rng.choice(elsewhere)}")
         else:
-            options += [f"move {self.asked.object} 1 to {here}", f"take {self.asked.object} 1 from {self._bare(here)}"]
+            options.append(f"take {self.asked.object} 1 from {self._bare(self.at or self.room[0])}")
         action = self.rng.choice(options)
         return Decision(action, decision.situation, decision.tried, action, slip=True)
 

@@ -1,0 +1,116 @@
+"""Training jobs as a user starts them: a command line in a process of its own, a deadline, and who is left afterwards.
+
+    job = start(words, log); job.finish(240); job.left_over(30) == []
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+LOOK_S = 0.2  # how often a job's family is looked at
+TAIL = 6000  # characters of the log that an assertion shows
+
+
+class Job:
+    """A running command and everything it ever started, found by looking at its descendants again and again."""
+
+    def __init__(self, words: list[str], log: Path) -> None:
+        self.log = log
+        environ = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT)
+        self._known: set[psutil.Process] = {psutil.Process(self.process.pid)}
+        self._watched = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while not self._watched.wait(LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        # children of children that lost their parent are found too, as long as they were seen once
+        for known in list(self._known):
+            try:
+                self._known.update(known.children(recursive=True))
+            except psutil.Error:
+                continue
+
+    def said(self) -> str:
+        """The end of what the job printed."""
+        return self.log.read_text(errors="replace")[-TAIL:]
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for a good end; otherwise end the whole family and fail with the job's last words."""
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise AssertionError(f"not done after {timeout_s:g} s\n{self.said()}") from None
+        assert status == 0, f"exit status {status}\n{self.said()}"
+
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float) -> None:
+        """Wait until ``condition()`` holds while the job runs; fail when the job ends before."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                status = self.process.poll()
+                self.end()
+                raise AssertionError(f"waited in vain, exit status {status}\n{self.said()}")
+            time.sleep(0.02)
+
+    def kill_driver(self) -> None:
+        """``kill -9`` the process that was started, and only that."""
+        self._look()
+        self.process.kill()
+        self.process.wait(30)
+
+    def family(self) -> list[psutil.Process]:
+        """Processes of the job that are alive, zombies not counted."""
+        return [process for process in self._known if _alive(process)]
+
+    def left_over(self, timeout_s: float) -> list[str]:
+        """Command lines of what is still alive ``timeout_s`` after this call; returns early when nothing is."""
+        deadline = time.monotonic() + timeout_s
+        while self.family() and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        self._watched.set()
+        self._watcher.join()
+        return [_describe(process) for process in self.family()]
+
+    def end(self) -> None:
+        """Kill whatever is left of the job."""
+        self._look()
+        self._watched.set()
+        self._watcher.join()
+        self._look()
+        for process in self.family():
+            process.kill()
+        psutil.wait_procs(self.family(), timeout=10)
+
+
+def start(words: list[str], log: Path) -> Job:
+    """Start ``python -m verl.trainer.main_ppo *words``; what it prints is appended to ``log``."""
+    return Job([sys.executable, "-m", "verl.trainer.main_ppo", *words], log)
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return f"{process.pid}: gone"

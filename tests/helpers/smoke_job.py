@@ -1,0 +1,48 @@
+"""The smallest real job: cold start, Ray, vLLM and ALFWorld from one command, with every path in one directory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.helpers.jobs import Job, start
+
+STEPS = 3
+START_S = 240  # until the first checkpoint is there, cold start included, on a busy machine
+TIMEOUT_S = 420
+
+
+def smoke_words(root: Path, run: str, *more: str) -> list[str]:
+    """The command line after ``main_ppo``: games, episodes, policy and the run directory ``run`` lie below ``root``."""
+    cold_start = [
+        "data.episodes=24",
+        "data.val_episodes=0",
+        "trainer.total_training_steps=10",
+        f"data.data_dir={root}/episodes",
+        f"trainer.default_local_dir={root}/sft",
+    ]
+    quoted = ",".join(f"'{word}'" for word in cold_start)
+    return [
+        "--config-name",
+        "smoke",
+        f"actor_rollout_ref.model.path={root}/policy",
+        f"env.alfworld.data_dir={root}/games",
+        f"trainer.default_local_dir={root}/{run}",
+        f"cold_start.overrides=[{quoted}]",
+        *more,
+    ]
+
+
+@dataclass
+class FinishedJob:
+    """A job that ended well: where everything lies, its run directory, and the job itself."""
+
+    root: Path
+    run: Path
+    job: Job
+
+
+def run_smoke_job(root: Path) -> FinishedJob:
+    """Run ``STEPS`` steps of RLVCR from nothing; validation before the first and after the last step."""
+    schedule = [f"trainer.total_training_steps={STEPS}", f"trainer.test_freq={STEPS}"]
+    job = start(smoke_words(root, "run", *schedule), root / "log.txt")
+    job.finish(TIMEOUT_S)
+    return FinishedJob(root, root / "run", job)
