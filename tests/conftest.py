@@ -20,3 +20,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def main_job(tmp_path_factory):
+    """A finished run of the smallest real job (``tests/helpers/smoke_job.py``); takes minutes, played once."""
+    from tests.helpers.smoke_job import run_smoke_job
+
+    return run_smoke_job(tmp_path_factory.mktemp("main_job"))

@@ -1,6 +1,6 @@
 """Training jobs as a user starts them: a command line in a process of its own, a deadline, and who is left afterwards.
 
-    job = start(words, log); job.finish(240); job.left_over(30) == []
+job = start(words, log); job.finish(240); job.left_over(30) == []
 """
 
 import os

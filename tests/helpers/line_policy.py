@@ -1,4 +1,4 @@
-"""A tiny policy that has seen number-line plays on all four thinking levels: enough for jobs whose subject is the job."""
+"""A tiny policy that has seen number-line plays on all four thinking levels: for tests of whole jobs."""
 
 import json
 import random

@@ -265,11 +265,12 @@ class RayPPOTrainer:
         self.journal.log_rollouts(self.global_step, batch)
         if trainer.test_freq > 0 and (last or self.global_step % trainer.test_freq == 0):
             self.validate()
-        if trainer.save_freq > 0 and (last or self.global_step % trainer.save_freq == 0):
-            self.save()
         played = (self.global_step - 1) * self.config.data.train_batch_size
         self.metrics["training/epoch"] = played / len(self.envs.tasks)
+        # Written before the checkpoint: what a resumed run starts from is on record, what it repeats is removed.
         self.journal.log_step(self.global_step, self.drain_metrics())
+        if trainer.save_freq > 0 and (last or self.global_step % trainer.save_freq == 0):
+            self.save()
 
     def validate(self) -> None:
         """Play the frozen panel once and record its success rate with a bootstrap interval."""

@@ -1,0 +1,104 @@
+"""Every kind of run the recipe knows, two steps each: a tiny policy on the number line, the engine without vLLM."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.jobs import start
+from tests.helpers.line_policy import write_line_policy
+from verl.utils import jsonl
+from verl.utils.tracking import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+TIMEOUT_S = 240
+GONE_S = 20
+STEPS = 2
+COMMON = [
+    "actor_rollout_ref.actor.dtype=float32",
+    "actor_rollout_ref.actor.optim.lr=1e-3",
+    "actor_rollout_ref.actor.ppo_mini_batches=2",
+    "actor_rollout_ref.rollout.name=hf",
+    "actor_rollout_ref.rollout.dtype=float32",
+    "actor_rollout_ref.rollout.num_threads=1",
+    "data.train_batch_size=4",
+    "data.max_prompt_length=640",
+    "data.max_response_length=384",
+    "env.env_name=number_line",
+    "env.history=append",
+    "env.levels=true",
+    "env.max_steps=4",
+    "env.max_turn_tokens=48",
+    "env.rollout.n=4",
+    "env.val_tasks=4",
+    "trainer.num_threads=1",
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.val_before_train=false",
+]
+DRIFT = "training/rollout_log_probs_diff_max"
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    """A policy that mostly answers in the form of a step."""
+    return write_line_policy(tmp_path_factory.mktemp("line_policy"))
+
+
+@pytest.fixture
+def play(policy, tmp_path):
+    """Run ``STEPS`` steps with the words given; returns metrics per step and the rows of the last step."""
+
+    def play(*words: str) -> tuple[list[dict], list[dict]]:
+        place = [f"actor_rollout_ref.model.path={policy}", f"trainer.default_local_dir={tmp_path}/run"]
+        job = start([*COMMON, *place, *words], tmp_path / "log.txt")
+        job.finish(TIMEOUT_S)
+        assert job.left_over(GONE_S) == []
+        metrics = read_metrics(tmp_path / "run")
+        assert [record["step"] for record in metrics] == list(range(1, STEPS + 1))
+        for record in metrics:
+            assert record[DRIFT] < 1e-3
+        return metrics, list(jsonl.read(tmp_path / "run" / "rollouts" / f"{STEPS}.jsonl"))
+
+    return play
+
+
+def finite(metrics: list[dict], *names: str) -> bool:
+    """Whether every step has a finite number under every one of ``names``."""
+    return all(math.isfinite(record[name]) for record in metrics for name in names)
+
+
+def test_gae_trains_a_critic(play):
+    metrics, rows = play("algorithm.adv_estimator=gae", "algorithm.lam=0.95", "critic.optim.lr=1e-3")
+    assert finite(metrics, "critic/vf_loss", "critic/grad_norm", "critic/values/mean", "actor/pg_loss")
+    assert metrics[-1]["actor/grad_norm"] > 0
+    assert any(step["advantage"] for row in rows for step in row["steps"])
+
+
+def test_gigpo_with_a_window_of_history(play):
+    metrics, rows = play("algorithm.adv_estimator=gigpo", "env.history=window", "env.history_length=2")
+    assert finite(metrics, "actor/pg_loss", "actor/grad_norm", "critic/advantages/mean", "episode/reward")
+    assert all(len(row["steps"]) == 1 for row in rows), "a row is a step"
+    trajectories = {row["traj_uid"] for row in rows}
+    assert len(trajectories) == 16
+    assert len(rows) == sum({row["traj_uid"]: row["length"] for row in rows}.values())
+
+
+def test_grpo_on_two_ranks_with_a_reference_policy(play):
+    metrics, _ = play(
+        "algorithm.adv_estimator=grpo",
+        "algorithm.use_kl_in_reward=true",
+        "trainer.n_gpus_per_node=2",
+        "trainer.save_freq=2",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0.01",
+    )
+    assert finite(metrics, "actor/kl_loss", "actor/reward_kl_penalty", "actor/pg_loss", "actor/grad_norm")
+    assert abs(metrics[0]["actor/reward_kl_penalty"]) < 1e-4, "the reference is the policy as it started"
+    assert metrics[1]["actor/kl_loss"] > 0
+
+
+def test_copo_reweights_by_the_scores_of_four_thoughts(play):
+    metrics, rows = play("algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob")
+    assert finite(metrics, "actor/pg_loss", "rlvcr/score_logprob", "rlvcr/level_share_1", "timing_s/step")
+    expanded = [step for row in rows for step in row["steps"] if step["contexts"]]
+    assert expanded and all(len(step["contexts"]) > 1 for step in expanded)
