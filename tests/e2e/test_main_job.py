@@ -92,24 +92,26 @@ def test_engine_and_trainer_agree_on_what_was_sampled(metrics):
         assert record["training/rollout_log_probs_diff_max"] < 1e-3
 
 
-def test_expanded_steps_carry_the_four_contexts(rollouts, metrics):
+def test_expanded_steps_carry_the_contexts_they_were_scored_under(rollouts, metrics):
     for step, rows in rollouts.items():
         assert len({row["traj_uid"] for row in rows}) == len(rows) == 8
-        expanded = [record for row in rows for record in row["steps"] if record["contexts"]]
-        assert len(expanded) == metrics[step]["rlvcr/expanded_steps"] > 0
-        for record in expanded:
-            assert record["level"] in (1, 2, 3, 4) and record["parse_failure"] is None
-            _check_contexts(record)
-        for record in (record for row in rows for record in row["steps"]):
+        records = [record for row in rows for record in row["steps"]]
+        for record in records:
             assert len(record["token_credit"]) == record["num_tokens"] > 0
+            assert bool(record["contexts"]) == (record["parse_failure"] is None)
+            _check_contexts(record)
+        expanded = sum(len(record["contexts"]) > 1 for record in records)
+        assert 0 < expanded <= metrics[step]["rlvcr/expanded_steps"]
+        assert any(len(record["contexts"]) == 4 for record in records)
+        assert any(record["think_advantage"] for record in records)
 
 
 def _check_contexts(record: dict) -> None:
-    contexts = record["contexts"]
-    assert {context["level"] for context in contexts} <= {1, 2, 3, 4}
-    assert [context["level"] for context in contexts if context["original"]] == [record["level"]]
-    assert len(contexts) > 1
-    for context in contexts:
+    levels = [context["level"] for context in record["contexts"]]
+    assert levels == sorted(set(levels)) and set(levels) <= {1, 2, 3, 4}
+    original = [context["level"] for context in record["contexts"] if context["original"]]
+    assert original == ([record["level"]] if levels else [])
+    for context in record["contexts"]:
         assert context["score_logprob"] <= 0 <= context["score_entropy"]
         assert 0 < context["score_prob"] <= 1 and 0 <= context["score_seq_prob"] <= 1
 

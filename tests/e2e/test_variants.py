@@ -26,6 +26,7 @@ COMMON = [
     "data.max_response_length=384",
     "env.env_name=number_line",
     "env.history=append",
+    "env.kwargs={size:4}",
     "env.levels=true",
     "env.max_steps=4",
     "env.max_turn_tokens=48",

@@ -3,6 +3,7 @@
 job = start(words, log); job.finish(240); job.left_over(30) == []
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -28,13 +29,13 @@ class Job:
         with log.open("ab") as out:
             self.process = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT)
         self._known: set[psutil.Process] = {psutil.Process(self.process.pid)}
-        self._watched = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
     def _watch(self) -> None:
-        while not self._watched.wait(LOOK_S):
+        while self.process.poll() is None or self.family():
             self._look()
+            time.sleep(LOOK_S)
 
     def _look(self) -> None:
         # children of children that lost their parent are found too, as long as they were seen once
@@ -75,25 +76,26 @@ class Job:
 
     def family(self) -> list[psutil.Process]:
         """Processes of the job that are alive, zombies not counted."""
-        return [process for process in self._known if _alive(process)]
+        return [process for process in list(self._known) if _alive(process)]
 
-    def left_over(self, timeout_s: float) -> list[str]:
-        """Command lines of what is still alive ``timeout_s`` after this call; returns early when nothing is."""
+    def left_over(self, timeout_s: float, apart_from: tuple[str, ...] = ()) -> list[str]:
+        """Command lines of what is still alive ``timeout_s`` after this call; returns early when nothing is.
+
+        Processes whose command line begins with one of ``apart_from`` do not count.
+        """
         deadline = time.monotonic() + timeout_s
-        while self.family() and time.monotonic() < deadline:
+        while left := [line for line in map(_command, self.family()) if line and not line.startswith(apart_from)]:
+            if time.monotonic() > deadline:
+                return left
             time.sleep(LOOK_S)
-        self._watched.set()
-        self._watcher.join()
-        return [_describe(process) for process in self.family()]
+        return []
 
     def end(self) -> None:
         """Kill whatever is left of the job."""
         self._look()
-        self._watched.set()
-        self._watcher.join()
-        self._look()
         for process in self.family():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(self.family(), timeout=10)
 
 
@@ -109,8 +111,8 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-def _describe(process: psutil.Process) -> str:
+def _command(process: psutil.Process) -> str:
     try:
-        return f"{process.pid}: {' '.join(process.cmdline())}"
+        return " ".join(process.cmdline()).strip()
     except psutil.Error:
-        return f"{process.pid}: gone"
+        return ""

@@ -9,7 +9,7 @@ from agent_system.environments.env_package.number_line.package import MOVES, Num
 from tests.helpers.jobs import Job
 from tests.helpers.tiny_model import make_tiny_policy
 
-SECTION = {"size": 12, "max_steps": 4}
+SECTION = {"size": 4, "max_steps": 4}  # so small that rewards come
 THOUGHTS = {
     1: "",
     2: "I am at {position}.",
@@ -17,7 +17,7 @@ THOUGHTS = {
     4: "The target is {target}, so I plan to go {way}.",
 }
 EPISODES = 300
-STEPS = 40
+STEPS = 60
 TIMEOUT_S = 240
 
 
@@ -35,6 +35,7 @@ def write_line_policy(directory: Path) -> Path:
         "data.val_episodes=0",
         f"trainer.default_local_dir={directory / 'sft'}",
         f"trainer.total_training_steps={STEPS}",
+        "trainer.num_threads=1",
         "env.env_name=number_line",
         "optim.lr=1e-2",
     ]

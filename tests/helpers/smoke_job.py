@@ -19,7 +19,9 @@ def smoke_words(root: Path, run: str, *more: str) -> list[str]:
         "data.episodes=32",
         "data.val_episodes=0",
         "data.noise=0.0",
-        "trainer.total_training_steps=50",  # until most steps have the form of a step
+        "data.tokens_per_batch=1024",
+        "trainer.total_training_steps=60",  # until most steps have the form of a step
+        "trainer.num_threads=1",  # threads that wait for each other take ages where other processes compute
         f"data.data_dir={root}/episodes",
         f"trainer.default_local_dir={root}/sft",
     ]
@@ -32,6 +34,8 @@ def smoke_words(root: Path, run: str, *more: str) -> list[str]:
         f"trainer.default_local_dir={root}/{run}",
         f"cold_start.overrides=[{quoted}]",
         "env.max_steps=8",
+        "trainer.num_threads=1",
+        "actor_rollout_ref.rollout.num_threads=1",
         *more,
     ]
 

@@ -80,6 +80,24 @@ def test_a_game_starts_the_same_again_and_engines_do_not_share_state(engine):
     other.close()
 
 
+def test_engines_come_and_go(engine):
+    """Closing engines and making new ones neither crashes nor mixes up games."""
+    from agent_system.environments.env_package.alfworld.engine import Engine
+
+    engine.load(drawn("pick"))
+    first = engine.reset()
+    for number in range(1, 6):
+        passing = [Engine(), Engine()]
+        for other in passing:
+            other.load(drawn("pick", index=number))
+            assert other.reset() != first
+        for other in passing:
+            other.close()
+            other.close()  # twice is no harm
+    assert engine.step("look").text != "Nothing happens."
+    assert engine.reset() == first
+
+
 def test_the_translator_leaves_the_command_line_alone(engine):
     before = list(sys.argv)
     engine.load(drawn("pick", index=3))

@@ -28,6 +28,11 @@ FACTS = 200_000  # facts remembered over games, about 0.5 kB each
 TRANSLATIONS = 256  # games kept translated, about 0.2 MB each
 
 
+# Each engine has a copy of the planner library to itself, which holds the state of its game. Copies are used again and
+# never unloaded: loading one after another was unloaded crashes the process.
+_idle_libraries: list[Any] = []
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What the engine says after ``reset`` or ``step``."""
@@ -69,9 +74,9 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Unload the planner library of this engine."""
+        """Hand the planner library back, for the next engine of this process."""
         if self._env is not None:
-            fast_downward.close_lib(self._env.downward_lib)
+            _idle_libraries.append(self._env.downward_lib)
             self._env = None
 
 
@@ -82,6 +87,10 @@ def tidy(text: str) -> str:
 
 class MemoPddlEnv(PddlEnv):
     """``PddlEnv`` under ALFWorld's names, with one translation and one parse per game."""
+
+    def __init__(self, infos: textworld.EnvInfos) -> None:
+        textworld.Environment.__init__(self, infos)  # not PddlEnv's, which always loads another library
+        self.downward_lib = _idle_libraries.pop() if _idle_libraries else fast_downward.load_lib()
 
     def load(self, filename_or_data: dict[str, Any]) -> None:
         if len(_memento_cache) > FACTS:

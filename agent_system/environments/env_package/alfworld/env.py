@@ -52,5 +52,5 @@ class AlfworldEnv:
         return Observation(turn.text, anchor=anchor, info=info)
 
     def close(self) -> None:
-        """Unload the engine."""
+        """Hand the engine back; the environment is not used again."""
         self._engine.close()
