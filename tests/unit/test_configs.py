@@ -59,7 +59,9 @@ def test_plan_counts_by_hand():
     assert isinstance(plan, Plan)
     assert (plan.trajectories, plan.rows_at_most, plan.steps_at_most) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
-    assert plan.alternative_tokens_at_most == 128 * 15 * 3 * cfg.algorithm.rlvcr.max_alternative_tokens
+    rlvcr = cfg.algorithm.rlvcr
+    expanded = int(128 * 15 * rlvcr.step_fraction)
+    assert plan.alternative_tokens_at_most == expanded * 3 * rlvcr.max_alternative_tokens
     assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (1, 4, 4, 128)
 
 

@@ -117,7 +117,13 @@ class Broken(Worker):
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def sockets_before():
+    """What the test process itself, or an earlier test in it, listens on."""
+    return frozenset((psutil.Process().pid, port) for _, port in sockets(psutil.Process()))
+
+
+@pytest.fixture(scope="module")
+def cluster(sockets_before):
     facts = init_ray({"num_cpus": 4}, object_store_gb=0.2)
     yield facts
     import ray
@@ -149,26 +155,30 @@ def table(rows: int) -> DataProto:
     return DataProto.from_dict({"x": torch.arange(rows)}, {"uid": list(range(rows))}, {"temperature": 0.5})
 
 
-def listening_addresses() -> dict[int, set[str]]:
-    """Process id → IPs on which it accepts connections, for this process and all that Ray started below it."""
+def listening_addresses(before: frozenset = frozenset()) -> dict[int, set[str]]:
+    """Process id → IPs on which it accepts connections, for this process and all below it, less the sockets ``before``."""
     addresses = {}
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        connections = process.net_connections("inet")
-        addresses[process.pid] = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+        addresses[process.pid] = {ip for ip, port in sockets(process) if (process.pid, port) not in before}
     return addresses
+
+
+def sockets(process: psutil.Process) -> list[tuple[str, int]]:
+    connections = process.net_connections("inet")
+    return [(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN]
 
 
 def only_loopback(addresses: dict[int, set[str]]) -> bool:
     return set().union(*addresses.values()) <= {"127.0.0.1", "::ffff:127.0.0.1"}
 
 
-def test_ray_listens_on_loopback_with_a_private_token(cluster, group):
+def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_before):
     assert cluster["started"] and cluster["loopback_only"]
     assert cluster["object_store_gb"] == pytest.approx(0.2)
     assert cluster["num_cpus"] == 4
     assert stat.S_IMODE(token_path().stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(cluster["session_dir"]).parent.parent.stat().st_mode) == 0o700
-    addresses = listening_addresses()
+    addresses = listening_addresses(sockets_before)
     assert all(addresses[place["pid"]] for place in group.placement)  # the workers are among those looked at
     assert only_loopback(addresses)
 
@@ -246,11 +256,11 @@ def test_unknown_methods_name_the_nearest(group):
         group.submit("unregistered")
 
 
-def test_process_group_sums_over_ranks(group):
+def test_process_group_sums_over_ranks(group, sockets_before):
     group.init_process_group(backend="gloo", timeout_s=30)
     group.init_process_group(backend="gloo")  # joined already
     assert group.total(1) == [3.0, 3.0]
-    assert only_loopback(listening_addresses())  # the rendezvous and the collectives, too
+    assert only_loopback(listening_addresses(sockets_before))  # the rendezvous and the collectives, too
     with pytest.raises(RuntimeError, match="not mpi|not nccl"):
         group.init_process_group(backend="nccl")
 
