@@ -114,7 +114,7 @@ def test_demonstrations_hold_balanced_levels_in_rollout_form(written):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(rows) >= 18
     levels = Counter(level for row in rows for level in row["levels"])
-    assert max(levels.values()) <= 1.2 * min(levels.values())
+    assert max(levels.values()) <= 1.5 * min(levels.values())  # drawn independently, some 300 of them
     for row in rows:
         roles = [message["role"] for message in row["messages"]]
         assert roles == ["user", "assistant"] * len(row["levels"])

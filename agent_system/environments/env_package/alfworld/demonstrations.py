@@ -35,7 +35,7 @@ from verl.utils.seeds import derive_seed
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # part of every file's name: raise it when the same settings would give other lines
+VERSION = 2  # part of every file's name: raise it when the same settings would give other lines
 EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
 TIMEOUT_S = 1800
 LEVELS = (1, 2, 3, 4)
@@ -64,13 +64,13 @@ def render(level: int | None, decision: Decision) -> str:
     return f"<level>{level}</level><think>{thought(level, decision)}</think><action>{decision.action}</action>"
 
 
-def balanced_levels(levels: Sequence[int], rng: random.Random) -> Iterator[int | None]:
-    """The levels in random order, again and again: any stretch of an episode holds them almost equally.
+def drawn_levels(levels: Sequence[int], rng: random.Random) -> Iterator[int | None]:
+    """A level for every step, drawn uniformly whatever went before: the policy learns the odds and no order.
 
     Without levels, ``None`` for ever.
     """
     while True:
-        yield from rng.sample(levels, len(levels)) if levels else (None,)
+        yield rng.choice(levels) if levels else None
 
 
 def write_demonstrations(
@@ -159,7 +159,7 @@ def play_games(section: dict[str, Any], plan: list[Play]) -> list[str | None]:
 def play_episode(env, prompts, play: Play, rng: random.Random, max_steps: int) -> dict[str, Any] | None:
     """One expert episode as a JSONL row, or ``None`` where it was not won in ``max_steps``."""
     observation = env.reset(play.task, 0)
-    expert, level_of_step = Expert(observation.text, rng, *play.noise), balanced_levels(play.levels, rng)
+    expert, level_of_step = Expert(observation.text, rng, *play.noise), drawn_levels(play.levels, rng)
     asks = bool(play.levels)
     system = prompts.system(asks)
     messages = [{"role": "system", "content": system}] if system else []
