@@ -72,11 +72,19 @@ def _thinking_metrics(steps: list) -> dict[str, float]:
     return metrics
 
 
-def wait_split(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
-    """``play_s`` split over engine and environments by how long trajectories waited for each, in seconds.
+def play_split(trajectories: Sequence[Trajectory], play_s: float, thoughts_s: float) -> dict[str, float]:
+    """Seconds of playing that went to the policy's turns, to environments and to alternative thoughts.
 
-    Both work at the same time, so this says where the playing time goes, not how long each one was busy.
+    ``play_s`` is split over engine and environments by how long trajectories waited for each, and the engine's part
+    over turns and thoughts by the tokens sampled for them: all work at the same time, so this says where the playing
+    time goes, not how long each was busy. ``thoughts_s``, the wait for thoughts after the last episode, is theirs.
     """
     engine, env = sum(t.engine_wait_s for t in trajectories), sum(t.env_wait_s for t in trajectories)
-    share = engine / max(engine + env, 1e-9)
-    return {"gen_engine": play_s * share, "gen_env": play_s * (1 - share)}
+    engine_s = play_s * engine / max(engine + env, 1e-9)
+    thoughts = sum(turn.alternatives.sampled_tokens for t in trajectories for turn in t.turns if turn.alternatives)
+    thinking_s = engine_s * thoughts / max(thoughts + sum(t.sampled_tokens for t in trajectories), 1)
+    return {
+        "gen_engine": engine_s - thinking_s,
+        "gen_env": play_s - engine_s,
+        "alternatives": thinking_s + thoughts_s,
+    }

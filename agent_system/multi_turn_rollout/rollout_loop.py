@@ -18,7 +18,7 @@ from agent_system.environments.manager import assert_same_start
 from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected
-from agent_system.multi_turn_rollout.metrics import episode_metrics, rollout_metrics, summary, wait_split
+from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics, summary
 from agent_system.multi_turn_rollout.packing import pack, row_steps, rows_of, select_trajectories
 from agent_system.multi_turn_rollout.settings import PlaySettings, asks_for_levels
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
@@ -168,8 +168,7 @@ class TrajectoryCollector:
             unseen = self.collapse.update([step["level"] for steps in data.non_tensor_batch["steps"] for step in steps])
             data.meta_info["metrics"]["rlvcr/levels_unseen"] = float(len(unseen))
         data.meta_info["timing"] = {
-            **wait_split(played.trajectories, played.play_s),
-            "alternatives": played.thoughts_s,
+            **play_split(played.trajectories, played.play_s, played.thoughts_s),
             "pack": time.perf_counter() - began,
         }
         return data, rows

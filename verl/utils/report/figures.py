@@ -9,8 +9,11 @@ from verl.utils.report.run_data import RunData
 LEVELS = (1, 2, 3, 4)
 LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4: "4 plan"}
 TIME_PARTS = {  # metric -> name, in the order of a training step
-    "timing_s/gen": "playing (generation and environments)",
+    "timing_s/gen": "playing",
+    "timing_s/gen_engine": "generation",
+    "timing_s/gen_env": "environments",
     "timing_s/alternatives": "alternative thoughts",
+    "timing_s/pack": "building rows",
     "timing_s/scoring": "scoring",
     "timing_s/old_log_prob": "log-probs",
     "timing_s/ref": "reference log-probs",
@@ -21,7 +24,7 @@ TIME_PARTS = {  # metric -> name, in the order of a training step
     "timing_s/update_actor": "policy update",
     "timing_s/update_weights": "weight sync",
 }
-INSIDE_GEN = ("timing_s/alternatives", "timing_s/scoring")  # where they are measured inside playing
+INSIDE_GEN = ("gen_engine", "gen_env", "alternatives", "pack", "scoring")  # what timing_s/gen consists of
 SINGLES = {  # metric -> (title, axis label); one small chart each
     "actor/pg_loss": ("Policy loss", "loss"),
     "critic/vf_loss": ("Value loss", "loss"),
@@ -146,12 +149,12 @@ def optimisation(run: RunData) -> Section:
 
 
 def time_parts(run: RunData) -> dict[str, str]:
-    """The parts of an iteration that add up to it: those measured inside another part are left out."""
+    """The parts of an iteration that add up to it: playing as a whole only where its own parts were not measured."""
     logged = {metric: name for metric, name in TIME_PARTS.items() if metric in run.names}
-    total, parts = run.last("timing_s/step", 5), sum(run.last(metric, 5) or 0.0 for metric in logged)
-    if total and parts > 1.02 * total:
-        return {metric: name for metric, name in logged.items() if metric not in INSIDE_GEN}
-    return logged
+    if "timing_s/gen_engine" in logged:
+        del logged["timing_s/gen"]
+        return logged
+    return {metric: name for metric, name in logged.items() if metric.removeprefix("timing_s/") not in INSIDE_GEN}
 
 
 def time_spent(run: RunData) -> Section:
