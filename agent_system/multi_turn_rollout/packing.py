@@ -36,9 +36,7 @@ class Row:
     turns: list[Turn]
 
 
-def select_trajectories(
-    trajectories: Sequence[Trajectory], on_abort: str
-) -> tuple[list[Trajectory], dict[str, float]]:
+def select_trajectories(trajectories: Sequence[Trajectory], on_abort: str) -> tuple[list[Trajectory], dict[str, float]]:
     """The trajectories to train on, and how many were left out and why.
 
     ``drop_group`` leaves out every group (uid) with a broken trajectory, ``keep_rest`` the broken trajectories alone. A
