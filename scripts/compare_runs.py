@@ -1,0 +1,126 @@
+"""Compare runs: held-out success before and after, tokens, levels and time, with the spread over seeds.
+
+python scripts/compare_runs.py rlvcr=runs/quickstart/rlvcr_s0,runs/quickstart/rlvcr_s1 grpo=runs/quickstart/grpo_s0
+python scripts/compare_runs.py rlvcr=... grpo=... --svg docs/images/quickstart.svg     # also draws train success
+"""
+
+import argparse
+import re
+import statistics
+import sys
+from pathlib import Path
+
+from markupsafe import Markup
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from verl.utils.jsonl import write_text  # noqa: E402
+from verl.utils.report.charts import Chart, Series, draw, smoothed  # noqa: E402
+from verl.utils.report.page import HERE  # noqa: E402
+from verl.utils.report.run_data import RunData, load_run  # noqa: E402
+
+COLUMNS = ("", "held-out before", "held-out after", "points", "tokens/episode", "levels 1-4 after, %", "s/iteration")
+COLORS = ("accent", "second", "level-4", "level-3", "time-5", "time-7")
+SUCCESS, TOKENS = "val/success_rate", "val/tokens_per_episode"
+
+
+def last_interval(run: RunData, index: int) -> str:
+    """Held-out success with its 95% bootstrap interval, in percent; ``index`` 0 is before training, -1 after."""
+    low, high = (100 * run.points(f"{SUCCESS}_{end}")[1][index] for end in ("low", "high"))
+    return f"{100 * run.points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
+
+
+def gain(run: RunData) -> float:
+    """Points of held-out success from before training to after it."""
+    rates = run.points(SUCCESS)[1]
+    return 100 * (rates[-1] - rates[0])
+
+
+def run_cells(run: RunData) -> list[str]:
+    """The cells of one run."""
+    tokens = run.points(TOKENS)[1]
+    levels = [100 * (run.last(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
+    times = run.points("timing_s/step")[1]
+    return [
+        last_interval(run, 0),
+        last_interval(run, -1),
+        f"{gain(run):+.1f}",
+        f"{tokens[0]:.0f} → {tokens[-1]:.0f}",
+        " ".join(f"{share:.0f}" for share in levels),
+        f"{statistics.median(times):.1f}",
+    ]
+
+
+def group_cells(runs: list[RunData]) -> list[str]:
+    """The cells of a group of seeds: means, and the standard deviation over seeds of what success did."""
+    after, gains = [100 * run.points(SUCCESS)[1][-1] for run in runs], [gain(run) for run in runs]
+    before = statistics.mean(100 * run.points(SUCCESS)[1][0] for run in runs)
+    tokens = [statistics.mean(run.points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
+    spread = [f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "" for values in (after, gains)]
+    return [
+        f"{before:.1f}",
+        f"**{statistics.mean(after):.1f}**{spread[0]}",
+        f"**{statistics.mean(gains):+.1f}**{spread[1]}",
+        f"{tokens[0]:.0f} → {tokens[1]:.0f}",
+        "",
+        "",
+    ]
+
+
+def table(groups: dict[str, list[RunData]]) -> str:
+    """A markdown table: one line per run and one per group of several seeds."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS)]
+    for label, runs in groups.items():
+        lines += [(f"{label}, seed {run.setting('trainer.seed')}", *run_cells(run)) for run in runs]
+        if len(runs) > 1:
+            lines.append((f"**{label}**, {len(runs)} seeds", *group_cells(runs)))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def curves(groups: dict[str, list[RunData]]) -> str:
+    """Train success of every seed (faint) and of the mean over seeds, smoothed, as a free-standing SVG."""
+    series = []
+    for color, (label, runs) in zip(COLORS, groups.items(), strict=False):
+        columns = [run.points("episode/success_rate") for run in runs]
+        series += [Series(label, xs, smoothed(ys), color, faint=True) for xs, ys in columns]
+        length = min(len(xs) for xs, _ in columns)
+        means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
+        name = f"{label}, mean of {len(runs)} seeds" if len(runs) > 1 else label
+        series.append(Series(name, columns[0][0][:length], smoothed(means), color))
+    chart = Chart("Success on training tasks", "episodes won, smoothed", series, form="percent", width=760, height=330)
+    figure = re.sub(r' data-hover="[^"]*"', "", draw(chart))
+    css = (HERE / "style.css").read_text(encoding="utf-8").split("[data-theme=\"dark\"]")[0]
+    rules = [line for line in (HERE / "style.css").read_text(encoding="utf-8").splitlines() if _draws(line)]
+    legend = "".join(
+        f'<text x="{80 + 220 * i}" y="26" style="fill: var(--{s.color}); font-weight: 600">{s.name}</text>'
+        for i, s in enumerate(chart.legend)
+    )
+    head = f"<style>svg {{ background: #fff }} {css} {' '.join(rules)}</style>"
+    figure = figure.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1)
+    return Markup(re.sub(r"(<svg [^>]*>)", lambda m: m.group(1) + head, figure, count=1).replace("</svg>", legend + "</svg>"))
+
+
+def _draws(rule: str) -> bool:
+    return rule.startswith(("svg text", ".grid", ".line", ".faint", ".dot", ".whisker", ".c-", ".area"))
+
+
+def main() -> None:
+    """Read the runs, print the table, draw the curves."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="+", metavar="LABEL=RUN,RUN,...", help="run directories of one label, by commas")
+    parser.add_argument("--svg", type=Path, help="write the curves of training success here")
+    args = parser.parse_args()
+    groups = {}
+    for words in args.groups:
+        label, equals, runs = words.partition("=")
+        if not equals:
+            parser.error(f"{words!r} is not of the form LABEL=RUN,RUN,...")
+        groups[label] = [load_run(run) for run in runs.split(",")]
+    print(table(groups))
+    if args.svg:
+        args.svg.parent.mkdir(parents=True, exist_ok=True)
+        write_text(args.svg, curves(groups))
+
+
+if __name__ == "__main__":
+    main()
