@@ -58,7 +58,7 @@ def test_plan_counts_by_hand():
     plan = make_plan(cfg, {"cores": 4, "train_tasks": 2000, "val_tasks": 128})
     assert isinstance(plan, Plan)
     assert (plan.trajectories, plan.rows_at_most, plan.steps_at_most) == (128, 128, 128 * 15)
-    assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 80)
+    assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
     rlvcr = cfg.algorithm.rlvcr
     expanded = int(128 * 15 * rlvcr.step_fraction)
     assert plan.alternative_tokens_at_most == expanded * 3 * rlvcr.max_alternative_tokens
