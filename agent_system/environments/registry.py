@@ -24,7 +24,12 @@ class Entry:
 
 REGISTRY: dict[str, Entry] = {
     "alfworld": Entry(f"{PACKAGES}.alfworld.package:PACKAGE", extra="envs"),
+    "frozen_lake": Entry(f"{PACKAGES}.frozen_lake.package:PACKAGE", extra="envs"),
     "number_line": Entry(f"{PACKAGES}.number_line.package:PACKAGE"),
+    "search": Entry(f"{PACKAGES}.search.package:PACKAGE", extra="envs"),
+    "shop": Entry(f"{PACKAGES}.shop.package:PACKAGE", extra="envs"),
+    "sokoban": Entry(f"{PACKAGES}.sokoban.package:PACKAGE"),
+    "webshop": Entry(f"{PACKAGES}.shop.package:PACKAGE", extra="envs"),  # the name that job scripts use
 }
 
 

@@ -1,0 +1,67 @@
+"""Policies that know the answer, for the environments of this repository: ``GOLD[env_name](task)`` plays one task."""
+
+from agent_system.environments.base import Task
+from tests.helpers.winning import Act, plan
+
+WAYS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+
+
+def cross_the_lake(task: Task) -> Act:
+    """The shortest way over the ice, on ice that is not slippery."""
+    rows = task["map"]
+    ways: dict[tuple[int, int], list[str]] = {(0, 0): []}
+    edge = [(0, 0)]
+    for row, column in edge:  # grows while it is read: breadth first
+        for move, (down, right) in WAYS.items():
+            cell = row + down, column + right
+            inside = 0 <= cell[0] < len(rows) and 0 <= cell[1] < len(rows)
+            if inside and cell not in ways and rows[cell[0]][cell[1]] != "H":
+                ways[cell] = [*ways[row, column], move]
+                edge.append(cell)
+    return plan(ways[len(rows) - 1, len(rows) - 1])
+
+
+def push_the_boxes(task: Task) -> Act:
+    """The solution that the level was made from."""
+    return plan(task["solution"])
+
+
+def look_it_up(task: Task) -> Act:
+    """Search for every title that leads to the answer; answer once the answer was shown."""
+    searches = iter(task["support"])
+
+    def act(prompt: str) -> str:
+        title = next(searches, None)
+        if title is not None:
+            return f"search[{title}]"
+        assert task["answers"][0] in prompt, f"{task['question']}: the answer was not among what was found"
+        return f"answer[{task['answers'][0]}]"
+
+    return act
+
+
+def buy_the_goal(task: Task) -> Act:
+    """Search for what is wanted, go through the result pages to the product, choose its options, buy."""
+    goal = task["goal"]
+    options = iter(goal["options"].values())
+    words = f"{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}"
+
+    def act(prompt: str) -> str:
+        possible = prompt.rpartition("Possible actions: ")[2]
+        if "search[" in possible:
+            return f"search[{words}]"
+        if f"click[{goal['item_id']}]" in possible:
+            return f"click[{goal['item_id']}]"
+        if "click[next >]" in possible:
+            return "click[next >]"
+        return f"click[{next(options, 'buy now')}]"
+
+    return act
+
+
+GOLD = {
+    "frozen_lake": cross_the_lake,
+    "search": look_it_up,
+    "shop": buy_the_goal,
+    "sokoban": push_the_boxes,
+}
