@@ -25,6 +25,7 @@ class Entry:
 REGISTRY: dict[str, Entry] = {
     "alfworld": Entry(f"{PACKAGES}.alfworld.package:PACKAGE", extra="envs"),
     "number_line": Entry(f"{PACKAGES}.number_line.package:PACKAGE"),
+    "twenty_questions": Entry(f"{PACKAGES}.twenty_questions.package:PACKAGE"),
 }
 
 
