@@ -1,0 +1,72 @@
+"""Can an environment be won through the real collector? A scripted policy plays; nothing is sampled by a model.
+
+    data = wins("frozen_lake", lambda task: plan(shortest_path(task["map"])), slippery=False)
+
+Every trajectory has a scripted engine of its own, so that a policy is a function of the task: ``policy(task)`` gives
+``act(prompt) -> action``, called once per turn with the whole prompt as text.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from agent_system.environments.base import Task
+from agent_system.environments.manager import make_envs
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from tests.helpers.play import Group, make_config
+from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.protocol import DataProto
+
+Act = Callable[[str], str]
+Policy = Callable[[Task], Act]
+PROMPT_TOKENS = 8192
+RESPONSE_TOKENS = 32768
+
+
+def plan(actions: Iterable[str]) -> Act:
+    """Plays ``actions`` one after another, whatever it sees."""
+    left = iter(actions)
+    return lambda prompt: next(left)
+
+
+def play_episodes(
+    env_name: str, policy: Policy, *, groups: int = 2, n: int = 2, history: str = "append", levels: bool = False,
+    split: str = "train", max_steps: int = 40, processor: Any = None, **section: Any,
+) -> DataProto:  # fmt: skip
+    """The rows of ``groups`` tasks of ``split`` that ``policy`` played ``n`` times each; ``section`` is env.kwargs."""
+    config = make_config(env_name, history, n, levels, kwargs=section, max_steps=max_steps, max_turn_tokens=256)
+    config.env.num_workers = 1
+    config.env.envs_per_worker = groups * n
+    config.data.max_prompt_length, config.data.max_response_length = PROMPT_TOKENS, RESPONSE_TOKENS
+    tokenizer = make_tiny_tokenizer()
+    envs = dict(zip(("train", "val"), make_envs(config), strict=True))[split]
+    batch = envs.gen_batch(0, groups)
+    batch.meta_info["global_step"] = 0
+    engines = [ScriptedEngine(tokenizer, _speak(policy(task), levels)) for task in batch.non_tensor_batch["task"]]
+    collector = TrajectoryCollector(config, tokenizer, processor)
+    try:
+        return collector.multi_turn_loop(batch, Group(engines), envs)
+    finally:
+        collector.close()
+
+
+def wins(env_name: str, policy: Policy, **settings: Any) -> DataProto:
+    """Play as ``play_episodes`` does and assert that every trajectory was won with valid actions only."""
+    data = play_episodes(env_name, policy, **settings)
+    columns = data.non_tensor_batch
+    lost = [
+        [(step["observation"], step["action"]) for step in steps]
+        for steps, won in zip(columns["steps"], columns["won"], strict=True)
+        if not won
+    ]
+    assert not lost, f"{len(lost)} of {len(data)} rows were not won; the first: {lost[0]}"
+    assert all(all(valid) for valid in columns["is_action_valid"])
+    assert data.meta_info["metrics"]["rollout/aborted"] == 0.0
+    assert data.meta_info["metrics"]["episode/success_rate"] == 1.0
+    return data
+
+
+def _speak(act: Act, levels: bool) -> Callable:
+    """A script for ``ScriptedEngine``: the policy's actions in tags, thinking on level 2 where levels are asked for."""
+    head = "<level>2</level><think>as planned</think>" if levels else "<think>as planned</think>"
+    return lambda request, prompt: f"{head}<action>{act(prompt)}</action>"
