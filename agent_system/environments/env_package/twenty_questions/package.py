@@ -5,17 +5,15 @@ Keys of ``env.twenty_questions``: ``words`` (list; default: the shipped table), 
 """
 
 import asyncio
-import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.gamemaster import EmbeddedGamemaster, Gamemaster
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
-
-SERVER_KEYS = ("base_url", "model", "api_key_env", "timeout_s", "attempts")
-KEYS = ("words", "max_steps", "gamemaster", *SERVER_KEYS, "placement", "seed")
+from agent_system.environments.sections import read_section, setting
 
 RULES = """We play twenty questions. Find out my word with yes/no questions. I answer Yes, No or I don't know.
 Guess with the word in square brackets: [word]. A wrong guess ends the game."""
@@ -27,29 +25,39 @@ LEVELS = """First choose how much to think, then think, then ask or guess:
 <level>4</level><think>what is my plan?</think><action>question or [word]</action> also plans and weighs options."""
 
 
-def make_gamemaster(section: dict[str, Any]) -> Gamemaster:
-    """The gamemaster that ``section`` names. Raises ``ValueError`` for one that does not exist or unknown keys."""
-    check_section(section)
-    name = section.get("gamemaster") or "embedded"
-    if name == "embedded":
+@dataclass(frozen=True)
+class GameSettings:
+    """``env.twenty_questions`` without ``words``; all but ``gamemaster`` are of the server that ``openai`` names."""
+
+    gamemaster: str = setting("embedded", choices=("embedded", "openai"))
+    base_url: str = setting("")
+    model: str = setting("")
+    api_key_env: str = setting("OPENAI_API_KEY")
+    timeout_s: float = setting(30.0, low=0)
+    attempts: int = setting(4, low=1)
+
+
+def read_settings(section: Mapping[str, Any]) -> tuple[GameSettings, list[str]]:
+    """Settings and secret words of ``section``.
+
+    Raises ``ValueError`` for unknown keys, and for words that the embedded gamemaster does not know.
+    """
+    settings = read_section(GameSettings, {k: v for k, v in section.items() if k != "words"}, "twenty_questions")
+    words = [str(word) for word in section.get("words") or ()]
+    if settings.gamemaster == "embedded":
+        check_words(words)
+    return settings, words
+
+
+def make_gamemaster(settings: GameSettings) -> Gamemaster:
+    """The gamemaster that the settings name. Raises ``ValueError`` for a server without address or model."""
+    if settings.gamemaster == "embedded":
         return EmbeddedGamemaster()
-    if name != "openai":
-        raise ValueError(f"env.twenty_questions.gamemaster={name!r}: allowed are embedded and openai")
     from agent_system.environments.env_package.twenty_questions.openai_gamemaster import OpenAIGamemaster
 
-    given = {key: section[key] for key in SERVER_KEYS if section.get(key) is not None}
-    return OpenAIGamemaster(given.pop("base_url", ""), given.pop("model", ""), **given)
-
-
-def check_section(section: dict[str, Any]) -> None:
-    """Raise ``ValueError`` for an unknown key, or for words that the embedded gamemaster does not know."""
-    for key in section:
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"env.twenty_questions.{key}: unknown key{hint} There are: {', '.join(KEYS)}")
-    if (section.get("gamemaster") or "embedded") == "embedded":
-        check_words(section.get("words") or ())
+    server = asdict(settings)
+    del server["gamemaster"]
+    return OpenAIGamemaster(**server)
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -68,7 +76,7 @@ class TwentyQuestionsGame:
     placement = "inline"
 
     def __init__(self, section: dict[str, Any]) -> None:
-        self.gamemaster = make_gamemaster(section)
+        self.gamemaster = make_gamemaster(read_settings(section)[0])
         self.max_steps = int(section.get("max_steps") or game.MAX_STEPS)
         self.state: game.State = {}
 
@@ -129,10 +137,10 @@ class TwentyQuestionsPrompts:
 
 def tasks(section: dict[str, Any], split: str) -> list[Task]:
     """One task per word; a quarter of the words is held out for ``val``. Raises ``ValueError`` for a wrong section."""
-    check_section(section)
+    _, words = read_settings(section)
     return [
         {"task_id": f"twenty_questions/{word}", "data_source": "twenty_questions", "solution": word}
-        for word in game.words_of(split, section.get("words"))
+        for word in game.words_of(split, words)
     ]
 
 
