@@ -19,7 +19,12 @@ from verl.trainer.config.schema.actor import ActorConfig
 from verl.workers.policy_loss import PolicyLoss, denominators
 from verl.workers.rows import Rows
 
-MODES = {"grpo": "seq-mean-token-mean", "bnpo": "token-mean", "dapo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
+MODES = {
+    "grpo": "seq-mean-token-mean",
+    "bnpo": "token-mean",
+    "dapo": "token-mean",
+    "dr_grpo": "seq-mean-token-sum-norm",
+}
 
 
 def perturbed_batch(trainer, beta: float) -> dict[str, torch.Tensor]:
