@@ -8,7 +8,7 @@ from verl.utils.sampling import StopReason
 
 
 class CountTo(MultistepEnv):
-    """Say the next number until the target is reached; reward 1 for a right one. In the style of the older interface."""
+    """Say the next number until the target is reached; reward 1 for a right one. In the older style."""
 
     def _initialize_episode(self, session_id, task_info):
         return {"at": 0, "target": task_info.get("target", 2), "done": False}

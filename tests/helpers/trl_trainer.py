@@ -39,7 +39,10 @@ def make_trainer(directory: Path, env: Any = None, rewards: Any = None, trainer:
     }
     args = GRPOConfig(**(settings | options))
     own = {"max_turn_tokens": 12, "reward_funcs": answer_length if rewards is None else rewards}
-    return GRPOEnvTrainer(str(path), env, args=args, **(own | (trainer or {})))
+    made = GRPOEnvTrainer(str(path), env, args=args, **(own | (trainer or {})))
+    made.current_gradient_accumulation_steps = args.gradient_accumulation_steps  # train() sets it
+    made.model.train()
+    return made
 
 
 def answer_length(completions, session_ids, **columns) -> list[float]:

@@ -1,5 +1,6 @@
 """A trial as data: the episodes of one session, and what ``run_trial`` returns of them."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,4 +133,4 @@ def _boundaries(trial: Trial) -> list[tuple[int, int]]:
     for segment in ledger.segments:
         begins.setdefault(segment.episode, 0 if segment.kind is SegmentKind.PROMPT else segment.start)
     starts = sorted(begins.values())
-    return list(zip(starts, [*starts[1:], len(ledger)], strict=True))
+    return list(itertools.pairwise([*starts, len(ledger)]))

@@ -236,10 +236,10 @@ class GRPOEnvTrainer(GRPOTrainer):
         batch = inputs if _SOURCE_KEY in inputs else full_sequence_batch(inputs)
         logits = model(input_ids=batch[_SOURCE_KEY], attention_mask=batch["attention_mask"]).logits
         logps = per_token_logps(logits, batch[_SOURCE_KEY], self.temperature)
-        training, windows = self.model.training, self.current_gradient_accumulation_steps
+        windows = self.current_gradient_accumulation_steps if self.model.training else 1
         num_tokens = inputs.get("num_items_in_batch")
-        if num_tokens is not None:
-            share = windows / self.args.steps_per_generation if training else 1.0
+        if num_tokens is not None:  # of all processes and of the whole generation batch
+            share = windows / self.args.steps_per_generation if self.model.training else 1.0
             num_tokens = num_tokens.clamp(min=1.0) / self.accelerator.num_processes * share
         loss = masked_grpo_loss(
             logps,
@@ -254,8 +254,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
             num_tokens=num_tokens,
         )
-        scaled = training and not (self.loss_type == "dapo" and num_tokens is not None)
-        return loss / windows if scaled else loss
+        return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
 
 
 def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
