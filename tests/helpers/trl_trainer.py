@@ -1,5 +1,6 @@
 """A ``GRPOEnvTrainer`` on a random tiny policy and a few words of twenty questions, in a second or two."""
 
+import string
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def make_trainer(directory: Path, env: Any = None, rewards: Any = None, trainer:
     if env is None:
         tokenizer = AutoTokenizer.from_pretrained(path)
         env = TwentyQuestionsEnv(tokenizer, system_prompt="Ask.", words=WORDS, max_steps_per_episode=3)
+        env.stop = tuple(string.ascii_letters)  # a random policy says one of these soon
     settings = {
         "output_dir": str(directory / "run"),
         "per_device_train_batch_size": 2 * GROUP,

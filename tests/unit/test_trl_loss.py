@@ -84,7 +84,7 @@ def test_three_ways_to_the_same_loss_and_gradient(tmp_path, loss_type, beta):
     source = trainer.compute_loss(model, batch)
     policy, ours, metrics = actor_loss(model.name_or_path, batch, loss_type, beta, trainer.max_completion_length)
     assert metrics["pg_clipfrac"] > 0.05, "the clip must bind somewhere"
-    assert 0 < (batch["completion_mask"] * batch["tool_mask"]).sum() < batch["completion_mask"].sum()
+    assert 0 < int((batch["completion_mask"] * batch["tool_mask"]).sum()) < int(batch["completion_mask"].sum())
     assert abs(theirs.item()) > 1e-3
     assert theirs.item() == pytest.approx(source.item(), abs=1e-5)
     assert theirs.item() == pytest.approx(ours.item(), abs=1e-5)
