@@ -1,6 +1,8 @@
 """Agents: from what was said so far to an action, with the tokens it was sampled as."""
 
-from agent_system.agents.base import Action
+from agent_system.agents.ask import ask
+from agent_system.agents.base import Action, BatchAgent, Conversation, Message, TextAgent
 from agent_system.agents.direct import DirectOutputAgent
+from agent_system.agents.engine import EngineAgent
 
-__all__ = ["Action", "DirectOutputAgent"]
+__all__ = ["Action", "BatchAgent", "Conversation", "DirectOutputAgent", "EngineAgent", "Message", "TextAgent", "ask"]

@@ -1,33 +1,94 @@
-"""The agent that says what the policy samples, as it is."""
+"""The agent that says what a language model samples, as it is.
 
-from collections.abc import Awaitable, Callable, Sequence
+The model is anything with vLLM's ``LLM.generate``: a list of prompts and sampling parameters go in, objects with
+``.outputs[0].token_ids`` come out, in order. Log-probs, a finish reason and a text are taken where they are there.
+"""
 
-from agent_system.agents.base import Action
-from verl.utils.sampling import SamplingResult
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent_system.agents.base import Action, Conversation, Message
+from verl.utils.sampling import StopReason
+
+_REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
 
 
 class DirectOutputAgent:
     """One sampled turn per action.
 
-    ``sample(prompt_ids)`` asks a policy for a continuation; ``decode(token_ids)`` turns it into text. Both are bound to
-    their settings by whoever makes the agent.
+    ``sampling_params`` is handed to ``llm.generate`` unchanged; its ``max_tokens``, if it has one, bounds a turn.
+    ``tokenizer`` decodes what was sampled and renders prompts where messages are all there is; by default it is the
+    model's own (``llm.get_tokenizer()``), if it has one. Without any tokenizer, prompts are plain transcripts, and a
+    model that tells token ids but no text is quoted as its ids in decimal.
     """
 
-    def __init__(
-        self,
-        sample: Callable[[list[int]], Awaitable[SamplingResult]],
-        decode: Callable[[Sequence[int]], str],
-    ) -> None:
-        self._sample = sample
-        self._decode = decode
+    def __init__(self, llm: Any, sampling_params: Any = None, tokenizer: Any = None) -> None:
+        self.llm, self.sampling_params = llm, sampling_params
+        self._tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(llm)
+        self._options = {"use_tqdm": False} if _accepts(llm.generate, "use_tqdm") else {}
 
-    async def act(self, prompt_ids: list[int]) -> Action:
-        """Sample one turn after ``prompt_ids``. Raises what ``sample`` raises when it gives up."""
-        result = await self._sample(prompt_ids)
-        return Action(
-            text=self._decode(result.token_ids),
-            token_ids=result.token_ids,
-            logprobs=result.logprobs,
-            stop_reason=result.stop_reason,
-            policy_version=result.policy_version,
-        )
+    @property
+    def max_turn_tokens(self) -> int | None:
+        """The longest turn in tokens, where the sampling parameters say."""
+        return getattr(self.sampling_params, "max_tokens", None)
+
+    def get_action(self, messages: list[Message], agent_state: Any = None) -> tuple[str, Any]:
+        """The text of the next turn; ``agent_state`` is passed through."""
+        return self.act_batch([Conversation(messages)])[0].text, agent_state
+
+    def act_batch(self, conversations: Sequence[Conversation]) -> list[Action]:
+        """Sample one turn for every conversation in a single call of the model.
+
+        Raises:
+            ValueError: The model returned another number of results than it was given prompts.
+        """
+        prompts = [self._prompt(conversation) for conversation in conversations]
+        results = list(self.llm.generate(prompts, sampling_params=self.sampling_params, **self._options))
+        if len(results) != len(prompts):
+            raise ValueError(f"the model returned {len(results)} results for {len(prompts)} prompts")
+        return [self._action(result.outputs[0]) for result in results]
+
+    def _prompt(self, conversation: Conversation) -> Any:
+        if conversation.prompt_ids is not None:
+            return {"prompt_token_ids": list(conversation.prompt_ids)}
+        messages = list(conversation.messages)
+        if isinstance(getattr(self._tokenizer, "chat_template", None), (str, dict)):
+            return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
+
+    def _action(self, output: Any) -> Action:
+        ids = [int(token) for token in output.token_ids]
+        reason = _REASONS.get(getattr(output, "finish_reason", None), StopReason.STOP)
+        version = getattr(output, "policy_version", 0)
+        version = version if isinstance(version, int) else 0
+        return Action(self._text(output, ids), ids, _logprobs(output, ids), reason, version)
+
+    def _text(self, output: Any, ids: list[int]) -> str:
+        text = getattr(output, "text", None)
+        if isinstance(text, str):
+            return text
+        decode = getattr(self._tokenizer, "decode", None)
+        text = None if decode is None else decode(ids, skip_special_tokens=True)
+        return text if isinstance(text, str) else " ".join(map(str, ids))
+
+
+def _own_tokenizer(llm: Any) -> Any:
+    get = getattr(llm, "get_tokenizer", None)
+    return get() if callable(get) else getattr(llm, "tokenizer", None)
+
+
+def _accepts(function: Callable, name: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _logprobs(output: Any, ids: list[int]) -> list[float]:
+    """One log-prob per id: from vLLM's dictionaries by token, or from plain numbers; NaN where there is none."""
+    told = getattr(output, "logprobs", None)
+    if not isinstance(told, Sequence) or not told:
+        return [math.nan] * len(ids)
+    entries = (entry[token] if isinstance(entry, Mapping) else entry for entry, token in zip(told, ids, strict=True))
+    values = (getattr(entry, "logprob", entry) for entry in entries)
+    return [math.nan if value is None else float(value) for value in values]

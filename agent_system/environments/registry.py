@@ -29,6 +29,7 @@ REGISTRY: dict[str, Entry] = {
     "search": Entry(f"{PACKAGES}.search.package:PACKAGE", extra="envs"),
     "shop": Entry(f"{PACKAGES}.shop.package:PACKAGE", extra="envs"),
     "sokoban": Entry(f"{PACKAGES}.sokoban.package:PACKAGE"),
+    "twenty_questions": Entry(f"{PACKAGES}.twenty_questions.package:PACKAGE"),
     "webshop": Entry(f"{PACKAGES}.shop.package:PACKAGE", extra="envs"),  # the name that job scripts use
 }
 

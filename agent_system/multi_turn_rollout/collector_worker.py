@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.agents import DirectOutputAgent
+from agent_system.agents import EngineAgent
 from agent_system.environments.pool import EnvironmentPool
 from agent_system.environments.registry import get_package
 from agent_system.environments.tasks import env_section
@@ -107,7 +107,7 @@ class CollectorWorker:
             self._codec = LevelCodec(self._tokenizer)
         sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
 
-        def agent(job: Job) -> DirectOutputAgent:
+        def agent(job: Job) -> EngineAgent:
             async def sample(prompt_ids: list[int]) -> SamplingResult:
                 return await self._engine.sample(
                     prompt_ids,
@@ -117,7 +117,7 @@ class CollectorWorker:
                     route=job.index,
                 )
 
-            return DirectOutputAgent(sample, self._bridge.decode)
+            return EngineAgent(sample, self._bridge.decode)
 
         async def sample_thought(
             prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int

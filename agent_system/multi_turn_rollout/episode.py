@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.agents import Action, DirectOutputAgent
+from agent_system.agents import Action, EngineAgent
 from agent_system.environments.base import EnvPackage, Observation, Prompts
 from agent_system.environments.failure import EnvFailure
 from agent_system.multi_turn_rollout.engine_client import EngineAborted
@@ -38,7 +38,7 @@ class Stage:
     package: EnvPackage
     prompts: Prompts
     bridge: ChatBridge
-    agent: Callable[[Job], DirectOutputAgent]
+    agent: Callable[[Job], EngineAgent]
     codec: LevelCodec | None = None
     alternatives: AlternativeSampler | None = None
 

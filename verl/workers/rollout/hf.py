@@ -54,16 +54,28 @@ class HFEngine:
     ) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
         options = {"trust_remote_code": trust_remote_code}
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, config.dtype), **options)
-        self._model = model.to(self._device).eval().requires_grad_(False)
+        model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(model_path, **options)
-        self._rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
-        self._seeds = RequestSeeds(seed)
+        rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
+        self._take(model, rules, seed, config.max_num_seqs, config.max_model_len)
+
+    @classmethod
+    def on_model(
+        cls, model: Any, tokenizer: Any, end_ids: Iterable[int], *, seed: int = 0, max_num_seqs: int = 128
+    ) -> "HFEngine":
+        """An engine that samples from a model which somebody else holds, and trains; ``end_ids`` end a segment."""
+        engine = cls.__new__(cls)
+        engine._take(model, StopRules(tokenizer, end_ids), seed, max_num_seqs, None)
+        return engine
+
+    def _take(self, model: Any, rules: StopRules, seed: int, max_num_seqs: int, max_model_len: int | None) -> None:
+        self._model, self._rules, self._seeds = model, rules, RequestSeeds(seed)
+        self._device = model.device
         self._vocab_size = model.config.vocab_size
-        self._max_model_len = config.max_model_len or model.config.max_position_embeddings
-        self._max_num_seqs = config.max_num_seqs
+        self._max_model_len = max_model_len or model.config.max_position_embeddings
+        self._max_num_seqs = max_num_seqs
         self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []
         self._cache: Any = None  # DynamicCache of the rows' tokens except each row's last one
@@ -81,7 +93,8 @@ class HFEngine:
 
     def step(self) -> list[SamplingResult]:
         """Sample one token for every running request and for those that join; return the finished ones."""
-        with torch.inference_mode():
+        # not inference_mode: a model that is also trained must not keep tensors that autograd refuses
+        with torch.no_grad():
             logits = [self._decode()] if self._rows else []
             fresh = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._room()))]
             if fresh:

@@ -1,0 +1,93 @@
+"""The rules of the game, without tokens or prompts; ``package`` and ``multistep_env`` play by them.
+
+The player asks yes/no questions or guesses with ``[word]``. A wrong guess ends the game, as does the last turn.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.environments.env_package.twenty_questions.gamemaster import (
+    Gamemaster,
+    gamemaster_prompt,
+    read_answer,
+)
+from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
+from verl.utils.seeds import derive_seed
+
+MAX_STEPS = 20
+HELD_OUT_SHARE = 4  # one word of so many is for validation
+_TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.DOTALL)
+_GUESS = re.compile(r"\[([^\[\]]*)\]")
+_ARTICLE = re.compile(r"^(a|an|the)\s+")
+
+OPENING = "I am thinking of a word. {left} left."
+MALFORMED = "Ask a yes/no question, or guess with [word]."
+RIGHT = "Right!"
+WRONG = "Wrong guess."
+
+State = dict[str, Any]  # solution, left (turns), turns ([(action, reply), ...]), reply, done, won
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What the player did: a guess, or else a question; neither is empty when ``valid``."""
+
+    guess: str | None
+    question: str
+    valid: bool
+
+
+def read_move(text: str) -> Move:
+    """The move in the last action tag of ``text``, or in all of it without one; the last ``[word]`` is a guess."""
+    tagged = _TAGGED.findall(text)
+    said = (tagged[-1] if tagged else text.rpartition("</think>")[2]).strip()
+    guesses = _GUESS.findall(said)
+    if guesses:
+        word = _ARTICLE.sub("", " ".join(guesses[-1].lower().split()))
+        return Move(word, "", bool(word))
+    question = " ".join(said.split())
+    return Move(None, question, any(letter.isalpha() for letter in question))
+
+
+def new_game(solution: str, max_steps: int = MAX_STEPS) -> State:
+    """A game about ``solution`` that lasts ``max_steps`` turns at most."""
+    reply = OPENING.format(left=max_steps)
+    return {"solution": solution, "left": max_steps, "turns": [], "reply": reply, "done": False, "won": False}
+
+
+def play(state: State, text: str, gamemaster: Gamemaster) -> tuple[State, float, bool, dict[str, Any]]:
+    """The state after the move in ``text``, reward (1 for the right guess, else 0), done, info.
+
+    ``info`` holds ``won`` and ``is_action_valid``. Raises what ``gamemaster`` raises.
+    """
+    move = read_move(text)
+    won = move.valid and move.guess == state["solution"].lower()
+    left = state["left"] - 1
+    guessed = move.valid and move.guess is not None
+    done = guessed or left == 0
+    reply = _reply(state, move, gamemaster) + ("" if done else f" {left} left.")
+    turns = [*state["turns"], (f"[{move.guess}]" if guessed else move.question, reply)]
+    after = {**state, "left": left, "turns": turns, "reply": reply, "done": done, "won": won}
+    return after, float(won), done, {"won": won, "is_action_valid": move.valid}
+
+
+def _reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
+    if not move.valid:
+        return MALFORMED
+    if move.guess is not None:
+        return RIGHT if move.guess == state["solution"].lower() else WRONG
+    return f"{read_answer(gamemaster(gamemaster_prompt(state['solution'], move.question)))}."
+
+
+def words_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> list[str]:
+    """The ``"train"`` or ``"val"`` words (default: of the whole shipped table), sorted; the two share none.
+
+    Which words are held out depends on their spelling alone. Raises ``ValueError`` for fewer than two words.
+    """
+    words = sorted(set(words)) if words else sorted(knowledge().things)
+    if len(words) < 2:
+        raise ValueError(f"twenty questions needs at least two words, one to train on and one to hold out; got {words}")
+    order = sorted(words, key=lambda word: derive_seed("twenty questions", word))
+    held_out = set(order[: max(1, len(words) // HELD_OUT_SHARE)])
+    return [word for word in words if (word in held_out) == (split == "val")]

@@ -1,0 +1,84 @@
+"""Twenty questions as a ``MultistepEnv``: for ``GRPOEnvTrainer`` and for scripts that play with an agent."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent_system.environments.env_package.twenty_questions import game
+from agent_system.environments.env_package.twenty_questions.gamemaster import EmbeddedGamemaster, Gamemaster
+from agent_system.environments.env_package.twenty_questions.package import TwentyQuestionsPrompts, check_words
+from agent_system.environments.multistep import MultistepEnv
+from agent_system.environments.tasks import epoch_order
+from verl.utils.seeds import derive_seed
+
+SERVER_THREADS = 16  # questions asked of a server at a time
+
+
+class TwentyQuestionsEnv(MultistepEnv):
+    """Rows hold ``solution``; a row without one (an older caller's messages) gets a word that seed and session choose.
+
+    Args:
+        tokenizer, env_id, system_prompt, max_steps_per_episode, episodes_per_trial, free_shots, options: As in
+            ``MultistepEnv``; the system prompt is by default the one of ``env.env_name=twenty_questions``.
+        gamemaster: Gets a prompt with the secret word and a question and returns text with an answer; by default the
+            embedded one, which needs no network.
+        words: The secret words; by default all that the embedded gamemaster knows. A quarter is held out.
+        seed: Orders the datasets and chooses words: the same seed gives the same ones.
+
+    Raises ``ValueError`` for words that the embedded gamemaster does not know.
+    """
+
+    stop = ("</action>",)
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        env_id: str = "twenty_questions",
+        system_prompt: str | None = None,
+        max_steps_per_episode: int = game.MAX_STEPS,
+        episodes_per_trial: int = 1,
+        free_shots: int = 0,
+        gamemaster: Gamemaster | None = None,
+        words: Sequence[str] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.gamemaster = EmbeddedGamemaster() if gamemaster is None else gamemaster
+        self.words, self.seed = words, seed
+        if isinstance(self.gamemaster, EmbeddedGamemaster):
+            check_words(words or ())
+        if getattr(self.gamemaster, "remote", False):
+            options.setdefault("step_workers", SERVER_THREADS)
+        prompt = TwentyQuestionsPrompts().system(False) if system_prompt is None else system_prompt
+        super().__init__(tokenizer, env_id, prompt, max_steps_per_episode, episodes_per_trial, free_shots, **options)
+
+    def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> game.State:
+        solution = task_info.get("solution") or self._word_for(session_id)
+        return game.new_game(solution, self.max_steps_per_episode)
+
+    def _format_prompt(self, state: game.State, step: int) -> str:
+        return state["reply"]
+
+    def _step_episode(self, session_id: str, action: str) -> tuple[game.State, float, bool, dict[str, Any]]:
+        return game.play(self.active_states[session_id], action, self.gamemaster)
+
+    def _format_outcome(self, state: game.State) -> str:
+        return state["reply"]
+
+    def _word_for(self, session_id: str) -> str:
+        words = game.words_of("train", self.words)
+        return words[derive_seed(self.seed, session_id) % len(words)]
+
+    def get_train_dataset(self) -> Any:
+        """``Dataset({"solution": ...})`` of the training words in the order of the seed."""
+        return self._dataset("train")
+
+    def get_eval_dataset(self) -> Any:
+        """The same for the held-out words, none of which is a training word."""
+        return self._dataset("val")
+
+    def _dataset(self, split: str) -> Any:
+        from datasets import Dataset, Features, Value
+
+        words = game.words_of(split, self.words)
+        ordered = [words[place] for place in epoch_order(len(words), self.seed, "twenty questions", split)]
+        return Dataset.from_dict({"solution": ordered}, features=Features({"solution": Value("string")}))

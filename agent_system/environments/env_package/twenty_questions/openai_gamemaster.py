@@ -1,0 +1,80 @@
+"""A gamemaster behind an OpenAI-compatible HTTP interface; imported only where it is asked for."""
+
+import os
+
+from agent_system.environments.env_package.twenty_questions.gamemaster import GamemasterError
+
+try:
+    import httpx
+    import tenacity
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"an OpenAI-compatible gamemaster needs the module {error.name!r}: install the extra: pip install -e '.[envs]'"
+    ) from error
+
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+
+
+class _Retry(Exception):
+    """The server may answer another time."""
+
+
+class OpenAIGamemaster:
+    """Asks ``POST {base_url}/chat/completions`` of a server that speaks OpenAI's interface (vLLM's does, too).
+
+    The key is read from the environment variable ``api_key_env``; without one no key is sent. An attempt takes
+    ``timeout_s`` seconds at most; connection errors, time-outs and the status codes in ``RETRIED`` are tried again with
+    growing pauses, ``attempts`` times in all. Calling it raises ``GamemasterError`` when there is no answer.
+    """
+
+    remote = True
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key_env: str = "OPENAI_API_KEY",
+        timeout_s: float = 30.0,
+        attempts: int = 4,
+        pause_s: float = 0.5,
+    ) -> None:
+        if not base_url or not model:
+            raise ValueError("an OpenAI-compatible gamemaster needs base_url and model")
+        self.url, self.model = f"{base_url.rstrip('/')}/chat/completions", model
+        key = os.environ.get(api_key_env)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.Client(timeout=timeout_s, headers=headers)
+        self._ask = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(attempts),
+            wait=tenacity.wait_exponential_jitter(initial=pause_s, max=8.0, jitter=pause_s),
+            retry=tenacity.retry_if_exception_type(_Retry),
+            reraise=True,
+        )
+        self._attempts = attempts
+
+    def __call__(self, prompt: str) -> str:
+        """The server's reply to ``prompt``. Raises ``GamemasterError`` naming the address and what went wrong."""
+        try:
+            return self._ask.copy()(self._once, prompt)
+        except _Retry as error:
+            raise GamemasterError(f"{self.url}: no answer in {self._attempts} attempts: {error}") from error
+
+    def _once(self, prompt: str) -> str:
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0,
+            "max_tokens": 8,
+        }
+        try:
+            response = self._client.post(self.url, json=body)
+        except httpx.TransportError as error:
+            raise _Retry(f"{type(error).__name__}: {error}") from error
+        if response.status_code in RETRIED:
+            raise _Retry(f"status {response.status_code}: {response.text[:200]}")
+        if response.status_code != 200:
+            raise GamemasterError(f"{self.url}: status {response.status_code}: {response.text[:200]}")
+        try:
+            return str(response.json()["choices"][0]["message"]["content"])
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise GamemasterError(f"{self.url}: not a chat completion: {response.text[:200]}") from error

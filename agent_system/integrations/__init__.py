@@ -1,0 +1,1 @@
+"""Other trainers on this environment layer; each in a package of its own that imports what it adapts."""

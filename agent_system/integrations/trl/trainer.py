@@ -1,0 +1,267 @@
+"""``GRPOEnvTrainer``: TRL's GRPO on trials of a ``MultistepEnv``.
+
+    dataset rows ─▶ _generate_and_score_completions ─▶ env.run_trial(agent) ─▶ tokens, masks, log-probs, session ids
+                                   │                                               │
+    TRL: rewards by session ids, advantages, loss on the agent's tokens, logging ◀─┘
+
+TRL's part is untouched: a trial comes back as one prompt (up to the first sampled token) and one completion, in which
+``env_mask`` is 1 on the tokens of the agent and 0 on those of the environment. All of them are attended to.
+"""
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from trl import GRPOConfig, GRPOTrainer
+from trl.models import unwrap_model_for_generation
+
+from agent_system.agents import DirectOutputAgent
+from agent_system.environments.multistep import MultistepEnv
+from agent_system.integrations.trl.checks import check
+from agent_system.integrations.trl.full_sequence import full_sequence_batch, masked_grpo_loss, per_token_logps
+from agent_system.integrations.trl.policies import LivePolicy, ServerPolicy, TurnSampling
+
+logger = logging.getLogger(__name__)
+_SOURCE_KEY = "prompt_completion_ids"
+
+
+class GRPOEnvTrainer(GRPOTrainer):
+    """Trains ``model`` on the trials that ``env`` plays with it.
+
+    Args:
+        model, args, callbacks, optimizers, peft_config: As in ``trl.GRPOTrainer``. ``args.max_completion_length``
+            bounds everything after the first prompt of a trial, ``args.num_generations`` is the group size.
+        env: Plays trials; it needs a tokenizer, which is the default ``processing_class``.
+        reward_funcs: By default ``env.get_rubric()``; they get ``session_ids`` and the columns of the dataset.
+        train_dataset, eval_dataset: Rows for ``env``, no ``prompt`` column needed; by default the environment's own.
+        agent: Plays instead of the policy that is trained; its actions must be that policy's tokens.
+        sampling_params: Handed to the sampler as it is; by default made from ``args``, ``max_turn_tokens`` and
+            ``env.stop``.
+        max_turn_tokens: The longest turn; by default ``args.max_completion_length``.
+        old_logps: ``sampling``: the log-probs that tokens were sampled with are the old policy's, which also corrects
+            for differences between vLLM and the trainer, so that TRL's own correction is switched off. ``recompute``:
+            TRL's way; note that its default ``vllm_importance_sampling_mode`` drops whole sequences.
+        loss_path: ``trl``, or ``full_sequence``: the same loss from the logits of whole sequences.
+        allow_retokenized: Train on tokens that were made from an agent's words.
+
+    Raises:
+        ValueError: A combination that cannot work; the message says which and what to do.
+    """
+
+    _tag_names = ["trl", "grpo", "multistep-env"]
+
+    def __init__(
+        self,
+        model: Any,
+        env: MultistepEnv,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: list | None = None,
+        optimizers: tuple = (None, None),
+        peft_config: Any = None,
+        *,
+        agent: Any = None,
+        sampling_params: Any = None,
+        max_turn_tokens: int | None = None,
+        old_logps: str = "sampling",
+        loss_path: str = "trl",
+        allow_retokenized: bool = False,
+    ) -> None:
+        args = GRPOConfig("grpo-env") if args is None else args
+        check(env, args, processing_class, old_logps, loss_path)
+        on_cpu = args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
+        if on_cpu:
+            from agent_system.integrations.trl.vllm_on_cpu import prepare_process, weight_sync
+
+            prepare_process()
+        if args.use_vllm and old_logps == "sampling" and args.vllm_importance_sampling_correction:
+            logger.info("old log-probs are those of sampling: vllm_importance_sampling_correction is switched off")
+            args.vllm_importance_sampling_correction = False
+        if eval_dataset is None and args.eval_strategy != "no":
+            eval_dataset = env.get_eval_dataset()
+        super().__init__(
+            model=model,
+            reward_funcs=env.get_rubric() if reward_funcs is None else reward_funcs,
+            args=args,
+            train_dataset=env.get_train_dataset() if train_dataset is None else train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=env.tokenizer if processing_class is None else processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            peft_config=peft_config,
+        )
+        self.env, self.old_logps, self.loss_path = env, old_logps, loss_path
+        self.allow_retokenized = allow_retokenized
+        self.max_turn_tokens = max_turn_tokens or self.max_completion_length
+        if on_cpu:
+            self.vllm_generation.sync_weights = weight_sync(self.vllm_generation)
+        self.agent = self._make_agent(sampling_params) if agent is None else agent
+        self.rollout_func = self._rollout
+        self._rows: list[dict[str, Any]] = []
+        self._openings: list[list[dict[str, str]]] = []
+        self._trials: dict[str, list] = {}
+
+    # ---- playing ---------------------------------------------------------------------------------------------------
+
+    def _make_agent(self, sampling_params: Any) -> DirectOutputAgent:
+        if self.use_vllm and self.vllm_mode == "colocate":
+            return DirectOutputAgent(self.vllm_generation.llm, sampling_params or self._vllm_sampling())
+        if self.use_vllm:
+            client = getattr(self.vllm_generation, "vllm_client", None)  # on the main process only
+            policy = ServerPolicy(client, self._tokenizer, self.eos_token_ids)
+        else:
+            seed = self.args.seed + self.accelerator.process_index
+            policy = LivePolicy(self._borrow_model, self._tokenizer, self.eos_token_ids, seed)
+        return DirectOutputAgent(policy, sampling_params or self._turn_sampling(), self._tokenizer)
+
+    def _turn_sampling(self) -> TurnSampling:
+        return TurnSampling(self.max_turn_tokens, self.temperature, self.top_p, self.top_k, tuple(self.env.stop))
+
+    def _vllm_sampling(self) -> Any:
+        from vllm import SamplingParams
+
+        options = {
+            "max_tokens": self.max_turn_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p or 0.0,
+            "repetition_penalty": self.repetition_penalty,
+            "stop": list(self.env.stop),
+            "include_stop_str_in_output": True,
+            "stop_token_ids": list(self.eos_token_ids),
+            "skip_special_tokens": False,
+            "logprobs": 0,
+        }
+        return SamplingParams(**(options | (self.args.generation_kwargs or {})))
+
+    @contextlib.contextmanager
+    def _borrow_model(self) -> Iterator[Any]:
+        """The policy in evaluation mode, unwrapped, for sampling."""
+        with unwrap_model_for_generation(
+            self.model_wrapped,
+            self.accelerator,
+            gather_deepspeed3_params=self.args.ds3_gather_for_generation,
+            gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+        ) as model:
+            training = model.training
+            model.eval()
+            try:
+                with self.accelerator.autocast():
+                    yield model
+            finally:
+                model.train(training)
+
+    def _play(self, rows: list[dict[str, Any]]) -> dict[str, list]:
+        """The trials of this process's ``rows``. A server is asked by the main process, for all of them."""
+        if not (self.use_vllm and self.vllm_mode == "server"):
+            return self._run_trial(rows)
+        everything = gather_object(rows)
+        box = [self._run_trial(everything) if self.accelerator.is_main_process else None]
+        broadcast_object_list(box, from_process=0)
+        start = self.accelerator.process_index * len(rows)
+        mine = {name: values[start : start + len(rows)] for name, values in box[0].items()}
+        self.env.completed_episodes |= dict(zip(mine["session_ids"], mine["records"], strict=True))
+        return mine
+
+    def _run_trial(self, rows: list[dict[str, Any]]) -> dict[str, list]:
+        trials = self.env.run_trial(rows, agent=self.agent, max_completion_length=self.max_completion_length)
+        records = [self.env.completed_episodes[session_id] for session_id in trials["session_ids"]]
+        return trials | {"records": records}
+
+    def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, list]:
+        """TRL's rollout function: the trials of the rows that ``_generate_and_score_completions`` has put aside."""
+        del prompts, trainer
+        self._trials = trials = self._play(self._rows)
+        if any(trials["retokenized"]) and not self.allow_retokenized:
+            raise ValueError(
+                "the agent tells no sampled tokens: its words were tokenised again, and those are not what the policy "
+                "sampled. Use an agent that returns agent_system.agents.Action, or allow_retokenized=True"
+            )
+        for opening, record in zip(self._openings, trials["records"], strict=True):
+            opening[:] = _opening_of(record["messages"])  # TRL holds these lists: they go to reward functions and logs
+        rows = [self._completion(trials, index) for index in range(len(self._rows))]
+        names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        return columns | {"session_ids": trials["session_ids"]}
+
+    def _completion(self, trials: dict[str, list], index: int) -> tuple[list[int], list[int], list[float], list[int]]:
+        """Prompt, completion, its log-probs and mask. A trial that came to its end gets an end token, not trained."""
+        ids, start = trials["full_token_ids"][index], trials["prompt_lengths"][index]
+        end = self._tokenizer.eos_token_id
+        completion, mask = ids[start:], trials["completion_only_mask"][index][start:]
+        logprobs = trials["logprobs"][index][start:]
+        complete = trials["truncated"][index] in (None, "steps") and trials["aborted"][index] is None
+        if not completion or (complete and completion[-1] not in self.eos_token_ids):
+            completion, mask, logprobs = [*completion, end], [*mask, 0], [*logprobs, 0.0]
+        return ids[:start] or [end], completion, logprobs, mask
+
+    # ---- TRL's hooks -----------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._rows = [dict(row) for row in inputs]
+        self._openings = [[{"role": "user", "content": ""}] for _ in inputs]
+        rows = [{**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)]
+        output = super()._generate_and_score_completions(rows)
+        if self._sampled_as_scored() and _all_known(self._trials):
+            output["old_per_token_logps"] = output["sampling_per_token_logps"]
+        elif "sampling_per_token_logps" in output:
+            output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
+        return output
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+        """Reward functions see the agent's last message, not the whole trial decoded as one."""
+        return super()._calculate_rewards(
+            inputs, prompts, self._trials["final_completion_messages"], completion_ids_list
+        )
+
+    def _sampled_as_scored(self) -> bool:
+        """Whether sampling log-probs are those of the whole distribution, as the loss computes them."""
+        whole = self.top_p == 1.0 and not self.top_k and not self.min_p and self.repetition_penalty == 1.0
+        return self.old_logps == "sampling" and whole
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """TRL's loss; with ``loss_path="full_sequence"``, or for a batch of whole sequences, ``masked_grpo_loss``."""
+        if self.loss_path == "trl" and _SOURCE_KEY not in inputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        batch = inputs if _SOURCE_KEY in inputs else full_sequence_batch(inputs)
+        logits = model(input_ids=batch[_SOURCE_KEY], attention_mask=batch["attention_mask"]).logits
+        logps = per_token_logps(logits, batch[_SOURCE_KEY], self.temperature)
+        windows = self.current_gradient_accumulation_steps if self.model.training else 1
+        num_tokens = inputs.get("num_items_in_batch")
+        if num_tokens is not None:  # of all processes and of the whole generation batch
+            share = windows / self.args.steps_per_generation if self.model.training else 1.0
+            num_tokens = num_tokens.clamp(min=1.0) / self.accelerator.num_processes * share
+        loss = masked_grpo_loss(
+            logps,
+            batch,
+            loss_type=self.loss_type,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            beta=self.beta,
+            delta=self.args.delta,
+            level=self.importance_sampling_level,
+            bias_correction=self.args.use_bias_correction_kl,
+            max_completion_length=self.max_completion_length,
+            num_tokens=num_tokens,
+        )
+        return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
+
+
+def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The messages before the first one of the assistant."""
+    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    return [dict(message) for message in messages[:first]] or [{"role": "user", "content": ""}]
+
+
+def _all_known(trials: dict[str, list]) -> bool:
+    return all(math.isfinite(value) for row in trials["logprobs"] for value in row)

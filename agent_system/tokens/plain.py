@@ -1,0 +1,71 @@
+"""Tokens of a conversation without a chat template: the texts one after the other, nothing between them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent_system.tokens.bridge import Bridge, ChatBridge
+from agent_system.tokens.ledger import SegmentKind, TokenLedger
+from agent_system.tokens.probe import Verdict, probe_template
+from agent_system.tokens.template import Message, TemplateUnsupported
+
+
+class PlainBridge:
+    """``ChatBridge`` for a tokenizer that has no chat template.
+
+    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``; nothing else is asked of it.
+    """
+
+    end_of_turn_id = None
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        eos = getattr(tokenizer, "eos_token_id", None)
+        self.end_ids = frozenset({eos}) if isinstance(eos, int) else frozenset()
+        # Only a tokenizer with control tokens can be made to read them in a text, and only such a one knows the option.
+        specials = getattr(tokenizer, "all_special_ids", None)
+        self._safe = {"split_special_tokens": True} if isinstance(specials, list) and specials else {}
+
+    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the contents of ``messages``, a line break between two of them."""
+        return list(self.encode_text("\n".join(message["content"] for message in messages)))
+
+    def between(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
+        """The tokens of ``observation``; there is nothing around it."""
+        return Bridge((), self.encode_text(observation), ())
+
+    def extend(self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0) -> None:
+        """Append ``bridge`` to ``ledger`` as what comes before ``turn``."""
+        ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
+
+    def decode(self, sampled_ids: Sequence[int]) -> str:
+        """The text of a sampled turn without the tokens that ended it."""
+        end = len(sampled_ids)
+        while end and sampled_ids[end - 1] in self.end_ids:
+            end -= 1
+        return self.tokenizer.decode(list(sampled_ids[:end]))
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that nobody sampled."""
+        return tuple(self.tokenizer(text, add_special_tokens=False, **self._safe)["input_ids"])
+
+    def encode_template(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text whose control tokens are meant."""
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def bridge_for_appending(tokenizer: Any) -> ChatBridge | PlainBridge:
+    """The bridge for conversations that only grow: the chat template's, or a plain one where there is no template.
+
+    Raises:
+        TemplateUnsupported: The template does not keep earlier turns as they were, so that a conversation cannot be
+            one growing token sequence; the message says why.
+    """
+    if not isinstance(getattr(tokenizer, "chat_template", None), (str, dict)):
+        return PlainBridge(tokenizer)
+    probe = probe_template(tokenizer)
+    if probe.verdict is not Verdict.APPEND:
+        raise TemplateUnsupported(
+            f"a trial is one growing token sequence, and this chat template cannot continue one: {probe.reason}. Set "
+            "one that keeps earlier turns as they were (trl ships such variants: trl/chat_templates/*_training.jinja)"
+        )
+    return ChatBridge(tokenizer)

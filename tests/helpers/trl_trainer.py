@@ -1,0 +1,52 @@
+"""A ``GRPOEnvTrainer`` on a random tiny policy and a few words of twenty questions, in a second or two."""
+
+import string
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.tiny_model import make_tiny_policy
+
+WORDS = ["dog", "cat", "cow", "pig", "lion", "apple", "car", "piano"]
+GROUP = 4
+
+
+def make_trainer(directory: Path, env: Any = None, rewards: Any = None, trainer: dict | None = None, **options: Any):
+    """Groups of ``GROUP`` trials, eight rows a step. ``options`` go to ``GRPOConfig``, ``trainer`` to the trainer.
+
+    Without ``rewards`` the reward is the length of the last answer, so that a random policy's trials differ.
+    """
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig
+
+    from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv
+    from agent_system.integrations.trl import GRPOEnvTrainer
+
+    path = make_tiny_policy(directory / "policy", hidden=32, layers=1, std=0.2)
+    if env is None:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        env = TwentyQuestionsEnv(tokenizer, system_prompt="Ask.", words=WORDS, max_steps_per_episode=3)
+        env.stop = tuple(string.ascii_letters)  # a random policy says one of these soon
+    settings = {
+        "output_dir": str(directory / "run"),
+        "per_device_train_batch_size": 2 * GROUP,
+        "num_generations": GROUP,
+        "max_completion_length": 160,
+        "max_steps": 1,
+        "learning_rate": 1e-3,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    args = GRPOConfig(**(settings | options))
+    own = {"max_turn_tokens": 12, "reward_funcs": answer_length if rewards is None else rewards}
+    made = GRPOEnvTrainer(str(path), env, args=args, **(own | (trainer or {})))
+    made.current_gradient_accumulation_steps = args.gradient_accumulation_steps  # train() sets it
+    made.model.train()
+    return made
+
+
+def answer_length(completions, session_ids, **columns) -> list[float]:
+    """Length of the last answer in characters."""
+    return [float(len(messages[-1]["content"])) for messages in completions]
