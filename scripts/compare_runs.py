@@ -10,8 +10,6 @@ import statistics
 import sys
 from pathlib import Path
 
-from markupsafe import Markup
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.utils.jsonl import write_text  # noqa: E402
@@ -89,15 +87,16 @@ def curves(groups: dict[str, list[RunData]]) -> str:
         series.append(Series(name, columns[0][0][:length], smoothed(means), color))
     chart = Chart("Success on training tasks", "episodes won, smoothed", series, form="percent", width=760, height=330)
     figure = re.sub(r' data-hover="[^"]*"', "", draw(chart))
-    css = (HERE / "style.css").read_text(encoding="utf-8").split("[data-theme=\"dark\"]")[0]
-    rules = [line for line in (HERE / "style.css").read_text(encoding="utf-8").splitlines() if _draws(line)]
+    style = (HERE / "style.css").read_text(encoding="utf-8")
+    palette, rules = style.split("[data-theme=", 2)[1], [line for line in style.splitlines() if _draws(line)]
+    css = f"<style>:root{palette.partition(']')[2]} svg {{ background: #fff }} {' '.join(rules)}</style>"
     legend = "".join(
         f'<text x="{80 + 220 * i}" y="26" style="fill: var(--{s.color}); font-weight: 600">{s.name}</text>'
         for i, s in enumerate(chart.legend)
     )
-    head = f"<style>svg {{ background: #fff }} {css} {' '.join(rules)}</style>"
-    figure = figure.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1)
-    return Markup(re.sub(r"(<svg [^>]*>)", lambda m: m.group(1) + head, figure, count=1).replace("</svg>", legend + "</svg>"))
+    opening, rest = figure.split(">", 1)
+    opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1)
+    return f"{opening}>{css}{rest.removesuffix('</svg>')}{legend}</svg>"
 
 
 def _draws(rule: str) -> bool:
@@ -107,7 +106,7 @@ def _draws(rule: str) -> bool:
 def main() -> None:
     """Read the runs, print the table, draw the curves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="+", metavar="LABEL=RUN,RUN,...", help="run directories of one label, by commas")
+    parser.add_argument("groups", nargs="+", metavar="LABEL=RUN,RUN,...", help="run directories of a label")
     parser.add_argument("--svg", type=Path, help="write the curves of training success here")
     args = parser.parse_args()
     groups = {}
