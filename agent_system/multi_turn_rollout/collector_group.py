@@ -15,7 +15,7 @@ from agent_system.multi_turn_rollout.trajectory import Job
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
-CLOSE_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 10.0
 
 
 class CollectorGroup:

@@ -156,7 +156,7 @@ def table(rows: int) -> DataProto:
 
 
 def listening_addresses(before: frozenset = frozenset()) -> dict[int, set[str]]:
-    """Process id → IPs on which it accepts connections, for this process and all below it, less the sockets ``before``."""
+    """Process id → IPs on which it accepts connections, for this process and those below it, less ``before``."""
     addresses = {}
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         addresses[process.pid] = {ip for ip, port in sockets(process) if (process.pid, port) not in before}

@@ -21,6 +21,7 @@ from verl.trainer.config.load import load_config, load_tree, warn_without_effect
 from verl.trainer.config.plan import make_plan
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.validate import find_problems
+from verl.utils.interrupt import Interruption
 
 logger = logging.getLogger(__name__)
 ConfigDefault = str | Callable[[Sequence[str]], str]  # a config name, or a choice that reads the overrides
@@ -110,8 +111,8 @@ def run(
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the exit status.
 
-    0: done or shown; 2: refused, with every problem on standard error. ``env_names`` gives the registered
-    environments and is called only when there is something to run.
+    0: done or shown; 2: refused, with every problem on standard error; 143 and 130: ended in order by SIGTERM or
+    Ctrl-C. ``env_names`` gives the registered environments and is called only when there is something to run.
     """
     try:
         command = parse(argv, config_default, schema, prog)
@@ -127,12 +128,13 @@ def run(
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    for cfg, plan in zip(command.configs, plans, strict=True):
-        logger.info("config %s", command.config_name)
-        warn_without_effect(cfg)
-        show(plan, f"config {command.config_name}")
-        main(cfg)
-    return 0
+    with Interruption() as interruption:
+        for cfg, plan in zip(command.configs, plans, strict=True):
+            logger.info("config %s", command.config_name)
+            warn_without_effect(cfg)
+            show(plan, f"config {command.config_name}")
+            main(cfg)
+    return interruption.exit_status
 
 
 def show(plan: Any, caption: str = "") -> None:
