@@ -130,7 +130,8 @@ class TrajectoryCollector:
 
     def _play(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings) -> Collected:
         if self._group is None:
-            self._group = CollectorGroup(self.config.env, self.tokenizer, actor_rollout_wg.rollout_workers)
+            library = self.config.actor_rollout_ref.model.external_lib
+            self._group = CollectorGroup(self.config.env, self.tokenizer, actor_rollout_wg.rollout_workers, library)
         plays = 1 if settings.is_train else self.config.actor_rollout_ref.rollout.val_kwargs.n
         collected = self._group.collect(jobs_of(gen_batch, plays), settings)
         states = [t.start_state for t in collected.trajectories]

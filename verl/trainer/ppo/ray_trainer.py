@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.config.typed import lookup
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.core_algos import (
     AdaptiveKLController,
@@ -35,13 +36,6 @@ from verl.utils.torch_functional import masked_mean
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
-
-
-def lookup(config: Any, dotted: str) -> Any:
-    """Return the value at a dotted path of ``config``, for example ``algorithm.gamma``."""
-    for part in dotted.split("."):
-        config = getattr(config, part)
-    return config
 
 
 def compute_advantage(data: DataProto, config: Any) -> DataProto:

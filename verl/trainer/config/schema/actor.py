@@ -8,6 +8,7 @@ from verl.trainer.config.schema.rollout import RolloutConfig
 
 LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+POLICY_LOSSES = ("vanilla",)
 STRATEGIES = ("fsdp2", "fsdp")
 
 
