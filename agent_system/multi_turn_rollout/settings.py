@@ -12,7 +12,8 @@ class PlaySettings:
     """Limits in steps and tokens, sampling, and what is asked of the policy.
 
     ``max_response_length`` bounds a row's response: the whole play after the first prompt (``append``) or one turn
-    (``window``). Every job is played ``plays`` times. ``levels`` asks for thinking levels; ``alternatives`` is None where no other thoughts are sampled.
+    (``window``). ``levels`` asks for thinking levels; ``alternatives`` is None where no other thoughts are sampled.
+    Every job is played ``plays`` times.
     """
 
     history: str

@@ -1,4 +1,4 @@
-"""The recipe on a collector without an engine: what a step adds to the batch, what it asks of whom, and in which order."""
+"""The recipe on a scripted engine: what a step adds to the batch, what it asks of whom, and in which order."""
 
 import pytest
 import torch

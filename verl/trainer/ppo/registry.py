@@ -54,8 +54,9 @@ def register_adv_est(
     """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])`` under ``name``.
 
     Without ``inputs``, arguments with conventional names are looked up in ``CONVENTIONAL_INPUTS``, optional where
-    they have a default. ``metrics(advantages, returns, **inputs)``, if given, returns numbers to log; it is
-    not handed the ``params``. An optional input that the batch lacks is left out of both calls. Raises ``ValueError`` for a name that another function holds or for an argument that nothing fills.
+    they have a default. ``metrics(advantages, returns, **inputs)``, if given, returns numbers to log; it is not handed
+    the ``params``. An optional input that the batch lacks is left out of both calls.
+    Raises ``ValueError`` for a name that another function holds or for an argument that nothing fills.
     """
 
     def decorate(function: Callable) -> Callable:
