@@ -66,7 +66,7 @@ def _token_mean(values: Tensor, mask: Tensor, num_tokens: float | Tensor | None)
     return masked_mean(values, mask) if num_tokens is None else masked_sum(values, mask) / num_tokens
 
 
-@register_policy_loss("vanilla")
+@register_policy_loss("vanilla", advantages_only=True)
 def compute_policy_loss_vanilla(
     old_log_prob: Tensor,
     log_prob: Tensor,

@@ -13,6 +13,7 @@ from typing import Any
 
 ADV_ESTIMATORS: dict[str, Callable] = {}
 POLICY_LOSSES: dict[str, Callable] = {}
+ADVANTAGES_ONLY: set[str] = set()  # policy losses without a gradient where advantages are zero
 
 # Where the conventional argument names of estimators are found in a batch.
 CONVENTIONAL_INPUTS = {
@@ -96,11 +97,16 @@ def missing_inputs(estimator: Callable, available: Collection[str]) -> list[str]
     return sorted(key for key in estimator.inputs.values() if not key.endswith("?") and key not in available)
 
 
-def register_policy_loss(name: str) -> Callable[[Callable], Callable]:
-    """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``."""
+def register_policy_loss(name: str, advantages_only: bool = False) -> Callable[[Callable], Callable]:
+    """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``.
+
+    ``advantages_only`` promises that a row whose advantages are all zero has no gradient: such rows are passed over.
+    """
 
     def decorate(function: Callable) -> Callable:
         _store(POLICY_LOSSES, str(name), function, "policy loss")
+        if advantages_only:
+            ADVANTAGES_ONLY.add(str(name))
         return function
 
     return decorate
