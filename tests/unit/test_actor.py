@@ -111,6 +111,7 @@ def test_another_term_of_the_loss_is_computed_on_all_rows(policy, monkeypatch, t
 def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
     """With every term of the loss switched on, and row weights."""
     terms = {"loss_agg_mode": mode, "entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
+    terms["loss_scale_factor"] = 30.0
     data = random_rows()
     data.meta_info |= LEVELS
     whole, metrics = gradient_of(actor_of(policy, ppo_micro_batch_size_per_gpu=8, **terms), data, monkeypatch)
@@ -128,7 +129,7 @@ def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
     """On-policy the clipped surrogate's gradient is that of sum_i c_i A_i log p_i with the mode's coefficients."""
-    worker, data = actor_of(policy, loss_agg_mode=mode), random_rows()
+    worker, data = actor_of(policy, loss_agg_mode=mode, loss_scale_factor=30.0), random_rows()
     data.batch["old_log_probs"] = worker.compute_log_prob(data).batch["old_log_probs"]
     mask, weights = data.batch["response_mask"].float(), data.batch["loss_weights"]
     tokens = mask.sum(-1)
@@ -136,7 +137,7 @@ def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
         "token-mean": weights / (weights * tokens).sum(),
         "seq-mean-token-sum": weights / weights.sum(),
         "seq-mean-token-mean": weights / weights.sum() / tokens,
-        "seq-mean-token-sum-norm": weights / weights.sum() / mask.shape[1],
+        "seq-mean-token-sum-norm": weights / weights.sum() / 30.0,
     }[mode]
     lm = actor_of(policy)
     rows = Rows(data)

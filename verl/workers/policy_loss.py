@@ -88,6 +88,7 @@ class PolicyLoss:
             "loss_agg_mode": actor.loss_agg_mode,
             "row_weights": batch.get("loss_weights", None),
             "denominator": whole.loss,
+            "loss_scale_factor": actor.loss_scale_factor,
         }
         new = rows.unpack(log_probs, index)
         pg_loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(

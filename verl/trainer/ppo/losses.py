@@ -43,7 +43,7 @@ def agg_loss(
 
     * ``token-mean``: mean over tokens; * ``seq-mean-token-sum``: mean over rows of token sums;
     * ``seq-mean-token-mean``: mean over rows of token means; * ``seq-mean-token-sum-norm``: the second, divided by
-      the constant ``loss_scale_factor`` (default R; Dr.GRPO's constant length).
+      the constant ``loss_scale_factor`` (Dr.GRPO's constant length; None: R, which depends on the padding).
 
     ``row_weights [B]`` weigh the rows (``groups.row_weights``). ``denominator`` replaces the one of these rows, see
     the module's docstring. Rows without a token count for nothing; nothing at all gives 0. Raises ``ValueError`` for
