@@ -1,8 +1,8 @@
 """The environment worker process: hosts several environments and answers one JSON line per call.
 
 Started by the pool as ``python -m agent_system.environments.pool_worker FD PARENT_PID``. It imports the environment's
-package and nothing of the trainer. It dies with its parent: the kernel kills it when the parent dies, and a closed
-socket ends it.
+package and nothing of the trainer. It dies with its parent: the kernel kills it when the parent dies (Linux), and a
+closed socket ends it.
 
     pool -> worker   {"target", "section", "sys_path"}                       once
     worker -> pool   {"hello", "asynchronous"} | {"failed", "missing"}       once
@@ -13,10 +13,8 @@ socket ends it.
 
 import asyncio
 import contextlib
-import ctypes
 import inspect
 import os
-import signal
 import socket
 import sys
 import time
@@ -26,8 +24,7 @@ from typing import Any
 from agent_system.environments import pool_wire as wire
 from agent_system.environments.base import Env, EnvPackage
 from agent_system.environments.registry import get_package
-
-PR_SET_PDEATHSIG = 1
+from verl.utils.processes import die_with_parent
 
 
 class Host:
@@ -129,12 +126,6 @@ async def serve_async(channel: socket.socket, host: Host) -> None:
         task = asyncio.get_running_loop().create_task(answer(call))
         running.add(task)
         task.add_done_callback(running.discard)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the closed socket ends it)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:

@@ -15,22 +15,25 @@ from agent_system.multi_turn_rollout.trajectory import Job
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
-CLOSE_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 10.0
 
 
 class CollectorGroup:
     """``env_config.num_collectors`` collector workers; whole groups (uids) are dealt out to them in turn.
 
+    ``external_lib`` is a module that each of them imports first, since it may register the environment.
     Where the rollout workers are Ray actors the collectors are too; otherwise there is one, in this process.
     """
 
-    def __init__(self, env_config: Any, tokenizer: Any, rollout_workers: Sequence[Any]) -> None:
+    def __init__(
+        self, env_config: Any, tokenizer: Any, rollout_workers: Sequence[Any], external_lib: str | None = None
+    ) -> None:
         self._env = env_config
         self._runner: asyncio.Runner | None = None
         if isinstance(rollout_workers[0], ray.actor.ActorHandle):
             remote = ray.remote(CollectorWorker).options(num_cpus=0)
             self._workers = [
-                remote.remote(env_config, tokenizer, list(rollout_workers), f"collector-{number}")
+                remote.remote(env_config, tokenizer, list(rollout_workers), f"collector-{number}", external_lib)
                 for number in range(env_config.num_collectors)
             ]
         else:

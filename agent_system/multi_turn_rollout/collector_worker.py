@@ -8,6 +8,7 @@ over costs nothing. The environment pool and the engine connection stay open fro
 """
 
 import asyncio
+import importlib
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -50,12 +51,20 @@ class Collected:
 class CollectorWorker:
     """Plays jobs on environments of ``env_config.env_name`` with tokens from ``rollout_workers``.
 
-    A Ray actor, or an object in this process. ``name`` tells the collectors of a run apart.
+    A Ray actor, or an object in this process. ``name`` tells the collectors of a run apart; ``external_lib`` is
+    imported before the environment is looked up.
     """
 
     def __init__(
-        self, env_config: Any, tokenizer: Any, rollout_workers: Sequence[Any], name: str = "collector-0"
+        self,
+        env_config: Any,
+        tokenizer: Any,
+        rollout_workers: Sequence[Any],
+        name: str = "collector-0",
+        external_lib: str | None = None,
     ) -> None:
+        if external_lib:
+            importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
         section = env_section(env_config)
         self._prompts = self._package.prompts(section)

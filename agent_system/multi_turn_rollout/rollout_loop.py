@@ -3,6 +3,7 @@
     vanilla   play ──▶ leave out what broke ──▶ pack
     rlvcr     the same, thinking at other levels while playing, then score the thoughts (and the old log-probs)
     dynamic   play again with new tasks until enough groups have returns that differ, then as above
+    greedy    play every task once at temperature 0: returns to compare with, nothing to train on
 
 Playing happens in collector workers (``collector_group``), the trainer's process only packs.
 """
@@ -11,6 +12,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from agent_system.environments.base import Observation
@@ -85,6 +87,12 @@ class TrajectoryCollector:
         played = self._play(gen_batch, actor_rollout_wg, envs, self._settings(envs, is_train, thinking=False))
         return self._rows(played, played.trajectories, is_train)[0]
 
+    def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
+        """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories count as lost."""
+        settings = self._settings(envs, is_train=False, thinking=False)
+        played = self._play(gen_batch, actor_rollout_wg, envs, replace(settings, temperature=0.0, plays=1))
+        return self._rows(played, played.trajectories, is_train=False)[0]
+
     def rlvcr_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
         """Play while thinking at other levels, pack, and score every thought with the policy that sampled."""
         played = self._play(gen_batch, actor_rollout_wg, envs, self._settings(envs, is_train=True, thinking=True))
@@ -135,9 +143,9 @@ class TrajectoryCollector:
 
     def _play(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings) -> Collected:
         if self._group is None:
-            self._group = CollectorGroup(self.config.env, self.tokenizer, actor_rollout_wg.rollout_workers)
-        plays = 1 if settings.is_train else self.config.actor_rollout_ref.rollout.val_kwargs.n
-        collected = self._group.collect(jobs_of(gen_batch, plays), settings)
+            library = self.config.actor_rollout_ref.model.external_lib
+            self._group = CollectorGroup(self.config.env, self.tokenizer, actor_rollout_wg.rollout_workers, library)
+        collected = self._group.collect(jobs_of(gen_batch, settings.plays), settings)
         states = [t.start_state for t in collected.trajectories]
         starts = [state and Observation(state[0], anchor=state[1]) for state in states]
         assert_same_start([t.job.uid for t in collected.trajectories], starts)

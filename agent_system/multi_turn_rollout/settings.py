@@ -13,6 +13,7 @@ class PlaySettings:
 
     ``max_response_length`` bounds a row's response: the whole play after the first prompt (``append``) or one turn
     (``window``). ``levels`` asks for thinking levels; ``alternatives`` is None where no other thoughts are sampled.
+    Every job is played ``plays`` times.
     """
 
     history: str
@@ -28,6 +29,7 @@ class PlaySettings:
     stop: tuple[str, ...]
     alternatives: AlternativeSettings | None = None
     is_train: bool = True
+    plays: int = 1
 
     def __post_init__(self) -> None:
         if self.history == "append" and self.max_steps > 1 and self.max_turn_tokens >= self.max_response_length:
@@ -55,6 +57,7 @@ class PlaySettings:
         alternatives = AlternativeSettings.from_config(rlvcr, config.env.seed, turn_tokens) if thinking else None
         return cls(
             is_train=is_train,
+            plays=1 if is_train else rollout.val_kwargs.n,
             history=config.env.history,
             history_length=config.env.history_length,
             max_steps=config.env.max_steps,

@@ -1,5 +1,9 @@
-"""``kill -9`` on a running job, then the same command again: training goes on where the last checkpoint is."""
+"""A running job is ended by ``kill -9``, then by SIGTERM; the same command goes on where the last checkpoint is.
 
+killed ──▶ terminated ──▶ resumed      three starts of one command
+"""
+
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +55,18 @@ def killed(main_job):
 
 
 @pytest.fixture(scope="module")
-def resumed(main_job, killed):
-    """The same command again, to its end."""
+def terminated(main_job, killed):
+    """The same command again, sent SIGTERM while it plays, and its exit status."""
+    job = start(killed.words, main_job.root / "terminated.txt")
+    job.wait_for(lambda: "resumed from" in job.said(), TIMEOUT_S)
+    job.process.send_signal(signal.SIGTERM)
+    yield job, job.wait(GONE_S)
+    job.end()
+
+
+@pytest.fixture(scope="module")
+def resumed(main_job, killed, terminated):
+    """The same command a third time, to its end."""
     job = start(killed.words, main_job.root / "resumed.txt")
     job.finish(TIMEOUT_S)
     return job
@@ -65,6 +79,15 @@ def task_ids(run: Path, step: int) -> list[str]:
 
 def test_what_a_killed_driver_started_dies_by_itself(killed):
     assert killed.left == []
+
+
+def test_sigterm_ends_everything_in_order_and_says_how_to_go_on(killed, terminated):
+    job, status = terminated
+    assert status == 128 + signal.SIGTERM
+    assert job.family() == [], "nothing outlives the driver, not even Ray's agents"
+    last = job.said().strip().splitlines()[-1]
+    assert f"the same command goes on from {killed.run}/checkpoints/global_step_" in last
+    assert not list((killed.run / "checkpoints").glob(".partial-*"))
 
 
 def test_the_same_command_continues_from_the_newest_checkpoint(killed, resumed):

@@ -84,9 +84,14 @@ def test_gigpo_with_a_window_of_history(play):
     assert len(rows) == sum({row["traj_uid"]: row["length"] for row in rows}.values())
 
 
-def test_grpo_on_two_ranks_with_a_reference_policy(play):
+def test_a_module_of_ones_own_on_two_ranks_with_a_reference_policy(play):
+    """Driver, collector, engine and training workers find what ``external_lib`` registers."""
     metrics, _ = play(
-        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.model.external_lib=tests.helpers.external_lib",
+        "algorithm.adv_estimator=my_estimator",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=my_loss",
+        "actor_rollout_ref.rollout.name=my_engine",
+        "env.env_name=my_line",
         "algorithm.use_kl_in_reward=true",
         "trainer.n_gpus_per_node=2",
         "trainer.save_freq=2",

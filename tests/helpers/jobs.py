@@ -51,12 +51,16 @@ class Job:
 
     def finish(self, timeout_s: float) -> None:
         """Wait for a good end; otherwise end the whole family and fail with the job's last words."""
+        status = self.wait(timeout_s)
+        assert status == 0, f"exit status {status}\n{self.said()}"
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit status; where it does not come, end the whole family and fail with the job's last words."""
         try:
-            status = self.process.wait(timeout_s)
+            return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.end()
             raise AssertionError(f"not done after {timeout_s:g} s\n{self.said()}") from None
-        assert status == 0, f"exit status {status}\n{self.said()}"
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float) -> None:
         """Wait until ``condition()`` holds while the job runs; fail when the job ends before."""

@@ -6,7 +6,10 @@ from transformers import AutoModelForCausalLM
 
 from tests.helpers.policy_rows import critic_config, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.trainer.config.schema.actor import PolicyLossConfig
+from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import LOSS_AGG_MODES
+from verl.workers import policy_loss
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import full_weights
@@ -68,10 +71,47 @@ def test_zero_advantages_do_not_move_the_weights(policy):
     assert moved(worker, before) == 0.0
 
 
+def test_rows_without_advantage_are_not_computed_and_change_nothing(policy, monkeypatch):
+    """Only the rows with advantages go through the model; gradient and loss are those of the whole mini-batch."""
+    data, packs = random_rows(), []
+    data.batch["advantages"][[0, 3, 4, 5, 7]] = 0.0
+    pack = Rows.pack
+
+    def counted(self, rows, *args):
+        packs.append(list(rows))
+        return pack(self, rows, *args)
+
+    monkeypatch.setattr(Rows, "pack", counted)
+    found, metrics = gradient_of(actor_of(policy), data, monkeypatch)
+    assert sorted(row for rows in packs for row in rows) == [1, 2, 6]
+    packs.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(policy_loss, "ADVANTAGES_ONLY", set())
+        expected, whole = gradient_of(actor_of(policy), data, monkeypatch)
+    assert sorted(row for rows in packs for row in rows) == list(range(8))
+    assert_same(found, expected)
+    assert metrics["actor/pg_loss"] == pytest.approx(whole["actor/pg_loss"], rel=1e-5)
+    packs.clear()
+    data.batch["advantages"][:] = 0.0
+    metrics = actor_of(policy).update_actor(data).meta_info["metrics"]
+    assert packs == [] and metrics["actor/pg_loss"] == 0.0 and metrics["actor/zero_steps"] == 1
+
+
+@pytest.mark.parametrize(
+    "term", [{"entropy_coeff": 0.1}, {"use_kl_loss": True}, {"policy_loss": PolicyLossConfig("of_this_test")}]
+)
+def test_another_term_of_the_loss_is_computed_on_all_rows(policy, monkeypatch, term):
+    monkeypatch.setitem(core_algos.POLICY_LOSSES, "of_this_test", core_algos.compute_policy_loss_vanilla)
+    worker, data = actor_of(policy, **term), random_rows()
+    data.batch["advantages"][:] = 0.0
+    assert worker._policy_loss(data).rows_with_gradient(data, [2, 5]) == [2, 5]
+
+
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
     """With every term of the loss switched on, and row weights."""
     terms = {"loss_agg_mode": mode, "entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
+    terms["loss_scale_factor"] = 30.0
     data = random_rows()
     data.meta_info |= LEVELS
     whole, metrics = gradient_of(actor_of(policy, ppo_micro_batch_size_per_gpu=8, **terms), data, monkeypatch)
@@ -89,7 +129,7 @@ def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
     """On-policy the clipped surrogate's gradient is that of sum_i c_i A_i log p_i with the mode's coefficients."""
-    worker, data = actor_of(policy, loss_agg_mode=mode), random_rows()
+    worker, data = actor_of(policy, loss_agg_mode=mode, loss_scale_factor=30.0), random_rows()
     data.batch["old_log_probs"] = worker.compute_log_prob(data).batch["old_log_probs"]
     mask, weights = data.batch["response_mask"].float(), data.batch["loss_weights"]
     tokens = mask.sum(-1)
@@ -97,7 +137,7 @@ def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
         "token-mean": weights / (weights * tokens).sum(),
         "seq-mean-token-sum": weights / weights.sum(),
         "seq-mean-token-mean": weights / weights.sum() / tokens,
-        "seq-mean-token-sum-norm": weights / weights.sum() / mask.shape[1],
+        "seq-mean-token-sum-norm": weights / weights.sum() / 30.0,
     }[mode]
     lm = actor_of(policy)
     rows = Rows(data)

@@ -9,6 +9,7 @@ import yaml
 
 from verl.trainer import main_ppo
 from verl.trainer.config import ConfigError, SFTConfig, cli
+from verl.trainer.ppo import registry
 
 
 @pytest.fixture
@@ -75,6 +76,27 @@ def test_refusals_go_to_standard_error_and_start_nothing(argv, capsys, ran):
     assert main_ppo.main(argv) == 2
     captured = capsys.readouterr()
     assert captured.err and not captured.out and not ran
+
+
+def test_external_lib_is_imported_before_names_are_checked(tmp_path, monkeypatch, capsys, ran):
+    (tmp_path / "my_lab_of_this_test.py").write_text(
+        "from verl.trainer.ppo.registry import register_adv_est\n"
+        "@register_adv_est('my_lab_estimator')\n"
+        "def estimator(token_level_rewards, values): ...\n"
+    )
+    words = ["algorithm.adv_estimator=my_lab_estimator", "actor_rollout_ref.model.external_lib=my_lab_of_this_test"]
+    assert main_ppo.main(words[:1]) == 2
+    assert "unknown name" in capsys.readouterr().err
+    assert main_ppo.main(words) == 2
+    assert "external_lib='my_lab_of_this_test': No module named" in capsys.readouterr().err
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert main_ppo.main(words) == 2
+        refusal = capsys.readouterr().err
+        assert "needs 'values', which the batch will lack" in refusal and "fix: critic.enable=true" in refusal
+        assert main_ppo.main([*words, "critic.enable=true"]) == 0 and len(ran) == 1
+    finally:
+        registry.ADV_ESTIMATORS.pop("my_lab_estimator", None)
 
 
 def test_what_the_machine_cannot_hold_is_refused(capsys, ran):

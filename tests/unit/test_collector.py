@@ -184,6 +184,17 @@ def test_validation_keeps_broken_trajectories_as_lost(play, monkeypatch):
     assert data.batch["response_mask"][0].sum() == 0
 
 
+def test_greedy_plays_each_row_once_at_temperature_zero(tokenizer):
+    config = make_config(n=2)
+    config.actor_rollout_ref.rollout.val_kwargs.n = 3
+    config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
+    group, envs, (engine,) = make_world(tokenizer, config)
+    collector = TrajectoryCollector(config, tokenizer)
+    data = collector.greedy_loop(envs.gen_batch(0, 2), group, envs)
+    collector.close()
+    assert len(data) == 4 and {request.temperature for request in engine.requests} == {0.0}
+
+
 def test_nothing_left_to_train_on_is_an_error(play, monkeypatch):
     broken_reset(monkeypatch, seeds_to_break=99)
     with pytest.raises(RuntimeError, match="nothing is left to train on"):

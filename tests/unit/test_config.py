@@ -303,6 +303,7 @@ def test_derived_values_are_filled_once():
     actor, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
     assert rollout.max_model_len == 150 and cfg.env.max_turn_tokens == 50
     assert actor.ppo_mini_batches == 4  # 16 tasks, 4 per optimizer step
+    assert actor.loss_scale_factor == 50.0, "R of the config, not the width that the longest row happens to have"
     assert actor.clip_ratio_low == actor.clip_ratio_high == actor.clip_ratio
     assert rollout.log_prob_micro_batch_size_per_gpu == actor.ppo_micro_batch_size_per_gpu
     assert (cfg.critic.enable, cfg.algorithm.rlvcr.enable) == (False, False)

@@ -4,6 +4,7 @@ import pytest
 
 from verl.trainer.config import ConfigError, SFTConfig, load_config, to_yaml
 from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.problems import Names
 from verl.trainer.config.schema.algorithm import ESTIMATORS
 from verl.trainer.config.validate import find_problems, validate
 
@@ -12,8 +13,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 PATH = "actor_rollout_ref.model.path=some/policy"
 
 
-def problems(*overrides: str, env_names=None, check_files=False) -> list[str]:
-    return find_problems(load_config("ppo_trainer", [PATH, *overrides]), env_names, check_files)
+def problems(*overrides: str, names: Names | None = None, check_files=False) -> list[str]:
+    return find_problems(load_config("ppo_trainer", [PATH, *overrides]), names, check_files)
 
 
 def test_the_neutral_config_with_a_policy_has_no_problem():
@@ -26,6 +27,8 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
         (["actor_rollout_ref.model.path=null"], "actor_rollout_ref.model.path"),
         (["reward_model.enable=true"], "reward_model.enable"),
         (["algorithm.adv_estimator=gpro"], "algorithm.adv_estimator"),
+        ([f"{ACTOR}.policy_loss.loss_mode=vanila"], f"{ACTOR}.policy_loss.loss_mode"),
+        ([f"{ROLLOUT}.name=vlm"], f"{ROLLOUT}.name"),
         (["algorithm.adv_estimator=gae", "critic.enable=false"], "critic.enable"),
         (["algorithm.adv_estimator=grpo", "env.rollout.n=1"], "env.rollout.n"),
         (["algorithm.adv_estimator=gae", "env.rollout.n=1", "algorithm.filter_groups.enable=true"], "env.rollout.n"),
@@ -92,11 +95,25 @@ def test_a_custom_estimator_is_left_to_its_own_module():
     assert problems("algorithm.adv_estimator=mine", "actor_rollout_ref.model.external_lib=my_lab") == []
 
 
+def test_an_estimator_is_refused_whose_inputs_the_run_will_not_have():
+    needs = {"mine": ["token_level_rewards", "ref_log_prob"], "odd": ["moon_phase"], "remax": ["reward_baselines"]}
+
+    def check(name: str, *more: str) -> list[str]:
+        return problems(f"algorithm.adv_estimator={name}", *more, names=Names(estimators=needs))
+
+    (problem,) = check("mine")
+    assert problem.startswith("algorithm.adv_estimator='mine': needs 'ref_log_prob'") and "use_kl_loss=true" in problem
+    assert check("mine", f"{ACTOR}.use_kl_loss=true") == []
+    assert "moon_phase" in check("odd")[0] and "old_log_probs" in check("odd")[0]
+    assert check("remax") == []
+    assert "filter_groups.enable=false" in check("remax", "algorithm.filter_groups.enable=true")[0]
+
+
 def test_environment_names_come_from_the_caller():
-    (problem,) = problems("env.env_name=alfwrld", env_names=["alfworld", "sokoban"])
+    (problem,) = problems("env.env_name=alfwrld", names=Names(["alfworld", "sokoban"]))
     assert "did you mean alfworld?" in problem and "sokoban" in problem
-    assert problems("env.env_name=alfworld/AlfredTWEnv", env_names=["alfworld"]) == []
-    assert problems("env.env_name='my_lab.grid:PACKAGE'", env_names=["alfworld"]) == []
+    assert problems("env.env_name=alfworld/AlfredTWEnv", names=Names(["alfworld"])) == []
+    assert problems("env.env_name='my_lab.grid:PACKAGE'", names=Names(["alfworld"])) == []
 
 
 def test_a_missing_directory_is_refused_and_a_hub_name_is_not(tmp_path):
@@ -139,10 +156,12 @@ def test_cold_start_plays_the_environment_of_the_run(tmp_path):
 
 
 def test_names_agree_with_the_registries():
-    import rlvcr.core_rlvcr  # noqa: F401  (registers rlvcr and copo)
-    from verl.trainer.config.schema.actor import KL_TYPES, LOSS_AGG_MODES
-    from verl.trainer.ppo import core_algos, kl, losses
-    from verl.trainer.ppo.registry import ADV_ESTIMATORS
+    from verl.trainer.config.schema.actor import KL_TYPES, LOSS_AGG_MODES, POLICY_LOSSES
+    from verl.trainer.config.schema.rollout import ENGINES
+    from verl.trainer.ppo import kl, losses
+    from verl.trainer.registered import registered_names
 
-    assert core_algos and set(ESTIMATORS) == set(ADV_ESTIMATORS)
+    names = registered_names()
+    assert set(ESTIMATORS) == set(names.estimators)
+    assert set(POLICY_LOSSES) == set(names.policy_losses) and set(ENGINES) == set(names.engines)
     assert set(KL_TYPES) == set(kl._ESTIMATORS) and set(LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from verl.trainer.config.schema.model import ModelConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout import EngineError, RolloutWorker
 
@@ -266,7 +267,7 @@ def test_sleep_and_wake_reach_the_engine():
 
 def test_an_engine_that_cannot_start_says_why():
     async def main():
-        config = SimpleNamespace(rollout=SimpleNamespace(name="vlm"), model=SimpleNamespace(trust_remote_code=False))
+        config = SimpleNamespace(rollout=SimpleNamespace(name="vlm"), model=ModelConfig())
         worker = RolloutWorker(config, "nowhere")
         with pytest.raises(ValueError, match="vlm"):
             await worker.ready()

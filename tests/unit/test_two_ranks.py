@@ -19,19 +19,28 @@ from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import full_weights
 
 ROWS = 7  # odd, so that the second rank gets a padding row
-MODES = ("token-mean", "seq-mean-token-mean")
+PLAIN = ("seq-mean-token-sum", "seq-mean-token-sum-norm")  # advantages are the only term of the loss
+MODES = ("token-mean", "seq-mean-token-mean", *PLAIN)
 
 
-def batch() -> DataProto:
-    """Three groups; the last has one row, so that with three mini-batches a rank sometimes has none."""
+def batch(mode: str) -> DataProto:
+    """Three groups; the last has one row, so that with three mini-batches a rank sometimes has none.
+
+    In the plain modes the rows of the second rank have no advantage, so that it has nothing to compute at all.
+    """
     data = add_branches(random_rows(rows=ROWS, group=3))
-    data.meta_info |= {"level_token_ids": [20, 21, 22, 23], "level_entropy_coef": 0.3}
+    if mode in PLAIN:
+        data.batch["advantages"][4:] = 0.0
+    else:
+        data.meta_info |= {"level_token_ids": [20, 21, 22, 23], "level_entropy_coef": 0.3}
     return data
 
 
 def settings(path, mode):
-    terms = {"entropy_coeff": 0.05, "use_kl_loss": True, "ppo_mini_batches": 3, "ppo_micro_batch_size_per_gpu": 2}
-    config = policy_config(path, loss_agg_mode=mode, **terms)
+    terms = {"loss_agg_mode": mode, "ppo_mini_batches": 3, "ppo_micro_batch_size_per_gpu": 2, "loss_scale_factor": 30.0}
+    if mode not in PLAIN:
+        terms |= {"entropy_coeff": 0.05, "use_kl_loss": True}
+    config = policy_config(path, **terms)
     config.actor.optim.eps = 1e-2  # AdamW would blow rounding errors of vanishing gradients up to full steps
     return config
 
@@ -61,9 +70,9 @@ def run_rank(rank, path, directory, port):
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     registration = Registration(Dispatch.DP_COMPUTE_PROTO)
-    calls, _ = plan_calls(registration, 2, (batch(),), {})
-    (data,), _ = calls[rank]
     for mode in MODES:
+        calls, _ = plan_calls(registration, 2, (batch(mode),), {})
+        (data,), _ = calls[rank]
         place = directory / mode
         place.mkdir(exist_ok=True)
         tensors, metrics = play(path, data, place, mode)
@@ -91,10 +100,10 @@ def two_ranks(policy, tmp_path_factory):
 def both(request, policy, two_ranks, tmp_path_factory):
     """(tensors, metrics, directory) of one rank, and of two."""
     alone, pair = tmp_path_factory.mktemp("one"), two_ranks / request.param
-    tensors, metrics = play(policy, batch(), alone, request.param)
+    tensors, metrics = play(policy, batch(request.param), alone, request.param)
     ranks = [load_file(pair / f"rank{rank}.safetensors") for rank in (0, 1)]
     reports = [json.loads((pair / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    return (tensors, metrics, alone), (ranks, reports, pair), settings(policy, request.param)
+    return (tensors, metrics, alone), (ranks, reports, pair), request.param
 
 
 def test_weights_after_an_update_agree(both):
@@ -118,21 +127,22 @@ def test_scores_and_values_agree(both):
 
 
 def test_metrics_agree_and_are_equal_on_both_ranks(both):
-    (_, metrics, _), (_, reports, _), _ = both
+    (_, metrics, _), (_, reports, _), mode = both
+    assert (metrics["actor/zero_steps"] > 0) == (mode in PLAIN)
     cost = ("seconds", "memory")
     for name in (n for n in metrics if not n.endswith(cost)):
         assert reports[0][name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6), name
         assert reports[1][name] == reports[0][name], name
 
 
-def test_a_checkpoint_of_two_ranks_continues_on_one(both):
-    (tensors, _, alone), (_, _, pair), config = both
+def test_a_checkpoint_of_two_ranks_continues_on_one(policy, both):
+    (tensors, _, alone), (_, _, pair), mode = both
     after = []
     for directory in (alone, pair):
-        worker = ActorWorker(config, device="cpu", seed=3)
+        worker = ActorWorker(settings(policy, mode), device="cpu", seed=3)
         worker.init_model()
         worker.load_checkpoint(str(directory / "actor"))
-        worker.update_actor(batch())
+        worker.update_actor(batch(mode))
         after.append(dict(worker.export_weights()))
     for name, value in after[0].items():
         assert np.abs(value - tensors[name].numpy()).max() > 0

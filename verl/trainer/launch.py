@@ -9,6 +9,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from agent_system.reward_manager import load_reward_manager
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
-from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.launch_sft import run_sft
 from verl.trainer.ppo.journal import Journal
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
+from verl.utils.processes import die_with_parent
 from verl.utils.run_dir import RunDirectory
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import resolve_device
@@ -41,10 +43,13 @@ CPU_SHARE = 0.1  # of a CPU per worker: on CPU, thread counts bound what workers
 
 
 def run_ppo(cfg: PPOConfig) -> None:
-    """Run the training that ``cfg`` describes, from a missing policy to the report."""
+    """Run the training that ``cfg`` describes, from a missing policy to the report.
+
+    ``KeyboardInterrupt`` ends everything that was started and is passed on.
+    """
     started = time.perf_counter()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
-    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run:
+    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run, run.resumable():
         setup_logging(run.logs / "driver.log")
         ensure_policy(cfg)
         tokenizer = AutoTokenizer.from_pretrained(cfg.actor_rollout_ref.model.path)
@@ -78,11 +83,22 @@ def ensure_policy(cfg: PPOConfig) -> None:
     if path.exists():
         return
     logger.info("no policy at %s: cold start with config %s", path, cfg.cold_start.config_name)
-    process = multiprocessing.get_context("spawn").Process(target=run_sft, args=(cold_start_config(cfg),))
+    process = multiprocessing.get_context("spawn").Process(target=cold_start, args=(cold_start_config(cfg),))
     process.start()
-    process.join()
+    try:
+        process.join()
+    finally:
+        process.kill()  # nothing half-written counts; after a good end there is nothing left to kill
+        process.join()
     if process.exitcode != 0 or not path.exists():
         raise RuntimeError(f"the cold start ended with exit status {process.exitcode} and made no policy at {path}")
+
+
+def cold_start(cfg: SFTConfig) -> None:
+    """Run ``cfg`` in a process of its own, which ends with its parent and leaves Ctrl-C to it."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run_sft(cfg)
 
 
 def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:

@@ -45,7 +45,7 @@ def run_sft(cfg: SFTConfig) -> Path:
         raise ValueError("main_sft trains on one device: trainer.n_gpus_per_node=1 trainer.nnodes=1")
     torch.set_num_threads(cfg.trainer.num_threads or os.cpu_count() or 1)
     seed_everything(cfg.trainer.seed)
-    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, {"trainer": cfg.trainer.seed}) as run:
+    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, {"trainer": cfg.trainer.seed}) as run, run.resumable():
         setup_logging(run.logs / "sft.log")
         train, held_out = load_records(cfg)
         with tempfile.TemporaryDirectory(prefix="policy-") as scratch:

@@ -6,10 +6,11 @@ policy is ``actor_rollout_ref.model.path``, or a checkpoint (``trainer.resume_mo
 """
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
+from verl.trainer.registered import registered_names
 
 # Before the user's words, so that those win. A directory of its own: metrics of the training are not touched.
 EVAL_OVERRIDES = (
@@ -17,13 +18,6 @@ EVAL_OVERRIDES = (
     "cold_start.enable=false",
     "trainer.default_local_dir=runs/${trainer.project_name}/${trainer.experiment_name}-eval",
 )
-
-
-def env_names() -> Collection[str]:
-    """Names of the registered environments."""
-    from agent_system.environments.registry import REGISTRY
-
-    return REGISTRY.keys()
 
 
 def evaluate(cfg: PPOConfig) -> None:
@@ -36,7 +30,7 @@ def evaluate(cfg: PPOConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     words = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
-    return cli.run(evaluate, "quickstart", PPOConfig, "verl.trainer.main_eval", words, env_names)
+    return cli.run(evaluate, "quickstart", PPOConfig, "verl.trainer.main_eval", words, registered_names)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,20 @@ Without arguments the cold-start policy of the quickstart is made (``configs/qui
 
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from verl.trainer.config import cli
+from verl.trainer.config.problems import Names
 from verl.trainer.config.schema import SFTConfig
 
 logger = logging.getLogger(__name__)
 
 
-def env_names() -> Collection[str]:
+def names() -> Names:
     """Names of the registered environments."""
     from agent_system.environments.registry import REGISTRY
 
-    return REGISTRY.keys()
+    return Names(environments=REGISTRY.keys())
 
 
 def train(cfg: SFTConfig) -> None:
@@ -29,7 +30,7 @@ def train(cfg: SFTConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    return cli.run(train, "quickstart_sft", SFTConfig, "verl.trainer.main_sft", argv, env_names)
+    return cli.run(train, "quickstart_sft", SFTConfig, "verl.trainer.main_sft", argv, names)
 
 
 if __name__ == "__main__":

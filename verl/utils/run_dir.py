@@ -10,18 +10,20 @@ runs/<project>/<experiment>/
     logs/                   log files, trackers
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from verl.utils import jsonl
+from verl.utils.checkpoint import CheckpointManager
 from verl.utils.facts import environment_facts
 from verl.utils.trackers import flatten
 
@@ -70,6 +72,17 @@ class RunDirectory:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def resumable(self) -> Iterator[None]:
+        """A block whose ``KeyboardInterrupt`` is passed on after a log line that says how to go on."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            saved = list(CheckpointManager(self.checkpoints).steps().values())
+            where = f"goes on from {saved[-1]}" if saved else "starts again, for there is no checkpoint yet"
+            logger.warning("interrupted; the same command %s (trainer.resume_mode=auto)", where)
+            raise
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
         """Where the trajectories of ``step`` are."""

@@ -118,8 +118,9 @@ class ActorWorker(Worker):
         """``ppo_epochs`` passes over the rows; returns ``meta_info["metrics"]``, equal on every rank.
 
         The number of optimizer steps depends on groups and trajectories alone, and the gradient of a step is that of
-        its whole mini-batch, however it is cut into micro-batches and ranks. Steps with a non-finite gradient are
-        left out and counted.
+        its whole mini-batch, however it is cut into micro-batches and ranks. Rows without advantage are not computed
+        where no other term of the loss would move the weights; a step of such rows alone is counted and not taken.
+        Steps with a non-finite gradient are left out and counted.
         """
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
@@ -127,14 +128,18 @@ class ActorWorker(Worker):
         data, section = drop_padding(data), self.config.actor
         rows, loss = Rows(data, self.device_name), self._policy_loss(data)
         step = int(data.meta_info.get("global_step", self.updates))
-        records = []
+        records, tokens = [], 0
         with self.engine.resident(training=True):
             for part in plan_mini_batches(data, section, "update_actor", self.seed, step):
-                whole = denominators(data, part, section.loss_agg_mode)
+                computed = loss.rows_with_gradient(data, part)
+                whole = denominators(data, part, section.loss_agg_mode, computed)
+                if not whole.rows:
+                    records.append(({"pg_loss": 0.0}, self.engine.pass_over()))
+                    continue
                 share = partial(self._share, loss, rows, data, whole)
-                records.append(optimizer_step(self.engine, rows, part, section, share, loss.metrics))
+                records.append(optimizer_step(self.engine, rows, computed, section, share, loss.metrics))
+                tokens += sum(rows.lengths[row] for row in computed)
         self.updates += 1
-        tokens = sum(rows.lengths) * section.ppo_epochs
         return DataProto(meta_info={"metrics": update_metrics("actor", records, tokens, time.perf_counter() - started)})
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:

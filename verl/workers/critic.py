@@ -118,6 +118,7 @@ class CriticWorker(Worker):
             loss_agg_mode=self.config.loss_agg_mode,
             row_weights=batch.get("loss_weights", None),
             denominator=whole.loss,
+            loss_scale_factor=self.config.loss_scale_factor,
             num_tokens=tokens,
         )
         return loss, {

@@ -148,10 +148,7 @@ class TrainEngine:
         A gradient that is not finite is thrown away and counted. A gradient of exactly zero leaves the weights
         untouched: momentum and weight decay alone would otherwise move them without any evidence.
         """
-        lr = learning_rate(self.steps, self.optim, self.total_steps)
-        self.steps += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        lr = self._next_lr()
         trained = [p for p in self.module.parameters() if p.grad is not None]
         norm = nn.utils.clip_grad_norm_(trained, self.grad_clip) if trained else torch.zeros(())
         norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -162,3 +159,14 @@ class TrainEngine:
         if not finite:
             logger.warning("gradient norm is %s: optimizer step %d is left out", norm, self.steps)
         return StepReport(grad_norm=norm if finite else 0.0, lr=lr, skipped=not finite, zero=norm == 0.0)
+
+    def pass_over(self) -> StepReport:
+        """Count a step whose gradient is known to be zero: the schedule advances, nothing else does."""
+        return StepReport(grad_norm=0.0, lr=self._next_lr(), zero=True)
+
+    def _next_lr(self) -> float:
+        lr = learning_rate(self.steps, self.optim, self.total_steps)
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr

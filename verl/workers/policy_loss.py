@@ -14,27 +14,36 @@ import torch
 
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, kl_penalty, loss_denominator
+from verl.trainer.ppo.core_algos import ADVANTAGES_ONLY, agg_loss, get_policy_loss_fn, kl_penalty, loss_denominator
 from verl.workers.collectives import sum_over_ranks
 from verl.workers.rows import Rows
 
 
 @dataclass(frozen=True)
 class Denominators:
-    """Of one mini-batch over all ranks: of the aggregated losses, sampled tokens, level positions."""
+    """Of one mini-batch over all ranks: of the aggregated losses, sampled tokens, level positions, rows computed."""
 
     loss: float
     tokens: float
     levels: float
+    rows: float
 
 
-def denominators(data: DataProto, rows: list[int], loss_agg_mode: str) -> Denominators:
-    """Denominators of the mini-batch whose rows on this rank are ``rows``; a collective call."""
+def denominators(
+    data: DataProto, rows: list[int], loss_agg_mode: str, computed: list[int] | None = None
+) -> Denominators:
+    """Denominators of the mini-batch whose rows on this rank are ``rows``; a collective call.
+
+    Where only the rows ``computed`` go through the model, tokens are theirs (metrics are means over what was computed)
+    and the loss is still divided by that of all rows.
+    """
     batch, index = data.batch, torch.as_tensor(rows, dtype=torch.long)
+    computed = rows if computed is None else computed
     mask = batch["response_mask"][index].bool()
     weights = batch["loss_weights"][index] if "loss_weights" in data.tensor_keys() else None
     levels = batch["level_mask"][index].bool() & mask if "level_mask" in data.tensor_keys() else torch.zeros(0)
-    local = [loss_denominator(mask, loss_agg_mode, weights), mask.sum(), levels.sum()]
+    tokens = batch["response_mask"][torch.as_tensor(computed, dtype=torch.long)].bool().sum()
+    local = [loss_denominator(mask, loss_agg_mode, weights), tokens, levels.sum(), len(computed)]
     return Denominators(*sum_over_ranks([float(value) for value in local]))
 
 
@@ -58,6 +67,15 @@ class PolicyLoss:
         self.metrics += ["kl_loss"] if actor.use_kl_loss else []
         self.metrics += ["level_entropy"] if level_token_ids is not None else []
 
+    def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
+        """The ``rows`` that can have a gradient: where advantages are the only reason for one, those with any."""
+        actor, of_levels = self.actor, self.level_token_ids is not None and self.level_entropy_coef
+        if actor.policy_loss.loss_mode not in ADVANTAGES_ONLY or actor.entropy_coeff or actor.use_kl_loss or of_levels:
+            return rows
+        index = torch.as_tensor(rows, dtype=torch.long)
+        moves = (data.batch["advantages"][index] != 0) & data.batch["response_mask"][index].bool()
+        return index[moves.any(-1)].tolist()
+
     def __call__(
         self, scores: TokenScores, rows: Rows, data: DataProto, index: list[int], whole: Denominators
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -70,6 +88,7 @@ class PolicyLoss:
             "loss_agg_mode": actor.loss_agg_mode,
             "row_weights": batch.get("loss_weights", None),
             "denominator": whole.loss,
+            "loss_scale_factor": actor.loss_scale_factor,
         }
         new = rows.unpack(log_probs, index)
         pg_loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(

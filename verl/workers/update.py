@@ -54,14 +54,13 @@ def optimizer_step(
 def update_metrics(
     role: str, records: list[tuple[dict[str, float], StepReport]], tokens: int, seconds: float
 ) -> dict[str, float]:
-    """Means over optimizer steps of what each measured, counts of steps left out, and what an update cost.
+    """Means over the optimizer steps that measured something, counts of steps left out, and what an update cost.
 
     ``tokens`` real tokens of this rank, all epochs counted; ``seconds`` of this rank. Equal on every rank.
     """
     measured, reports = [m for m, _ in records], [r for _, r in records]
-    metrics = {
-        f"{role}/{name}": float(np.mean([m[name] for m in measured])) for name in (measured[0] if records else ())
-    }
+    names = dict.fromkeys(name for found in measured for name in found)
+    metrics = {f"{role}/{name}": float(np.mean([m[name] for m in measured if name in m])) for name in names}
     kept = [r.grad_norm for r in reports if not r.skipped]
     metrics |= {
         f"{role}/grad_norm": float(np.mean(kept)) if kept else 0.0,

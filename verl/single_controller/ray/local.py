@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl.utils.interrupt import sigterm_handler_kept
+
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OBJECT_STORE_GB = 1.0
 
@@ -50,18 +52,16 @@ def init_ray(ray_init_cfg: Any = None, **overrides: Any) -> dict[str, Any]:
     _protect_token(create=local)
     common = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
     if local:
-        ray.init(
-            address="local",
-            num_cpus=options["num_cpus"],
-            num_gpus=options["num_gpus"],
-            object_store_memory=int(options["object_store_gb"] * 1e9),
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(_private_directory() / "ray"),
-            **common,
-        )
-    else:
-        ray.init(address=address, **common)
+        common |= {
+            "num_cpus": options["num_cpus"],
+            "num_gpus": options["num_gpus"],
+            "object_store_memory": int(options["object_store_gb"] * 1e9),
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": str(_private_directory() / "ray"),
+        }
+    with sigterm_handler_kept():  # Ray's own drains the node for up to 30 s first
+        ray.init(address="local" if local else address, **common)
     _protect_token(create=False)
     facts = _facts(ray, started=local)
     if local and not facts["loopback_only"]:

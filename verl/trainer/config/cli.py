@@ -8,7 +8,7 @@
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,11 @@ from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.keys import Key, children, nearest, schema_keys
 from verl.trainer.config.load import load_config, load_tree, warn_without_effect
 from verl.trainer.config.plan import make_plan
+from verl.trainer.config.problems import Names
+from verl.trainer.config.registered import import_external
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.validate import find_problems
+from verl.utils.interrupt import Interruption
 
 logger = logging.getLogger(__name__)
 ConfigDefault = str | Callable[[Sequence[str]], str]  # a config name, or a choice that reads the overrides
@@ -106,33 +109,36 @@ def run(
     schema: type = PPOConfig,
     prog: str = "verl.trainer.main_ppo",
     argv: Sequence[str] | None = None,
-    env_names: Callable[[], Collection[str]] | None = None,
+    names: Callable[[], Names] | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the exit status.
 
-    0: done or shown; 2: refused, with every problem on standard error. ``env_names`` gives the registered
-    environments and is called only when there is something to run.
+    0: done or shown; 2: refused, with every problem on standard error; 143 and 130: ended in order by SIGTERM or
+    Ctrl-C. ``names`` gives what is registered and is called only when there is something to run, after the config's own
+    ``external_lib`` was imported.
     """
     try:
         command = parse(argv, config_default, schema, prog)
         if command.text is not None:
             sys.stdout.write(command.text.rstrip("\n") + "\n")
             return 0
-        names = env_names() if env_names else None
+        import_external(command.configs)
+        registered = names() if names else None
         plans = [make_plan(cfg) for cfg in command.configs]
-        problems = [problem for cfg in command.configs for problem in find_problems(cfg, names)]
+        problems = [problem for cfg in command.configs for problem in find_problems(cfg, registered)]
         problems += [problem for plan in plans for problem in plan.problems()]
         if problems:
             raise ConfigError(dict.fromkeys(problems))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    for cfg, plan in zip(command.configs, plans, strict=True):
-        logger.info("config %s", command.config_name)
-        warn_without_effect(cfg)
-        show(plan, f"config {command.config_name}")
-        main(cfg)
-    return 0
+    with Interruption() as interruption:
+        for cfg, plan in zip(command.configs, plans, strict=True):
+            logger.info("config %s", command.config_name)
+            warn_without_effect(cfg)
+            show(plan, f"config {command.config_name}")
+            main(cfg)
+    return interruption.exit_status
 
 
 def show(plan: Any, caption: str = "") -> None:

@@ -38,6 +38,7 @@ def _derive_policy(cfg: PPOConfig) -> None:
     actor, ref, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.ref, cfg.actor_rollout_ref.rollout
     mini_batches = max(1, cfg.data.train_batch_size // actor.ppo_mini_batch_size)
     _fill(actor, ppo_mini_batches=mini_batches, clip_ratio_low=actor.clip_ratio, clip_ratio_high=actor.clip_ratio)
+    _fill(actor, loss_scale_factor=float(cfg.data.max_response_length))
     log_prob = {
         "log_prob_micro_batch_size_per_gpu": actor.ppo_micro_batch_size_per_gpu,
         "log_prob_use_dynamic_bsz": actor.use_dynamic_bsz,
@@ -62,6 +63,7 @@ def _derive_critic(cfg: PPOConfig) -> None:
         use_dynamic_bsz=actor.use_dynamic_bsz,
         ppo_max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
         ppo_epochs=actor.ppo_epochs,
+        loss_scale_factor=float(cfg.data.max_response_length),
     )
     _fill(
         critic,

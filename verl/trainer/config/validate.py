@@ -3,10 +3,7 @@
 Each check yields messages; ``validate`` runs all of them and raises one ConfigError that lists everything found.
 """
 
-import dataclasses
-import difflib
 import re
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +11,12 @@ from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import known_tasks, plays_generated, trajectories_per_iteration
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.load import guess_device
+from verl.trainer.config.problems import Context, Names, Problems, problem, unknown_name
+from verl.trainer.config.registered import check_columns, check_names
 from verl.trainer.config.schema import PPOConfig, SFTConfig
-from verl.trainer.config.schema.algorithm import ESTIMATORS, GROUP_ESTIMATORS, THINKING_ESTIMATORS
+from verl.trainer.config.schema.algorithm import GROUP_ESTIMATORS, THINKING_ESTIMATORS
 from verl.trainer.config.schema.env import ALFWORLD_TASK_TYPES, EnvConfig
 from verl.trainer.config.typed import lookup
-
-Problems = Iterator[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Context:
-    """What a check may know besides the config."""
-
-    env_names: Collection[str] | None  # registered environments; None: not checked
-    check_files: bool  # whether paths must exist on this machine
-    device: str  # cpu | cuda
-
-
-def _problem(cfg: Any, key: str, why: str, allowed: str, fix: str) -> str:
-    return f"{key}={lookup(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}"
-
-
-def _unknown_name(cfg: Any, key: str, name: str, known: Collection[str]) -> str:
-    guess = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    fix = f"did you mean {guess[0]}?" if guess else "take one of those"
-    return _problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix)
 
 
 def _is_local(path: str) -> bool:
@@ -51,13 +29,13 @@ def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
     key, path = "actor_rollout_ref.model.path", cfg.actor_rollout_ref.model.path
     fix = "name an existing directory in Hugging Face format, or make one first with cold_start.enable=true"
     if path is None:
-        yield _problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
+        yield problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
     elif ctx.check_files and _is_local(path) and not Path(path).is_dir() and not cfg.cold_start.enable:
-        yield _problem(cfg, key, "no such directory", "an existing directory or a hub name", fix)
+        yield problem(cfg, key, "no such directory", "an existing directory or a hub name", fix)
     if cfg.cold_start.enable and path is not None:
         yield from _cold_start_problems(cfg, ctx)
     if cfg.reward_model.enable:
-        yield _problem(
+        yield problem(
             cfg, "reward_model.enable", "no reward model can be run", "false", "give rewards by custom_reward_function"
         )
 
@@ -66,49 +44,47 @@ def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:
     try:
         sft = cold_start_config(cfg)
     except ConfigError as error:
-        yield from (f"cold start: {problem}" for problem in error.problems)
+        yield from (f"cold start: {found}" for found in error.problems)
     else:
-        yield from (f"cold start: {problem}" for problem in check_sft(sft, ctx))
+        yield from (f"cold start: {found}" for found in check_sft(sft, ctx))
 
 
 def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
-    """The estimator exists and has the group and the critic it needs."""
-    key, name, n = "algorithm.adv_estimator", cfg.algorithm.adv_estimator, cfg.env.rollout.n
-    if name not in ESTIMATORS and cfg.actor_rollout_ref.model.external_lib is None:
-        yield _unknown_name(cfg, key, name, ESTIMATORS)
+    """The estimator has the group and the critic it needs."""
+    name, n = cfg.algorithm.adv_estimator, cfg.env.rollout.n
     if name == "gae" and not cfg.critic.enable:
-        yield _problem(cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset")
+        yield problem(cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset")
     if name in GROUP_ESTIMATORS and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
-        yield _problem(cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix)
+        yield problem(cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix)
     if cfg.algorithm.filter_groups.enable and n < 2:
         why = "filter_groups.enable keeps groups whose returns differ"
-        yield _problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
+        yield problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
     if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
         why = f"{name} trains no critic, so nothing would be updated"
-        yield _problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
+        yield problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
 
 
 def check_rlvcr(cfg: PPOConfig, ctx: Context) -> Problems:
     """Settings of thinking credit that contradict each other."""
     rlvcr, prefix, name = cfg.algorithm.rlvcr, "algorithm.rlvcr", cfg.algorithm.adv_estimator
     if name in THINKING_ESTIMATORS and not rlvcr.enable:
-        yield _problem(cfg, f"{prefix}.enable", f"{name} needs scored alternatives", "true or null", "leave it unset")
+        yield problem(cfg, f"{prefix}.enable", f"{name} needs scored alternatives", "true or null", "leave it unset")
     if rlvcr.enable and not cfg.env.levels:
         why = "thinking credit needs a policy that is asked for levels"
-        yield _problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
+        yield problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
     if rlvcr.alternatives == "one" and (rlvcr.combine == "reweight" or name == "copo"):
         why = "reweighting scales the scores of all four thoughts, and one leaves two unknown"
         fix = f"{prefix}.alternatives=all, or combine: additive, gated, success"
-        yield _problem(cfg, f"{prefix}.alternatives", why, "all", fix)
+        yield problem(cfg, f"{prefix}.alternatives", why, "all", fix)
     if rlvcr.enable and rlvcr.step_fraction == 0:
         fix = f"{prefix}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
-        yield _problem(cfg, f"{prefix}.step_fraction", "no step would be scored", "more than 0, at most 1", fix)
+        yield problem(cfg, f"{prefix}.step_fraction", "no step would be scored", "more than 0, at most 1", fix)
     if rlvcr.mode == "mean_std_norm" and rlvcr.std_floor == 0:
         why = "a near-tie of scores would become a full-size advantage"
-        yield _problem(cfg, f"{prefix}.std_floor", why, "more than 0", f"{prefix}.std_floor=0.1")
+        yield problem(cfg, f"{prefix}.std_floor", why, "more than 0", f"{prefix}.std_floor=0.1")
     if set(rlvcr.prompts) - set("1234"):
-        yield _problem(cfg, f"{prefix}.prompts", "not a level", "keys 1, 2, 3, 4", "remove the other keys")
+        yield problem(cfg, f"{prefix}.prompts", "not a level", "keys 1, 2, 3, 4", "remove the other keys")
 
 
 def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -118,26 +94,26 @@ def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
     if rollout.max_model_len < row:
         why = f"the engine must hold a whole row, data.max_prompt_length + data.max_response_length = {row} tokens"
         fix = "raise it or set it to null, or lower the two lengths"
-        yield _problem(cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix)
+        yield problem(cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix)
     if cfg.env.max_turn_tokens > data.max_response_length:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"
-        yield _problem(cfg, "env.max_turn_tokens", why, allowed, "lower it, or raise data.max_response_length")
+        yield problem(cfg, "env.max_turn_tokens", why, allowed, "lower it, or raise data.max_response_length")
     elif cfg.env.history == "append" and cfg.env.max_steps > 1 and cfg.env.max_turn_tokens == data.max_response_length:
         why = "with env.history=append the response holds the whole play, and one turn could fill it"
         allowed, fix = f"less than {data.max_response_length}", "set it to the longest turn, in tokens"
-        yield _problem(cfg, "env.max_turn_tokens", why, allowed, fix)
+        yield problem(cfg, "env.max_turn_tokens", why, allowed, fix)
     if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < rollout.max_model_len:
         key, fix = "actor_rollout_ref.rollout.max_num_batched_tokens", "raise it, or enable_chunked_prefill=true"
-        yield _problem(cfg, key, "a whole prompt must fit into a step", f"{rollout.max_model_len} or more", fix)
+        yield problem(cfg, key, "a whole prompt must fit into a step", f"{rollout.max_model_len} or more", fix)
     prefix = "actor_rollout_ref.actor"
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row:
         why = f"the longest row has {row} tokens (data.max_prompt_length + data.max_response_length)"
         fix = f"{prefix}.ppo_max_token_len_per_gpu={row}, or shorter rows"
-        yield _problem(cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row} or more", fix)
+        yield problem(cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row} or more", fix)
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
         fix = f"give it a number, or {prefix}.use_dynamic_bsz=true"
-        yield _problem(cfg, f"{prefix}.ppo_micro_batch_size_per_gpu", "micro-batches have no size", "1 or more", fix)
+        yield problem(cfg, f"{prefix}.ppo_micro_batch_size_per_gpu", "micro-batches have no size", "1 or more", fix)
 
 
 def check_batches(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -149,32 +125,32 @@ def check_batches(cfg: PPOConfig, ctx: Context) -> Problems:
     if by_size and tasks > actor.ppo_mini_batch_size and tasks % actor.ppo_mini_batch_size:
         allowed = f"a divisor of data.train_batch_size ({tasks}), or anything above it"
         fix = "choose a divisor, or give the number of optimizer steps in ppo_mini_batches"
-        yield _problem(cfg, f"{prefix}.ppo_mini_batch_size", "does not divide the batch", allowed, fix)
+        yield problem(cfg, f"{prefix}.ppo_mini_batch_size", "does not divide the batch", allowed, fix)
     elif played % actor.ppo_mini_batches:
         why = f"does not divide the {played} trajectories of an iteration"
         allowed = f"a divisor of data.train_batch_size * env.rollout.n ({played})"
-        yield _problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
+        yield problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
     elif played // actor.ppo_mini_batches < ranks:
         why = f"a mini-batch has {played // actor.ppo_mini_batches} trajectories for {ranks} ranks"
         fix = "fewer mini-batches or ranks, or a larger data.train_batch_size"
-        yield _problem(cfg, f"{prefix}.ppo_mini_batches", why, f"{max(1, played // ranks)} or fewer", fix)
+        yield problem(cfg, f"{prefix}.ppo_mini_batches", why, f"{max(1, played // ranks)} or fewer", fix)
 
 
 def check_losses(cfg: PPOConfig, ctx: Context) -> Problems:
     """Clip ranges and optimiser settings that make sense."""
     actor, prefix = cfg.actor_rollout_ref.actor, "actor_rollout_ref.actor"
     if actor.clip_ratio_low >= 1:
-        yield _problem(cfg, f"{prefix}.clip_ratio_low", "the ratio is never negative", "less than 1", "0.2 is usual")
+        yield problem(cfg, f"{prefix}.clip_ratio_low", "the ratio is never negative", "less than 1", "0.2 is usual")
     if actor.clip_ratio_c <= 1:
-        yield _problem(cfg, f"{prefix}.clip_ratio_c", "dual clip needs a bound above 1", "more than 1", "3.0 is usual")
+        yield problem(cfg, f"{prefix}.clip_ratio_c", "dual clip needs a bound above 1", "more than 1", "3.0 is usual")
     for where in (prefix, "critic"):
         if len(lookup(cfg, f"{where}.optim.betas")) != 2:
-            yield _problem(
+            yield problem(
                 cfg, f"{where}.optim.betas", "AdamW has two", "a list of two", f"{where}.optim.betas=[0.9,0.999]"
             )
     if "model" not in actor.checkpoint.contents:
         key = f"{prefix}.checkpoint.contents"
-        yield _problem(
+        yield problem(
             cfg, key, "nothing could be resumed", "a list with model in it", f"{key}=[model,optimizer,extra]"
         )
 
@@ -185,15 +161,15 @@ def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
         key = f"{prefix}.temperature" if rollout.temperature == 0 else f"{prefix}.do_sample"
         fix = f"{prefix}.temperature=1.0 {prefix}.do_sample=true (val_kwargs govern validation)"
-        yield _problem(cfg, key, "greedy plays of a task are all the same", "sampling in training", fix)
+        yield problem(cfg, key, "greedy plays of a task are all the same", "sampling in training", fix)
     for where in (prefix, f"{prefix}.val_kwargs"):
         if lookup(cfg, f"{where}.top_p") == 0:
-            yield _problem(cfg, f"{where}.top_p", "leaves no token", "more than 0, at most 1", f"{where}.top_p=1.0")
+            yield problem(cfg, f"{where}.top_p", "leaves no token", "more than 0, at most 1", f"{where}.top_p=1.0")
         if lookup(cfg, f"{where}.top_k") == 0:
-            yield _problem(cfg, f"{where}.top_k", "leaves no token", "-1 (all) or 1 and more", f"{where}.top_k=-1")
+            yield problem(cfg, f"{where}.top_k", "leaves no token", "-1 (all) or 1 and more", f"{where}.top_k=-1")
     if rollout.n > 1:
         fix = f"env.rollout.n={rollout.n} {prefix}.n=1"
-        yield _problem(cfg, f"{prefix}.n", "an environment's group size is env.rollout.n", "1", fix)
+        yield problem(cfg, f"{prefix}.n", "an environment's group size is env.rollout.n", "1", fix)
 
 
 def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -203,12 +179,12 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
     if ctx.device == "cuda" and rollout.num_workers * rollout.tensor_model_parallel_size > ranks:
         why = f"{rollout.num_workers} engines of {rollout.tensor_model_parallel_size} devices on {ranks} devices"
         fix = "fewer engines, smaller engines, or more devices"
-        yield _problem(cfg, "actor_rollout_ref.rollout.num_workers", why, "what fits the devices", fix)
+        yield problem(cfg, "actor_rollout_ref.rollout.num_workers", why, "what fits the devices", fix)
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
         size = lookup(cfg, key)
         if size != -1 and (size < 1 or ranks % size):
-            yield _problem(cfg, key, f"does not divide the {ranks} ranks", "-1 or a divisor of the ranks", f"{key}=-1")
+            yield problem(cfg, key, f"does not divide the {ranks} ranks", "-1 or a divisor of the ranks", f"{key}=-1")
 
 
 def check_run(cfg: Any, ctx: Context) -> Problems:
@@ -217,15 +193,15 @@ def check_run(cfg: Any, ctx: Context) -> Problems:
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         why = "resume_mode=resume_path continues from it"
         fix = "name a checkpoint, or trainer.resume_mode=auto"
-        yield _problem(cfg, "trainer.resume_from_path", why, "a checkpoint directory", fix)
+        yield problem(cfg, "trainer.resume_from_path", why, "a checkpoint directory", fix)
     elif trainer.resume_from_path and ctx.check_files and not Path(trainer.resume_from_path).is_dir():
         why, fix = "no such directory", "name an existing checkpoint"
-        yield _problem(cfg, "trainer.resume_from_path", why, "a checkpoint directory", fix)
+        yield problem(cfg, "trainer.resume_from_path", why, "a checkpoint directory", fix)
     paths = ["custom_reward_function.path", "data.custom_cls.path"] if isinstance(cfg, PPOConfig) else []
     for key in paths:
         path = lookup(cfg, key)
         if path is not None and ctx.check_files and not Path(path).is_file():
-            yield _problem(cfg, key, "no such file", "a Python file", "mend the path, or set it to null")
+            yield problem(cfg, key, "no such file", "a Python file", "mend the path, or set it to null")
     if isinstance(cfg, PPOConfig) and (cfg.data.custom_cls.path is None) != (cfg.data.custom_cls.name is None):
         yield "data.custom_cls: only one of path and name is set; allowed: both or neither; fix: set the other"
 
@@ -234,66 +210,68 @@ def check_env(cfg: Any, ctx: Context) -> Problems:
     """The environment exists; sizes of its games are ranges; there are enough games for a batch and the panel."""
     env: EnvConfig = cfg.env
     name = env.env_name.split("/", 1)[0]
-    external = ":" in env.env_name or (isinstance(cfg, PPOConfig) and cfg.actor_rollout_ref.model.external_lib)
-    if ctx.env_names is not None and name not in ctx.env_names and not external:
-        yield _unknown_name(cfg, "env.env_name", env.env_name, ctx.env_names)
+    known = ctx.names.environments
+    if known is not None and name not in known and ":" not in env.env_name:
+        yield unknown_name(cfg, "env.env_name", env.env_name, known)
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if lookup(cfg, key) <= 0:
-            yield _problem(cfg, key, "every call would be late", "more than 0", f"{key}=30")
+            yield problem(cfg, key, "every call would be late", "more than 0", f"{key}=30")
     if name == "alfworld":
         yield from _check_alfworld(cfg)
     tasks = known_tasks(env)
     if isinstance(cfg, PPOConfig) and tasks is not None and cfg.data.train_batch_size > tasks:
         why = f"there are {tasks} training tasks, and a batch holds a task once"
         fix = "a smaller batch, or more tasks (env.train_tasks, env.alfworld.train_games)"
-        yield _problem(cfg, "data.train_batch_size", why, "at most the number of training tasks", fix)
+        yield problem(cfg, "data.train_batch_size", why, "at most the number of training tasks", fix)
 
 
 def _check_alfworld(cfg: Any) -> Problems:
     alfworld = cfg.env.alfworld
     if not alfworld.task_types:
-        yield _problem(cfg, "env.alfworld.task_types", "no games", ", ".join(ALFWORLD_TASK_TYPES), "name one")
+        yield problem(cfg, "env.alfworld.task_types", "no games", ", ".join(ALFWORLD_TASK_TYPES), "name one")
     for key, least in (("env.alfworld.receptacles", 2), ("env.alfworld.objects", 0)):
         bounds = lookup(cfg, key)
         if len(bounds) != 2 or not least <= bounds[0] <= bounds[1]:
-            yield _problem(cfg, key, "not a range", f"[fewest, most], {least} <= fewest <= most", f"{key}=[3,5]")
+            yield problem(cfg, key, "not a range", f"[fewest, most], {least} <= fewest <= most", f"{key}=[3,5]")
     if plays_generated(cfg.env) and cfg.env.val_tasks > alfworld.val_games:
         why = f"only {alfworld.val_games} games are held out"
         fix = f"env.alfworld.val_games={cfg.env.val_tasks}, or a smaller panel"
-        yield _problem(cfg, "env.val_tasks", why, "at most env.alfworld.val_games", fix)
+        yield problem(cfg, "env.val_tasks", why, "at most env.alfworld.val_games", fix)
 
 
 def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
     """The policy can be built and its episodes fit."""
     model, data, new = cfg.model, cfg.data, cfg.model.new
     if ctx.check_files and model.path and _is_local(model.path) and not Path(model.path).is_dir():
-        yield _problem(cfg, "model.path", "no such directory", "a directory, a hub name or null", "mend the path")
+        yield problem(cfg, "model.path", "no such directory", "a directory, a hub name or null", "mend the path")
     if model.path is None and new.head_dim is None and new.hidden_size % new.num_attention_heads:
         why = "hidden_size is not a multiple of it"
-        yield _problem(cfg, "model.new.num_attention_heads", why, "a divisor of model.new.hidden_size", "choose one")
+        yield problem(cfg, "model.new.num_attention_heads", why, "a divisor of model.new.hidden_size", "choose one")
     if model.path is None and new.num_attention_heads % new.num_key_value_heads:
         why, allowed = "num_attention_heads is not a multiple of it", "a divisor of model.new.num_attention_heads"
-        yield _problem(cfg, "model.new.num_key_value_heads", why, allowed, "choose one")
+        yield problem(cfg, "model.new.num_key_value_heads", why, allowed, "choose one")
     if model.path is None and data.max_length > new.max_position_embeddings:
         allowed = f"model.new.max_position_embeddings ({new.max_position_embeddings}) or less"
-        yield _problem(cfg, "data.max_length", "rows must fit the policy's context", allowed, "lower it")
+        yield problem(cfg, "data.max_length", "rows must fit the policy's context", allowed, "lower it")
     if cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1:
         fix = "trainer.n_gpus_per_node=1 trainer.nnodes=1"
-        yield _problem(cfg, "trainer.n_gpus_per_node", "supervised runs use one device", "1", fix)
+        yield problem(cfg, "trainer.n_gpus_per_node", "supervised runs use one device", "1", fix)
     if data.max_token_len_per_gpu < data.max_length:
         allowed = f"data.max_length ({data.max_length}) or more"
-        yield _problem(cfg, "data.max_token_len_per_gpu", "the longest row must fit", allowed, "raise it")
+        yield problem(cfg, "data.max_token_len_per_gpu", "the longest row must fit", allowed, "raise it")
     if set(data.levels) - {1, 2, 3, 4}:
-        yield _problem(cfg, "data.levels", "not a level", "any of 1, 2, 3, 4", "data.levels=[1,2,3,4]")
+        yield problem(cfg, "data.levels", "not a level", "any of 1, 2, 3, 4", "data.levels=[1,2,3,4]")
     for key in ("data.train_files", "data.val_files"):
         missing = [name for name in lookup(cfg, key) if ctx.check_files and not Path(name).is_file()]
         if missing:
-            yield _problem(cfg, key, f"no such file: {', '.join(missing)}", "existing files", "mend the paths")
+            yield problem(cfg, key, f"no such file: {', '.join(missing)}", "existing files", "mend the paths")
 
 
 PPO_CHECKS = (
     check_model,
+    check_names,
     check_estimator,
+    check_columns,
     check_rlvcr,
     check_lengths,
     check_batches,
@@ -306,19 +284,19 @@ PPO_CHECKS = (
 SFT_CHECKS = (check_sft, check_env, check_run)
 
 
-def find_problems(cfg: Any, env_names: Collection[str] | None = None, check_files: bool = True) -> list[str]:
-    """Messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``."""
-    ctx = Context(env_names, check_files, guess_device(cfg.trainer.device))
-    checks = PPO_CHECKS if isinstance(cfg, PPOConfig) else SFT_CHECKS
-    return [problem for check in checks for problem in check(cfg, ctx)]
+def find_problems(cfg: Any, names: Names | None = None, check_files: bool = True) -> list[str]:
+    """Messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
 
-
-def validate(cfg: Any, env_names: Collection[str] | None = None, check_files: bool = True) -> None:
-    """Raise ConfigError with everything that is wrong with ``cfg``; return None when nothing is.
-
-    ``env_names`` are the registered environments (None: the name is not checked); ``check_files`` asks that files and
-    directories which the config names exist on this machine.
+    ``names`` are the registered ones (None: those that ship are known, environments are not checked); ``check_files``
+    asks that files and directories which the config names exist on this machine.
     """
-    problems = find_problems(cfg, env_names, check_files)
+    ctx = Context(names or Names(), check_files, guess_device(cfg.trainer.device))
+    checks = PPO_CHECKS if isinstance(cfg, PPOConfig) else SFT_CHECKS
+    return [found for check in checks for found in check(cfg, ctx)]
+
+
+def validate(cfg: Any, names: Names | None = None, check_files: bool = True) -> None:
+    """Raise ConfigError with everything that ``find_problems`` finds; return None when that is nothing."""
+    problems = find_problems(cfg, names, check_files)
     if problems:
         raise ConfigError(problems)

@@ -38,6 +38,7 @@ from verl.trainer.ppo.losses import (
 )
 from verl.trainer.ppo.registry import (
     ADV_ESTIMATORS,
+    ADVANTAGES_ONLY,
     POLICY_LOSSES,
     AdvantageEstimator,
     choose,
@@ -49,6 +50,7 @@ from verl.trainer.ppo.registry import (
 )
 
 __all__ = [
+    "ADVANTAGES_ONLY",
     "ADV_ESTIMATORS",
     "LOSS_AGG_MODES",
     "OUTCOME_INPUTS",

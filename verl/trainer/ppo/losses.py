@@ -43,7 +43,7 @@ def agg_loss(
 
     * ``token-mean``: mean over tokens; * ``seq-mean-token-sum``: mean over rows of token sums;
     * ``seq-mean-token-mean``: mean over rows of token means; * ``seq-mean-token-sum-norm``: the second, divided by
-      the constant ``loss_scale_factor`` (default R; Dr.GRPO's constant length).
+      the constant ``loss_scale_factor`` (Dr.GRPO's constant length; None: R, which depends on the padding).
 
     ``row_weights [B]`` weigh the rows (``groups.row_weights``). ``denominator`` replaces the one of these rows, see
     the module's docstring. Rows without a token count for nothing; nothing at all gives 0. Raises ``ValueError`` for
@@ -66,7 +66,7 @@ def _token_mean(values: Tensor, mask: Tensor, num_tokens: float | Tensor | None)
     return masked_mean(values, mask) if num_tokens is None else masked_sum(values, mask) / num_tokens
 
 
-@register_policy_loss("vanilla")
+@register_policy_loss("vanilla", advantages_only=True)
 def compute_policy_loss_vanilla(
     old_log_prob: Tensor,
     log_prob: Tensor,

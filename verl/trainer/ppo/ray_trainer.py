@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.config.typed import lookup
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.core_algos import (
     AdaptiveKLController,
@@ -35,13 +36,7 @@ from verl.utils.torch_functional import masked_mean
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
-
-
-def lookup(config: Any, dotted: str) -> Any:
-    """Return the value at a dotted path of ``config``, for example ``algorithm.gamma``."""
-    for part in dotted.split("."):
-        config = getattr(config, part)
-    return config
+BASELINES = "reward_baselines"
 
 
 def compute_advantage(data: DataProto, config: Any) -> DataProto:
@@ -82,7 +77,8 @@ class RayPPOTrainer:
     Args:
         config: the typed configuration (``verl.trainer.config``).
         workers: the worker groups and rollout engines, already placed.
-        collector: offers ``multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train)``.
+        collector: offers ``multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train)`` and, for estimators that
+            compare with greedy plays, ``greedy_loop(gen_batch, actor_rollout_wg, envs)``.
         envs, val_envs: offer ``gen_batch(step, batch_size)`` and ``panel_batch()``.
         reward_fn: rows -> ``token_level_scores`` [B, R].
         journal: writes metrics, rollouts, the console and the report.
@@ -180,9 +176,19 @@ class RayPPOTrainer:
             tasks = self.envs.gen_batch(self.global_step, self.config.data.train_batch_size)
             tasks.meta_info["global_step"] = self.global_step
             batch = self.collector.multi_turn_loop(tasks, self.workers, self.envs, is_train=True)
+            if BASELINES in get_adv_estimator_fn(self.config.algorithm.adv_estimator).inputs.values():
+                self.add_baselines(tasks, batch)
         self.clock.add(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
         return self.balance(batch)
+
+    def add_baselines(self, tasks: DataProto, batch: DataProto) -> None:
+        """Add ``reward_baselines`` [B]: what a greedy play of the row's task earns."""
+        first = tasks[tasks.non_tensor_batch["member"] == 0]
+        greedy = self.collector.greedy_loop(first, self.workers, self.envs)
+        earned = dict(zip(greedy.non_tensor_batch["uid"], self.reward_fn(greedy).sum(-1).tolist(), strict=True))
+        batch.batch[BASELINES] = torch.tensor([earned[uid] for uid in batch.non_tensor_batch["uid"]])
+        self.metrics["episode/greedy_reward"] = float(np.mean(list(earned.values())))
 
     def balance(self, batch: DataProto) -> DataProto:
         """Reorder rows so that every training rank gets about as many tokens."""

@@ -13,6 +13,7 @@ from typing import Any
 
 ADV_ESTIMATORS: dict[str, Callable] = {}
 POLICY_LOSSES: dict[str, Callable] = {}
+ADVANTAGES_ONLY: set[str] = set()  # policy losses without a gradient where advantages are zero
 
 # Where the conventional argument names of estimators are found in a batch.
 CONVENTIONAL_INPUTS = {
@@ -54,7 +55,8 @@ def register_adv_est(
     """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])`` under ``name``.
 
     Without ``inputs``, arguments with conventional names are looked up in ``CONVENTIONAL_INPUTS``, optional where
-    they have a default. ``metrics(advantages=, returns=, **inputs, **params)``, if given, returns numbers to log.
+    they have a default. ``metrics(advantages, returns, **inputs)``, if given, returns numbers to log; it is not handed
+    the ``params``. An optional input that the batch lacks is left out of both calls.
     Raises ``ValueError`` for a name that another function holds or for an argument that nothing fills.
     """
 
@@ -95,11 +97,16 @@ def missing_inputs(estimator: Callable, available: Collection[str]) -> list[str]
     return sorted(key for key in estimator.inputs.values() if not key.endswith("?") and key not in available)
 
 
-def register_policy_loss(name: str) -> Callable[[Callable], Callable]:
-    """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``."""
+def register_policy_loss(name: str, advantages_only: bool = False) -> Callable[[Callable], Callable]:
+    """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``.
+
+    ``advantages_only`` promises that a row whose advantages are all zero has no gradient: such rows are passed over.
+    """
 
     def decorate(function: Callable) -> Callable:
         _store(POLICY_LOSSES, str(name), function, "policy loss")
+        if advantages_only:
+            ADVANTAGES_ONLY.add(str(name))
         return function
 
     return decorate

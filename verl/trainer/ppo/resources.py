@@ -1,6 +1,7 @@
 """Who runs where: roles, resource pools, and the worker groups one training run consists of."""
 
 import logging
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -148,8 +149,9 @@ class TrainingWorkers:
         if self.critic is not None:
             self.critic.load_checkpoint(str(directory / "critic"))
 
-    def shutdown(self) -> None:
-        """End all groups in good order."""
+    def shutdown(self, timeout_s: float = 5.0) -> None:
+        """End all groups; those that are busy get ``timeout_s`` together to come to an end."""
+        deadline = time.monotonic() + timeout_s
         for group in (self.actor, self.ref, self.critic):
             if group is not None:
-                group.shutdown()
+                group.shutdown(max(0.1, deadline - time.monotonic()))

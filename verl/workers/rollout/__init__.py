@@ -4,7 +4,7 @@ Importing this loads neither torch nor an engine: an engine's module is imported
 """
 
 from verl.workers.rollout.base import EngineError, RolloutEngine
-from verl.workers.rollout.registry import ENGINES, create_engine
+from verl.workers.rollout.registry import ENGINES, create_engine, register_engine
 from verl.workers.rollout.worker import RolloutWorker
 
-__all__ = ["ENGINES", "EngineError", "RolloutEngine", "RolloutWorker", "create_engine"]
+__all__ = ["ENGINES", "EngineError", "RolloutEngine", "RolloutWorker", "create_engine", "register_engine"]

@@ -12,6 +12,14 @@ ENGINES = {
 }
 
 
+def register_engine(name: str, target: str) -> None:
+    """Make the class at ``target`` (``module:Class``, a ``RolloutEngine``) available as ``rollout.name=<name>``.
+
+    Its constructor takes the arguments that ``create_engine`` hands on.
+    """
+    ENGINES[name] = target
+
+
 def create_engine(
     name: str,
     config: Any,

@@ -9,6 +9,7 @@ an update waits are held back and start under the new weights.
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import time
 from collections import defaultdict, deque
@@ -248,6 +249,8 @@ class RolloutWorker:
         if self._engine is not None:
             return
         rollout, began = config.rollout, time.perf_counter()
+        if config.model.external_lib:
+            importlib.import_module(config.model.external_lib)  # it may register the engine
         trust = config.model.trust_remote_code
         self._engine = create_engine(rollout.name, rollout, model_path, seed, num_threads, trust_remote_code=trust)
         logger.info("rollout engine %s started in %.1f s", rollout.name, time.perf_counter() - began)

@@ -31,6 +31,7 @@ from agent_system.environments.env_package.alfworld import games
 from agent_system.environments.env_package.alfworld.expert import Decision, Expert
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import generated_tasks
+from verl.utils.processes import die_with_parent
 from verl.utils.seeds import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def _play_all(section: dict[str, Any], plan: list[Play], num_workers: int, num_e
         size = max(1, min(32, -(-len(plan) // num_workers)))
         chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads of torch and Ray
-        with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+        with ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent) as pool:
             played = list(pool.map(play_games, [section] * len(chunks), chunks, timeout=TIMEOUT_S))
     episodes = [episode for chunk in played for episode in chunk][:num_episodes]
     return [line for line in episodes if line is not None]

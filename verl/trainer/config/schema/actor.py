@@ -8,6 +8,7 @@ from verl.trainer.config.schema.rollout import RolloutConfig
 
 LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+POLICY_LOSSES = ("vanilla",)
 STRATEGIES = ("fsdp2", "fsdp")
 
 
@@ -36,6 +37,9 @@ class ActorConfig:
     clip_ratio_high: float | None = opt(None, "clip range above 1; null: clip_ratio", low=0)
     clip_ratio_c: float = opt(3.0, "dual clip: bound of the ratio for negative advantages", low=1)
     loss_agg_mode: str = opt("token-mean", "how token losses become one number", choices=LOSS_AGG_MODES)
+    loss_scale_factor: float | None = opt(
+        None, "what seq-mean-token-sum-norm divides token sums by; null: data.max_response_length", low=1
+    )
     entropy_coeff: float = opt(0.0, "weight of the entropy bonus")
     use_kl_loss: bool = opt(False, "add a KL term to the reference policy to the loss")
     kl_loss_coef: float = opt(0.001, "its weight", low=0)

@@ -29,6 +29,7 @@ class CriticConfig:
     grad_clip: float = opt(1.0, "largest gradient norm", low=0)
     cliprange_value: float = opt(0.5, "how far a value may move from the old one before it is clipped", low=0)
     loss_agg_mode: str = opt("token-mean", "how token losses become one number", choices=LOSS_AGG_MODES)
+    loss_scale_factor: float | None = opt(None, "as the actor's; null: data.max_response_length", low=1)
     ulysses_sequence_parallel_size: int = opt(1, "sequence parallelism", unused="rows are not split over devices")
     optim: OptimConfig = section(lambda: OptimConfig(lr=1e-5), "AdamW and its schedule")
     model: CriticModelConfig = section(CriticModelConfig, "the value model")

@@ -1,0 +1,81 @@
+"""The recipe on a scripted engine: what a step adds to the batch, what it asks of whom, and in which order."""
+
+import pytest
+import torch
+
+from agent_system.environments.manager import make_envs
+from agent_system.multi_turn_rollout import TrajectoryCollector
+from agent_system.reward_manager import load_reward_manager
+from tests.helpers.play import make_config, make_world, walk
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.protocol import DataProto
+from verl.trainer.config.registered import COLUMNS, batch_columns
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, missing_inputs
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+class Workers:
+    """Training workers that score every token the same and remember what was asked of them."""
+
+    data_parallel_size, has_reference, critic = 1, False, None
+
+    def __init__(self, engines) -> None:
+        self.rollout_workers, self.calls = engines, []
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        shape = data.batch["responses"].shape
+        return DataProto.from_dict({"old_log_probs": torch.zeros(shape), "entropys": torch.zeros(shape)})
+
+    def engine_metrics(self) -> dict[str, float]:
+        return {}
+
+
+def make_trainer(tokenizer, config, script=None) -> RayPPOTrainer:
+    group, envs, _ = make_world(tokenizer, config, script)
+    collector = TrajectoryCollector(config, tokenizer)
+    reward_fn = load_reward_manager(config)
+    workers = Workers(group.rollout_workers)
+    return RayPPOTrainer(config, workers, collector, envs, make_envs(config)[1], reward_fn, None, None)
+
+
+def credited(trainer: RayPPOTrainer) -> DataProto:
+    """The batch of one step up to its advantages."""
+    trainer.global_step += 1
+    try:
+        return trainer.credit(trainer.reward(trainer.evaluate(trainer.collect())))
+    finally:
+        trainer.collector.close()
+
+
+def test_every_column_that_checks_promise_is_there_when_the_estimator_runs(tokenizer):
+    config = make_config(n=2)
+    config.data.train_batch_size = 2
+    trainer = make_trainer(tokenizer, config)
+    trainer.global_step = 1
+    batch = trainer.reward(trainer.evaluate(trainer.collect()))
+    trainer.collector.close()
+    assert set(COLUMNS) <= set(batch.keys())
+    there = {column for column, how in batch_columns(config).items() if not how}
+    assert there == {"reward_baselines"}, "the others need a critic, a reference or thinking credit"
+
+
+def test_remax_compares_with_a_greedy_play_of_the_same_task(tokenizer):
+    """Sampled plays of the policy walk off and lose; greedy ones reach the target."""
+
+    def script(request, prompt: str) -> str:
+        return f"<action>{walk(prompt) if request.temperature == 0 else 'stay'}</action>"
+
+    config = make_config(n=2)
+    config.data.train_batch_size, config.algorithm.adv_estimator = 3, "remax"
+    trainer = make_trainer(tokenizer, config, script)
+    batch = credited(trainer)
+    assert len(batch) == 6 and batch.batch["reward_baselines"].tolist() == [1.0] * 6
+    assert trainer.metrics["episode/greedy_reward"] == 1.0
+    sampled = batch.batch["response_mask"].bool()
+    assert (batch.batch["advantages"][sampled] == -1.0).all()
+    assert missing_inputs(get_adv_estimator_fn("remax"), set(batch.keys())) == []

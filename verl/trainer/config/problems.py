@@ -1,0 +1,44 @@
+"""How a problem is said, and what a check may know besides the config."""
+
+import dataclasses
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from verl.trainer.config.typed import lookup
+
+Problems = Iterator[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """What this process has registered, modules of the user's own included; None where it has not been looked up.
+
+    ``estimators`` maps a name to the batch columns it cannot do without.
+    """
+
+    environments: Collection[str] | None = None
+    estimators: Mapping[str, Collection[str]] | None = None
+    policy_losses: Collection[str] | None = None
+    engines: Collection[str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a check may know besides the config."""
+
+    names: Names
+    check_files: bool  # whether paths must exist on this machine
+    device: str  # cpu | cuda
+
+
+def problem(cfg: Any, key: str, why: str, allowed: str, fix: str) -> str:
+    """The message about the value of ``key``."""
+    return f"{key}={lookup(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}"
+
+
+def unknown_name(cfg: Any, key: str, name: str, known: Collection[str]) -> str:
+    """The message about a ``name`` that no registry has, with the nearest one."""
+    guess = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    fix = f"did you mean {guess[0]}?" if guess else "take one of those"
+    return problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix)
