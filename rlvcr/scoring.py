@@ -30,13 +30,22 @@ MEASURES = {"logprob": "score_logprob", "entropy": "score_entropy", "prob": "sco
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One step of a row: its sampled ``token_ids`` begin at unpadded index ``start`` of the row."""
+    """One step of a row: its ``token_ids`` begin at unpadded index ``start`` of the row.
+
+    The first ``forced`` of them, a level that was not the policy's choice, were not sampled.
+    """
 
     step: int
     start: int
     token_ids: Sequence[int]
     parsed: ParsedStep
     alternatives: StepAlternatives | None = None
+    forced: int = 0
+
+    def credit_spans(self, offset: int) -> list[tuple[int, int]]:
+        """Ranges of tokens, counted from ``offset`` on, that carry thinking credit; what was forced never does."""
+        spans = self.parsed.credit_spans(offset)
+        return [(start, end) for start, end in spans if start >= offset + self.forced]
 
 
 @dataclass(slots=True)
@@ -170,7 +179,9 @@ def _credit(table: ScoredSteps, uid: np.ndarray, rlvcr: Any) -> tuple[torch.Tens
         *arguments, mode=rlvcr.mode, std_floor=rlvcr.std_floor, alternatives=rlvcr.alternatives, **price
     )
     if rlvcr.level_bonus_w:
-        advantage = advantage + rlvcr.level_bonus_w * level_count_bonus(table.chosen, [uid[row] for row in table.row])
+        forced = torch.tensor([step.forced > 0 for step in table.steps], dtype=torch.bool)
+        sampled = torch.where(forced, -1, table.chosen)
+        advantage = advantage + rlvcr.level_bonus_w * level_count_bonus(sampled, [uid[row] for row in table.row])
     return advantage, cost_share, thinking_reweight(*arguments, **price)
 
 
@@ -184,8 +195,9 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
     placed: dict[str, list[torch.Tensor]] = {key: [] for key in (*columns, "level_mask")}
     for row, numbers in enumerate(of_row):
         offsets = [table.steps[s].start - prompt_lengths[row] for s in numbers]
-        spans = [table.steps[s].parsed.credit_spans(offset) for s, offset in zip(numbers, offsets, strict=True)]
-        digits = [step_spans[:1] for step_spans in spans]  # the level digit is the first span of a step that has any
+        spans = [table.steps[s].credit_spans(offset) for s, offset in zip(numbers, offsets, strict=True)]
+        # a sampled level digit is the first span of a step that has any
+        digits = [[] if table.steps[s].forced else own[:1] for s, own in zip(numbers, spans, strict=True)]
         for key, values in columns.items():
             placed[key].append(place_step_values(width, spans, values[numbers]))
         placed["level_mask"].append(place_step_values(width, digits, [1.0] * len(digits)))

@@ -142,8 +142,3 @@ def level_count_bonus(levels: Tensor, group_index) -> Tensor:
     surprise = -(counts / members).log()
     bonus[known] = surprise - group_mean_std(surprise, groups).mean
     return bonus.float()
-
-
-def mixture_log_prob(log_prob: Tensor, epsilon_levels: float) -> Tensor:
-    """Log-prob of a level digit whose behaviour was ``(1 - eps) pi + eps / 4``, from the policy's own ``log_prob``."""
-    return ((1 - epsilon_levels) * log_prob.exp() + epsilon_levels / NUM_LEVELS).log()

@@ -8,6 +8,7 @@ over costs nothing. The environment pool and the engine connection stay open fro
 """
 
 import asyncio
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from agent_system.tokens.bridge import ChatBridge
 from rlvcr.alternatives import AlternativeSampler
 from rlvcr.levels import LevelCodec
 from verl.utils.sampling import SamplingResult
+from verl.utils.seeds import derive_seed
 
 
 @dataclass(slots=True)
@@ -57,8 +59,7 @@ class CollectorWorker:
         self, env_config: Any, tokenizer: Any, rollout_workers: Sequence[Any], name: str = "collector-0"
     ) -> None:
         self._package = get_package(env_config.env_name)
-        section = env_section(env_config)
-        self._prompts = self._package.prompts(section)
+        self._env_config, section = env_config, env_section(env_config)
         self._bridge = ChatBridge(tokenizer)
         self._tokenizer = tokenizer
         self._codec: LevelCodec | None = None
@@ -107,14 +108,20 @@ class CollectorWorker:
             self._codec = LevelCodec(self._tokenizer)
         sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
 
+        # a forced level and what is sampled after it are no longer than a turn may be
+        forced = len(self._codec.prefix_ids[1]) if settings.epsilon_levels else 0
+
         def agent(job: Job) -> DirectOutputAgent:
+            turns = itertools.count()
+
             async def sample(prompt_ids: list[int]) -> SamplingResult:
                 return await self._engine.sample(
                     prompt_ids,
-                    max_tokens=settings.max_turn_tokens,
+                    max_tokens=settings.max_turn_tokens - forced,
                     sampling=sampling,
                     stop=settings.stop,
                     route=job.index,
+                    seed=derive_seed(settings.seed, "turn", job.traj_uid, next(turns)),
                 )
 
             return DirectOutputAgent(sample, self._bridge.decode)
@@ -135,7 +142,8 @@ class CollectorWorker:
                 settings.alternatives, self._codec, sample_thought, self._bridge.encode_text
             )
         codec = self._codec if settings.levels else None
-        return Stage(settings, self._package, self._prompts, self._bridge, agent, codec, alternatives)
+        prompts = settings.prompts(self._package, self._env_config)
+        return Stage(settings, self._package, prompts, self._bridge, agent, codec, alternatives)
 
     async def stats(self) -> dict[str, float]:
         """Totals of the environment pool."""

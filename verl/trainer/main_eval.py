@@ -26,6 +26,13 @@ def env_names() -> Collection[str]:
     return REGISTRY.keys()
 
 
+def inspect(cfg: PPOConfig) -> Collection[str]:
+    """Problems that show with the environment, the tokenizer and the engine at hand."""
+    from verl.trainer.preflight import start_problems
+
+    return start_problems(cfg)
+
+
 def evaluate(cfg: PPOConfig) -> None:
     """Start the run that ``cfg`` describes; everything heavy is imported from here on."""
     from verl.trainer.launch import run_ppo
@@ -36,7 +43,7 @@ def evaluate(cfg: PPOConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     words = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
-    return cli.run(evaluate, "quickstart", PPOConfig, "verl.trainer.main_eval", words, env_names)
+    return cli.run(evaluate, "quickstart", PPOConfig, "verl.trainer.main_eval", words, env_names, inspect)
 
 
 if __name__ == "__main__":

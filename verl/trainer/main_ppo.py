@@ -28,6 +28,13 @@ def env_names() -> Collection[str]:
     return REGISTRY.keys()
 
 
+def inspect(cfg: PPOConfig) -> Collection[str]:
+    """Problems that show with the environment, the tokenizer and the engine at hand."""
+    from verl.trainer.preflight import start_problems
+
+    return start_problems(cfg)
+
+
 def train(cfg: PPOConfig) -> None:
     """Start the run that ``cfg`` describes; everything heavy is imported from here on."""
     from verl.trainer.launch import run_ppo
@@ -37,7 +44,7 @@ def train(cfg: PPOConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, env_names)
+    return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, env_names, inspect)
 
 
 if __name__ == "__main__":

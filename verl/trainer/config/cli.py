@@ -107,11 +107,13 @@ def run(
     prog: str = "verl.trainer.main_ppo",
     argv: Sequence[str] | None = None,
     env_names: Callable[[], Collection[str]] | None = None,
+    inspect: Callable[[Any], Collection[str]] | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the exit status.
 
     0: done or shown; 2: refused, with every problem on standard error. ``env_names`` gives the registered
-    environments and is called only when there is something to run.
+    environments and is called only when there is something to run. ``inspect(cfg)`` gives further problems of a config
+    that has none so far: those that only show with what it names at hand.
     """
     try:
         command = parse(argv, config_default, schema, prog)
@@ -122,6 +124,8 @@ def run(
         plans = [make_plan(cfg) for cfg in command.configs]
         problems = [problem for cfg in command.configs for problem in find_problems(cfg, names)]
         problems += [problem for plan in plans for problem in plan.problems()]
+        if inspect and not problems:
+            problems = [problem for cfg in command.configs for problem in inspect(cfg)]
         if problems:
             raise ConfigError(dict.fromkeys(problems))
     except ConfigError as error:
