@@ -30,6 +30,7 @@ from rlvcr.thinking import (
     place_step_values,
     score_of,
     thinking_advantage,
+    thinking_price,
     thinking_reweight,
 )
 from verl.trainer.ppo.core_algos import (
@@ -57,6 +58,7 @@ __all__ = [
     "place_step_values",
     "score_of",
     "thinking_advantage",
+    "thinking_price",
     "thinking_reweight",
 ]
 

@@ -19,7 +19,14 @@ import numpy as np
 import torch
 
 from rlvcr.alternatives import StepAlternatives
-from rlvcr.core_rlvcr import level_count_bonus, place_step_values, score_of, thinking_advantage, thinking_reweight
+from rlvcr.core_rlvcr import (
+    level_count_bonus,
+    place_step_values,
+    score_of,
+    thinking_advantage,
+    thinking_price,
+    thinking_reweight,
+)
 from rlvcr.levels import LEVELS, LevelCodec, ParsedStep
 from verl.protocol import DataProto, object_array
 
@@ -127,7 +134,8 @@ def score_rows(
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         credit["thinking_reweight"] = factor
     _place(data, table, credit)
-    _record(data, table, advantage, cost_share)
+    prices = thinking_price(table.costs, rlvcr.cost_coef, rlvcr.cost_max)
+    _record(data, table, prices, advantage, cost_share)
     data.meta_info["level_token_ids"] = list(codec.digit_ids)
     data.meta_info["level_entropy_coef"] = rlvcr.thinking_diversity_w
     branch_tokens = sum(len(branch["token_ids"]) for row in asked.non_tensor_batch["branches"] for branch in row)
@@ -206,8 +214,10 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
         data.batch[key] = stacked.long() if key == "level_mask" else stacked
 
 
-def _record(data: DataProto, table: ScoredSteps, advantage: torch.Tensor, cost_share: torch.Tensor) -> None:
-    """Write contexts, advantage and cost of every step into the step records of its row."""
+def _record(
+    data: DataProto, table: ScoredSteps, prices: torch.Tensor, advantage: torch.Tensor, cost_share: torch.Tensor
+) -> None:
+    """Write contexts (with ``prices`` [S, 4]), advantage and cost of every step into the step records of its row."""
     rows = data.non_tensor_batch["steps"]
     records = {(row, record["step"]): record for row, steps in enumerate(rows) for record in steps}
     for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True)):
@@ -221,6 +231,7 @@ def _record(data: DataProto, table: ScoredSteps, advantage: torch.Tensor, cost_s
                 "level": level,
                 "thought": texts[level],
                 "tokens": tokens[level],
+                "cost": float(prices[s, level - 1]),
                 "original": level == step.parsed.level,
                 **{name: float(entry[key]) for key, name in MEASURES.items()},
             }
