@@ -27,10 +27,10 @@ from rlvcr.thinking import (
     MODES,
     SCORES,
     level_count_bonus,
-    mixture_log_prob,
     place_step_values,
     score_of,
     thinking_advantage,
+    thinking_price,
     thinking_reweight,
 )
 from verl.trainer.ppo.core_algos import (
@@ -55,10 +55,10 @@ __all__ = [
     "level_count_bonus",
     "level_diversity_loss",
     "level_metrics",
-    "mixture_log_prob",
     "place_step_values",
     "score_of",
     "thinking_advantage",
+    "thinking_price",
     "thinking_reweight",
 ]
 

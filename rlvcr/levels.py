@@ -37,9 +37,11 @@ _FORMAT = (
 )
 
 
-def level_prompts(overrides: Mapping[Any, str] | None = None) -> dict[int, str]:
-    """The four prompts, with ``overrides`` (keys 1..4 as numbers or strings). ``ValueError`` for another key."""
-    prompts = dict(DEFAULT_PROMPTS)
+def level_prompts(
+    overrides: Mapping[Any, str] | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
+) -> dict[int, str]:
+    """The four ``texts`` with ``overrides`` (keys 1..4 as numbers or strings). ``ValueError`` for another key."""
+    prompts = dict(texts)
     for key, text in (overrides or {}).items():
         if str(key) not in {str(level) for level in LEVELS}:
             raise ValueError(f"algorithm.rlvcr.prompts has key {key!r}: allowed are 1, 2, 3, 4")

@@ -19,7 +19,14 @@ import numpy as np
 import torch
 
 from rlvcr.alternatives import StepAlternatives
-from rlvcr.core_rlvcr import level_count_bonus, place_step_values, score_of, thinking_advantage, thinking_reweight
+from rlvcr.core_rlvcr import (
+    level_count_bonus,
+    place_step_values,
+    score_of,
+    thinking_advantage,
+    thinking_price,
+    thinking_reweight,
+)
 from rlvcr.levels import LEVELS, LevelCodec, ParsedStep
 from verl.protocol import DataProto, object_array
 
@@ -30,13 +37,22 @@ MEASURES = {"logprob": "score_logprob", "entropy": "score_entropy", "prob": "sco
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One step of a row: its sampled ``token_ids`` begin at unpadded index ``start`` of the row."""
+    """One step of a row: its ``token_ids`` begin at unpadded index ``start`` of the row.
+
+    The first ``forced`` of them, a level that was not the policy's choice, were not sampled.
+    """
 
     step: int
     start: int
     token_ids: Sequence[int]
     parsed: ParsedStep
     alternatives: StepAlternatives | None = None
+    forced: int = 0
+
+    def credit_spans(self, offset: int) -> list[tuple[int, int]]:
+        """Ranges of tokens, counted from ``offset`` on, that carry thinking credit; what was forced never does."""
+        spans = self.parsed.credit_spans(offset)
+        return [(start, end) for start, end in spans if start >= offset + self.forced]
 
 
 @dataclass(slots=True)
@@ -118,7 +134,8 @@ def score_rows(
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         credit["thinking_reweight"] = factor
     _place(data, table, credit)
-    _record(data, table, advantage, cost_share)
+    prices = thinking_price(table.costs, rlvcr.cost_coef, rlvcr.cost_max)
+    _record(data, table, prices, advantage, cost_share)
     data.meta_info["level_token_ids"] = list(codec.digit_ids)
     data.meta_info["level_entropy_coef"] = rlvcr.thinking_diversity_w
     branch_tokens = sum(len(branch["token_ids"]) for row in asked.non_tensor_batch["branches"] for branch in row)
@@ -170,7 +187,9 @@ def _credit(table: ScoredSteps, uid: np.ndarray, rlvcr: Any) -> tuple[torch.Tens
         *arguments, mode=rlvcr.mode, std_floor=rlvcr.std_floor, alternatives=rlvcr.alternatives, **price
     )
     if rlvcr.level_bonus_w:
-        advantage = advantage + rlvcr.level_bonus_w * level_count_bonus(table.chosen, [uid[row] for row in table.row])
+        forced = torch.tensor([step.forced > 0 for step in table.steps], dtype=torch.bool)
+        sampled = torch.where(forced, -1, table.chosen)
+        advantage = advantage + rlvcr.level_bonus_w * level_count_bonus(sampled, [uid[row] for row in table.row])
     return advantage, cost_share, thinking_reweight(*arguments, **price)
 
 
@@ -184,8 +203,9 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
     placed: dict[str, list[torch.Tensor]] = {key: [] for key in (*columns, "level_mask")}
     for row, numbers in enumerate(of_row):
         offsets = [table.steps[s].start - prompt_lengths[row] for s in numbers]
-        spans = [table.steps[s].parsed.credit_spans(offset) for s, offset in zip(numbers, offsets, strict=True)]
-        digits = [step_spans[:1] for step_spans in spans]  # the level digit is the first span of a step that has any
+        spans = [table.steps[s].credit_spans(offset) for s, offset in zip(numbers, offsets, strict=True)]
+        # a sampled level digit is the first span of a step that has any
+        digits = [[] if table.steps[s].forced else own[:1] for s, own in zip(numbers, spans, strict=True)]
         for key, values in columns.items():
             placed[key].append(place_step_values(width, spans, values[numbers]))
         placed["level_mask"].append(place_step_values(width, digits, [1.0] * len(digits)))
@@ -194,8 +214,10 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
         data.batch[key] = stacked.long() if key == "level_mask" else stacked
 
 
-def _record(data: DataProto, table: ScoredSteps, advantage: torch.Tensor, cost_share: torch.Tensor) -> None:
-    """Write contexts, advantage and cost of every step into the step records of its row."""
+def _record(
+    data: DataProto, table: ScoredSteps, prices: torch.Tensor, advantage: torch.Tensor, cost_share: torch.Tensor
+) -> None:
+    """Write contexts (with ``prices`` [S, 4]), advantage and cost of every step into the step records of its row."""
     rows = data.non_tensor_batch["steps"]
     records = {(row, record["step"]): record for row, steps in enumerate(rows) for record in steps}
     for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True)):
@@ -209,6 +231,7 @@ def _record(data: DataProto, table: ScoredSteps, advantage: torch.Tensor, cost_s
                 "level": level,
                 "thought": texts[level],
                 "tokens": tokens[level],
+                "cost": float(prices[s, level - 1]),
                 "original": level == step.parsed.level,
                 **{name: float(entry[key]) for key, name in MEASURES.items()},
             }

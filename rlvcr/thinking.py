@@ -27,14 +27,19 @@ def score_of(entry: Mapping[str, float], score: str) -> float:
     return entry["logprob"] if score == "logprob" else entry["seq_prob"]
 
 
+def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
+    """``cost_coef min(T, cost_max) / cost_max`` of thoughts of ``tokens`` tokens ``[...]``, float64."""
+    if cost_max <= 0:
+        raise ValueError(f"cost_max must be positive, got {cost_max}")
+    return cost_coef * tokens.double().clamp(max=cost_max) / cost_max
+
+
 def _utilities(scores: Tensor, valid: Tensor, chosen: Tensor, costs: Tensor, cost_coef: float, cost_max: float):
     """Utilities and prices ``[S, 4]`` float64 (0 where not valid), the valid mask, and which steps count ``[S]``."""
     if scores.shape[-1] != NUM_LEVELS or not scores.shape == valid.shape == costs.shape:
         raise ValueError(f"scores, valid and costs must be [S, 4], got {scores.shape}, {valid.shape}, {costs.shape}")
-    if cost_max <= 0:
-        raise ValueError(f"cost_max must be positive, got {cost_max}")
     valid = valid.bool() & scores.isfinite()
-    price = torch.where(valid, cost_coef * costs.double().clamp(max=cost_max) / cost_max, 0.0)
+    price = torch.where(valid, thinking_price(costs, cost_coef, cost_max), 0.0)
     utility = torch.where(valid, scores.double() - price, 0.0)
     known = (chosen >= 0) & (chosen < NUM_LEVELS)
     column = torch.where(known, chosen, 0).long().unsqueeze(-1)
@@ -142,8 +147,3 @@ def level_count_bonus(levels: Tensor, group_index) -> Tensor:
     surprise = -(counts / members).log()
     bonus[known] = surprise - group_mean_std(surprise, groups).mean
     return bonus.float()
-
-
-def mixture_log_prob(log_prob: Tensor, epsilon_levels: float) -> Tensor:
-    """Log-prob of a level digit whose behaviour was ``(1 - eps) pi + eps / 4``, from the policy's own ``log_prob``."""
-    return ((1 - epsilon_levels) * log_prob.exp() + epsilon_levels / NUM_LEVELS).log()

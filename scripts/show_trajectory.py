@@ -7,6 +7,7 @@ python scripts/show_trajectory.py runs/rlvcr/quickstart --step 12 --lost
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -42,14 +43,34 @@ def response_text(turn: dict) -> Text:
 def context_table(turn: dict) -> Table:
     """The thoughts of all levels with what they make of the sampled action."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("level", "thought", "tokens", "log-prob", "entropy"):
+    for name in ("level", "thought", "tokens", "cost", "log-prob", "entropy"):
         table.add_column(name, justify="left" if name == "thought" else "right")
     for c in turn["thoughts"]:
-        scores = [f"{c[key]:.2f}" if c.get(key) is not None else "" for key in ("score_logprob", "score_entropy")]
-        mark = " (sampled)" if c.get("original") else ""
-        level = Text(f" {c['level']} ", style=LEVEL_STYLES[c["level"]])
-        table.add_row(level, (c["thought"] or "-") + mark, str(c["tokens"]), *scores)
+        keys = ("cost", "score_logprob", "score_entropy")
+        numbers = [f"{c[key]:.2f}" if c.get(key) is not None else "" for key in keys]
+        thought = Text(c["thought"] or "-", style="bold" if c.get("original") else "")
+        thought.append(" (sampled)" if c.get("original") else "", style="dim")
+        table.add_row(Text(f" {c['level']} ", style=LEVEL_STYLES[c["level"]]), thought, str(c["tokens"]), *numbers)
     return table
+
+
+def headline(turn: dict) -> Text:
+    """Number, level and action of a step, and what it earned."""
+    level = turn.get("level")
+    head = Text(f"{turn['step'] + 1:>3} ", style="bold")
+    head.append(f" {level or '?'} ", style=LEVEL_STYLES.get(level, "white on grey35"))
+    head.append(f" {turn.get('action', '')}", style="bold")
+    for shown, style in (
+        ("level forced" if turn.get("level_forced") else "", "yellow"),
+        (f"{turn['parse_failure'].replace('_', ' ')}" if turn.get("parse_failure") else "", "red"),
+        ("not valid" if not turn.get("is_action_valid", True) else "", "red"),
+        (f"reward {turn['reward']:g}" if turn.get("reward") else "", "green"),
+        (f"advantage {turn['advantage']:+.2f}" if turn["tokens"] else "", "dim"),
+        (f"thinking {turn['think_advantage']:+.2f}" if turn.get("think_advantage") else "", "dim"),
+        (f"of it cost {turn['think_cost']:+.2f}" if turn.get("think_cost") else "", "dim"),
+    ):
+        head.append(f"  {shown}" if shown else "", style=style)
+    return head
 
 
 def show(episode: Episode, console: Console, prompt: bool, contexts: bool) -> None:
@@ -62,23 +83,16 @@ def show(episode: Episode, console: Console, prompt: bool, contexts: bool) -> No
     if prompt:
         console.print(Text(row.get("prompt", ""), style="dim"))
     for turn in episode.turns():
-        level = turn.get("level")
-        head = Text(f"{turn['step'] + 1:>3} ", style="bold")
-        head.append(f" {level or '?'} ", style=LEVEL_STYLES.get(level, "white on grey35"))
-        head.append(f" {turn.get('action', '')}", style="bold")
-        for shown, style in (
-            ("" if turn.get("is_action_valid", True) else "not valid", "red"),
-            (f"reward {turn['reward']:g}" if turn.get("reward") else "", "green"),
-            (f"advantage {turn['advantage']:+.2f}" if turn["tokens"] else "", "dim"),
-            (f"thinking {turn['think_advantage']:+.2f}" if turn.get("think_advantage") else "", "dim"),
-        ):
-            head.append(f"  {shown}" if shown else "", style=style)
         console.print(Text("    " + turn.get("observation", ""), style="italic dim"))
-        console.print(head)
+        console.print(headline(turn))
         console.print(Text("    ") + response_text(turn))
         if contexts and turn["thoughts"]:
             console.print(context_table(turn))
-    console.print(f"[dim]{len(episode.steps)} steps, {episode.tokens} sampled tokens[/]")
+    legend = Text(f"{len(episode.steps)} steps, {episode.tokens} sampled tokens", style="dim")
+    if episode.has_credit:
+        legend.append("; credit of a token: ").append("more likely", style=credit_style(1.0))
+        legend.append(" ").append("less likely", style=credit_style(-1.0))
+    console.print(legend)
 
 
 def find_file(path: Path, step: int | None, validation: bool) -> Path:
@@ -92,7 +106,7 @@ def find_file(path: Path, step: int | None, validation: bool) -> Path:
     return run.directory.rollout_path(steps[-1] if step is None else step, validation)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Print trajectories of a run.")
     parser.add_argument("path", type=Path, help="run directory or rollouts/<step>.jsonl")
@@ -103,7 +117,7 @@ def main() -> None:
     parser.add_argument("--uid", help="all trajectories of this group")
     parser.add_argument("--prompt", action="store_true", help="print the prompt too")
     parser.add_argument("--contexts", action="store_true", help="print the thoughts of the other levels too")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     path = find_file(args.path, args.step, args.val)
     rows = [row for row in read_trajectories(path) if args.uid in (None, row.get("uid"))]
     if args.index is not None:

@@ -47,6 +47,7 @@ class Prompts(Protocol):
     """How an environment speaks to the policy. ``levels`` asks for the four thinking levels of RLVCR."""
 
     asks_for_levels: bool  # False: the package has no level prompt and RLVCR refuses it
+    shows_level_prompts: bool  # section["level_prompts"] (level -> text) replaces its descriptions; left out: False
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""

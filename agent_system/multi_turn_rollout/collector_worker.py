@@ -9,6 +9,7 @@ over costs nothing. The environment pool and the engine connection stay open fro
 
 import asyncio
 import importlib
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from agent_system.tokens.bridge import ChatBridge
 from rlvcr.alternatives import AlternativeSampler
 from rlvcr.levels import LevelCodec
 from verl.utils.sampling import SamplingResult
+from verl.utils.seeds import derive_seed
 
 
 @dataclass(slots=True)
@@ -66,8 +68,7 @@ class CollectorWorker:
         if external_lib:
             importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
-        section = env_section(env_config)
-        self._prompts = self._package.prompts(section)
+        self._env_config, section = env_config, env_section(env_config)
         self._bridge = ChatBridge(tokenizer)
         self._tokenizer = tokenizer
         self._codec: LevelCodec | None = None
@@ -116,14 +117,20 @@ class CollectorWorker:
             self._codec = LevelCodec(self._tokenizer)
         sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
 
+        # a forced level and what is sampled after it are no longer than a turn may be
+        forced = len(self._codec.prefix_ids[1]) if settings.epsilon_levels else 0
+
         def agent(job: Job) -> EngineAgent:
+            turns = itertools.count()
+
             async def sample(prompt_ids: list[int]) -> SamplingResult:
                 return await self._engine.sample(
                     prompt_ids,
-                    max_tokens=settings.max_turn_tokens,
+                    max_tokens=settings.max_turn_tokens - forced,
                     sampling=sampling,
                     stop=settings.stop,
                     route=job.index,
+                    seed=derive_seed(settings.seed, "turn", job.traj_uid, next(turns)),
                 )
 
             return EngineAgent(sample, self._bridge.decode)
@@ -144,7 +151,8 @@ class CollectorWorker:
                 settings.alternatives, self._codec, sample_thought, self._bridge.encode_text
             )
         codec = self._codec if settings.levels else None
-        return Stage(settings, self._package, self._prompts, self._bridge, agent, codec, alternatives)
+        prompts = settings.prompts(self._package, self._env_config)
+        return Stage(settings, self._package, prompts, self._bridge, agent, codec, alternatives)
 
     async def stats(self) -> dict[str, float]:
         """Totals of the environment pool."""

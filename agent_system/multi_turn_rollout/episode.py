@@ -22,9 +22,10 @@ from agent_system.multi_turn_rollout.settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from rlvcr.alternatives import AlternativeSampler
-from rlvcr.levels import LevelCodec
+from rlvcr.alternatives import SEED_RANGE, AlternativeSampler
+from rlvcr.levels import LEVELS, LevelCodec
 from verl.utils.sampling import StopReason
+from verl.utils.seeds import derive_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,10 @@ class Episode:
         trajectory.truncated = "steps"
 
     async def _sample(self, ledger: TokenLedger, observation: Observation, step: int) -> Turn:
+        forced = self._forced_level(step)
+        start = len(ledger)
+        if forced:
+            ledger.append(forced, SegmentKind.BRIDGE, turn=step)
         began = time.perf_counter()
         action: Action = await self._agent.act(ledger.ids)
         self.trajectory.engine_wait_s += time.perf_counter() - began
@@ -126,18 +131,31 @@ class Episode:
             observation=observation.text,
             anchor=_anchor(observation),
             ledger=len(self.trajectory.ledgers) - 1,
-            start=segment.start,
+            start=start,
             end=segment.end,
-            response=action.text,
+            response=self.stage.bridge.decode(ledger.ids[start:]) if forced else action.text,
             stop_reason=action.stop_reason,
             image=observation.image,
+            forced=len(forced),
         )
         self.trajectory.turns.append(turn)
         if self.stage.codec is not None:
-            turn.parsed = self.stage.codec.parse_step(action.token_ids)
+            turn.parsed = self.stage.codec.parse_step(ledger.ids[start:])
         if self.stage.alternatives is not None and self.stage.settings.alternatives.expand == "all":
             self._thoughts.append(asyncio.create_task(expand_turn(self.stage, self.trajectory, turn)))
         return turn
+
+    def _forced_level(self, step: int) -> list[int]:
+        """With probability ``epsilon_levels`` the tokens of a level drawn uniformly, to begin the turn with; else none.
+
+        Depends on seed, trajectory and step alone. The policy did not sample these tokens: nothing is learnt on them.
+        """
+        epsilon, traj_uid = self.stage.settings.epsilon_levels, self.trajectory.job.traj_uid
+        draw = derive_seed(self.stage.settings.seed, "forced level", traj_uid, step) / SEED_RANGE
+        if draw >= epsilon:
+            return []
+        # below epsilon the draw is uniform, so that its place there names the level
+        return self.stage.codec.prefix_ids[LEVELS[int(len(LEVELS) * draw / epsilon)]]
 
     async def _step(self, env: Any, turn: Turn) -> Observation:
         turn.action, formed = self.stage.package.project(turn.response)

@@ -61,7 +61,7 @@ class AppendHistory:
             return ledger
         ledger = self.ledgers[0]
         bridge = self._bridge.between(ledger.segments[-1].ids, self._prompts.turn(observation))
-        used = len(ledger) - ledger.prompt_length + len(bridge)
+        used = len(ledger) - ledger.segments[0].end + len(bridge)
         if used + self._settings.max_turn_tokens > self._settings.max_response_length:
             return None
         self._bridge.extend(ledger, bridge, turn=step)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from agent_system.multi_turn_rollout.trajectory import Trajectory
+from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from rlvcr.level_metrics import level_metrics
 
 
@@ -54,21 +54,24 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
     if turns:
         metrics["episode/valid_action_ratio"] = float(np.mean([turn.is_action_valid for _, turn in turns]))
-        metrics["episode/turn_tokens"] = float(np.mean([turn.end - turn.start for _, turn in turns]))
+        metrics["episode/turn_tokens"] = float(np.mean([turn.num_tokens for _, turn in turns]))
     sources: dict[str, list[bool]] = {}
     for trajectory in played:
         sources.setdefault(trajectory.job.data_source, []).append(trajectory.won)
     if len(sources) > 1:
         metrics |= {f"episode/{source}/success_rate": float(np.mean(won)) for source, won in sources.items()}
-    return metrics | _thinking_metrics([(t, turn.parsed) for t, turn in turns if turn.parsed is not None])
+    return metrics | _thinking_metrics([(t, turn) for t, turn in turns if turn.parsed is not None])
 
 
-def _thinking_metrics(steps: list) -> dict[str, float]:
+def _thinking_metrics(steps: list[tuple[Trajectory, Turn]]) -> dict[str, float]:
+    """Levels as the policy chose them; forced ones are counted apart."""
     if not steps:
         return {}
-    failures = [parsed.failure for _, parsed in steps]
-    metrics = level_metrics([parsed.level for _, parsed in steps], [t.won for t, _ in steps], failures)
-    metrics["rlvcr/thought_tokens_mean"] = float(np.mean([parsed.thought_tokens for _, parsed in steps]))
+    turns = [turn for _, turn in steps]
+    failures = [turn.parsed.failure for turn in turns]
+    metrics = level_metrics([turn.chosen_level for turn in turns], [t.won for t, _ in steps], failures)
+    metrics["rlvcr/thought_tokens_mean"] = float(np.mean([turn.parsed.thought_tokens for turn in turns]))
+    metrics["rlvcr/level_forced_share"] = float(np.mean([turn.forced > 0 for turn in turns]))
     return metrics
 
 

@@ -158,10 +158,11 @@ def step_record(turn: Turn) -> dict[str, Any]:
         "is_action_valid": turn.is_action_valid,
         "reward": turn.reward,
         "done": turn.done,
-        "num_tokens": turn.end - turn.start,
+        "num_tokens": turn.num_tokens,
         "stop_reason": turn.stop_reason.value,
         "span": [turn.start, turn.end],
         "level": None if parsed is None else parsed.level,
+        "level_forced": turn.forced > 0,
         "parse_failure": None if parsed is None or parsed.failure is None else parsed.failure.value,
         "thought_tokens": 0 if parsed is None else parsed.thought_tokens,
         "contexts": [],
@@ -174,7 +175,14 @@ def row_steps(rows: Sequence[Row]) -> list[list[RowStep]]:
     """The steps of every row as ``rlvcr.scoring`` reads them; needs turns that were parsed."""
     return [
         [
-            RowStep(turn.step, turn.start, row.ledger.ids[turn.start : turn.end], turn.parsed, turn.alternatives)
+            RowStep(
+                turn.step,
+                turn.start,
+                row.ledger.ids[turn.start : turn.end],
+                turn.parsed,
+                turn.alternatives,
+                turn.forced,
+            )
             for turn in row.turns
         ]
         for row in rows

@@ -23,7 +23,7 @@ from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics, summary
 from agent_system.multi_turn_rollout.packing import pack, row_steps, rows_of, select_trajectories
-from agent_system.multi_turn_rollout.settings import PlaySettings, asks_for_levels
+from agent_system.multi_turn_rollout.settings import PlaySettings, asks_for_levels, check_prompts
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from agent_system.tokens.probe import probe_template
 from rlvcr.level_metrics import CollapseWatch
@@ -133,13 +133,8 @@ class TrajectoryCollector:
     # ------------------------------------------------------------------ playing
 
     def _settings(self, envs: Any, is_train: bool, thinking: bool) -> PlaySettings:
-        settings = PlaySettings.from_config(self.config, envs.package, is_train, thinking)
-        if settings.levels and not envs.package.prompts(env_section(self.config.env)).asks_for_levels:
-            raise ValueError(
-                f"env.env_name={self.config.env.env_name!r} has no prompt that asks for thinking levels; set "
-                "env.levels=false and algorithm.rlvcr.enable=false, or use an environment that has one"
-            )
-        return settings
+        check_prompts(self.config, envs.package)
+        return PlaySettings.from_config(self.config, envs.package, is_train, thinking)
 
     def _play(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings) -> Collected:
         if self._group is None:
@@ -178,7 +173,7 @@ class TrajectoryCollector:
             **left_out,
         }
         if is_train and self.codec is not None:
-            unseen = self.collapse.update([step["level"] for steps in data.non_tensor_batch["steps"] for step in steps])
+            unseen = self.collapse.update([turn.chosen_level for row in rows for turn in row.turns])
             data.meta_info["metrics"]["rlvcr/levels_unseen"] = float(len(unseen))
         data.meta_info["timing"] = {
             **play_split(played.trajectories, played.play_s, played.thoughts_s),

@@ -1,10 +1,13 @@
 """How trajectories are played: everything a collector worker needs to know, read from the configuration once."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from agent_system.environments.base import EnvPackage
+from agent_system.environments.base import EnvPackage, Prompts
+from agent_system.environments.tasks import env_section
 from rlvcr.alternatives import AlternativeSettings
+from rlvcr.levels import level_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +15,10 @@ class PlaySettings:
     """Limits in steps and tokens, sampling, and what is asked of the policy.
 
     ``max_response_length`` bounds a row's response: the whole play after the first prompt (``append``) or one turn
-    (``window``). ``levels`` asks for thinking levels; ``alternatives`` is None where no other thoughts are sampled.
-    Every job is played ``plays`` times.
+    (``window``). ``levels`` asks for thinking levels, ``level_prompts`` replaces descriptions of some of them;
+    ``alternatives`` is None where no other thoughts are sampled. ``epsilon_levels``: probability that the level of a
+    step is drawn uniformly and forced. ``seed`` is the base of what is sampled, by trajectory and turn. Every job is
+    played ``plays`` times.
     """
 
     history: str
@@ -30,6 +35,9 @@ class PlaySettings:
     alternatives: AlternativeSettings | None = None
     is_train: bool = True
     plays: int = 1
+    level_prompts: Mapping[int, str] = field(default_factory=dict)
+    epsilon_levels: float = 0.0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.history == "append" and self.max_steps > 1 and self.max_turn_tokens >= self.max_response_length:
@@ -70,10 +78,37 @@ class PlaySettings:
             top_k=sampling.top_k,
             stop=package.stop,
             alternatives=alternatives,
+            level_prompts=level_prompts(rlvcr.prompts, {}),
+            epsilon_levels=rlvcr.epsilon_levels if thinking else 0.0,
+            seed=rollout.seed,
         )
+
+    def prompts(self, package: EnvPackage, env_config: Any) -> Prompts:
+        """How ``package`` speaks to the policy."""
+        section = env_section(env_config)
+        return package.prompts(section | {"level_prompts": self.level_prompts} if self.level_prompts else section)
 
 
 def asks_for_levels(config: Any) -> bool:
     """Whether the policy is asked for thinking levels: ``env.levels``, and where that is null, when RLVCR is on."""
     levels = config.env.levels
     return bool(config.algorithm.rlvcr.enable) if levels is None else levels
+
+
+def check_prompts(config: Any, package: EnvPackage) -> None:
+    """Raise ``ValueError`` where levels, or texts for them, are asked for and the environment's prompts have none."""
+    if not asks_for_levels(config):
+        return
+    prompts, where = package.prompts(env_section(config.env)), f"env.env_name={config.env.env_name!r}"
+    if not prompts.asks_for_levels:
+        raise ValueError(
+            f"{where}: no prompt of it asks for thinking levels, and env.levels is true; allowed: an environment whose "
+            "prompts have asks_for_levels=True; fix: another environment, or algorithm.adv_estimator=grpo with "
+            "algorithm.rlvcr.enable and env.levels left unset"
+        )
+    texts = config.algorithm.rlvcr.prompts
+    if texts and not getattr(prompts, "shows_level_prompts", False):
+        raise ValueError(
+            f"algorithm.rlvcr.prompts={texts!r}: the prompts of {where} describe no levels, so nobody would read the "
+            "texts; allowed: {}; fix: remove them, or use prompts that describe the levels (env.alfworld.prompt=full)"
+        )

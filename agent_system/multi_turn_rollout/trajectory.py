@@ -32,9 +32,9 @@ class Job:
 class Turn:
     """One environment step: the observation, the turn that answered it, and what came of it.
 
-    Its sampled tokens are ``ids[start:end]`` of ledger ``ledger``. ``parsed`` is the step read as thinking level,
-    thought and action (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not
-    asked for. ``image`` is the observation's, None where it is text.
+    Its tokens are ``ids[start:end]`` of ledger ``ledger``; the first ``forced`` of them, a level, were not sampled.
+    ``parsed`` is the step read as thinking level, thought and action (``rlvcr.levels``), ``alternatives`` what was
+    thought at the other levels; both None where not asked for. ``image`` is the observation's, None where it is text.
     """
 
     step: int
@@ -45,6 +45,7 @@ class Turn:
     end: int
     response: str
     stop_reason: StopReason
+    forced: int = 0
     action: str = ""
     is_action_valid: bool = False
     reward: float = 0.0
@@ -52,6 +53,16 @@ class Turn:
     parsed: Any = None
     alternatives: Any = None
     image: Any = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the policy sampled."""
+        return self.end - self.start - self.forced
+
+    @property
+    def chosen_level(self) -> int | None:
+        """The level the policy chose; None where it could not be read or was forced."""
+        return self.parsed.level if self.parsed is not None and not self.forced else None
 
 
 @dataclass(slots=True)
@@ -83,4 +94,4 @@ class Trajectory:
     @property
     def sampled_tokens(self) -> int:
         """Tokens the policy sampled for its turns."""
-        return sum(turn.end - turn.start for turn in self.turns)
+        return sum(turn.num_tokens for turn in self.turns)

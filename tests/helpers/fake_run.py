@@ -87,6 +87,7 @@ def step_record(step: int, draw: random.Random, last: bool, won: bool) -> dict:
                 "level": k,
                 "thought": THOUGHTS[k],
                 "tokens": len(THOUGHTS[k].split()),
+                "cost": 0.3 * len(THOUGHTS[k].split()) / 20,
                 "original": k == level,
                 "score_logprob": logprob,
                 "score_entropy": 0.3 + 0.5 * draw.random(),

@@ -15,7 +15,6 @@ from rlvcr.core_rlvcr import (
     level_count_bonus,
     level_diversity_loss,
     level_metrics,
-    mixture_log_prob,
     place_step_values,
     score_of,
     thinking_advantage,
@@ -265,11 +264,6 @@ def test_count_bonus_favours_rare_levels_and_sums_to_zero():
     assert bonus.tolist() == pytest.approx([common, common, common, rare, 0, 0], abs=1e-6)
     assert bonus.sum().item() == pytest.approx(0, abs=1e-6)
     assert level_count_bonus(torch.tensor([-1]), ["a"]).tolist() == [0]
-
-
-def test_mixture_log_prob_is_that_of_policy_and_uniform():
-    result = mixture_log_prob(torch.tensor([math.log(0.5), -100.0]), 0.2)
-    assert result.exp().tolist() == pytest.approx([0.8 * 0.5 + 0.05, 0.05])
 
 
 def test_diversity_loss_is_lowest_for_an_even_choice():

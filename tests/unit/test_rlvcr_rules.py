@@ -1,4 +1,4 @@
-"""The edge rules of the method that are pure maths, each under its number."""
+"""The edge rules of the method that are pure maths, each under its number; the others: ``test_rlvcr_rules_scored``."""
 
 import math
 
@@ -60,13 +60,6 @@ def test_rule_04_an_empty_thought_is_compared_like_any_other():
     assert step(scores, 0, costs=costs) == 1.0
     assert step(scores, 3, costs=costs) == -1.0  # level 4 with an empty thought
     assert step(scores, 0, costs=costs, cost_coef=1.0, cost_max=10) == pytest.approx(1.0 + (0.5 + 0.9) / 4)
-
-
-@pytest.mark.parametrize("tokens", [1, 7])
-def test_rule_05_the_number_of_action_tokens_does_not_scale_the_advantage(tokens):
-    per_token = torch.tensor([-0.5, -1.0, -1.5, -2.0])
-    means = per_token.expand(tokens, 4).mean(0).tolist()  # scores are means over the action's tokens
-    assert step(means, 0) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("combine", COMBINES)

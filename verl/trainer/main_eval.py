@@ -6,7 +6,7 @@ policy is ``actor_rollout_ref.model.path``, or a checkpoint (``trainer.resume_mo
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
@@ -20,6 +20,13 @@ EVAL_OVERRIDES = (
 )
 
 
+def inspect(cfg: PPOConfig) -> Collection[str]:
+    """Problems that show with the environment, the tokenizer and the engine at hand."""
+    from verl.trainer.preflight import start_problems
+
+    return start_problems(cfg)
+
+
 def evaluate(cfg: PPOConfig) -> None:
     """Start the run that ``cfg`` describes; everything heavy is imported from here on."""
     from verl.trainer.launch import run_ppo
@@ -30,7 +37,7 @@ def evaluate(cfg: PPOConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     words = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
-    return cli.run(evaluate, "quickstart", PPOConfig, "verl.trainer.main_eval", words, registered_names)
+    return cli.run(evaluate, "quickstart", PPOConfig, "verl.trainer.main_eval", words, registered_names, inspect)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,12 +110,14 @@ def run(
     prog: str = "verl.trainer.main_ppo",
     argv: Sequence[str] | None = None,
     names: Callable[[], Names] | None = None,
+    inspect: Callable[[Any], Collection[str]] | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the exit status.
 
     0: done or shown; 2: refused, with every problem on standard error; 143 and 130: ended in order by SIGTERM or
     Ctrl-C. ``names`` gives what is registered and is called only when there is something to run, after the config's own
-    ``external_lib`` was imported.
+    ``external_lib`` was imported. ``inspect(cfg)`` gives further problems of a config that has none so far: those that
+    only show with what it names at hand.
     """
     try:
         command = parse(argv, config_default, schema, prog)
@@ -127,6 +129,8 @@ def run(
         plans = [make_plan(cfg) for cfg in command.configs]
         problems = [problem for cfg in command.configs for problem in find_problems(cfg, registered)]
         problems += [problem for plan in plans for problem in plan.problems()]
+        if inspect and not problems:
+            problems = [problem for cfg in command.configs for problem in inspect(cfg)]
         if problems:
             raise ConfigError(dict.fromkeys(problems))
     except ConfigError as error:

@@ -12,6 +12,7 @@ from verl.trainer.config.schema.algorithm import ESTIMATORS
 from verl.trainer.config.schema.rollout import ENGINES
 from verl.trainer.config.typed import lookup
 
+ENGINE = "actor_rollout_ref.rollout.name"
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 
 # Columns of the batch that every estimator may read; the others depend on the config.
@@ -40,11 +41,13 @@ def check_names(cfg: PPOConfig, ctx: Context) -> Problems:
     for key, registered, shipped in (
         ("algorithm.adv_estimator", names.estimators, ESTIMATORS),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", names.policy_losses, POLICY_LOSSES),
-        ("actor_rollout_ref.rollout.name", names.engines, ENGINES),
+        (ENGINE, names.engines, ENGINES),
     ):
-        known = _known(cfg, registered, shipped)
-        if known is not None and lookup(cfg, key) not in known:
-            yield unknown_name(cfg, key, lookup(cfg, key), known)
+        known, name = _known(cfg, registered, shipped), lookup(cfg, key)
+        if key == ENGINE and known is not None:
+            known = [*known, name if ":" in name else "module:Class"]  # an engine may be named by its place
+        if known is not None and name not in known:
+            yield unknown_name(cfg, key, name, known)
 
 
 def _known(cfg: PPOConfig, registered: Collection[str] | None, shipped: Collection[str]) -> Collection[str] | None:

@@ -1,5 +1,6 @@
 """From a plain tree to typed values: unknown keys, wrong types and values out of bounds are all named at once."""
 
+import difflib
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -71,8 +72,14 @@ def _bound_problem(key: Key, value: Any) -> str | None:
     too_low = key.low is not None and any(item < key.low for item in values)
     too_high = key.high is not None and any(item > key.high for item in values)
     if bad_choice or too_low or too_high:
-        return f"{key.path}={value!r}: not allowed; allowed: {key.allowed()}"
+        return f"{key.path}={value!r}: not allowed; allowed: {key.allowed()}; fix: {_fix(key, values)}"
     return None
+
+
+def _fix(key: Key, values: list) -> str:
+    words = [str(item) for item in values if key.choices and item not in key.choices]
+    guess = difflib.get_close_matches(words[0], list(map(str, key.choices)), n=1, cutoff=0.4) if words else []
+    return f"did you mean {guess[0]}?" if guess else f"{key.path}={key.default!r} is the default"
 
 
 def to_object(typed: DictConfig, schema: type) -> Any:

@@ -77,6 +77,10 @@ def check_rlvcr(cfg: PPOConfig, ctx: Context) -> Problems:
         why = "reweighting scales the scores of all four thoughts, and one leaves two unknown"
         fix = f"{prefix}.alternatives=all, or combine: additive, gated, success"
         yield problem(cfg, f"{prefix}.alternatives", why, "all", fix)
+    if rlvcr.enable and rlvcr.alternatives == "one" and rlvcr.mode == "mean_std_norm":
+        why = "the spread of two scores is half their distance, so every advantage would be 1.5 or -1.5, however close"
+        fix = f"{prefix}.alternatives=all, or {prefix}.mode=mean_norm"
+        yield problem(cfg, f"{prefix}.alternatives", f"with {prefix}.mode=mean_std_norm {why}", "all", fix)
     if rlvcr.enable and rlvcr.step_fraction == 0:
         fix = f"{prefix}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
         yield problem(cfg, f"{prefix}.step_fraction", "no step would be scored", "more than 0, at most 1", fix)
@@ -150,13 +154,11 @@ def check_losses(cfg: PPOConfig, ctx: Context) -> Problems:
             )
     if "model" not in actor.checkpoint.contents:
         key = f"{prefix}.checkpoint.contents"
-        yield problem(
-            cfg, key, "nothing could be resumed", "a list with model in it", f"{key}=[model,optimizer,extra]"
-        )
+        yield problem(cfg, key, "nothing could be resumed", "a list with model in it", f"{key}=[model,optimizer,extra]")
 
 
 def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
-    """Plays of one task must be able to differ."""
+    """There is such an engine, and plays of one task can differ."""
     rollout, prefix = cfg.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
         key = f"{prefix}.temperature" if rollout.temperature == 0 else f"{prefix}.do_sample"

@@ -29,6 +29,7 @@ class RolloutEngine(Protocol):
     the weights; on the requests beside it only through floating-point rounding.
     """
 
+    gives_logprobs: bool  # class attribute; an engine without log-probs is refused, nothing could be trained on it
     policy_version: int  # of the weights in the engine; 0 as loaded from disk
 
     def add(self, request: SamplingRequest) -> None:

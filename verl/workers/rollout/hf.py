@@ -44,6 +44,8 @@ class HFEngine:
     Every step gives each running request one token; waiting requests join at the next step, ``max_num_seqs`` at most.
     """
 
+    gives_logprobs = True
+
     def __init__(
         self,
         config: Any,

@@ -20,6 +20,19 @@ def register_engine(name: str, target: str) -> None:
     ENGINES[name] = target
 
 
+def engine_class(name: str) -> type:
+    """The class of the engine ``name``: a key of ``ENGINES``, or the place of one's own as ``module:Class``.
+
+    Raises ``ValueError`` for an unknown name, ``ImportError`` or ``AttributeError`` for a place that holds none.
+    """
+    if name not in ENGINES and ":" not in name:
+        near = get_close_matches(name, ENGINES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"actor_rollout_ref.rollout.name={name!r}: allowed are {', '.join(ENGINES)}{hint}")
+    module, _, cls = ENGINES.get(name, name).partition(":")
+    return getattr(importlib.import_module(module), cls)
+
+
 def create_engine(
     name: str,
     config: Any,
@@ -32,10 +45,5 @@ def create_engine(
 
     Raises ``ValueError`` for an unknown name and ``ImportError`` naming the extra where the engine is not installed.
     """
-    if name not in ENGINES:
-        near = get_close_matches(name, ENGINES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"actor_rollout_ref.rollout.name={name!r}: allowed are {', '.join(ENGINES)}{hint}")
-    module, _, cls = ENGINES[name].partition(":")
-    engine_cls = getattr(importlib.import_module(module), cls)
+    engine_cls = engine_class(name)
     return engine_cls(config, model_path, seed=seed, num_threads=num_threads, trust_remote_code=trust_remote_code)

@@ -28,6 +28,8 @@ _REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 class VLLMEngine:
     """``RolloutEngine`` on vLLM. ``config`` is the section ``actor_rollout_ref.rollout``."""
 
+    gives_logprobs = True
+
     def __init__(
         self,
         config: Any,

@@ -18,7 +18,8 @@ def make(section: Mapping[str, Any]) -> Env:
 
 def prompts(section: Mapping[str, Any]) -> Prompts:
     """The prompt style that ``env.alfworld.prompt`` names."""
-    return FullPrompts() if AlfworldSettings.from_section(section).prompt == "full" else CompactPrompts()
+    full = AlfworldSettings.from_section(section).prompt == "full"
+    return FullPrompts(section.get("level_prompts")) if full else CompactPrompts()
 
 
 PACKAGE = EnvPackage(name="alfworld", make=make, tasks=tasks, prompts=prompts, project=project)

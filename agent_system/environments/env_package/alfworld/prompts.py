@@ -6,9 +6,10 @@ format, the four levels where they are asked for, and lists the admissible actio
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agent_system.environments.base import Observation
+from rlvcr.levels import level_prompts
 
 _ROOM = re.compile(r"You are in the middle of a room\. Looking quickly around you, you see (.*?)\.\s*", re.DOTALL)
 _TASK = re.compile(r"Your task is to: (.*?)\.?\s*$", re.DOTALL)
@@ -46,6 +47,7 @@ class CompactPrompts:
     """The fewest tokens a small policy needs."""
 
     asks_for_levels = True
+    shows_level_prompts = False
 
     def system(self, levels: bool) -> str | None:
         """No system message."""
@@ -84,21 +86,31 @@ FULL_LEVELS = """\
 Decide how much thought this turn deserves and answer in this form:
 <level>L</level><think>your thought</think><action>one action, copied exactly from the list</action>
 The level L is one of
-1: the action is obvious; leave the thought empty.
-2: say briefly what the situation is.
-3: say what the situation is and what was already tried, and with what result.
-4: as 3, and also weigh the options and plan the next actions.
+{}
 Think as little as the turn allows, and no less than it needs."""
+LEVEL_TEXTS = {
+    1: "the action is obvious; leave the thought empty.",
+    2: "say briefly what the situation is.",
+    3: "say what the situation is and what was already tried, and with what result.",
+    4: "as 3, and also weigh the options and plan the next actions.",
+}
 
 
 class FullPrompts:
-    """Instructions, admissible actions and answer format in words, for models that follow instructions."""
+    """Instructions, admissible actions and answer format in words, for models that follow instructions.
 
-    asks_for_levels = True
+    ``texts`` replace the descriptions of levels.
+    """
+
+    asks_for_levels = shows_level_prompts = True
+
+    def __init__(self, texts: Mapping[int, str] | None = None) -> None:
+        lines = [f"{level}: {text}" for level, text in level_prompts(texts, LEVEL_TEXTS).items()]
+        self._levels = FULL_LEVELS.format("\n".join(lines))
 
     def system(self, levels: bool) -> str | None:
         """Who the policy is and how it answers."""
-        return f"{FULL_SYSTEM}\n\n{FULL_LEVELS if levels else FULL_FORMAT}"
+        return f"{FULL_SYSTEM}\n\n{self._levels if levels else FULL_FORMAT}"
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The engine's first text and the possible actions."""

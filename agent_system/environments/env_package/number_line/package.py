@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
+from rlvcr.levels import level_prompts
 
 MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
@@ -17,10 +18,16 @@ RULES = """You stand on a number line. Reach the target number.
 Moves: left (-1), right (+1), jump left (-3), jump right (+3)."""
 PLAIN = "Answer with your move between tags: <action>right</action>"
 LEVELS = """First choose how much to think, then think, then act:
-<level>1</level><action>move</action> acts at once.
-<level>2</level><think>where am I?</think><action>move</action> reads the situation.
-<level>3</level><think>what did I try?</think><action>move</action> also reflects on what was tried.
-<level>4</level><think>what is my plan?</think><action>move</action> also plans and weighs options."""
+<level>1</level><action>move</action> {}
+<level>2</level><think>where am I?</think><action>move</action> {}
+<level>3</level><think>what did I try?</think><action>move</action> {}
+<level>4</level><think>what is my plan?</think><action>move</action> {}"""
+LEVEL_TEXTS = {
+    1: "acts at once.",
+    2: "reads the situation.",
+    3: "also reflects on what was tried.",
+    4: "also plans and weighs options.",
+}
 
 
 class NumberLineEnv:
@@ -60,14 +67,14 @@ class NumberLineEnv:
 class NumberLinePrompts:
     """Rules first, observations after; the same texts with and without thinking levels but for how to answer."""
 
-    asks_for_levels = True
+    asks_for_levels = shows_level_prompts = True
 
     def __init__(self, section: dict[str, Any]) -> None:
-        del section
+        self._levels = LEVELS.format(*level_prompts(section.get("level_prompts"), LEVEL_TEXTS).values())
 
     def system(self, levels: bool) -> str | None:
         """Rules and answer format."""
-        return f"{RULES}\n{LEVELS if levels else PLAIN}"
+        return f"{RULES}\n{self._levels if levels else PLAIN}"
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation as it is."""

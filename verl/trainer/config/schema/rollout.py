@@ -24,7 +24,7 @@ class ValSamplingConfig:
 class RolloutConfig:
     """Each rollout worker is a Ray actor with one engine; training samples at temperature, top_k and top_p."""
 
-    name: str = opt("vllm", "name in the engine registry: vllm, or hf which needs no vLLM")
+    name: str = opt("vllm", "engine: vllm, hf which needs no vLLM, a registered one, or module:Class of your own")
     mode: str = opt("async", "how it is called", choices=("async", "sync"), unused="engines are always asynchronous")
     temperature: float = opt(1.0, "sampling temperature in training", low=0)
     top_k: int = opt(-1, "-1: no truncation", low=-1)

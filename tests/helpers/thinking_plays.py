@@ -1,0 +1,151 @@
+"""Plays in which every step acts and thinks differently, and what a plain forward says of each of their contexts.
+
+``Reference`` knows nothing of ledgers, spans or branches: it writes the conversation as text with the chat template,
+puts a thought and ``<action>`` behind it, and asks a transformers model for the words of the action.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from agent_system.environments.base import Observation
+from agent_system.environments.env_package.number_line.package import NumberLinePrompts
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from tests.helpers.play import PLACE, make_config, make_world
+from verl.protocol import DataProto
+
+STEPS = 4
+ACTIONS = ("right", "go to desk 12", "jump right", "look at the mug on cabinet 1", "7")  # 1 to 12 tokens
+
+
+def thought_of(level: int, step: int, start: int) -> str:
+    """The thought at a level, different at every step and for every start."""
+    return {
+        1: "",
+        2: f"I am near {start}.",
+        3: f"{step} turns, and nothing on the shelf {start}",
+        4: f"first the drawer {step}, then the fridge, and the sofa at last" if step != 2 else "",
+    }[level]
+
+
+def level_of(step: int, start: int) -> int:
+    """The level that is sampled: each one once in a play of four steps."""
+    return 1 + (3 * step + start) % 4
+
+
+def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Callable:
+    """A script for ``ScriptedEngine``; plays of four steps, one of them (level 4) with an empty thought at times."""
+
+    def script(request, prompt: str) -> str:
+        places = PLACE.findall(prompt)
+        step, start = len(places) - 1, int(places[0][0])
+        if prompt.endswith("<think>"):
+            return thought(int(prompt[-len("k</level><think>")]), step, start) + "</think>"
+        level, action = level_of(step, start), ACTIONS[(step + start) % len(ACTIONS)]
+        block = "" if level == 1 and start % 2 else f"<think>{thought_of(level, step, start)}</think>"
+        return f"<level>{level}</level>{block}<action>{action}</action>"
+
+    return script
+
+
+def thinking_config(history: str = "append", n: int = 2, **rlvcr: Any):
+    """RLVCR on the number line, with values of ``algorithm.rlvcr``; a window shows the whole play."""
+    config = make_config(history=history, levels=True, n=n, max_steps=STEPS, history_length=STEPS)
+    config.env.kwargs = {"size": 12}
+    config.algorithm.adv_estimator = "rlvcr"
+    config.algorithm.rlvcr.enable = True
+    for key, value in rlvcr.items():
+        setattr(config.algorithm.rlvcr, key, value)
+    return config
+
+
+def collect(tokenizer, score, config, script: Callable | None = None, groups: int = 2) -> DataProto:
+    """Rows of one collected batch; ``score`` stands for ``compute_log_prob``."""
+    group, envs, _ = make_world(tokenizer, config, script or thinking_script(), score=score)
+    collector = TrajectoryCollector(config, tokenizer)
+    try:
+        return collector.multi_turn_loop(envs.gen_batch(1, groups), group, envs)
+    finally:
+        collector.close()
+
+
+def real_tokens(data: DataProto, row: int) -> list[int]:
+    """The unpadded tokens of a row."""
+    return data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
+
+
+def steps_of(data: DataProto) -> list[tuple[int, dict]]:
+    """Row number and record of every step."""
+    return [(row, step) for row, steps in enumerate(data.non_tensor_batch["steps"]) for step in steps]
+
+
+def plays_of(data: DataProto) -> dict[str, list[tuple[int, dict]]]:
+    """The steps of every trajectory in order, whatever rows they lie in."""
+    plays: dict[str, list[tuple[int, dict]]] = {}
+    for row, step in steps_of(data):
+        plays.setdefault(data.non_tensor_batch["traj_uid"][row], []).append((row, step))
+    return plays
+
+
+class Reference:
+    """What ``model`` gives for an action after a thought, from the text of the conversation alone."""
+
+    def __init__(self, model, tokenizer, history: str) -> None:
+        self.model, self.tokenizer, self.history = model.eval(), tokenizer, history
+        self.prompts, self._known = NumberLinePrompts({}), {}
+
+    def said_before(self, play: list[dict], step: int) -> str:
+        """The conversation up to where the policy answers at ``step``, as text."""
+        messages = [{"role": "system", "content": self.prompts.system(True)}]
+        seen = [Observation(record["observation"]) for record in play]
+        if self.history == "window":
+            past = [(record["observation"], record["action"]) for record in play[:step]]
+            messages.append({"role": "user", "content": self.prompts.window(seen[0], past, seen[step], True)})
+        else:
+            for number in range(step + 1):
+                messages.append({"role": "user", "content": seen[number].text})
+                messages.append({"role": "assistant", "content": play[number]["response"]})
+            messages.pop()
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def thinking(self, record: dict, context: dict) -> str:
+        """What stands between the conversation and the action in one of a step's contexts."""
+        if context["original"]:
+            return record["response"].partition("<action>")[0] + "<action>"
+        return f"<level>{context['level']}</level><think>{context['thought']}</think><action>"
+
+    def measure(self, before: str, action: str) -> dict[str, float]:
+        """The four scores of ``action`` and of the token that closes it, after ``before``."""
+        if (before, action) not in self._known:
+            self._known[before, action] = self._measure(before, action)
+        return self._known[before, action]
+
+    @torch.no_grad()
+    def _measure(self, before: str, action: str) -> dict[str, float]:
+        ids = self._ids(before)
+        targets = self._ids(action + "</action>")
+        logits = self.model(torch.tensor([ids + targets])).logits[0].float()
+        log_probs = logits[len(ids) - 1 : -1].log_softmax(-1)
+        chosen = log_probs.gather(-1, torch.tensor(targets)[:, None])[:, 0]
+        return {
+            "score_logprob": chosen.mean().item(),
+            "score_entropy": -(log_probs.exp() * log_probs).sum(-1).mean().item(),
+            "score_prob": chosen.exp().mean().item(),
+            "score_seq_prob": chosen.mean().exp().item(),
+        }
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def differences(self, data: DataProto) -> list[float]:
+        """For every context of every step, the largest difference between its four scores and the reference."""
+        found = []
+        for play in plays_of(data).values():
+            records = [record for _, record in play]
+            for number, record in enumerate(records):
+                before = self.said_before(records, number)
+                for context in record["contexts"]:
+                    expected = self.measure(before + self.thinking(record, context), record["action"])
+                    found.append(max(abs(context[name] - value) for name, value in expected.items()))
+        return found
