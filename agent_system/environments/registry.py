@@ -25,6 +25,10 @@ class Entry:
 REGISTRY: dict[str, Entry] = {
     "alfworld": Entry(f"{PACKAGES}.alfworld.package:PACKAGE", extra="envs"),
     "number_line": Entry(f"{PACKAGES}.number_line.package:PACKAGE"),
+    "scienceworld": Entry(f"{PACKAGES}.scienceworld.package:PACKAGE", extra="envs"),
+    "textarena": Entry(f"{PACKAGES}.textarena.package:PACKAGE", extra="envs"),
+    "textworld": Entry(f"{PACKAGES}.textworld.package:PACKAGE", extra="envs"),
+    "textworld_express": Entry(f"{PACKAGES}.textworld_express.package:PACKAGE", extra="envs"),
 }
 
 
