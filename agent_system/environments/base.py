@@ -73,3 +73,6 @@ class EnvPackage:
     prompts: Callable[[dict[str, Any]], Prompts]
     project: Callable[[str], tuple[str, bool]]  # model text -> (action, well-formed?)
     stop: tuple[str, ...] = ("</action>",)
+    # The key of the section that makes observations images, its value, and the value that gives text; None where the
+    # observations of that section are text.
+    images: Callable[[dict[str, Any]], tuple[str, Any, Any] | None] = lambda section: None

@@ -8,6 +8,7 @@ from rlvcr.levels import level_instructions
 
 PLAIN = """\
 First think about what to do, between <think> and </think>. Then write one action between <action> and </action>."""
+IMAGE = "<image>"  # stands for the image of an observation in its text
 MAX_LENGTH = 400  # characters of an action
 _CLOSED = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _OPEN = re.compile(r"<action>(.*)", re.DOTALL)
@@ -43,10 +44,10 @@ class ChatPrompts:
     def window(
         self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
     ) -> str:
-        """The remembered turns, then the present; the first observation before them where it is to be kept."""
+        """The remembered turns, without their images, then the present; before them the first text where it is kept."""
         seen_first = any(seen == first.text for seen, _ in history) or observation.text == first.text
         parts = [first.text] if self.keep_first and not seen_first else []
-        parts += [f"{seen}\nYou did: {action}" for seen, action in history]
+        parts += [f"{seen.replace(IMAGE, '')}\nYou did: {action}".strip() for seen, action in history]
         return self._with_actions("\n\n".join([*parts, observation.text]), observation)
 
     def _with_actions(self, text: str, observation: Observation) -> str:

@@ -130,6 +130,7 @@ class Episode:
             end=segment.end,
             response=action.text,
             stop_reason=action.stop_reason,
+            image=observation.image,
         )
         self.trajectory.turns.append(turn)
         if self.stage.codec is not None:

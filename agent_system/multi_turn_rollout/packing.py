@@ -6,7 +6,8 @@
     step_ids                    0000   ------------------  1111
 
 With ``append`` history a trajectory is one row, with ``window`` history one row per step. P and R are the longest
-prompt and response of the batch.
+prompt and response of the batch. Where observations are images, ``multi_modal_data`` holds ``{"image": [...]}`` for
+every row: those of its steps in order.
 """
 
 import logging
@@ -128,7 +129,9 @@ def _tensors(
 
 def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     jobs = [row.trajectory.job for row in rows]
+    seen = [[turn.image for turn in row.turns if turn.image is not None] for row in rows]
     return {
+        **({"multi_modal_data": [{"image": images} for images in seen]} if any(seen) else {}),
         "uid": [job.uid for job in jobs],
         "traj_uid": [job.traj_uid for job in jobs],
         "data_source": [job.data_source for job in jobs],

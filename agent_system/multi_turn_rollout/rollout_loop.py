@@ -15,6 +15,7 @@ from typing import Any
 
 from agent_system.environments.base import Observation
 from agent_system.environments.manager import assert_same_start
+from agent_system.environments.registry import get_package
 from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected
@@ -35,14 +36,18 @@ class TrajectoryCollector:
     """Plays tasks with the policy and returns what was played as rows.
 
     ``config`` is the whole typed configuration. ``processor`` is for policies that see images; a text policy has none.
+    The engine is asked with tokens alone: who passes a processor brings workers that read ``multi_modal_data``.
 
     Raises:
         TemplateUnsupported: The tokenizer's chat template does not suit ``env.history``.
-        ValueError: Thinking levels are asked for and cannot be read with this tokenizer.
+        ValueError: Thinking levels are asked for and cannot be read with this tokenizer, or the environment shows
+            images and there is no processor.
     """
 
     def __init__(self, config: Any, tokenizer: Any, processor: Any = None) -> None:
         self.config, self.tokenizer, self.processor = config, tokenizer, processor
+        if processor is None:
+            refuse_images(config)
         probe = probe_template(tokenizer)
         probe.require(config.env.history)
         if config.env.history == "append" and not probe.keeps_thoughts:
@@ -179,6 +184,18 @@ class TrajectoryCollector:
         data = score_rows(data, row_steps(rows), actor_rollout_wg.compute_log_prob, self.config, self.codec)
         data.meta_info["timing"]["scoring"] = time.perf_counter() - began
         return data
+
+
+def refuse_images(config: Any) -> None:
+    """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy cannot see."""
+    found = get_package(config.env.env_name).images(env_section(config.env))
+    if found is not None:
+        key, value, text_value = found
+        where, policy = f"env.{config.env.env_name.split('/', 1)[0]}.{key}", config.actor_rollout_ref.model.path
+        raise ValueError(
+            f"{where}={value!r}: its observations are images, and the policy {policy} is played as one that reads text "
+            f"only; allowed: {text_value}; fix: {where}={text_value}"
+        )
 
 
 def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:

@@ -34,7 +34,7 @@ class Turn:
 
     Its sampled tokens are ``ids[start:end]`` of ledger ``ledger``. ``parsed`` is the step read as thinking level,
     thought and action (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not
-    asked for.
+    asked for. ``image`` is the observation's, None where it is text.
     """
 
     step: int
@@ -51,6 +51,7 @@ class Turn:
     done: bool = False
     parsed: Any = None
     alternatives: Any = None
+    image: Any = None
 
 
 @dataclass(slots=True)

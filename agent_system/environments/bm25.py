@@ -1,0 +1,27 @@
+"""Keyword search over a handful of texts: what the environments with a search engine share."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from rank_bm25 import BM25Okapi
+
+_WORD = re.compile(r"[a-z0-9]+")
+
+
+def words(text: str) -> list[str]:
+    """The words of ``text``, in lower case."""
+    return _WORD.findall(text.lower())
+
+
+class KeywordIndex:
+    """BM25 over ``texts``; ties are broken by position, so a search has one result everywhere."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._index = BM25Okapi([words(text) for text in texts])
+
+    def top(self, query: str, count: int) -> list[int]:
+        """Positions of the ``count`` best texts, best first; those that share no word with ``query`` are left out."""
+        scores = self._index.get_scores(words(query))
+        order = np.argsort(-scores, kind="stable")[:count]
+        return [int(position) for position in order if scores[position] > 0]

@@ -1,0 +1,154 @@
+"""Question answering with a search engine, as the agent system sees it."""
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env_package.search.retrieval import LocalRetriever, Passage, RemoteRetriever, Retriever
+from agent_system.environments.env_package.search.world import build
+from agent_system.environments.sections import read_section, setting
+from verl.utils.seeds import derive_seed
+
+NAME = "search"
+RULES = """\
+You answer a question with the help of a search engine. Each turn you do one of two things:
+search[words to look for] shows you the best passages; search[...] again as often as you need.
+answer[your answer] ends the game. Give the answer alone, a name or a number, without a sentence around it."""
+ACTION = re.compile(r"(search|answer)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+VAL_SHARE = 5  # questions about one subject in five are held out
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """``env.search``. Passages come from ``search_url`` (a retrieval server), or where it is null from the own world.
+
+    ``timeout`` (seconds) and ``retries`` bound a request. ``max_chars``: a longer passage is cut. ``reward``: ``em``
+    pays 1.0 for the exact answer, ``f1`` the overlap of words. ``train_questions`` and ``val_questions`` are files of
+    JSON lines (``question``, ``answers`` or ``golden_answers``) that replace the own questions.
+    """
+
+    search_url: str | None = setting(None)
+    topk: int = setting(3, low=1, high=20)
+    timeout: float = setting(5.0, low=0.01)
+    retries: int = setting(3, low=0, high=10)
+    max_chars: int = setting(500, low=40)
+    reward: str = setting("em", choices=("em", "f1"))
+    max_hops: int = setting(2, low=1, high=2)
+    train_questions: str | None = setting(None)
+    val_questions: str | None = setting(None)
+
+    def __post_init__(self) -> None:
+        if self.search_url is not None and not self.search_url.startswith(("http://", "https://")):
+            raise ValueError(f"env.{NAME}.search_url={self.search_url!r}: allowed: a URL that begins with http(s)://")
+
+    def retriever(self) -> Retriever:
+        """What is asked for passages."""
+        return RemoteRetriever(self.search_url, self.timeout, 1 + self.retries) if self.search_url else LocalRetriever()
+
+
+class SearchEnv:
+    """Won by the exact answer. An answer ends the episode; the caller limits the number of steps.
+
+    An action that is neither a search nor an answer, or an empty one, changes nothing and is not valid. The anchor is
+    the question with the titles seen so far, in whatever order they were found.
+    """
+
+    placement = "thread"  # a server may let it wait
+
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        self.settings = read_section(SearchSettings, section, NAME)
+        self._retriever = self.settings.retriever()
+        self._task: Task = {}
+        self._seen: set[str] = set()
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Ask ``task["question"]``; nothing is drawn, so ``seed`` has no effect."""
+        self._task, self._seen = task, set()
+        return self._look(f"Question: {task['question']}")
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Search or answer. Raises ``RetrievalError`` when the retrieval server fails."""
+        found = ACTION.fullmatch(action.strip())
+        verb, words = (found.group(1).lower(), found.group(2).strip()) if found else ("", "")
+        if not words:
+            said = "That is no action. Write search[words to look for] or answer[your answer]."
+            return self._look(said), 0.0, False, {"won": False, "is_action_valid": False}
+        if verb == "search":
+            passages = self._retriever.search(words, self.settings.topk)
+            self._seen.update(title for title, _ in passages)
+            return self._look(self._show(passages)), 0.0, False, {"won": False, "is_action_valid": True}
+        won = exact_match(words, self._task["answers"])
+        reward = f1(words, self._task["answers"]) if self.settings.reward == "f1" else float(won)
+        said = "That is right." if won else "That is not the answer."
+        return self._look(said), reward, True, {"won": won, "is_action_valid": True}
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _show(self, passages: list[Passage]) -> str:
+        lines = [f"[{n}] {title}: {text[: self.settings.max_chars]}" for n, (title, text) in enumerate(passages, 1)]
+        return "\n".join(lines) or "Nothing was found."
+
+    def _look(self, text: str) -> Observation:
+        anchor = f"{self._task['question']} | {'; '.join(sorted(self._seen))}"
+        return Observation(text, anchor=anchor, info={"admissible_actions": ["search[<words>]", "answer[<answer>]"]})
+
+
+def normalized(text: str) -> str:
+    """Lower case, without punctuation, articles and superfluous blanks, as SQuAD compares answers."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+def exact_match(given: str, answers: list[str]) -> bool:
+    """Whether ``given`` is one of ``answers`` once both are normalised."""
+    return normalized(given) in {normalized(answer) for answer in answers}
+
+
+def f1(given: str, answers: list[str]) -> float:
+    """The best harmonic mean of word precision and recall over ``answers``, in 0..1."""
+
+    def score(answer: str) -> float:
+        ours, theirs = normalized(given).split(), normalized(answer).split()
+        common = sum((Counter(ours) & Counter(theirs)).values())
+        return 2 * common / (len(ours) + len(theirs)) if common else float(ours == theirs)
+
+    return max(map(score, answers), default=0.0)
+
+
+def prompts(section: Mapping[str, Any]) -> ChatPrompts:
+    """How to search and answer; window prompts repeat the question."""
+    return ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True)
+
+
+def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+    """The questions of a file, or of the own world: those about one subject in five are held out."""
+    settings = read_section(SearchSettings, section, NAME)
+    path = {"train": settings.train_questions, "val": settings.val_questions}[split]
+    if path:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        return [_from_file(json.loads(line), f"{NAME}/{split}/{n}") for n, line in enumerate(lines) if line.strip()]
+    return [
+        {"task_id": f"{NAME}/{question['question']}", "data_source": f"{NAME}_{question['hops']}hop", **question}
+        for question in build()[1]
+        if question["hops"] <= settings.max_hops
+        and (derive_seed(NAME, question["support"][0]) % VAL_SHARE == 0) == (split == "val")
+    ]
+
+
+def _from_file(line: dict[str, Any], task_id: str) -> Task:
+    answers = line["answers"] if "answers" in line else line["golden_answers"]
+    answers = [answers] if isinstance(answers, str) else list(answers)
+    source = str(line.get("data_source", NAME))
+    return {"task_id": task_id, "data_source": source, "question": line["question"], "answers": answers}
+
+
+PACKAGE = EnvPackage(NAME, SearchEnv, tasks, prompts, project)

@@ -1,0 +1,81 @@
+"""The world of the search environment: places, people and works that do not exist, as documents and questions.
+
+Names, sentences and questions are in ``world.json``; which person was born in which town is drawn from a fixed seed, so
+the world is the same everywhere. What a policy knows of the real world does not help: it has to look things up.
+"""
+
+import itertools
+import json
+import random
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from verl.utils.seeds import derive_seed
+
+TABLES = Path(__file__).with_name("world.json")
+Entity = dict[str, Any]  # "name" and the fields of its kind; a field may be another entity
+
+
+@lru_cache(maxsize=1)
+def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Documents (title to text) and questions: ``question``, ``answers``, ``support`` (titles to look up), ``hops``."""
+    tables = json.loads(TABLES.read_text(encoding="utf-8"))
+    world = _entities(tables)
+    documents, questions = {}, []
+    for kind, entities in world.items():
+        sentences, asked = tables["kinds"][kind]["documents"], tables["kinds"][kind]["questions"]
+        for number, entity in enumerate(entities):
+            shown = {field: _text(value) for field, value in entity.items()}
+            documents[entity["name"]] = sentences[number % len(sentences)].format(**shown)
+            questions += [_question(entity, words, path, tables["aliases"]) for words, path in asked]
+    return documents, questions
+
+
+def _entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
+    """All entities by kind; a kind may only refer to those above it."""
+    draw = random.Random(derive_seed("search", "world"))
+    words, world = tables["words"], {}
+    for kind, form in tables["kinds"].items():
+        heads, between, tails = form["name"]
+        names = [between.join(pair) for pair in itertools.product(words[heads], words[tails])]
+        world[kind] = [{"name": name} for name in draw.sample(names, form["count"])]
+        for entity in world[kind]:
+            for field, source in form["fields"].items():
+                entity[field] = _drawn(source, entity, words, world, draw)
+    return world
+
+
+def _drawn(source: str, entity: Entity, words: dict, world: dict, draw: random.Random) -> Any:
+    """``pick:LIST``, ``of:KIND``, ``int:LOW:HIGH`` or ``after:FIELD.FIELD:LOW:HIGH`` (that many years later)."""
+    how, what, *bounds = source.split(":")
+    if how == "pick":
+        return draw.choice(words[what])
+    if how == "of":
+        return draw.choice(world[what])
+    if how == "int":
+        return draw.randint(int(what), int(bounds[0]))
+    return _follow(entity, what)[-1] + draw.randint(*map(int, bounds))
+
+
+def _follow(entity: Entity, path: str) -> list[Any]:
+    """What is met on the way along ``path``, the entity first."""
+    met = [entity]
+    for field in path.split("."):
+        met.append(met[-1][field])
+    return met
+
+
+def _text(value: Any) -> str:
+    return value["name"] if isinstance(value, dict) else str(value)
+
+
+def _question(entity: Entity, words: str, path: str, aliases: dict[str, list[str]]) -> dict[str, Any]:
+    *way, answer = _follow(entity, path)
+    forms = ["{}", *aliases.get(path.rpartition(".")[2], [])]
+    return {
+        "question": words.format(name=entity["name"]),
+        "answers": [form.format(_text(answer)) for form in forms],
+        "support": [met["name"] for met in way],
+        "hops": len(way),
+    }

@@ -1,0 +1,96 @@
+"""The catalogue and the goals of the shop, drawn from the tables of ``catalogue.json`` with a fixed seed."""
+
+import json
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agent_system.environments.bm25 import KeywordIndex
+from verl.utils.seeds import derive_seed
+
+TABLES = Path(__file__).with_name("catalogue.json")
+ATTRIBUTES = 4  # of a product; two of them are in its title, all of them among its features
+CHOICES = 3  # values of an option that a product comes in
+WANTED = 2  # attributes that a goal asks for
+ANY_KIND, SAME_DEPARTMENT, SAME_KIND = 0.1, 0.5, 1.0  # what the kind of a product is worth
+
+
+@dataclass(frozen=True)
+class Product:
+    """Something to buy. ``options`` maps ``color`` and ``size`` to the values there are."""
+
+    item_id: str
+    title: str
+    kind: str
+    department: str
+    attributes: tuple[str, ...]
+    options: dict[str, tuple[str, ...]]
+    price: float
+
+
+@lru_cache(maxsize=4)
+def catalogue(count: int) -> dict[str, Product]:
+    """The first ``count`` products by id; the kinds take turns."""
+    tables = json.loads(TABLES.read_text(encoding="utf-8"))
+    return {product.item_id: product for product in (_product(tables, number) for number in range(count))}
+
+
+@lru_cache(maxsize=4)
+def _index(count: int) -> tuple[list[Product], KeywordIndex]:
+    products = list(catalogue(count).values())
+    return products, KeywordIndex([" ".join([p.title, *p.attributes, *p.options["color"]]) for p in products])
+
+
+def find(count: int, query: str, limit: int) -> list[Product]:
+    """At most ``limit`` of the first ``count`` products, those that fit the words of ``query`` best in front."""
+    products, index = _index(count)
+    return [products[position] for position in index.top(query, limit)]
+
+
+def _product(tables: dict[str, Any], number: int) -> Product:
+    draw = random.Random(derive_seed("shop", "product", number))
+    kind = list(tables["kinds"])[number % len(tables["kinds"])]
+    form = tables["kinds"][kind]
+    attributes = tuple(draw.sample(form["attributes"], ATTRIBUTES))
+    options = {name: tuple(sorted(draw.sample(values, min(CHOICES, len(values))), key=values.index))
+               for name, values in (("color", tables["colors"]), ("size", form["sizes"]))}  # fmt: skip
+    title = f"{draw.choice(tables['brands'])} {kind}, {attributes[0]}, {attributes[1]}"
+    price = draw.randint(*form["price"]) + draw.choice((0.0, 0.49, 0.95))
+    item_id = f"b{derive_seed('shop', 'id', number) % 16**8:08x}"
+    return Product(item_id, title, kind, form["department"], attributes, options, price)
+
+
+def goal(product: Product, number: int) -> dict[str, Any]:
+    """A wish that ``product`` fulfils: ``kind``, ``attributes``, ``options``, ``max_price`` and ``instruction``."""
+    draw = random.Random(derive_seed("shop", "goal", product.item_id, number))
+    attributes = draw.sample(product.attributes, WANTED)
+    options = {name: draw.choice(values) for name, values in product.options.items()}
+    max_price = (int(product.price) // 10 + draw.randint(1, 3)) * 10
+    color, size = options["color"], options["size"]
+    return {
+        "item_id": product.item_id,
+        "kind": product.kind,
+        "department": product.department,
+        "attributes": attributes,
+        "options": options,
+        "max_price": max_price,
+        "instruction": f"Find me a {product.kind}, {' and '.join(attributes)}, in color {color} and size {size}, "
+        f"at a price lower than {max_price} dollars.",
+    }
+
+
+def score(bought: Product, chosen: dict[str, str], wish: dict[str, Any]) -> float:
+    """WebShop's kind of reward, in 0..1: the share of wishes fulfilled, times what the kind of the product is worth.
+
+    Wishes are the attributes, the options and the price. A product of the right kind counts 1.0, another one of the
+    department 0.5, any other 0.1 (WebShop compares titles and categories for this).
+    """
+    fulfilled = len(set(wish["attributes"]) & set(bought.attributes))
+    fulfilled += sum(chosen.get(name) == value for name, value in wish["options"].items())
+    fulfilled += bought.price < wish["max_price"]
+    share = fulfilled / (len(wish["attributes"]) + len(wish["options"]) + 1)
+    if bought.kind == wish["kind"]:
+        return SAME_KIND * share
+    return (SAME_DEPARTMENT if bought.department == wish["department"] else ANY_KIND) * share

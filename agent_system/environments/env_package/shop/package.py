@@ -1,0 +1,113 @@
+"""The shop as the agent system sees it: buy what the instruction asks for, with WebShop's two actions."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env_package.shop.catalogue import catalogue, find, goal, score
+from agent_system.environments.env_package.shop.pages import BUY, Page
+from agent_system.environments.sections import read_section, setting
+from verl.utils.seeds import derive_seed
+
+NAME = "shop"
+RULES = """\
+You shop online. Buy the product that the instruction asks for: its kind, its attributes, its options, its price.
+On the search page you write search[words]; on every other page you write click[something], where something is what the
+page lets you click. Click the options you want before you click[buy now], which ends the game. Some attributes are
+only listed under click[features]."""
+ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
+VAL_SHARE = 5  # goals around one product in five are held out
+
+
+@dataclass(frozen=True)
+class ShopSettings:
+    """``env.shop``: how many products and goals for each there are, and how many results a search has, per page and in
+    all. ``use_small`` and ``human_goals`` are WebShop's; each has the one value that is true here.
+    """
+
+    products: int = setting(400, low=20, high=5000)
+    goals_per_product: int = setting(3, low=1, high=20)
+    page_size: int = setting(5, low=1, high=20)
+    results: int = setting(20, low=1, high=100)
+    use_small: bool = setting(True, choices=(True,))
+    human_goals: bool = setting(False, choices=(False,))
+
+
+class Shop:
+    """The reward comes with the purchase, which ends the episode: see ``catalogue.score``. Won by a score of 1.0.
+
+    What cannot be done on a page changes nothing and is not valid. The caller limits the number of steps.
+    """
+
+    placement = "inline"
+
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        self.settings = read_section(ShopSettings, section, NAME)
+        self._goal: dict[str, Any] = {}
+        self._page = Page()
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Read the instruction of ``task["goal"]``; nothing is drawn, so ``seed`` has no effect."""
+        self._goal = task["goal"]
+        self._page = Page(page_size=self.settings.page_size)
+        return self._look()
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Search or click."""
+        found = ACTION.fullmatch(action.strip())
+        verb, target = (found.group(1).lower(), " ".join(found.group(2).lower().split())) if found else ("", "")
+        if verb == "click" and target == BUY and BUY in self._page.clickable():
+            reward = score(self._page.item, dict(self._page.chosen), self._goal)
+            observation = Observation(f"You bought {self._page.item.title}.", anchor=f"{self._anchor()} | bought")
+            return observation, reward, True, {"won": reward == 1.0, "is_action_valid": True}
+        valid = self._do(verb, target)
+        observation = self._look("" if valid else "That cannot be done on this page.\n")
+        return observation, 0.0, False, {"won": False, "is_action_valid": valid}
+
+    def _do(self, verb: str, target: str) -> bool:
+        """Go where the action leads, if it can be done here."""
+        if verb == "click" and target in self._page.clickable():
+            self._page = self._page.click(target)
+        elif verb == "search" and target and self._page.name == "home":
+            results = tuple(find(self.settings.products, target, self.settings.results))
+            self._page = Page("results", target, results, self.settings.page_size)
+        else:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _anchor(self) -> str:
+        return f"{self._goal['instruction']} | {self._page.anchor()}"
+
+    def _look(self, said: str = "") -> Observation:
+        text = f"{said}Instruction: {self._goal['instruction']}\n{self._page.text()}"
+        actions = [f"click[{target}]" for target in self._page.clickable()] or ["search[<words>]"]
+        return Observation(text, anchor=self._anchor(), info={"admissible_actions": actions})
+
+
+def prompts(section: Mapping[str, Any]) -> ChatPrompts:
+    """How to shop; every page lists what can be done on it."""
+    return ChatPrompts(RULES, example="search[blue rain jacket]", list_actions=True)
+
+
+def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+    """Different goals around the products of the catalogue; those around one product in five are held out."""
+    settings = read_section(ShopSettings, section, NAME)
+    wishes: dict[str, tuple[str, dict[str, Any]]] = {}
+    for product in catalogue(settings.products).values():
+        for number in range(settings.goals_per_product):
+            wish = goal(product, number)
+            wishes.setdefault(wish["instruction"], (f"{NAME}/{product.item_id}-{number}", wish))
+    return [
+        {"task_id": task_id, "data_source": NAME, "goal": wish}
+        for task_id, wish in wishes.values()
+        if (derive_seed(NAME, wish["item_id"]) % VAL_SHARE == 0) == (split == "val")
+    ]
+
+
+PACKAGE = EnvPackage(NAME, Shop, tasks, prompts, project)

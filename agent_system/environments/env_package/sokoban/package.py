@@ -1,0 +1,104 @@
+"""Sokoban as the agent system sees it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, project
+from agent_system.environments.env_package.sokoban import render
+from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, canonical, draw_level, levels, moved
+from agent_system.environments.env_package.sokoban.settings import IMAGES, NAME, SokobanSettings
+from agent_system.environments.sections import read_section
+from verl.utils.seeds import derive_seed
+
+RULES = """\
+You are in a storeroom seen from above. Push every box onto a target. You move up, down, left or right, one cell per
+move. Walking into a box pushes it one cell further, if the cell behind it is free; boxes cannot be pulled.
+{legend}"""
+LEGENDS = {
+    False: "# wall, _ floor, . target, $ box, * box on a target, @ you, + you on a target",
+    True: "Walls are dark brown, targets red diamonds, boxes light brown, boxes on targets orange, you are green.",
+}
+
+
+class Sokoban:
+    """Won when every box is on a target. The caller limits the number of steps.
+
+    A move into a wall, or into a box that cannot be pushed, changes nothing and is not valid. The anchor is the level.
+    """
+
+    placement = "inline"
+
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        self.settings = read_section(SokobanSettings, section, NAME)
+        self._size = (0, 0)
+        self._floor: set[Cell] = set()
+        self._targets: tuple[Cell, ...] = ()
+        self._player: Cell = (0, 0)
+        self._boxes: frozenset[Cell] = frozenset()
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start ``task["level"]``; nothing is drawn, so ``seed`` has no effect."""
+        cells = {(r, c): sign for r, line in enumerate(task["level"].split("\n")) for c, sign in enumerate(line)}
+        self._size = (1 + max(row for row, _ in cells), 1 + max(column for _, column in cells))
+        self._floor = {cell for cell, sign in cells.items() if sign != "#"}
+        self._targets = tuple(cell for cell, sign in cells.items() if sign in ".*+")
+        self._boxes = frozenset(cell for cell, sign in cells.items() if sign in "$*")
+        self._player = next(cell for cell, sign in cells.items() if sign in "@+")
+        return self._look("")
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Move; see ``SokobanSettings.reward`` for what it pays."""
+        action = action.strip().lower()
+        valid = action in MOVES and self._free(MOVES[action])
+        placed = self._placed()
+        if valid:
+            ahead = moved(self._player, MOVES[action])
+            if ahead in self._boxes:
+                self._boxes = self._boxes - {ahead} | {moved(ahead, MOVES[action])}
+            self._player = ahead
+        won = self._placed() == len(self._boxes)
+        said = "Every box is on a target.\n" if won else "" if valid else "Nothing moves.\n"
+        reward = float(won)
+        if self.settings.reward == "gym":
+            reward = -0.1 + self._placed() - placed + 10.0 * won
+        return self._look(said), reward, won, {"won": won, "is_action_valid": valid}
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _placed(self) -> int:
+        return sum(box in self._targets for box in self._boxes)
+
+    def _free(self, step: Cell) -> bool:
+        ahead, behind = moved(self._player, step), moved(self._player, step, 2)
+        return ahead in self._floor and (ahead not in self._boxes or behind in self._floor - self._boxes)
+
+    def _look(self, said: str) -> Observation:
+        level = draw_level(self._size, self._floor, self._targets, (self._player, tuple(self._boxes)))
+        info = {"admissible_actions": [move for move, step in MOVES.items() if self._free(step)]}
+        if self.settings.mode in IMAGES:
+            return Observation(said + IMAGE, render.image(level, self.settings.tile), level, info)
+        return Observation(said + render.text(level), anchor=level, info=info)
+
+
+def prompts(section: Mapping[str, Any]) -> ChatPrompts:
+    """The rules, and how the room is shown."""
+    mode = read_section(SokobanSettings, section, NAME).mode
+    return ChatPrompts(RULES.format(legend=LEGENDS[mode in IMAGES]), example="up")
+
+
+def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+    """Levels; ``solution`` is a shortest one and is shown to nobody."""
+    found = levels(read_section(SokobanSettings, section, NAME))[split]
+    return [{"task_id": f"{NAME}/{derive_seed(canonical(level)):x}", "data_source": NAME, "level": level,
+             "solution": list(solution)} for level, solution in found]  # fmt: skip
+
+
+def images(section: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The key that makes observations images, as ``EnvPackage.images`` asks for it."""
+    mode = read_section(SokobanSettings, section, NAME).mode
+    return ("mode", mode, "text") if mode in IMAGES else None
+
+
+PACKAGE = EnvPackage(NAME, Sokoban, tasks, prompts, project, images=images)

@@ -1,0 +1,46 @@
+"""A Sokoban level as text and as an image."""
+
+import numpy as np
+
+from agent_system.environments.env_package.sokoban.levels import (
+    BOX,
+    BOX_ON_TARGET,
+    PLAYER,
+    PLAYER_ON_TARGET,
+    TARGET,
+    WALL,
+)
+
+WALL_COLOUR, FLOOR_COLOUR = (110, 60, 45), (235, 225, 200)
+TARGET_COLOUR, PLAYER_COLOUR = (200, 40, 40), (40, 110, 60)
+BOX_COLOUR, PLACED_COLOUR, EDGE_COLOUR = (190, 140, 70), (220, 90, 50), (80, 55, 25)
+
+
+def text(level: str) -> str:
+    """The level with blanks between its signs, so that a tokenizer sees one sign at a time."""
+    return "\n".join(" ".join(line) for line in level.split("\n"))
+
+
+def image(level: str, tile: int) -> np.ndarray:
+    """The level as RGB, uint8 [rows * tile, columns * tile, 3]."""
+    drawn = {sign: _tile(sign, tile) for sign in set(level) - {"\n"}}
+    return np.concatenate(
+        [np.concatenate([drawn[sign] for sign in line], axis=1) for line in level.split("\n")], axis=0
+    )
+
+
+def _tile(sign: str, size: int) -> np.ndarray:
+    """One cell: walls and floor are plain, a target is a diamond, a box a square with an edge, the player a disc."""
+    cell = np.empty((size, size, 3), dtype=np.uint8)
+    cell[:] = WALL_COLOUR if sign == WALL else FLOOR_COLOUR
+    across = np.abs(np.arange(size) - (size - 1) / 2) / (size / 2)  # 0 in the middle, 1 at the edge
+    rows, columns = across[:, None], across[None, :]
+    if sign in (TARGET, PLAYER_ON_TARGET):
+        cell[rows + columns < 0.7] = TARGET_COLOUR
+    if sign in (BOX, BOX_ON_TARGET):
+        cell[np.maximum(rows, columns) < 0.85] = EDGE_COLOUR
+        cell[np.maximum(rows, columns) < 0.65] = PLACED_COLOUR if sign == BOX_ON_TARGET else BOX_COLOUR
+    if sign in (PLAYER, PLAYER_ON_TARGET):
+        ring = rows**2 + columns**2
+        cell[(ring < 0.6) & ((ring > 0.25) | (sign == PLAYER))] = PLAYER_COLOUR
+    return cell
