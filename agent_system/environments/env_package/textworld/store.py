@@ -1,7 +1,7 @@
 """TextWorld games on disk: made once per settings, kept by content hash, compiled when first played.
 
-    data_dir/<settings hash>.json   the hashes of the games of each split
-    data_dir/games/<hash>.json      a game; beside it ``<hash>.z8``, its compiled form, once somebody has played it
+``data_dir/<settings hash>.json`` holds the hashes of the games of each split, ``data_dir/games/<hash>.json`` a game,
+``data_dir/games/<hash>.z8`` its compiled form, once somebody has played it.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 VERSION = 1  # raise it when the same settings would give other games
 MAKE_S = 7200  # seconds that making all games of a run may take
 MODULE = "agent_system.environments.env_package.textworld.generate"
-ROOT = Path(__file__).resolve().parents[4]
 
 
 class DamagedStore(ValueError):
@@ -68,10 +67,9 @@ class GameStore:
         logger.info("textworld: making %s games of %s", self.counts, self.spec["game"])
         processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         words = [str(self.games), json.dumps(self.spec), json.dumps(self.counts), str(processes)]
+        command = [sys.executable, "-m", MODULE, *words]
         environ = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(
-            [sys.executable, "-m", MODULE, *words], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=MAKE_S
-        )
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=MAKE_S)
         if done.returncode != 0:
             raise RuntimeError(f"textworld could not make games of {self.spec}:\n{done.stderr[-2000:]}")
         return json.loads(done.stdout.splitlines()[-1])

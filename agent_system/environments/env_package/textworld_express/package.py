@@ -104,8 +104,9 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     jvm.find_java(NAME)
     settings = read_section(Settings, section, NAME)
     fold = settings.val_split if split == "val" else "train"
-    common = {"data_source": f"{NAME}/{settings.game}", "game": settings.game, "params": settings.params, "fold": fold}
-    return [{"task_id": f"{NAME}/{settings.game}/{fold}/{number}", "number": number, **common} for number in FOLDS[fold]]
+    source = f"{NAME}/{settings.game}"
+    common = {"data_source": source, "game": settings.game, "params": settings.params, "fold": fold}
+    return [{"task_id": f"{source}/{fold}/{number}", "number": number, **common} for number in FOLDS[fold]]
 
 
 def prompts(section: Mapping[str, Any]) -> Prompts:
