@@ -100,9 +100,9 @@ def _lights_solution(grid: list[list[bool]]) -> list[str]:
             for column in range(size):
                 if first[column] if row == 0 else lights[row - 1][column]:
                     presses.append((row, column))
-                    for r, c in ((row, column), (row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
-                        if 0 <= r < size and 0 <= c < size:
-                            lights[r][c] = not lights[r][c]
+                    for r, c in ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)):
+                        if 0 <= row + r < size and 0 <= column + c < size:
+                            lights[row + r][column + c] ^= True
         if not any(itertools.chain(*lights)):
             return [f"{row} {column}" for row, column in presses]
     raise AssertionError(f"no solution of {grid}")

@@ -35,7 +35,9 @@ def section(data_dir):
     return of
 
 
-@pytest.mark.parametrize(("game", "history", "levels"), [("treasure_hunter", "window", True), ("cooking", "append", False)])
+@pytest.mark.parametrize(
+    ("game", "history", "levels"), [("treasure_hunter", "window", True), ("cooking", "append", False)]
+)
 def test_the_walkthrough_wins_through_the_collector(section, game, history, levels):
     env = PACKAGE.make(section(game))
     data = wins("textworld", gold(env), groups=2, n=2, history=history, levels=levels, **section(game))

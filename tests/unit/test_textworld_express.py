@@ -32,7 +32,12 @@ def env():
 
 @pytest.mark.parametrize(
     ("game", "history", "levels"),
-    [("cookingworld", "append", False), ("coin", "window", True), ("twc", "append", True), ("sorting", "window", False)],
+    [
+        ("cookingworld", "append", False),
+        ("coin", "window", True),
+        ("twc", "append", True),
+        ("sorting", "window", False),
+    ],
 )
 def test_the_gold_path_wins_through_the_collector(env, game, history, levels):
     data = wins("textworld_express", gold(env), history=history, levels=levels, game=game, **SMALL[game])
