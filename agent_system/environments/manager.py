@@ -14,7 +14,7 @@ import numpy as np
 import verl
 from agent_system.environments.base import Observation
 from agent_system.environments.lockstep import LockStep
-from agent_system.environments.registry import get_package
+from agent_system.environments.registry import get_package, missing_extra
 from agent_system.environments.tasks import (
     SEED_BITS,
     check_disjoint,
@@ -66,7 +66,10 @@ class EnvironmentManagerBase:
         self.section = env_section(config.env)
         self.package = get_package(config.env.env_name)
         self.group_size = config.env.rollout.n
-        self.tasks = list(self.package.tasks(self.section, split))
+        try:
+            self.tasks = list(self.package.tasks(self.section, split))
+        except ModuleNotFoundError as error:
+            raise missing_extra(config.env.env_name, error) from error
         self.panel = panel_of(self.tasks, config.env.val_tasks) if split == "val" else []
         if split == "train":
             self.tasks = self.tasks[: config.env.train_tasks]

@@ -26,9 +26,13 @@ REGISTRY: dict[str, Entry] = {
     "alfworld": Entry(f"{PACKAGES}.alfworld.package:PACKAGE", extra="envs"),
     "frozen_lake": Entry(f"{PACKAGES}.frozen_lake.package:PACKAGE", extra="envs"),
     "number_line": Entry(f"{PACKAGES}.number_line.package:PACKAGE"),
+    "scienceworld": Entry(f"{PACKAGES}.scienceworld.package:PACKAGE", extra="envs"),
     "search": Entry(f"{PACKAGES}.search.package:PACKAGE", extra="envs"),
     "shop": Entry(f"{PACKAGES}.shop.package:PACKAGE", extra="envs"),
     "sokoban": Entry(f"{PACKAGES}.sokoban.package:PACKAGE"),
+    "textarena": Entry(f"{PACKAGES}.textarena.package:PACKAGE", extra="envs"),
+    "textworld": Entry(f"{PACKAGES}.textworld.package:PACKAGE", extra="envs"),
+    "textworld_express": Entry(f"{PACKAGES}.textworld_express.package:PACKAGE", extra="envs"),
     "twenty_questions": Entry(f"{PACKAGES}.twenty_questions.package:PACKAGE"),
     "webshop": Entry(f"{PACKAGES}.shop.package:PACKAGE", extra="envs"),  # the name that job scripts use
 }

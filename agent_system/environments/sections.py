@@ -26,8 +26,8 @@ def setting(default: Any, *, low: float | None = None, high: float | None = None
 def read_section(cls: type[Settings], section: Mapping[str, Any] | None, env_name: str) -> Settings:
     """An instance of ``cls`` with the values of ``section``; a key that is None keeps its default.
 
-    The type of a default is the type of its key: a tuple takes a list of as many items, None a string. Raises
-    ``ValueError`` naming key, value and what is allowed.
+    The type of a default is the type of its key: a tuple takes a list of as many items, an empty one any number of
+    strings, None a string. Raises ``ValueError`` naming key, value and what is allowed.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {}
@@ -44,7 +44,8 @@ def read_section(cls: type[Settings], section: Mapping[str, Any] | None, env_nam
 
 def _checked(path: str, value: Any, field: dataclasses.Field) -> Any:
     default = field.default
-    value = tuple(value) if isinstance(default, tuple) and isinstance(value, Sequence) else value
+    listed = isinstance(default, tuple) and isinstance(value, Sequence) and not isinstance(value, str)
+    value = tuple(value) if listed else value
     fits = _same_type(value, default)
     items = value if isinstance(value, tuple) else (value,)
     if not fits or not all(_allowed(item, field.metadata) for item in items):
@@ -53,6 +54,8 @@ def _checked(path: str, value: Any, field: dataclasses.Field) -> Any:
 
 
 def _same_type(value: Any, default: Any) -> bool:
+    if default == ():
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
     if isinstance(default, tuple):
         return isinstance(value, tuple) and len(value) == len(default) and all(map(_same_type, value, default))
     if default is None:
@@ -69,7 +72,9 @@ def _allowed(item: Any, bounds: Mapping[str, Any]) -> bool:
 
 def _words(default: Any, bounds: Mapping[str, Any]) -> str:
     if bounds["choices"]:
-        return "one of " + ", ".join(map(str, bounds["choices"]))
+        return ("a list of " if default == () else "one of ") + ", ".join(map(str, bounds["choices"]))
+    if default == ():
+        return "list of str"
     one = default[0] if isinstance(default, tuple) else default
     name = "str" if one is None else type(one).__name__
     words = [f"list of {len(default)} {name}" if isinstance(default, tuple) else name]

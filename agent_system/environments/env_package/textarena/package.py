@@ -1,0 +1,169 @@
+"""TextArena: guess a number, cross a frozen lake, put out the lights, break a code.
+
+These are the single-player games of TextArena that need no download, differ from start to start and draw nothing after
+the start. Section keys are those of ``Settings``; a task is a start of a game, named by what it holds, and every fourth
+start (by hash) belongs to validation.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
+from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.sections import read_section, setting
+
+NAME = "textarena"
+RULES = """\
+You play a puzzle in text, alone. Its rules come first; each turn you see what your last move did. Write one move a \
+turn, in square brackets, inside the action tags. A move against the rules is refused; two in a row end the game."""
+GAME = -1  # who speaks, in TextArena's observations
+TRIES = 20  # starts drawn per task wanted: small games repeat themselves
+
+
+@dataclass(frozen=True)
+class Game:
+    """``options`` are the settings that TextArena's game takes, ``state`` the key of what its anchor is made of."""
+
+    env_id: str
+    options: tuple[str, ...]
+    state: str
+    example: str
+    moves: Callable[[Any], list[str]] | None = None  # TextArena's game -> the moves it would accept
+
+
+def _guesses(game: Any) -> list[str]:
+    return [str(n) for n in range(game.min_number, game.max_number + 1) if n not in game.guessed_numbers]
+
+
+def _ways(game: Any) -> list[str]:
+    row, column = game.state.game_state["player_pos"]
+    inside = {(r, c) for r in range(game.size) for c in range(game.size)}
+    return [name for name, (down, right) in game.actions.items() if (row + down, column + right) in inside]
+
+
+def _switches(game: Any) -> list[str]:
+    return [f"{row} {column}" for row in range(game.size) for column in range(game.size)]
+
+
+GAMES = {
+    "GuessTheNumber": Game(
+        "GuessTheNumber-v0-raw", ("max_number", "max_turns"), state="guess_history", example="[7]", moves=_guesses
+    ),
+    "FrozenLake": Game(
+        "FrozenLake-v0-raw", ("size", "num_holes"), state="player_pos", example="[right]", moves=_ways
+    ),
+    "LightsOut": Game("LightsOut-v0-raw", ("size", "max_turns"), state="grid", example="[0 1]", moves=_switches),
+    "Mastermind": Game(
+        "Mastermind-v0-raw", ("code_length", "num_numbers", "max_turns"), state="history", example="[2 1 4 5]"
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``max_turns`` ends a game as lost; the other numbers shape the game whose name they fit."""
+
+    game: str = setting("GuessTheNumber", choices=tuple(GAMES))
+    max_turns: int = setting(20, low=1)
+    max_number: int = setting(100, low=8)
+    size: int = setting(4, low=3, high=9)
+    num_holes: int = setting(3, low=1)
+    code_length: int = setting(4, low=2)
+    num_numbers: int = setting(6, low=2)
+    train_games: int = setting(200, low=1)
+    val_games: int = setting(50, low=1)
+    list_actions: bool = setting(False)
+
+    def options(self) -> dict[str, Any]:
+        """What TextArena's game is made with."""
+        return {key: getattr(self, key) for key in GAMES[self.game].options}
+
+
+class TextArenaEnv:
+    """One game at a time. Reward is 1.0 when it is won, else 0.0; ``info["score"]`` is what TextArena itself gives.
+
+    TextArena's own rewards are not passed on: they pay for a near miss, also when it is followed by a broken rule.
+    """
+
+    placement = "inline"
+
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        import textarena
+
+        self._make = textarena.make
+        self.settings = read_section(Settings, section, NAME)
+        self.kind = GAMES[self.settings.game]
+        self.game: Any = None
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start ``task``, which says everything: ``seed`` changes nothing."""
+        self.game = self._make(self.kind.env_id, **self.settings.options())
+        before = random.getstate()
+        try:
+            self.game.reset(num_players=1, seed=task["number"])  # it seeds the process-wide generator
+        finally:
+            random.setstate(before)
+        return self._observe("")
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Play ``action``, with or without brackets; done when TextArena says so or ``max_turns`` are played."""
+        move = action if "[" in action else f"[{action}]"
+        over, _ = self.game.step(move)
+        state = self.game.state
+        broken = state.error_count > 0 or state.game_info[0]["invalid_move"]
+        score = state.rewards[0] if over else 0.0
+        won = over and not broken and score >= 1.0
+        done = over or state.turn >= self.settings.max_turns
+        observation = self._observe(state.game_info[0].get("reason") or "" if over else "")
+        observation.info |= {"won": won, "is_action_valid": not broken, "score": float(score)}
+        return observation, float(won), done, observation.info
+
+    def start_hash(self) -> str:
+        """Hash (12 hexadecimal digits) of all that the game holds; after ``reset``, of its start."""
+        text = json.dumps(self.game.state.game_state, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _observe(self, last: str) -> Observation:
+        _, messages = self.game.get_observation()
+        said = [text.strip() for speaker, text, _ in messages if speaker == GAME]
+        info: dict[str, Any] = {"won": False}
+        if self.kind.moves is not None:
+            info["admissible_actions"] = [f"[{move}]" for move in self.kind.moves(self.game)]
+        anchor = json.dumps(self.game.state.game_state[self.kind.state])
+        return Observation("\n".join([*said, last]).strip(), anchor=anchor, info=info)
+
+
+def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+    """Up to ``train_games`` or ``val_games`` different starts."""
+    settings = read_section(Settings, section, NAME)
+    env, source = TextArenaEnv(section), f"{NAME}/{settings.game}"
+    wanted = settings.val_games if split == "val" else settings.train_games
+    found: dict[str, Task] = {}
+    for number in range(TRIES * wanted):
+        try:
+            env.reset({"number": number})
+        except ZeroDivisionError:  # LightsOut with all lights out
+            continue
+        name = env.start_hash()
+        if (int(name, 16) % 4 == 0) == (split == "val"):
+            found.setdefault(name, {"task_id": f"{source}/{name}", "data_source": source, "number": number})
+        if len(found) == wanted:
+            break
+    return list(found.values())
+
+
+def prompts(section: Mapping[str, Any]) -> Prompts:
+    """How to write a move; the game's own rules are its first observation."""
+    settings = read_section(Settings, section, NAME)
+    example = GAMES[settings.game].example
+    return ChatPrompts(RULES, example, list_actions=settings.list_actions, keep_first=True)
+
+
+PACKAGE = EnvPackage(NAME, TextArenaEnv, tasks, prompts, project)

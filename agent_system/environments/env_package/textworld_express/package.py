@@ -1,0 +1,118 @@
+"""TextWorldExpress: household and reasoning games in text, a thousand steps a second on one core.
+
+One JVM serves all environments of a process (``agent_system/environments/jvm.py``). Section keys are those of
+``Settings``; a task is a game and a number of the package's own train, dev and test folds, which share neither seeds
+nor, where games have recipes or objects to draw, what is drawn.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.environments import jvm
+from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
+from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.sections import read_section, setting
+
+NAME = "textworld_express"
+GAMES = ("cookingworld", "coin", "twc", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
+FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
+RULES = """\
+You play a text game. Each turn you see what happened and which actions are possible. Reach the goal in as few turns \
+as you can. Copy your action exactly from the list of possible actions."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``params`` are the game's own, such as ``numLocations=4,includeDoors=0``; those left out keep the defaults.
+
+    ``heap_mb`` bounds the JVM's heap (megabytes), ``java_options`` are more flags for it.
+    """
+
+    game: str = setting("coin", choices=GAMES)
+    params: str = setting("")
+    val_split: str = setting("dev", choices=("dev", "test"))
+    list_actions: bool = setting(True)
+    heap_mb: int = setting(256, low=64)
+    java_options: str = setting("")
+
+
+class TextWorldExpressEnv:
+    """One game at a time. Reward is the change of the score, which is 1.0 when the game is won."""
+
+    placement = "locked"  # one JVM answers all, one call at a time; `placement: process` gives each worker its own
+
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        from textworld_express.constants import JAR_PATH
+
+        settings = read_section(Settings, section, NAME)
+        self._jvm = jvm.attach(NAME, JAR_PATH, settings.heap_mb, tuple(settings.java_options.split()))
+        self._server = self._jvm.new("textworldexpress.runtime.PythonInterface")
+        self._loaded: tuple[str, str] | None = None
+        self._score = 0.0
+        self._possible: list[str] = []
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start ``task``, which says everything: ``seed`` changes nothing."""
+        state = self._start(task)
+        self._score = 0.0
+        return self._observe(state, f"{self._server.getTaskDescription()}\n{state['observation'].strip()}")
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Play ``action``; done when the game is won or lost. An action is valid when it was admissible."""
+        spelled = {possible.lower(): possible for possible in self._possible}  # upper case matters in "1mL of oil"
+        valid = action.lower() in spelled
+        state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
+        reward, self._score = state["score"] - self._score, state["score"]
+        won = bool(state["tasksuccess"])
+        observation = self._observe(state, state["observation"].strip())
+        observation.info |= {"won": won, "is_action_valid": valid, "score": self._score}
+        return observation, reward, won or bool(state["taskfailure"]), observation.info
+
+    def gold_path(self, task: Task) -> list[str]:
+        """Actions that win ``task``; ends the episode that is under way."""
+        self._start(task, gold=True)
+        return list(self._server.getGoldActionSequence())
+
+    def close(self) -> None:
+        """Give the game and the JVM back."""
+        if self._server is not None:
+            self._jvm.free(self._server)
+            jvm.release(self._jvm)
+            self._server = None
+
+    def _start(self, task: Task, gold: bool = False) -> dict[str, Any]:
+        game = (task["game"], task["params"])
+        if game != self._loaded:
+            complaint = self._server.load(*game)
+            if complaint:
+                raise ValueError(f"env.{NAME}: game {game[0]!r} with params {game[1]!r}: {complaint}")
+            self._loaded = game
+        return json.loads(self._server.generateNewGameJSON(task["number"], task["fold"], gold))
+
+    def _observe(self, state: dict[str, Any], text: str) -> Observation:
+        self._possible = sorted(state["validActions"])  # the engine's order differs from run to run
+        anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
+        return Observation(text, anchor=anchor, info={"won": False, "admissible_actions": self._possible})
+
+
+def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+    """The 1000 games of the fold of ``split``. Raises ``JavaMissing``, which no run can do without."""
+    import textworld_express  # noqa: F401  (a missing package is found before anything starts)
+
+    jvm.find_java(NAME)
+    settings = read_section(Settings, section, NAME)
+    fold = settings.val_split if split == "val" else "train"
+    source = f"{NAME}/{settings.game}"
+    common = {"data_source": source, "game": settings.game, "params": settings.params, "fold": fold}
+    return [{"task_id": f"{source}/{fold}/{number}", "number": number, **common} for number in FOLDS[fold]]
+
+
+def prompts(section: Mapping[str, Any]) -> Prompts:
+    """Rules, observations and, unless ``list_actions`` is false, the possible actions."""
+    list_actions = read_section(Settings, section, NAME).list_actions
+    return ChatPrompts(RULES, "open fridge", list_actions=list_actions, keep_first=True)
+
+
+PACKAGE = EnvPackage(NAME, TextWorldExpressEnv, tasks, prompts, project)

@@ -1,0 +1,123 @@
+"""One Java virtual machine per process and jar, shared by all environments of the process that need it.
+
+It is started for the first environment and ended with the last one. It ends by itself when this process does, however
+that dies: its standard input is a pipe that only this process holds. Its heap is bounded, and a JVM that runs out of
+memory exits, so that the next environment gets a fresh one.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from typing import Any
+
+# One environment is called at a time: the serial collector and the quick compiler cost the least memory and start-up.
+OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
+EXIT_S = 5.0  # how long a JVM may take to end when asked
+
+
+class JavaMissing(RuntimeError):
+    """No Java runtime is installed, or it does not start."""
+
+
+def find_java(env_name: str) -> str:
+    """The path of ``java``: below ``$JAVA_HOME`` where that is set, else on the path. Raises ``JavaMissing``."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
+    if found is None:
+        where = f"$JAVA_HOME/bin ({home}/bin)" if home else "the path"
+        raise JavaMissing(
+            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {where}: install one, for "
+            "example with `apt-get install default-jre-headless`, or set JAVA_HOME"
+        )
+    return found
+
+
+class Jvm:
+    """A running JVM with ``jar`` on its class path. Made by ``attach``; ``users`` counts the environments on it."""
+
+    def __init__(self, env_name: str, jar: str, heap_mb: int, options: tuple[str, ...]) -> None:
+        from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+
+        self.users = 0
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
+        flags = [f"-Xmx{heap_mb}m", *OPTIONS, *options]
+        try:
+            port, token, self.process = launch_gateway(
+                classpath=jar,
+                javaopts=flags,
+                java_path=find_java(env_name),
+                die_on_exit=True,
+                enable_auth=True,  # others on this machine can reach the port
+                cwd=os.path.dirname(jar),
+                redirect_stderr=self._words,
+                return_proc=True,
+            )
+        except ValueError as error:  # it said something else than the number of its port
+            raise JavaMissing(f"java did not start with {' '.join(flags)}:\n{self._said()}") from error
+        parameters = GatewayParameters(port=port, auth_token=token, auto_field=True)
+        self.gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self.process.poll() is None
+
+    def new(self, class_name: str) -> Any:
+        """An object of the Java class; ``free`` gives it back."""
+        found = self.gateway.jvm
+        for part in class_name.split("."):
+            found = getattr(found, part)
+        return found()
+
+    def free(self, java_object: Any) -> None:
+        """Let the JVM collect ``java_object``."""
+        if self.alive:
+            self.gateway.detach(java_object)
+
+    def stop(self) -> None:
+        """End the process and wait for it."""
+        self.gateway.close()
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._words.close()
+
+    def _said(self) -> str:
+        self._words.seek(0)
+        return self._words.read().decode(errors="replace")[-2000:].strip()
+
+
+_RUNNING: dict[str, Jvm] = {}  # by jar
+_LOCK = threading.Lock()
+
+
+def attach(env_name: str, jar: str, heap_mb: int, options: tuple[str, ...] = ()) -> Jvm:
+    """The JVM of this process for ``jar``, started where there is none or it has died; ``release`` must follow.
+
+    ``heap_mb`` (megabytes) and ``options`` (flags, after the standard ones) are those of the first call. Raises
+    ``JavaMissing``.
+    """
+    with _LOCK:
+        jvm = _RUNNING.get(jar)
+        if jvm is None or not jvm.alive:
+            jvm = _RUNNING[jar] = Jvm(env_name, jar, heap_mb, options)
+        jvm.users += 1
+        return jvm
+
+
+def release(jvm: Jvm) -> None:
+    """Give back what ``attach`` returned; the last one to do so ends the JVM."""
+    with _LOCK:
+        jvm.users -= 1
+        if jvm.users > 0:
+            return
+        for jar in [jar for jar, running in _RUNNING.items() if running is jvm]:
+            del _RUNNING[jar]
+    jvm.stop()
