@@ -120,9 +120,9 @@ def test_the_score_counts_wishes_and_kinds():
     assert score(far, {}, {**goal, "attributes": ["edible"], "max_price": 0}) == 0.0
 
 
-def test_every_goal_is_fulfilled_by_its_product_and_can_be_found():
+def test_goals_are_fulfilled_by_their_product_and_can_be_found():
     for split in ("train", "val"):
-        for task in tasks({}, split):
+        for task in tasks({}, split)[::5]:
             goal, product = task["goal"], catalogue(400)[task["goal"]["item_id"]]
             assert score(product, goal["options"], goal) == 1.0
             words = f"{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}"
