@@ -62,7 +62,7 @@ def test_plan_counts_by_hand():
     rlvcr = cfg.algorithm.rlvcr
     expanded = int(128 * 15 * rlvcr.step_fraction)
     assert plan.alternative_tokens_at_most == expanded * 3 * rlvcr.max_alternative_tokens
-    assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (1, 4, 4, 128)
+    assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (1, 4, 1, 128)
 
 
 def test_plan_counts_a_row_per_step_in_window_history_and_epochs_by_tasks():
