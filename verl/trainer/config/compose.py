@@ -2,7 +2,7 @@
 
 import difflib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.errors import ConfigError
-from verl.trainer.config.keys import owner, schema_keys, unknown
+from verl.trainer.config.keys import Key, owner, schema_keys, unknown
 
 BASE_DIR = Path(__file__).resolve().parent
 EXPERIMENTS_DIR = BASE_DIR.parents[2] / "configs"  # beside the verl package, in a checkout and when installed
@@ -65,24 +65,28 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 def _prepare(overrides: Sequence[str], schema: type, dirs: list[Path]) -> list[str]:
     """Check override keys against ``schema`` and let Hydra set them whether or not a file mentions them."""
-    keys = schema_keys(schema)
-    prepared, problems = [], []
-    for override in parse_overrides(overrides):
-        key = override.key_or_group
-        is_group = "." not in key and any((directory / key).is_dir() for directory in dirs)
-        if override.is_sweep_override():
-            problems.append(f"{override.input_line}: several values; add -m to run one job for each")
-        elif override.is_delete():
-            problems.append(f"{override.input_line}: keys cannot be removed; set it to null instead")
-        elif is_group and key not in keys:
-            prepared.append(override.input_line)
-        elif owner(key, keys) is None:
-            problems.append(unknown(key, override.value(), keys))
-        else:
-            prepared.append("++" + override.input_line.lstrip("+"))
+    keys, parsed = schema_keys(schema), parse_overrides(overrides)
+    names = {override.key_or_group for override in parsed} - set(keys)
+    groups = {name for name in names if "." not in name and any((directory / name).is_dir() for directory in dirs)}
+    problems = [refusal for override in parsed if (refusal := _refusal(override, keys, groups))]
     if problems:
         raise ConfigError(problems)
-    return prepared
+    return [
+        override.input_line if override.key_or_group in groups else "++" + override.input_line.lstrip("+")
+        for override in parsed
+    ]
+
+
+def _refusal(override: Override, keys: Mapping[str, Key], groups: set[str]) -> str | None:
+    """Why ``override`` cannot be applied; None where it can."""
+    key = override.key_or_group
+    if override.is_sweep_override():
+        return f"{override.input_line}: several values; add -m to run one job for each"
+    if override.is_delete():
+        return f"{override.input_line}: keys cannot be removed; set it to null instead"
+    if key not in groups and owner(key, keys) is None:
+        return unknown(key, override.value(), keys)
+    return None
 
 
 def compose_tree(name: str, overrides: Sequence[str], schema: type, config_path: str | None = None) -> DictConfig:
