@@ -57,6 +57,8 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
         ([f"{ACTOR}.clip_ratio_c=1.0"], f"{ACTOR}.clip_ratio_c"),
         (["critic.optim.betas=[0.9]"], "critic.optim.betas"),
         ([f"{ACTOR}.checkpoint.contents=[optimizer]"], f"{ACTOR}.checkpoint.contents"),
+        (["critic.checkpoint.contents=[model,hf_model]"], "critic.checkpoint.contents"),
+        ([f"{ROLLOUT}.name=hf", f"+{ROLLOUT}.engine_kwargs.swap_space=4"], f"{ROLLOUT}.engine_kwargs"),
         ([f"{ROLLOUT}.temperature=0"], f"{ROLLOUT}.temperature"),
         ([f"{ROLLOUT}.do_sample=false"], f"{ROLLOUT}.do_sample"),
         ([f"{ROLLOUT}.top_p=0"], f"{ROLLOUT}.top_p"),

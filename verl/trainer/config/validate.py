@@ -148,11 +148,12 @@ def check_losses(cfg: PPOConfig, ctx: Context) -> Problems:
             yield problem(
                 cfg, f"{where}.optim.betas", "AdamW has two", "a list of two", f"{where}.optim.betas=[0.9,0.999]"
             )
-    if "model" not in actor.checkpoint.contents:
-        key = f"{prefix}.checkpoint.contents"
-        yield problem(
-            cfg, key, "nothing could be resumed", "a list with model in it", f"{key}=[model,optimizer,extra]"
-        )
+        if "model" not in (contents := lookup(cfg, key := f"{where}.checkpoint.contents")):
+            fix = f"{key}=[model,optimizer,extra]"
+            yield problem(cfg, key, "nothing could be resumed", "a list with model in it", fix)
+        elif where == "critic" and "hf_model" in contents:
+            why, allowed = "a value model has no Hugging Face form", "model, optimizer, extra"
+            yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
 
 
 def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -167,6 +168,8 @@ def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
             yield problem(cfg, f"{where}.top_p", "leaves no token", "more than 0, at most 1", f"{where}.top_p=1.0")
         if lookup(cfg, f"{where}.top_k") == 0:
             yield problem(cfg, f"{where}.top_k", "leaves no token", "-1 (all) or 1 and more", f"{where}.top_k=-1")
+    if rollout.name == "hf" and rollout.engine_kwargs:
+        yield problem(cfg, f"{prefix}.engine_kwargs", "the engine hf takes none", "{}", f"{prefix}.name=vllm")
     if rollout.n > 1:
         fix = f"env.rollout.n={rollout.n} {prefix}.n=1"
         yield problem(cfg, f"{prefix}.n", "an environment's group size is env.rollout.n", "1", fix)

@@ -40,20 +40,11 @@ class TrainerConfig:
     balance_batch: bool = opt(True, "spread rows over devices so that tokens are even")
     default_local_dir: str = opt("runs/${trainer.project_name}/${trainer.experiment_name}", "the run directory")
     rollout_data_dir: str | None = opt(
-        None,
-        "where trajectories are written; null: rollouts/ of the run directory",
-        unused="rollouts/ of the run directory holds them",
+        None, "a second place for every step's trajectories, <step>.jsonl, besides rollouts/ of the run directory"
     )
-    validation_data_dir: str | None = opt(
-        None,
-        "the same for validation; null: rollouts/ of the run directory",
-        unused="rollouts/ of the run directory holds them",
-    )
+    validation_data_dir: str | None = opt(None, "the same for the trajectories of validations")
     log_val_generations: int = opt(
-        0,
-        "validation episodes shown by the trackers",
-        low=0,
-        unused="rollouts/ and report.html of the run directory show them",
+        0, "validation plays shown by the trackers that can show text: tensorboard, wandb, clearml", low=0
     )
     logger: list[str] = opt(["console"], "trackers: console, tensorboard, wandb, ... (metrics.jsonl is always written)")
 
