@@ -66,6 +66,7 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
         ([f"{ROLLOUT}.n=8"], f"{ROLLOUT}.n"),
         (["trainer.device=cuda", f"{ROLLOUT}.num_workers=2"], f"{ROLLOUT}.num_workers"),
         (["trainer.n_gpus_per_node=4", f"{ACTOR}.fsdp_config.fsdp_size=3"], f"{ACTOR}.fsdp_config.fsdp_size"),
+        (["ray_init.address=auto", "ray_init.num_cpus=4"], "ray_init.num_cpus"),
         (["trainer.resume_mode=resume_path"], "trainer.resume_from_path"),
         (["data.custom_cls.path=mine.py"], "data.custom_cls"),
         (["env.step_timeout_s=0"], "env.step_timeout_s"),

@@ -190,6 +190,16 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
             yield problem(cfg, key, f"does not divide the {ranks} ranks", "-1 or a divisor of the ranks", f"{key}=-1")
 
 
+def check_ray(cfg: PPOConfig, ctx: Context) -> Problems:
+    """What only a Ray that is started here can be told."""
+    if cfg.ray_init.address is None:
+        return
+    for name in ("num_cpus", "num_gpus", "object_store_gb"):
+        if getattr(cfg.ray_init, name) is not None:
+            why = f"the cluster at ray_init.address={cfg.ray_init.address} has its own"
+            yield problem(cfg, f"ray_init.{name}", why, "null", f"give it to `ray start`, or ray_init.{name}=null")
+
+
 def check_run(cfg: Any, ctx: Context) -> Problems:
     """Where the run starts from and what it loads."""
     trainer = cfg.trainer
@@ -282,6 +292,7 @@ PPO_CHECKS = (
     check_sampling,
     check_devices,
     check_env,
+    check_ray,
     check_run,
 )
 SFT_CHECKS = (check_sft, check_env, check_run)

@@ -51,9 +51,15 @@ class TrainerConfig:
 
 @dataclass
 class RayInitConfig:
-    """How Ray is started where none runs."""
+    """A Ray of the run's own, or the cluster at ``address``."""
 
-    num_cpus: int | None = opt(None, "CPUs Ray may hand out; null: all of them", low=1)
+    address: str | None = opt(
+        None, "cluster to join: host:port, or auto for this node's; null: RAY_ADDRESS if set, else a Ray of its own"
+    )
+    num_cpus: int | None = opt(None, "CPUs a Ray of its own may hand out; null: all of them", low=1)
+    num_gpus: int | None = opt(None, "GPUs a Ray of its own may hand out; null: all of them", low=0)
+    object_store_gb: float | None = opt(None, "object store of a Ray of its own, GB; null: 1", low=0.1)
+    log_to_driver: bool = opt(False, "show what the workers print on the terminal as well")
 
 
 @dataclass
