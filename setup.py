@@ -68,7 +68,10 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=[f"{name}{below}" for name in PACKAGES for below in ("", ".*")]),
-    package_data={"": ["*.yaml", "*.jinja", "*.html", "*.css", "*.js", "*.json", "*.txt"]},
+    package_data={
+        "": ["*.yaml", "*.jinja", "*.j2", "*.html", "*.css", "*.js", "*.json", "*.txt"],
+        "scripts": ["*.sh", "cluster/*.sh"],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
 )

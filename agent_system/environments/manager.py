@@ -56,12 +56,13 @@ def assert_same_start(uids: Sequence[str], observations: Sequence[Observation | 
 class EnvironmentManagerBase:
     """Tasks of one split and environments to play them.
 
-    ``config`` is the whole configuration, of which ``env`` is read. Rows that belong to one group (uid) have the same
-    task and the same environment seed.
+    ``config`` is the whole configuration, of which ``env`` and ``data.shuffle`` are read. Rows that belong to one group
+    (uid) have the same task and the same environment seed.
     """
 
     def __init__(self, config: Any, split: str) -> None:
         self.env_config = config.env
+        self.shuffle = config.data.shuffle
         self.split = split
         self.section = env_section(config.env)
         self.package = get_package(config.env.env_name)
@@ -83,7 +84,8 @@ class EnvironmentManagerBase:
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
         """Tasks of training step ``step``: ``batch_size`` groups of ``env.rollout.n`` rows, members next to each other.
 
-        An epoch is a permutation of all tasks. ``draw`` > 0 gives further, different batches for the same step.
+        An epoch is a permutation of all tasks, or their own order without ``data.shuffle``. ``draw`` > 0 gives further
+        batches for the same step, which differ where tasks are shuffled.
         Columns: ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int), ``data_source``, ``task_id``.
         """
         groups = []
@@ -107,7 +109,8 @@ class EnvironmentManagerBase:
     def _epoch(self, draw: int, epoch: int) -> list[int]:
         key = (self.env_config.seed, self.split, "order", draw, epoch)
         if self._order[0] != key:
-            self._order = (key, epoch_order(len(self.tasks), *key))
+            count = len(self.tasks)
+            self._order = (key, epoch_order(count, *key) if self.shuffle else list(range(count)))
         return self._order[1]
 
     def _rows(self, groups: list[tuple[dict, int, str]], members: int) -> "DataProto":

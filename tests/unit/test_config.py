@@ -7,7 +7,17 @@ import sys
 
 import pytest
 
-from verl.trainer.config import ConfigError, PPOConfig, SFTConfig, default_config, load_config, lookup, to_dict, to_yaml
+from verl.trainer.config import (
+    ConfigError,
+    PPOConfig,
+    SFTConfig,
+    cli,
+    default_config,
+    load_config,
+    lookup,
+    to_dict,
+    to_yaml,
+)
 from verl.trainer.config.keys import schema_keys
 from verl.trainer.config.load import warn_without_effect, without_effect
 
@@ -340,6 +350,15 @@ def test_keys_without_effect_are_named_in_one_warning(caplog):
     caplog.clear()
     warn_without_effect(load_config("ppo_trainer"))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
+def test_the_help_says_of_every_key_without_effect_that_it_has_none(schema):
+    keys = [key for key in schema_keys(schema).values() if key.unused]
+    assert keys
+    for key in keys:
+        text = cli.parse(["--help", key.path], schema=schema).text
+        assert f"[no effect: {key.unused}]" in text
 
 
 def test_importing_and_using_the_config_loads_nothing_heavy():

@@ -15,17 +15,24 @@ from agent_system.environments.manager import (
 from agent_system.environments.tasks import check_disjoint, env_section
 
 
-def config(**changes):
+def config(shuffle=True, **changes):
     env = {
         "env_name": "number_line", "seed": 3, "max_steps": 6, "num_workers": 2, "envs_per_worker": 4,
         "rollout": SimpleNamespace(n=4), "train_tasks": None, "val_tasks": 10, "kwargs": {"size": 8},
         "reset_timeout_s": 20.0, "step_timeout_s": 20.0,
     }  # fmt: skip
-    return SimpleNamespace(env=SimpleNamespace(**{**env, **changes}))
+    return SimpleNamespace(env=SimpleNamespace(**{**env, **changes}), data=SimpleNamespace(shuffle=shuffle))
 
 
 def columns(batch, *keys):
     return [tuple(row) for row in zip(*(batch.non_tensor_batch[key].tolist() for key in keys), strict=True)]
+
+
+def test_without_shuffling_tasks_come_in_their_order():
+    train, _ = make_envs(config(shuffle=False))
+    ids = [task["task_id"] for task in train.tasks]
+    played = [row[0] for step in range(3) for row in columns(train.gen_batch(step, len(ids) // 2), "task_id")[::4]]
+    assert played == (ids * 2)[: len(played)]
 
 
 def test_members_of_a_group_share_task_and_seed():

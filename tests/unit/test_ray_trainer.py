@@ -10,6 +10,7 @@ from tests.helpers.play import make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.config.registered import COLUMNS, batch_columns
+from verl.trainer.ppo import resources
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, missing_inputs
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
@@ -32,7 +33,14 @@ class Workers:
         return DataProto.from_dict({"old_log_probs": torch.zeros(shape), "entropys": torch.zeros(shape)})
 
     def engine_metrics(self) -> dict[str, float]:
+        self.calls.append("metrics")
         return {}
+
+    def sleep_engines(self) -> None:
+        self.calls.append("sleep")
+
+    def sync_weights(self, version: int) -> None:
+        self.calls.append("sync")
 
 
 def make_trainer(tokenizer, config, script=None) -> RayPPOTrainer:
@@ -79,3 +87,43 @@ def test_remax_compares_with_a_greedy_play_of_the_same_task(tokenizer):
     sampled = batch.batch["response_mask"].bool()
     assert (batch.batch["advantages"][sampled] == -1.0).all()
     assert missing_inputs(get_adv_estimator_fn("remax"), set(batch.keys())) == []
+
+
+def test_engines_sleep_from_the_last_play_to_the_new_weights(tokenizer):
+    config = make_config(n=2)
+    config.data.train_batch_size = 2
+    trainer = make_trainer(tokenizer, config)
+    trainer.sync_weights()
+    credited(trainer)
+    trainer.sync_weights()
+    assert trainer.workers.calls == ["sync", "metrics", "sleep", "sync"]
+
+
+def test_engines_are_woken_before_they_get_weights(monkeypatch):
+    called = []
+
+    class Method:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def remote(self, *args) -> str:
+            called.append((self.name, *args))
+            return self.name
+
+    class Engine:
+        def __getattr__(self, name: str) -> Method:
+            return Method(name)
+
+    class Actor:
+        def call_refs(self, method: str) -> list[str]:
+            return [f"{method} of rank 0", f"{method} of rank 1"]
+
+    monkeypatch.setattr(resources, "gather", lambda refs, timeout_s, labels: list(refs))
+    workers = resources.TrainingWorkers(Actor(), [Engine(), Engine()])
+    weights = "export_weights of rank 0"
+    workers.sync_weights(3)
+    assert called == [("update_weights", weights, 3)] * 2
+    called.clear()
+    workers.sleep_engines()
+    workers.sync_weights(4)
+    assert called == [("sleep",)] * 2 + [("wake",)] * 2 + [("update_weights", weights, 4)] * 2

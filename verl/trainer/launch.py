@@ -102,12 +102,13 @@ def cold_start(cfg: SFTConfig) -> None:
 
 
 def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
-    """Tell the optimizers how many steps they will take, which warm-up ratios and cosine schedules need."""
+    """Tell the optimizers how many steps they will take, where the config does not: ratios and cosines need it."""
     actor, critic, trainer = cfg.actor_rollout_ref.actor, cfg.critic, cfg.trainer
     per_epoch = max(1, train_tasks // cfg.data.train_batch_size)
     iterations = trainer.total_training_steps or trainer.total_epochs * per_epoch
     for section in (actor, critic):
-        section.optim.total_training_steps = iterations * section.ppo_mini_batches * section.ppo_epochs
+        if section.optim.total_training_steps < 1:
+            section.optim.total_training_steps = iterations * section.ppo_mini_batches * section.ppo_epochs
 
 
 def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorkers:
@@ -157,6 +158,6 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     resources = pools.get_resource_pool(Role.Rollout).actor_resources()
     remote = ray.remote(RolloutWorker).options(max_concurrency=64, **resources)
     return [
-        remote.remote(policy, policy.model.path, seed=cfg.trainer.seed + index, num_threads=threads)
+        remote.remote(policy, policy.model.path, seed=rollout.seed + index, num_threads=threads)
         for index in range(rollout.num_workers)
     ]

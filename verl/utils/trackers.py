@@ -35,6 +35,14 @@ class Service:
         if self._tracker is not None:
             self._guard(self._tracker.log, values, step=step)
 
+    def log_texts(self, name: str, columns: list[str], rows: list[list[str]], step: int) -> None:
+        """Send rows of text, where the service can show a table or text."""
+        if hasattr(self._tracker, "log_table"):
+            self._guard(self._tracker.log_table, name, columns=columns, data=rows, step=step)
+        elif self._tracker is not None and self.name == "tensorboard":
+            texts = {f"{name}/{number}": "\n\n".join(row) for number, row in enumerate(rows)}
+            self._guard(self._tracker.log, texts, step=step)
+
     def finish(self) -> None:
         """Close the service."""
         if self._tracker is not None:

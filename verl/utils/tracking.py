@@ -54,6 +54,11 @@ class Tracking:
         for service in self.services:
             service.log(numbers, step)
 
+    def log_texts(self, name: str, columns: list[str], rows: list[list[str]], step: int) -> None:
+        """Send rows of text to the services that can show them."""
+        for service in self.services:
+            service.log_texts(name, columns, rows, step)
+
     def finish(self) -> None:
         """Close the terminal's progress bar and the services."""
         if self.console is not None:

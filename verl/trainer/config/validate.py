@@ -152,9 +152,12 @@ def check_losses(cfg: PPOConfig, ctx: Context) -> Problems:
             yield problem(
                 cfg, f"{where}.optim.betas", "AdamW has two", "a list of two", f"{where}.optim.betas=[0.9,0.999]"
             )
-    if "model" not in actor.checkpoint.contents:
-        key = f"{prefix}.checkpoint.contents"
-        yield problem(cfg, key, "nothing could be resumed", "a list with model in it", f"{key}=[model,optimizer,extra]")
+        if "model" not in (contents := lookup(cfg, key := f"{where}.checkpoint.contents")):
+            fix = f"{key}=[model,optimizer,extra]"
+            yield problem(cfg, key, "nothing could be resumed", "a list with model in it", fix)
+        elif where == "critic" and "hf_model" in contents:
+            why, allowed = "a value model has no Hugging Face form", "model, optimizer, extra"
+            yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
 
 
 def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -169,6 +172,8 @@ def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
             yield problem(cfg, f"{where}.top_p", "leaves no token", "more than 0, at most 1", f"{where}.top_p=1.0")
         if lookup(cfg, f"{where}.top_k") == 0:
             yield problem(cfg, f"{where}.top_k", "leaves no token", "-1 (all) or 1 and more", f"{where}.top_k=-1")
+    if rollout.name == "hf" and rollout.engine_kwargs:
+        yield problem(cfg, f"{prefix}.engine_kwargs", "the engine hf takes none", "{}", f"{prefix}.name=vllm")
     if rollout.n > 1:
         fix = f"env.rollout.n={rollout.n} {prefix}.n=1"
         yield problem(cfg, f"{prefix}.n", "an environment's group size is env.rollout.n", "1", fix)
@@ -187,6 +192,16 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
         size = lookup(cfg, key)
         if size != -1 and (size < 1 or ranks % size):
             yield problem(cfg, key, f"does not divide the {ranks} ranks", "-1 or a divisor of the ranks", f"{key}=-1")
+
+
+def check_ray(cfg: PPOConfig, ctx: Context) -> Problems:
+    """What only a Ray that is started here can be told."""
+    if cfg.ray_init.address is None:
+        return
+    for name in ("num_cpus", "num_gpus", "object_store_gb"):
+        if getattr(cfg.ray_init, name) is not None:
+            why = f"the cluster at ray_init.address={cfg.ray_init.address} has its own"
+            yield problem(cfg, f"ray_init.{name}", why, "null", f"give it to `ray start`, or ray_init.{name}=null")
 
 
 def check_run(cfg: Any, ctx: Context) -> Problems:
@@ -281,6 +296,7 @@ PPO_CHECKS = (
     check_sampling,
     check_devices,
     check_env,
+    check_ray,
     check_run,
 )
 SFT_CHECKS = (check_sft, check_env, check_run)

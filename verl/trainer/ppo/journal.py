@@ -1,6 +1,8 @@
 """The journal of a run: metrics, trajectories and the report, written as training goes."""
 
 import logging
+import shutil
+from pathlib import Path
 from typing import Any
 
 from verl.protocol import DataProto
@@ -10,6 +12,7 @@ from verl.utils.run_dir import RunDirectory
 from verl.utils.tracking import Tracking
 
 logger = logging.getLogger(__name__)
+PLAY = ["task", "return", "play"]
 
 
 class Journal:
@@ -39,8 +42,16 @@ class Journal:
             refresh_report(self.run.path)
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Every trajectory of a step with its credit."""
-        self.run.write_rollouts(step, rollout_lines(batch, self.tokenizer), validation)
+        """Every trajectory of a step with its credit; the trackers get a few plays of a validation."""
+        trainer = self.config.trainer
+        lines = list(rollout_lines(batch, self.tokenizer))
+        written = self.run.write_rollouts(step, lines, validation)
+        second = trainer.validation_data_dir if validation else trainer.rollout_data_dir
+        if second is not None:
+            Path(second).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(written, Path(second) / f"{step}.jsonl")
+        if validation and trainer.log_val_generations:
+            self.tracking.log_texts("val/plays", PLAY, plays(lines, trainer.log_val_generations), step)
 
     def finish(self) -> None:
         """Close the trackers and write the report for the last time."""
@@ -48,3 +59,12 @@ class Journal:
             self.tracking.finish()
             self.tracking = None
             refresh_report(self.run.path)
+
+
+def plays(lines: list[dict[str, Any]], count: int) -> list[list[str]]:
+    """Task, return, and what was seen and answered, of the first ``count`` trajectories of a rollout file."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        row = found.setdefault(line["traj_uid"], [str(line["task_id"]), f"{line['return']:g}", ""])
+        row[2] += "".join(f"> {step['observation']}\n\n{step['response']}\n\n" for step in line["steps"])
+    return list(found.values())[:count]

@@ -171,7 +171,7 @@ class RayPPOTrainer:
     # ------------------------------------------------------------------ the verbs of a step
 
     def collect(self) -> DataProto:
-        """Play ``train_batch_size`` groups and return their rows."""
+        """Play ``train_batch_size`` groups and return their rows; then the engines sleep until they get new weights."""
         with self.clock.measure("gen"):
             tasks = self.envs.gen_batch(self.global_step, self.config.data.train_batch_size)
             tasks.meta_info["global_step"] = self.global_step
@@ -180,6 +180,8 @@ class RayPPOTrainer:
                 self.add_baselines(tasks, batch)
         self.clock.add(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
+        with self.clock.measure("sleep"):
+            self.workers.sleep_engines()
         return self.balance(batch)
 
     def add_baselines(self, tasks: DataProto, batch: DataProto) -> None:

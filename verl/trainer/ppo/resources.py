@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -60,6 +61,12 @@ class ResourcePoolManager:
             pool.shutdown()
 
 
+def call_engines(workers: Sequence[Any], method: str, *args: Any) -> list[Any]:
+    """Call ``method`` of every rollout worker and wait for the answers, in order."""
+    labels = [f"rollout worker {index}: {method}" for index in range(len(workers))]
+    return gather([getattr(worker, method).remote(*args) for worker in workers], SYNC_TIMEOUT_S, labels)
+
+
 class TrainingWorkers:
     """The worker groups of a run and what the trainer and the collector ask of them.
 
@@ -76,6 +83,7 @@ class TrainingWorkers:
     ) -> None:
         self.actor, self.rollout_workers, self.ref, self.critic = actor, rollout_workers, ref, critic
         self._engine_totals: dict[str, float] = {}
+        self._asleep = False
 
     @classmethod
     def start(
@@ -88,11 +96,7 @@ class TrainingWorkers:
         }
         for pending in [group.submit("init_model") for group in groups.values()]:
             pending.get()
-        gather(
-            [worker.ready.remote() for worker in rollout_workers],
-            SYNC_TIMEOUT_S,
-            [f"rollout worker {index}: ready" for index in range(len(rollout_workers))],
-        )
+        call_engines(rollout_workers, "ready")
         return cls(groups[Role.Actor], rollout_workers, groups.get(Role.RefPolicy), groups.get(Role.Critic))
 
     @property
@@ -113,20 +117,25 @@ class TrainingWorkers:
         """Log-probs under the reference policy."""
         return self.ref.compute_ref_log_prob(data)
 
+    def sleep_engines(self) -> None:
+        """Let every engine give its device memory to the training groups, until weights are synchronised."""
+        call_engines(self.rollout_workers, "sleep")
+        self._asleep = True
+
     def sync_weights(self, version: int) -> None:
-        """Hand the actor's weights to every engine through the object store; the driver never holds them."""
+        """Wake the engines and hand them the actor's weights through the object store; the driver never holds them."""
         weights = self.actor.call_refs("export_weights")[0]
-        calls = [worker.update_weights.remote(weights, version) for worker in self.rollout_workers]
-        labels = [f"rollout worker {index}: update_weights" for index in range(len(calls))]
-        gather(calls, SYNC_TIMEOUT_S, labels)
+        if self._asleep:
+            call_engines(self.rollout_workers, "wake")
+            self._asleep = False
+        call_engines(self.rollout_workers, "update_weights", weights, version)
 
     def engine_metrics(self) -> dict[str, float]:
         """What the engines did since the last call: ``perf/engine_*``, summed over engines.
 
         ``perf/engine_batch`` is the tokens sampled per engine step, that is how full the engine ran.
         """
-        labels = [f"rollout worker {index}: stats" for index in range(len(self.rollout_workers))]
-        answers = gather([worker.stats.remote() for worker in self.rollout_workers], SYNC_TIMEOUT_S, labels)
+        answers = call_engines(self.rollout_workers, "stats")
         totals = {key: sum(answer[key] for answer in answers) for key in ("tokens", "steps", "busy_s")}
         tokens, steps, busy_s = (totals[key] - self._engine_totals.get(key, 0.0) for key in totals)
         self._engine_totals = totals

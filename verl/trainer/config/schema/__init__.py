@@ -56,5 +56,5 @@ class PPOConfig:
     algorithm: AlgorithmConfig = section(AlgorithmConfig, "how rewards become advantages")
     env: EnvConfig = section(EnvConfig, "the environment, its groups, its processes")
     trainer: TrainerConfig = section(TrainerConfig, "schedule, devices and the run directory")
-    ray_init: RayInitConfig = section(RayInitConfig, "how Ray is started where none runs")
+    ray_init: RayInitConfig = section(RayInitConfig, "the Ray cluster: one of its own, or one to join")
     cold_start: ColdStartConfig = section(ColdStartConfig, "a policy made by supervised learning when none exists")

@@ -5,7 +5,7 @@ from typing import Any
 
 from verl.trainer.config.schema.actor import LOSS_AGG_MODES, STRATEGIES
 from verl.trainer.config.schema.field import opt, section
-from verl.trainer.config.schema.model import TRAIN_DTYPES, CheckpointConfig, CriticModelConfig, FSDPConfig, OptimConfig
+from verl.trainer.config.schema.model import TRAIN_DTYPES, CheckpointConfig, CriticModelConfig, OptimConfig
 
 UNUSED_REWARD_MODEL = "no reward model is run; environments and custom_reward_function give the reward"
 
@@ -37,20 +37,6 @@ class CriticConfig:
 
 
 @dataclass
-class RewardModelNet:
-    """The network of a reward model."""
-
-    path: str | None = opt(None, "directory of a sequence classifier", unused=UNUSED_REWARD_MODEL)
-    input_tokenizer: str | None = opt(
-        None, "tokenizer of the rows, where it is not the reward model's own", unused=UNUSED_REWARD_MODEL
-    )
-    trust_remote_code: bool = opt(False, "run Python code that ships with the model", unused=UNUSED_REWARD_MODEL)
-    external_lib: str | None = opt(None, "module imported before the model is built", unused=UNUSED_REWARD_MODEL)
-    use_remove_padding: bool = opt(False, "compute on real tokens only", unused=UNUSED_REWARD_MODEL)
-    fsdp_config: FSDPConfig = section(FSDPConfig, "placement of parameters")
-
-
-@dataclass
 class RewardModelConfig:
     """Rewards that a model or a manager gives."""
 
@@ -63,7 +49,7 @@ class RewardModelConfig:
     forward_max_token_len_per_gpu: int | None = opt(None, "tokens per forward", unused=UNUSED_REWARD_MODEL)
     max_length: int | None = opt(None, "longest input", unused=UNUSED_REWARD_MODEL)
     launch_reward_fn_async: bool = opt(False, "score while other work goes on", unused="rewards are immediate")
-    model: RewardModelNet = section(RewardModelNet, "the network")
+    model: dict[str, Any] = opt({}, "the network: path, input_tokenizer, ...", unused=UNUSED_REWARD_MODEL)
 
 
 @dataclass

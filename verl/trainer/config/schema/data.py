@@ -41,5 +41,5 @@ class DataConfig:
         "data_source", "column that tells the reward function what kind of prompt it is", unused=NO_FILES
     )
     image_key: str = opt("images", "column that holds images", unused=NO_FILES)
-    shuffle: bool = opt(True, "shuffle the tasks", unused="an epoch is always a seeded permutation")
+    shuffle: bool = opt(True, "every epoch is a seeded permutation of the tasks; false: they come in their order")
     custom_cls: CustomClass = section(CustomClass, "a dataset class of the user's own")

@@ -14,7 +14,7 @@ class ModelConfig:
     """Which policy is trained and how it is loaded."""
 
     path: str | None = opt(None, "directory (or hub name) of the policy in Hugging Face format; required")
-    use_remove_padding: bool = opt(False, "compute on real tokens only", unused="padding is trimmed per micro-batch")
+    use_remove_padding: bool = opt(False, "compute on real tokens only", unused="rows are always packed")
     enable_gradient_checkpointing: bool = opt(False, "recompute activations in backward: less memory, more time")
     lora_rank: int = opt(0, "rank of LoRA adapters; 0 trains all weights", low=0)
     lora_alpha: float = opt(16.0, "LoRA scale numerator")
@@ -68,7 +68,7 @@ class CriticModelConfig:
 
     path: str | None = opt(None, "where its weights start from; null: actor_rollout_ref.model.path")
     tokenizer_path: str | None = opt(None, "its tokenizer", unused="the critic reads the policy's tokens")
-    use_remove_padding: bool = opt(False, "compute on real tokens only", unused="padding is trimmed per micro-batch")
+    use_remove_padding: bool = opt(False, "compute on real tokens only", unused="rows are always packed")
     enable_gradient_checkpointing: bool = opt(False, "recompute activations in backward")
     trust_remote_code: bool = opt(False, "run Python code that ships with the model")
     override_config: dict[str, Any] = opt({}, "values that replace those of the model's own config")

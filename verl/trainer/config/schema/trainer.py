@@ -40,29 +40,26 @@ class TrainerConfig:
     balance_batch: bool = opt(True, "spread rows over devices so that tokens are even")
     default_local_dir: str = opt("runs/${trainer.project_name}/${trainer.experiment_name}", "the run directory")
     rollout_data_dir: str | None = opt(
-        None,
-        "where trajectories are written; null: rollouts/ of the run directory",
-        unused="rollouts/ of the run directory holds them",
+        None, "a second place for every step's trajectories, <step>.jsonl, besides rollouts/ of the run directory"
     )
-    validation_data_dir: str | None = opt(
-        None,
-        "the same for validation; null: rollouts/ of the run directory",
-        unused="rollouts/ of the run directory holds them",
-    )
+    validation_data_dir: str | None = opt(None, "the same for the trajectories of validations")
     log_val_generations: int = opt(
-        0,
-        "validation episodes shown by the trackers",
-        low=0,
-        unused="rollouts/ and report.html of the run directory show them",
+        0, "validation plays shown by the trackers that can show text: tensorboard, wandb, clearml", low=0
     )
     logger: list[str] = opt(["console"], "trackers: console, tensorboard, wandb, ... (metrics.jsonl is always written)")
 
 
 @dataclass
 class RayInitConfig:
-    """How Ray is started where none runs."""
+    """A Ray of the run's own, or the cluster at ``address``."""
 
-    num_cpus: int | None = opt(None, "CPUs Ray may hand out; null: all of them", low=1)
+    address: str | None = opt(
+        None, "cluster to join: host:port, or auto for this node's; null: RAY_ADDRESS if set, else a Ray of its own"
+    )
+    num_cpus: int | None = opt(None, "CPUs a Ray of its own may hand out; null: all of them", low=1)
+    num_gpus: int | None = opt(None, "GPUs a Ray of its own may hand out; null: all of them", low=0)
+    object_store_gb: float | None = opt(None, "object store of a Ray of its own, GB; null: 1", low=0.1)
+    log_to_driver: bool = opt(False, "show what the workers print on the terminal as well")
 
 
 @dataclass
