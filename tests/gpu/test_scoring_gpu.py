@@ -1,4 +1,4 @@
-"""The prefix-shared scoring pass on a CUDA device: long contexts, float32 and bfloat16, against a forward per thought."""
+"""The prefix-shared scoring pass on a CUDA device: long contexts, both dtypes, against a forward per thought."""
 
 import argparse
 
