@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -122,7 +123,7 @@ def table(measured: dict[str, list[dict]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="An RLVCR iteration against a GRPO iteration.")
     parser.add_argument("--config-name", default="quickstart")
@@ -130,7 +131,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="runs of each estimator, in alternating order")
     parser.add_argument("--keep", type=Path, help="directory for runs and logs; left out: a temporary one")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for both runs")
-    args = parser.parse_intermixed_args()
+    args = parser.parse_intermixed_args(argv)
     if args.steps < 2:
         parser.error("--steps must be 2 or more: the first step does not count")
     measured: dict[str, list[dict]] = {estimator: [] for estimator in ESTIMATORS}

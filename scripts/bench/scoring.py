@@ -13,6 +13,7 @@ seconds those of this process.
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,7 +192,7 @@ def table_row(context: int, data: DataProto, costs: dict[str, Cost], difference:
     return f"| {' | '.join(cells)} |"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Prefix-shared scoring against naive scoring.")
     parser.add_argument("--model", help="policy directory; left out: random weights in the quickstart's size")
@@ -205,7 +206,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     engine = make_engine(args)
     size = sum(parameter.numel() for parameter in engine.module.parameters())

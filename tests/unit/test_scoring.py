@@ -123,6 +123,20 @@ def test_cost_counts_thought_tokens_and_is_part_of_the_advantage(tokenizer, scor
         assert after["think_advantage"] - after["think_cost"] == pytest.approx(before["think_advantage"], abs=1e-5)
 
 
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_shares_of_cost_lie_where_the_advantage_lies(tokenizer, scorer, history):
+    data = collect(tokenizer, scorer, history, score="logprob", cost_coef=0.5, cost_max=20)
+    placed, shares = data.batch["thinking_level_entropies"], data.batch["thinking_token_costs"]
+    assert placed.dtype == shares.dtype == torch.float32 and placed.shape == data.batch["responses"].shape
+    expected = torch.zeros_like(shares)
+    for row, step in steps_of(data):
+        own = (data.batch["step_ids"][row] == step["step"]) & (placed[row] != 0)
+        expected[row][own] = step["think_cost"]
+        for context in step["contexts"]:
+            assert context["cost"] == 0.5 * min(context["tokens"], 20) / 20
+    assert torch.allclose(shares, expected) and (shares > 0).any() and (shares < 0).any()
+
+
 def test_old_log_probs_come_with_the_scores(scored, scorer):
     data = scored["append"]
     assert {"old_log_probs", "entropys"} <= set(data.batch.keys())

@@ -45,9 +45,11 @@ def test_every_step_is_shown_with_its_level_action_and_credit(run_dir):
 def test_tokens_have_the_colour_of_their_credit(run_dir):
     row = first_row(run_dir)
     row["steps"] = [{**row["steps"][0], "token_credit": [["<level>", 0.0], ["2", 0.9], ["up", 0.45], ["down", -0.9]]}]
-    styles = dict(printed(row)[1])
+    segments = printed(row)[1]
+    styles = dict(segments)
     assert styles["2"] == credit_style(1.0) != styles["up"] == credit_style(0.5)
-    assert styles["down"] == credit_style(-1.0) and "on" not in styles["<level>"]
+    assert styles["down"] == credit_style(-1.0)
+    assert [style for text, style in segments if "<level>" in text] == [""]
 
     def colours(style):
         return list(map(int, re.findall(r"\d+", style)))
@@ -58,7 +60,8 @@ def test_tokens_have_the_colour_of_their_credit(run_dir):
 
 def test_levels_are_told_apart(run_dir):
     _, segments = printed(first_row(run_dir), contexts=True)
-    seen = {text.strip(): style for text, style in segments if text in (" 1 ", " 2 ", " 3 ", " 4 ")}
+    levels = {f" {level} " for level in LEVEL_STYLES}
+    seen = {text.strip(): style.removeprefix("bold ") for text, style in segments if text in levels}
     assert seen == {str(level): style for level, style in LEVEL_STYLES.items()}
 
 

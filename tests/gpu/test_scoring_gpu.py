@@ -1,0 +1,51 @@
+"""The prefix-shared scoring pass on a CUDA device: long contexts, both dtypes, against a forward per thought."""
+
+import argparse
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from scripts.bench import scoring
+from verl.workers.branch_scores import score_rows
+
+pytestmark = pytest.mark.gpu
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+CONTEXTS = (4096, 8192)
+
+
+@pytest.fixture(autouse=True)
+def nccl():
+    """A process group of this test's own: one that other tests began may know gloo alone."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
+
+
+def arguments(device, dtype, rows=2):
+    sizes = {"thought": 12, "action": 6, "observation": 60, "max_tokens": 32768}
+    return argparse.Namespace(**sizes, rows=rows, model=None, contexts=CONTEXTS, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_rule_09_shared_equals_naive_on_cuda(context, dtype):
+    args = arguments("cuda", dtype)
+    engine, data = scoring.make_engine(args), scoring.make_batch(context, args)
+    limits = {"max_tokens": args.max_tokens}
+    shared, naive = score_rows(engine, data, **limits), score_rows(engine, scoring.naive_batch(data), **limits)
+    assert shared.log_probs.device.type == "cpu"
+    assert scoring.largest_difference(shared, naive) < TOLERANCE[dtype]
+    plain = score_rows(engine, data.select(list(data.batch.keys()), []), **limits)
+    torch.testing.assert_close(shared.log_probs, plain.log_probs, atol=10 * TOLERANCE[dtype], rtol=0)
+
+
+def test_cuda_gives_what_the_cpu_gives():
+    found = {}
+    for device in ("cuda", "cpu"):  # in this order: the process group then knows both devices
+        args = arguments(device, "float32", rows=1)
+        engine, data = scoring.make_engine(args), scoring.make_batch(1024, args)
+        found[device] = score_rows(engine, data, max_tokens=args.max_tokens)
+    for name in ("log_probs", "entropy"):
+        torch.testing.assert_close(getattr(found["cuda"], name), getattr(found["cpu"], name), atol=1e-3, rtol=0)
