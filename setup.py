@@ -36,6 +36,7 @@ EXTRAS = {
         "alfworld>=0.4.2",
         "fast-downward-textworld",
         "gymnasium",
+        "httpx",
         "math-verify",
         "rank-bm25",
         "reasoning-gym",

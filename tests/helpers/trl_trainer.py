@@ -1,5 +1,6 @@
 """A ``GRPOEnvTrainer`` on a random tiny policy and a few words of twenty questions, in a second or two."""
 
+import importlib
 import string
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,25 @@ WORDS = ["dog", "cat", "cow", "pig", "lion", "apple", "car", "piano"]
 GROUP = 4
 
 
-def make_trainer(directory: Path, env: Any = None, rewards: Any = None, trainer: dict | None = None, **options: Any):
+def import_trl_without_vllm() -> None:
+    """TRL imports all of vLLM where it is installed, for half a minute on a busy machine; these tests do not use it."""
+    importlib.import_module("trl.import_utils").is_vllm_available = lambda *args, **kwargs: False
+
+
+def make_trainer(
+    directory: Path,
+    env: Any = None,
+    rewards: Any = None,
+    trainer: dict | None = None,
+    with_vllm: bool = False,
+    **options: Any,
+):
     """Groups of ``GROUP`` trials, eight rows a step. ``options`` go to ``GRPOConfig``, ``trainer`` to the trainer.
 
     Without ``rewards`` the reward is the length of the last answer, so that a random policy's trials differ.
     """
+    if not with_vllm:
+        import_trl_without_vllm()
     from transformers import AutoTokenizer
     from trl import GRPOConfig
 

@@ -105,7 +105,12 @@ def test_training_raises_the_reward(tmp_path):
 
 def test_several_updates_per_generation_use_the_sampling_log_probs(tmp_path):
     trainer = make_trainer(
-        tmp_path, per_device_train_batch_size=GROUP, steps_per_generation=2, max_steps=4, learning_rate=5e-2
+        tmp_path,
+        per_device_train_batch_size=GROUP,
+        steps_per_generation=2,
+        max_steps=4,
+        learning_rate=5e-2,
+        logging_steps=1,
     )
     trainer.train()
     ratios = [entry["clip_ratio/region_mean"] for entry in trainer.state.log_history if "loss" in entry]

@@ -264,4 +264,5 @@ def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _all_known(trials: dict[str, list]) -> bool:
-    return all(math.isfinite(value) for row in trials["logprobs"] for value in row)
+    """Whether every token of the agent was sampled and came with its log-prob."""
+    return not any(trials["retokenized"]) and all(math.isfinite(value) for row in trials["logprobs"] for value in row)
