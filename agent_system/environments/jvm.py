@@ -1,6 +1,7 @@
 """One Java virtual machine per process and jar, shared by all environments of the process that need it.
 
-It is started for the first environment and ended with the last one. It ends by itself when this process does, however
+It is started for the first environment and ended with the last one. An environment whose library keeps state that
+neighbours would change asks for one of its own. It ends by itself when this process does, however
 that dies: its standard input is a pipe that only this process holds. Its heap is bounded, and a JVM that runs out of
 memory exits, so that the next environment gets a fresh one.
 """
@@ -79,6 +80,7 @@ class Jvm:
 
     def stop(self) -> None:
         """End the process and wait for it."""
+        self._forget_objects()
         self.gateway.close()
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -89,21 +91,33 @@ class Jvm:
             self.process.wait()
         self._words.close()
 
+    def _forget_objects(self) -> None:
+        """Else Python's garbage collector calls a JVM that is gone for every object that is still referred to."""
+        from py4j.finalizer import ThreadSafeFinalizer
+
+        where = self.gateway.gateway_parameters
+        for key in [key for key in ThreadSafeFinalizer.finalizers if key.startswith(f"{where.address}{where.port}")]:
+            ThreadSafeFinalizer.remove_finalizer(key)
+
     def _said(self) -> str:
         self._words.seek(0)
         return self._words.read().decode(errors="replace")[-2000:].strip()
 
 
-_RUNNING: dict[str, Jvm] = {}  # by jar
+_RUNNING: dict[str, Jvm] = {}  # by jar: those that are shared
 _LOCK = threading.Lock()
 
 
-def attach(env_name: str, jar: str, heap_mb: int, options: tuple[str, ...] = ()) -> Jvm:
+def attach(env_name: str, jar: str, heap_mb: int, options: tuple[str, ...] = (), *, shared: bool = True) -> Jvm:
     """The JVM of this process for ``jar``, started where there is none or it has died; ``release`` must follow.
 
-    ``heap_mb`` (megabytes) and ``options`` (flags, after the standard ones) are those of the first call. Raises
-    ``JavaMissing``.
+    ``heap_mb`` (megabytes) and ``options`` (flags, after the standard ones) are those of the first call. One that is
+    not ``shared`` is always new. Raises ``JavaMissing``.
     """
+    if not shared:
+        jvm = Jvm(env_name, jar, heap_mb, options)
+        jvm.users = 1
+        return jvm
     with _LOCK:
         jvm = _RUNNING.get(jar)
         if jvm is None or not jvm.alive:

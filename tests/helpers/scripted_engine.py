@@ -13,8 +13,9 @@ Script = Callable[[SamplingRequest, str], "str | list[int] | StopReason"]
 class ScriptedEngine:
     """``script(request, prompt_text)`` returns the text or the tokens to sample, or ``StopReason.ABORT``.
 
-    A turn longer than ``max_tokens`` is cut. Log-probs are -1/4, -2/4, ... in order, so that a misplaced one is seen.
-    ``requests`` keeps what was asked, ``submits`` the sizes of the messages, ``polls`` how many polls were under way.
+    A script that raises ends the play. A turn longer than ``max_tokens`` is cut. Log-probs are -1/4, -2/4, ... in
+    order, so that a misplaced one is seen. ``requests`` keeps what was asked, ``submits`` the sizes of the messages,
+    ``polls`` how many polls were under way.
     """
 
     def __init__(self, tokenizer, script: Script, delay_s: float = 0.0, version: int = 0) -> None:
@@ -38,6 +39,8 @@ class ScriptedEngine:
             results = [await asyncio.wait_for(self._done[client].get(), 1.0)]
             while not self._done[client].empty():
                 results.append(self._done[client].get_nowait())
+            for failure in (result for result in results if isinstance(result, Exception)):
+                raise AssertionError("the script cannot go on") from failure
             return results
         except TimeoutError:
             return []
@@ -48,6 +51,12 @@ class ScriptedEngine:
         self._done.pop(client, None)
 
     def _finish(self, request: SamplingRequest) -> None:
+        try:
+            self._done[request.client].put_nowait(self._result(request))
+        except Exception as failure:  # a timer's exception would be lost, and its play would wait for ever
+            self._done[request.client].put_nowait(failure)
+
+    def _result(self, request: SamplingRequest) -> SamplingResult:
         said = self.script(request, self.tokenizer.decode(request.prompt_ids))
         if isinstance(said, StopReason):
             result = SamplingResult(request.request_id, [], [], said, self.version)
@@ -58,4 +67,4 @@ class ScriptedEngine:
             logprobs = [-(1 + i) / 4 for i in range(len(ids))]
             result = SamplingResult(request.request_id, ids, logprobs, reason, self.version)
         assert all(map(math.isfinite, result.logprobs))
-        self._done[request.client].put_nowait(result)
+        return result

@@ -8,7 +8,7 @@ pytest.importorskip("textworld_express")
 if shutil.which("java") is None:
     pytest.skip("no Java", allow_module_level=True)
 
-from agent_system.environments.env_package.textworld_express.package import PACKAGE, tasks
+from agent_system.environments.env_package.textworld_express.package import GAMES, PACKAGE, tasks
 from agent_system.environments.manager import make_envs
 from agent_system.environments.tasks import check_disjoint
 from tests.helpers.library_gold import gold
@@ -70,6 +70,21 @@ def test_tasks_are_the_folds_of_the_library(env):
     check_disjoint(tasks({}, "train"), tasks({}, "val"))
 
 
+@pytest.mark.parametrize("game", GAMES)
+def test_neighbours_do_not_undo_a_game(game):
+    """Two instances of ``sorting`` in one JVM do."""
+    env, neighbour = PACKAGE.make({"game": game}), PACKAGE.make({"game": game})
+    task = tasks({"game": game}, "train")[0]
+    path = env.gold_path(task)
+    env.reset(task)
+    for action in path:
+        *_, info = env.step(action)
+        neighbour.reset(task)
+    assert info["won"]
+    env.close()
+    neighbour.close()
+
+
 def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
     task, other = tasks({"game": "twc"}, "train")[:2]
     neighbour = PACKAGE.make({})
@@ -102,8 +117,9 @@ def test_reward_is_the_change_of_the_score(env):
 
 
 def test_impossible_params_are_said_with_their_key(env):
-    with pytest.raises(ValueError, match="params 'numLocations=no'"):
-        env.reset({**tasks({}, "train")[0], "params": "numLocations=no"})
+    for params in ("numLocations=no", "numLocations=99", "rooms=3"):
+        with pytest.raises(ValueError, match=f"params '{params}': .*{params.partition('=')[0]}|99"):
+            env.reset({**tasks({}, "train")[0], "params": params})
 
 
 def test_prompts_list_the_possible_actions_unless_they_are_not_wanted(env):

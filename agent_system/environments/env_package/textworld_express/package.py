@@ -1,11 +1,13 @@
 """TextWorldExpress: household and reasoning games in text, a thousand steps a second on one core.
 
-One JVM serves all environments of a process (``agent_system/environments/jvm.py``). Section keys are those of
-``Settings``; a task is a game and a number of the package's own train, dev and test folds, which share neither seeds
-nor, where games have recipes or objects to draw, what is drawn.
+One JVM serves all environments of a process (``agent_system/environments/jvm.py``), except those of the game
+``sorting``: instances of it in one JVM undo each other's games (measured with version 1.1.0), so each has its own.
+Section keys are those of ``Settings``; a task is a game and a number of the package's own train, dev and test folds,
+which share neither seeds nor, where games have recipes or objects to draw, what is drawn.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from agent_system.environments.sections import read_section, setting
 
 NAME = "textworld_express"
 GAMES = ("cookingworld", "coin", "twc", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
+NOT_ISOLATED = ("sorting",)
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
 RULES = """\
 You play a text game. Each turn you see what happened and which actions are possible. Reach the goal in as few turns \
@@ -47,7 +50,8 @@ class TextWorldExpressEnv:
         from textworld_express.constants import JAR_PATH
 
         settings = read_section(Settings, section, NAME)
-        self._jvm = jvm.attach(NAME, JAR_PATH, settings.heap_mb, tuple(settings.java_options.split()))
+        options, shared = tuple(settings.java_options.split()), settings.game not in NOT_ISOLATED
+        self._jvm = jvm.attach(NAME, JAR_PATH, settings.heap_mb, options, shared=shared)
         self._server = self._jvm.new("textworldexpress.runtime.PythonInterface")
         self._loaded: tuple[str, str] | None = None
         self._score = 0.0
@@ -85,7 +89,7 @@ class TextWorldExpressEnv:
     def _start(self, task: Task, gold: bool = False) -> dict[str, Any]:
         game = (task["game"], task["params"])
         if game != self._loaded:
-            complaint = self._server.load(*game)
+            complaint = _malformed(task["params"]) or self._server.load(*game)
             if complaint:
                 raise ValueError(f"env.{NAME}: game {game[0]!r} with params {game[1]!r}: {complaint}")
             self._loaded = game
@@ -95,6 +99,12 @@ class TextWorldExpressEnv:
         self._possible = sorted(state["validActions"])  # the engine's order differs from run to run
         anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
         return Observation(text, anchor=anchor, info={"won": False, "admissible_actions": self._possible})
+
+
+def _malformed(params: str) -> str:
+    """What is wrong with the spelling of ``params``; the library leaves out a pair that it cannot read."""
+    wrong = [pair for pair in params.split(",") if not re.fullmatch(r"\s*(\w+\s*=\s*\d+\s*)?", pair)]
+    return f"not name=integer: {wrong[0]!r}" if wrong else ""
 
 
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
