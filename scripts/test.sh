@@ -6,4 +6,15 @@ export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 ruff check .
 lint-imports
-python -m pytest "$@"
+
+tests() {
+    python -m pytest "$@" || [ $? -eq 5 ]  # 5: none was selected
+}
+
+case "$*" in
+*tests/*) tests "$@" ;;
+*)
+    tests tests/unit tests/property tests/golden -n 2 --dist loadfile --no-loadscope-reorder "$@"
+    tests tests/e2e tests/chaos tests/gpu "$@" # whole jobs: each has the machine to itself
+    ;;
+esac

@@ -66,6 +66,6 @@ def test_vllm_colocated_on_cpu_follows_the_trainer(tmp_path):
     job = Job([sys.executable, "-m", "tests.helpers.trl_vllm", str(tmp_path / "work")], tmp_path / "log.txt")
     job.finish(TIMEOUT_S)
     found = json.loads(re.findall(r"^\{.*\}$", (tmp_path / "log.txt").read_text(), re.MULTILINE)[-1])
-    assert found["start"] < 1e-3 and found["synced"] < 1e-3
-    assert found["stale"] > 0.1, "the change of weights is too small to be noticed"
+    assert max(found["start"], found["synced"]) < 0.1, "bfloat16: TRL leaves vLLM's dtype at auto"
+    assert found["stale"] > 1.0, "the change of weights is too small to be noticed"
     assert found["steps"] == 1

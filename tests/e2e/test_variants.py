@@ -106,5 +106,6 @@ def test_a_module_of_ones_own_on_two_ranks_with_a_reference_policy(play):
 def test_copo_reweights_by_the_scores_of_four_thoughts(play):
     metrics, rows = play("algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob")
     assert finite(metrics, "actor/pg_loss", "rlvcr/score_logprob", "rlvcr/level_share_1", "timing_s/step")
-    expanded = [step for row in rows for step in row["steps"] if step["contexts"]]
-    assert expanded and all(len(step["contexts"]) > 1 for step in expanded)
+    scored = [step["contexts"] for row in rows for step in row["steps"] if step["contexts"]]
+    assert all([context["original"] for context in contexts].count(True) == 1 for contexts in scored)
+    assert max(map(len, scored)) > 1, "no thought of this policy was usable"

@@ -26,9 +26,8 @@ def arguments() -> dict:
 def test_every_file_below_the_packages_is_shipped(arguments):
     packages, patterns = set(arguments["packages"]), arguments["package_data"]
     tops = {name.split(".")[0] for name in packages}
-    files = [
-        file for top in tops for file in (ROOT / top).rglob("*") if file.is_file() and "__pycache__" not in file.parts
-    ]
+    found = [file for top in tops for file in (ROOT / top).rglob("*") if file.is_file()]
+    files = [file for file in found if not any(part == "__pycache__" or part[0] == "." for part in file.parts[1:])]
     assert len(files) > 150
     for file in files:
         home = file.parent

@@ -3,6 +3,8 @@
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -321,6 +323,27 @@ def test_colocated_roles_share_processes_but_not_state(pool):
     group.shutdown()
     with pytest.raises(WorkerError, match="shut down"):
         groups["two"].who()
+
+
+def test_a_guest_shares_the_device_it_is_put_on(pool, monkeypatch):
+    assert "scheduling_strategy" not in pool.guest_options(1), "without GPUs it may run anywhere"
+    monkeypatch.setattr(pool, "_use_gpu", True)
+    options = pool.guest_options(1)
+    assert options["num_gpus"] == 0.5 and options["num_cpus"] == 0.5
+    assert options["scheduling_strategy"].placement_group_bundle_index == 1
+
+
+def test_a_second_driver_joins_the_cluster_by_its_address(cluster):
+    code = (
+        "import ray\n"
+        "from verl.single_controller.ray import init_ray\n"
+        f"facts = init_ray({{'address': {cluster['address']!r}}})\n"
+        "assert not facts['started'] and facts['num_cpus'] == 4, facts\n"
+        "assert ray.get(ray.remote(lambda: 7).remote(), timeout=60) == 7\n"
+        "ray.shutdown()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_pool_that_cannot_be_granted_says_what_is_free(cluster):

@@ -155,9 +155,10 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     """Start one engine per rollout worker; they load while the training groups do."""
     rollout, policy = cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref
     threads = rollout.num_threads or max(1, (os.cpu_count() or 1) // rollout.num_workers)
-    resources = pools.get_resource_pool(Role.Rollout).actor_resources()
-    remote = ray.remote(RolloutWorker).options(max_concurrency=64, **resources)
+    pool, remote = pools.get_resource_pool(Role.Rollout), ray.remote(RolloutWorker)
     return [
-        remote.remote(policy, policy.model.path, seed=rollout.seed + index, num_threads=threads)
+        remote.options(max_concurrency=64, **pool.guest_options(index * rollout.tensor_model_parallel_size)).remote(
+            policy, policy.model.path, seed=rollout.seed + index, num_threads=threads
+        )
         for index in range(rollout.num_workers)
     ]

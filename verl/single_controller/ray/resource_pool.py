@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from verl.single_controller.base.errors import WorkerTimeoutError
 
@@ -19,6 +20,11 @@ class Slot:
 
     group: PlacementGroup
     bundle: int
+
+    @property
+    def strategy(self) -> PlacementGroupSchedulingStrategy:
+        """The Ray option that puts an actor here."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
 
 
 class RayResourcePool:
@@ -76,6 +82,15 @@ class RayResourcePool:
         if not self._groups:
             self._reserve()
         return [Slot(group, i) for group, n in zip(self._groups, self.process_on_nodes, strict=True) for i in range(n)]
+
+    def guest_options(self, device: int) -> dict[str, Any]:
+        """Ray options of a single actor that shares device number ``device`` with the groups on this pool.
+
+        Without GPUs there is no device to share, and it may run anywhere.
+        """
+        if not self.use_gpu:
+            return self.actor_resources()
+        return {"scheduling_strategy": self.slots()[device].strategy, **self.actor_resources()}
 
     def _reserve(self) -> None:
         bundle: dict[str, float] = {"CPU": self.cpus_per_worker * self.max_colocate_count}

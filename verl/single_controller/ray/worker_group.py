@@ -22,7 +22,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from verl.single_controller.base.decorator import Call, Collect
 from verl.single_controller.base.errors import WorkerError
@@ -145,8 +144,7 @@ class RayWorkerGroup(WorkerGroup):
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
         for slot in pool.slots():
-            strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
-            self._actors.append(actor_cls.options(scheduling_strategy=strategy, **resources).remote())
+            self._actors.append(actor_cls.options(scheduling_strategy=slot.strategy, **resources).remote())
         refs = [actor.describe.remote() for actor in self._actors]
         self.placement = gather(refs, timeout_s, self._labels(f"start with {resources}"))
         address, port = ray_get(self._actors[0].listen.remote(), timeout_s, f"{self.name}[rank 0].listen")
