@@ -1,0 +1,37 @@
+"""What the benches that play share: a config, an engine in this process, and the jobs of a batch."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from transformers import AutoTokenizer  # noqa: E402
+
+from agent_system.environments.manager import make_envs  # noqa: E402
+from agent_system.environments.registry import get_package  # noqa: E402
+from agent_system.multi_turn_rollout.rollout_loop import jobs_of  # noqa: E402
+from agent_system.multi_turn_rollout.settings import PlaySettings  # noqa: E402
+from agent_system.multi_turn_rollout.trajectory import Job  # noqa: E402
+from verl.trainer.config.load import load_config  # noqa: E402
+from verl.workers.rollout import RolloutWorker  # noqa: E402
+
+
+class Stage:
+    """Everything to play ``tasks`` groups of ``env.rollout.n`` with: config, tokenizer, settings, jobs and engine."""
+
+    def __init__(self, config_name: str, overrides: Sequence[str], tasks: int, threads: int = 1) -> None:
+        self.cfg = load_config(config_name, ["algorithm.adv_estimator=grpo", "env.levels=true", *overrides])
+        self.path = self.cfg.actor_rollout_ref.model.path
+        self.tokenizer = AutoTokenizer.from_pretrained(self.path)
+        self.settings = PlaySettings.from_config(self.cfg, get_package(self.cfg.env.env_name), is_train=True)
+        envs = make_envs(self.cfg)[0]
+        self.jobs = jobs_of(envs.gen_batch(0, tasks))
+        envs.close()
+        self.engine: Any = RolloutWorker(self.cfg.actor_rollout_ref, self.path, num_threads=threads)
+
+    def apart(self, name: str) -> list[Job]:
+        """The jobs, to be played with seeds that belong to ``name``: other samples of the same tasks."""
+        return [replace(job, traj_uid=f"{name}/{job.traj_uid}") for job in self.jobs]
