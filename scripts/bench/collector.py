@@ -13,18 +13,21 @@ The two take turns, ``--rounds`` times each, after a round that warms up; the ra
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from play import Stage
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
-from agent_system.multi_turn_rollout.engine_client import EngineClient
-from agent_system.multi_turn_rollout.episode import Episode, gather_or_cancel
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
-from verl.utils.sampling import SamplingResult
+from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker  # noqa: E402
+from agent_system.multi_turn_rollout.engine_client import EngineClient  # noqa: E402
+from agent_system.multi_turn_rollout.episode import Episode, gather_or_cancel  # noqa: E402
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory  # noqa: E402
+from scripts.bench.play import Stage  # noqa: E402
+from verl.utils.sampling import SamplingResult  # noqa: E402
 
 WAITING = ["env.env_name=scripts.bench.waiting:PACKAGE", "env.kwargs={}", "env.max_steps=16", "env.max_turn_tokens=16"]
 

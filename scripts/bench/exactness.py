@@ -17,21 +17,25 @@ episode feeds to the trainer.
 
 import argparse
 import asyncio
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from play import Stage
 
-from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
-from agent_system.multi_turn_rollout.packing import Row, pack, rows_of
-from verl.models.loader import load_causal_lm
-from verl.models.policy import PolicyModel
-from verl.protocol import DataProto
-from verl.utils.sampling import SamplingResult
-from verl.workers.branch_scores import score_rows
-from verl.workers.engine import TrainEngine
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from agent_system.multi_turn_rollout.collector_worker import CollectorWorker  # noqa: E402
+from agent_system.multi_turn_rollout.packing import Row, pack, rows_of  # noqa: E402
+from scripts.bench.play import Stage  # noqa: E402
+from verl.models.loader import load_causal_lm  # noqa: E402
+from verl.models.policy import PolicyModel  # noqa: E402
+from verl.protocol import DataProto  # noqa: E402
+from verl.utils.sampling import SamplingResult  # noqa: E402
+from verl.workers.branch_scores import score_rows  # noqa: E402
+from verl.workers.engine import TrainEngine  # noqa: E402
 
 MAX_TOKENS = 8192  # of a micro-batch
 

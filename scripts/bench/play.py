@@ -1,22 +1,18 @@
 """What the benches that play share: a config, an engine in this process, and the jobs of a batch."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from transformers import AutoTokenizer
 
-from transformers import AutoTokenizer  # noqa: E402
-
-from agent_system.environments.manager import make_envs  # noqa: E402
-from agent_system.environments.registry import get_package  # noqa: E402
-from agent_system.multi_turn_rollout.rollout_loop import jobs_of  # noqa: E402
-from agent_system.multi_turn_rollout.settings import PlaySettings  # noqa: E402
-from agent_system.multi_turn_rollout.trajectory import Job  # noqa: E402
-from verl.trainer.config.load import load_config  # noqa: E402
-from verl.workers.rollout import RolloutWorker  # noqa: E402
+from agent_system.environments.manager import make_envs
+from agent_system.environments.registry import get_package
+from agent_system.multi_turn_rollout.rollout_loop import jobs_of
+from agent_system.multi_turn_rollout.settings import PlaySettings
+from agent_system.multi_turn_rollout.trajectory import Job
+from verl.trainer.config.load import load_config
+from verl.workers.rollout import RolloutWorker
 
 
 class Stage:

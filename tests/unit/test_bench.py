@@ -1,11 +1,18 @@
 """The benches measure what they say: token counts by hand, equal numbers of both ways, a readable table. No times."""
 
 import argparse
+import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
-from scripts.bench import iteration, scoring
+from agent_system.multi_turn_rollout.packing import pack
+from scripts.bench import collector, exactness, iteration, scoring
+from scripts.bench.play import Stage
+from tests.helpers.play import walking_policy
+from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.utils import jsonl
 
 
@@ -121,3 +128,65 @@ def test_iteration_shows_why_a_run_failed(monkeypatch, tmp_path):
         iteration.main(["--keep", str(tmp_path), "--steps", "2"])
     with pytest.raises(SystemExit):
         iteration.main(["--steps", "1"])
+
+
+def stage_of(tmp_path, *words):
+    """A tiny random policy on the number line, without vLLM."""
+    path = make_tiny_policy(tmp_path / "policy", std=0.2)
+    sizes = ["data.max_prompt_length=512", "data.max_response_length=256", "env.max_steps=4", "env.max_turn_tokens=12"]
+    return Stage(
+        "ppo_trainer",
+        [
+            f"actor_rollout_ref.model.path={path}",
+            "actor_rollout_ref.rollout.name=hf",
+            "actor_rollout_ref.rollout.dtype=float32",
+            "env.env_name=number_line",
+            "env.rollout.n=2",
+            *sizes,
+            *words,
+        ],
+        tasks=3,
+    )
+
+
+def test_exactness_finds_nothing_in_what_was_played_and_everything_that_is_changed(tmp_path):
+    stage = stage_of(tmp_path, "env.history=append", "env.max_turn_tokens=40")
+    stage.settings = replace(stage.settings, stop=tuple("aeiou"))  # a random policy says one of these soon
+    rows, witness = asyncio.run(exactness.play(stage))
+    data = pack(rows, stage.tokenizer.pad_token_id)
+    found = exactness.check_tokens(rows, data, witness, stage.tokenizer)
+    wrong = ("other tokens", "other log-probs", "loss elsewhere", "separators lost")
+    assert found["turns"] > len(rows) and found["gaps"] == found["turns"] - len(rows)
+    assert [found[name] for name in wrong] == [0, 0, 0, 0]
+    assert found["tokens"] == data.batch["response_mask"].sum()
+    assert exactness.check_logprobs(data, stage.path, "float32")[1] < 1e-3
+    b = next(b for b, row in enumerate(rows) if len(row.turns) > 1)
+    place = data.batch["attention_mask"][b].argmax() + rows[b].turns[0].end  # the token after the first turn
+    column = place - data.batch["prompts"].shape[1]
+    data.batch["response_mask"][b, column] = 1
+    data.batch["input_ids"][b, place] += 1
+    data.batch["rollout_log_probs"][b, column - 1] -= 1
+    found = exactness.check_tokens(rows, data, witness, stage.tokenizer)
+    assert [found[name] for name in wrong] == [len(rows[b].turns) - 1, 1, 1, 1]
+
+
+def test_lock_step_plays_the_same_and_asks_for_all_at_once(tmp_path):
+    words = ["env.num_workers=1", "env.envs_per_worker=4"]
+    stage = stage_of(tmp_path, *words)
+    found = asyncio.run(collector.measure(stage, slots=4, rounds=1))
+    assert found["same"] == len(found["played"]) == 6
+    assert all(len(seconds) == 1 for seconds in found["seconds"].values())
+
+    stage, tokenizer = stage_of(tmp_path, *words), make_tiny_tokenizer()
+    engine = ScriptedEngine(tokenizer, walking_policy(levels=True))
+    lock = collector.LockStepCollector(stage.cfg.env, tokenizer, [engine], slots=4)
+    settings = replace(stage.settings, max_turn_tokens=64, max_response_length=1024, max_prompt_length=1024)
+
+    async def play():
+        collected = await lock.collect(stage.jobs, settings)
+        await lock.close()
+        return collected.trajectories
+
+    lengths = [len(trajectory.turns) for trajectory in asyncio.run(play())]
+    rounds = [[sum(n > turn for n in batch) for turn in range(max(batch))] for batch in (lengths[:4], lengths[4:])]
+    assert engine.submits == rounds[0] + rounds[1], "each message holds the turns of all who still play"
