@@ -208,7 +208,6 @@ def test_a_spare_stands_in_for_workers_that_start_slowly():
         spare = pool._spare.pid
         os.kill(pool.worker_pids[0], signal.SIGKILL)
         await until(lambda: pool.worker_pids == [spare])
-        assert pool.stats()["replace_s_max"] < 1.2  # starting one takes longer
         assert await one_episode(pool)
         await until(lambda: pool._spare is not None and pool._spare.pid != spare)
 
