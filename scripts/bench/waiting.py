@@ -50,4 +50,5 @@ def tasks(section: dict[str, Any], split: str) -> list[Task]:
     return made
 
 
-PACKAGE = EnvPackage("waiting", WaitingEnv, tasks, NumberLinePrompts, project)
+# Any policy says one of these soon, so that turns are short and none is cut.
+PACKAGE = EnvPackage("waiting", WaitingEnv, tasks, NumberLinePrompts, project, stop=tuple("aeiou .<>"))
