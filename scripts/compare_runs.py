@@ -22,7 +22,7 @@ COLORS = ("accent", "second", "level-4", "level-3", "time-5", "time-7")
 SUCCESS, TOKENS = "val/success_rate", "val/tokens_per_episode"
 
 
-def last_interval(run: RunData, index: int) -> str:
+def interval(run: RunData, index: int) -> str:
     """Held-out success with its 95% bootstrap interval, in percent; ``index`` 0 is before training, -1 after."""
     low, high = (100 * run.points(f"{SUCCESS}_{end}")[1][index] for end in ("low", "high"))
     return f"{100 * run.points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
@@ -40,8 +40,8 @@ def run_cells(run: RunData) -> list[str]:
     levels = [100 * (run.last(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
     times = run.points("timing_s/step")[1]
     return [
-        last_interval(run, 0),
-        last_interval(run, -1),
+        interval(run, 0),
+        interval(run, -1),
         f"{gain(run):+.1f}",
         f"{tokens[0]:.0f} → {tokens[-1]:.0f}",
         " ".join(f"{share:.0f}" for share in levels),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_system.agents.base import Action, Conversation, Message
+from agent_system.tokens.template import has_chat_template
 from verl.utils.sampling import StopReason
 
 _REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
@@ -54,7 +55,7 @@ class DirectOutputAgent:
         if conversation.prompt_ids is not None:
             return {"prompt_token_ids": list(conversation.prompt_ids)}
         messages = list(conversation.messages)
-        if isinstance(getattr(self._tokenizer, "chat_template", None), (str, dict)):
+        if has_chat_template(self._tokenizer):
             return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
 

@@ -1,9 +1,9 @@
 """One Java virtual machine per process and jar, shared by all environments of the process that need it.
 
-It is started for the first environment and ended with the last one. An environment whose library keeps state that
-neighbours would change asks for one of its own. It ends by itself when this process does, however
+It is started for the first environment and ended with the last one. It ends by itself when this process does, however
 that dies: its standard input is a pipe that only this process holds. Its heap is bounded, and a JVM that runs out of
-memory exits, so that the next environment gets a fresh one.
+memory exits, so that the next environment gets a fresh one. An environment whose library keeps state that neighbours
+would change asks for a JVM of its own.
 """
 
 import contextlib
@@ -114,14 +114,12 @@ def attach(env_name: str, jar: str, heap_mb: int, options: tuple[str, ...] = (),
     ``heap_mb`` (megabytes) and ``options`` (flags, after the standard ones) are those of the first call. One that is
     not ``shared`` is always new. Raises ``JavaMissing``.
     """
-    if not shared:
-        jvm = Jvm(env_name, jar, heap_mb, options)
-        jvm.users = 1
-        return jvm
     with _LOCK:
-        jvm = _RUNNING.get(jar)
+        jvm = _RUNNING.get(jar) if shared else None
         if jvm is None or not jvm.alive:
-            jvm = _RUNNING[jar] = Jvm(env_name, jar, heap_mb, options)
+            jvm = Jvm(env_name, jar, heap_mb, options)
+            if shared:
+                _RUNNING[jar] = jvm
         jvm.users += 1
         return jvm
 

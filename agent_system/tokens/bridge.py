@@ -30,6 +30,14 @@ class Bridge:
         return len(self.before) + len(self.observation) + len(self.after)
 
 
+def without_end(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
+    """``sampled_ids`` without the tokens of ``end_ids`` that they end with."""
+    end = len(sampled_ids)
+    while end and sampled_ids[end - 1] in end_ids:
+        end -= 1
+    return list(sampled_ids[:end])
+
+
 class ChatBridge:
     """First prompts and bridges of one tokenizer, as token ids.
 
@@ -92,12 +100,8 @@ class ChatBridge:
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """The text of a sampled turn without the tokens that ended it; tags and other tokens stay visible."""
-        end = len(sampled_ids)
-        while end and sampled_ids[end - 1] in self.end_ids:
-            end -= 1
-        return self.tokenizer.decode(
-            list(sampled_ids[:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        said = without_end(sampled_ids, self.end_ids)
+        return self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _content(self, message: Message) -> tuple[int, ...]:
         text = message["content"]

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agent_system.tokens.bridge import Bridge, ChatBridge
+from agent_system.tokens.bridge import Bridge, ChatBridge, without_end
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.probe import Verdict, probe_template
-from agent_system.tokens.template import Message, TemplateUnsupported
+from agent_system.tokens.template import Message, TemplateUnsupported, has_chat_template
 
 
 class PlainBridge:
@@ -39,10 +39,7 @@ class PlainBridge:
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """The text of a sampled turn without the tokens that ended it."""
-        end = len(sampled_ids)
-        while end and sampled_ids[end - 1] in self.end_ids:
-            end -= 1
-        return self.tokenizer.decode(list(sampled_ids[:end]))
+        return self.tokenizer.decode(without_end(sampled_ids, self.end_ids))
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Token ids of a text that nobody sampled."""
@@ -60,7 +57,7 @@ def bridge_for_appending(tokenizer: Any) -> ChatBridge | PlainBridge:
         TemplateUnsupported: The template does not keep earlier turns as they were, so that a conversation cannot be
             one growing token sequence; the message says why.
     """
-    if not isinstance(getattr(tokenizer, "chat_template", None), (str, dict)):
+    if not has_chat_template(tokenizer):
         return PlainBridge(tokenizer)
     probe = probe_template(tokenizer)
     if probe.verdict is not Verdict.APPEND:

@@ -26,6 +26,11 @@ def anchor(index: int) -> str:
     return f"xANCHOR{index}x"
 
 
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether ``tokenizer`` brings one template, or several by name; any object may be asked."""
+    return isinstance(getattr(tokenizer, "chat_template", None), (str, dict))
+
+
 class ChatTemplate:
     """Text-level view of ``tokenizer.chat_template``.
 

@@ -38,6 +38,7 @@ class LockStep:
     def __init__(self, client: EngineClient) -> None:
         self._client, self.playing = client, 0
         self._asked: list[tuple[asyncio.Future, list[int], dict[str, Any]]] = []
+        self._round: asyncio.Task | None = None
 
     async def sample(self, prompt_ids: list[int], **request: Any) -> SamplingResult:
         """Wait for the others, then for all results."""
@@ -57,9 +58,10 @@ class LockStep:
             self._round = asyncio.ensure_future(self._sample_all(asked))
 
     async def _sample_all(self, asked: list[tuple[asyncio.Future, list[int], dict[str, Any]]]) -> None:
-        results = await asyncio.gather(*(self._client.sample(ids, **request) for _, ids, request in asked))
+        sampling = (self._client.sample(ids, **request) for _, ids, request in asked)
+        results = await asyncio.gather(*sampling, return_exceptions=True)
         for (future, _, _), result in zip(asked, results, strict=True):
-            future.set_result(result)
+            future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)
 
     async def close(self) -> None:
         """Close the client."""

@@ -6,11 +6,11 @@ policy is ``actor_rollout_ref.model.path``, or a checkpoint (``trainer.resume_mo
 """
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
-from verl.trainer.registered import registered_names
+from verl.trainer.registered import registered_names, start_problems
 
 # Before the user's words, so that those win. A directory of its own: metrics of the training are not touched.
 EVAL_OVERRIDES = (
@@ -18,13 +18,6 @@ EVAL_OVERRIDES = (
     "cold_start.enable=false",
     "trainer.default_local_dir=runs/${trainer.project_name}/${trainer.experiment_name}-eval",
 )
-
-
-def inspect(cfg: PPOConfig) -> Collection[str]:
-    """Problems that show with the environment, the tokenizer and the engine at hand."""
-    from verl.trainer.preflight import start_problems
-
-    return start_problems(cfg)
 
 
 def evaluate(cfg: PPOConfig) -> None:
@@ -37,7 +30,7 @@ def evaluate(cfg: PPOConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     words = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
-    return cli.run(evaluate, "quickstart", PPOConfig, "verl.trainer.main_eval", words, registered_names, inspect)
+    return cli.run(evaluate, "quickstart", PPOConfig, "verl.trainer.main_eval", words, registered_names, start_problems)
 
 
 if __name__ == "__main__":

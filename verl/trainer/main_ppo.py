@@ -6,11 +6,11 @@ line that names its own policy starts from the neutral ``ppo_trainer``.
 
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
-from verl.trainer.registered import registered_names
+from verl.trainer.registered import registered_names, start_problems
 
 logger = logging.getLogger(__name__)
 MODEL_PATH = "actor_rollout_ref.model.path="
@@ -22,13 +22,6 @@ def default_config_name(overrides: Sequence[str]) -> str:
     return "ppo_trainer" if names_policy else "quickstart"
 
 
-def inspect(cfg: PPOConfig) -> Collection[str]:
-    """Problems that show with the environment, the tokenizer and the engine at hand."""
-    from verl.trainer.preflight import start_problems
-
-    return start_problems(cfg)
-
-
 def train(cfg: PPOConfig) -> None:
     """Start the run that ``cfg`` describes; everything heavy is imported from here on."""
     from verl.trainer.launch import run_ppo
@@ -38,7 +31,8 @@ def train(cfg: PPOConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, registered_names, inspect)
+    asked = (registered_names, start_problems)
+    return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *asked)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""The names that every registry of this process knows; importing what fills them is left to the call."""
+"""What the entry points ask about a config before anything starts; what answers is imported by the call."""
+
+from collections.abc import Collection
 
 from verl.trainer.config.problems import Names
+from verl.trainer.config.schema import PPOConfig
 
 
 def registered_names() -> Names:
@@ -12,3 +15,10 @@ def registered_names() -> Names:
 
     needs = {name: missing_inputs(estimator, ()) for name, estimator in ADV_ESTIMATORS.items()}
     return Names(REGISTRY.keys(), needs, POLICY_LOSSES.keys(), ENGINES.keys())
+
+
+def start_problems(cfg: PPOConfig) -> Collection[str]:
+    """Problems that show with the environment, the tokenizer and the engine at hand."""
+    from verl.trainer import preflight
+
+    return preflight.start_problems(cfg)

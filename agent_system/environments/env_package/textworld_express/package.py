@@ -6,6 +6,7 @@ Section keys are those of ``Settings``; a task is a game and a number of the pac
 which share neither seeds nor, where games have recipes or objects to draw, what is drawn.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ NAME = "textworld_express"
 GAMES = ("cookingworld", "coin", "twc", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
 NOT_ISOLATED = ("sorting",)
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
+PARAM = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
 RULES = """\
 You play a text game. Each turn you see what happened and which actions are possible. Reach the goal in as few turns \
 as you can. Copy your action exactly from the list of possible actions."""
@@ -39,6 +41,11 @@ class Settings:
     list_actions: bool = setting(True)
     heap_mb: int = setting(256, low=64)
     java_options: str = setting("")
+
+    def __post_init__(self) -> None:
+        for pair in self.params.split(","):  # the library leaves out what it cannot read
+            if not PARAM.fullmatch(pair):
+                raise ValueError(f"env.{NAME}.params={self.params!r}: {pair!r} is not name=integer")
 
 
 class TextWorldExpressEnv:
@@ -89,7 +96,7 @@ class TextWorldExpressEnv:
     def _start(self, task: Task, gold: bool = False) -> dict[str, Any]:
         game = (task["game"], task["params"])
         if game != self._loaded:
-            complaint = _malformed(task["params"]) or self._server.load(*game)
+            complaint = self._server.load(*game)
             if complaint:
                 raise ValueError(f"env.{NAME}: game {game[0]!r} with params {game[1]!r}: {complaint}")
             self._loaded = game
@@ -101,14 +108,11 @@ class TextWorldExpressEnv:
         return Observation(text, anchor=anchor, info={"won": False, "admissible_actions": self._possible})
 
 
-def _malformed(params: str) -> str:
-    """What is wrong with the spelling of ``params``; the library leaves out a pair that it cannot read."""
-    wrong = [pair for pair in params.split(",") if not re.fullmatch(r"\s*(\w+\s*=\s*\d+\s*)?", pair)]
-    return f"not name=integer: {wrong[0]!r}" if wrong else ""
-
-
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
-    """The 1000 games of the fold of ``split``. Raises ``JavaMissing``, which no run can do without."""
+    """The 1000 games of the fold of ``split``.
+
+    Raises ``JavaMissing``, and ``ValueError`` for ``params`` that the game does not know: both before anything starts.
+    """
     import textworld_express  # noqa: F401  (a missing package is found before anything starts)
 
     jvm.find_java(NAME)
@@ -116,7 +120,11 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     fold = settings.val_split if split == "val" else "train"
     source = f"{NAME}/{settings.game}"
     common = {"data_source": source, "game": settings.game, "params": settings.params, "fold": fold}
-    return [{"task_id": f"{source}/{fold}/{number}", "number": number, **common} for number in FOLDS[fold]]
+    made = [{"task_id": f"{source}/{fold}/{number}", "number": number, **common} for number in FOLDS[fold]]
+    if settings.params:
+        with contextlib.closing(TextWorldExpressEnv(section)) as env:
+            env.reset(made[0])
+    return made
 
 
 def prompts(section: Mapping[str, Any]) -> Prompts:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.gamemaster import EmbeddedGamemaster, Gamemaster
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
@@ -107,32 +108,15 @@ class TwentyQuestionsGame:
         """Nothing to free."""
 
 
-class TwentyQuestionsPrompts:
-    """Rules first, replies after; the same texts with and without thinking levels but for how to answer."""
+class TwentyQuestionsPrompts(ChatPrompts):
+    """Rules and replies, with words of their own for how to answer: a move is a question or a guess."""
 
-    asks_for_levels = True
-
-    def __init__(self, section: dict[str, Any] | None = None) -> None:
-        del section
+    def __init__(self, section: Mapping[str, Any] | None = None) -> None:
+        super().__init__(RULES, example="Is it alive?")
 
     def system(self, levels: bool) -> str | None:
         """Rules and answer format."""
         return f"{RULES}\n{LEVELS if levels else PLAIN}"
-
-    def first(self, observation: Observation, levels: bool) -> str:
-        """The opening as it is."""
-        return observation.text
-
-    def turn(self, observation: Observation) -> str:
-        """The reply as it is."""
-        return observation.text
-
-    def window(
-        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
-    ) -> str:
-        """The remembered questions, each after what was said before it, then the last reply."""
-        past = "".join(f"{seen}\nYou: {action}\n" for seen, action in history)
-        return f"{past}{observation.text}"
 
 
 def tasks(section: dict[str, Any], split: str) -> list[Task]:
