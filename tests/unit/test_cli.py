@@ -55,6 +55,13 @@ def test_default_config_depends_on_whether_a_policy_is_named():
     assert main_ppo.default_config_name(["env.seed=1", "actor_rollout_ref.model.path=a/b"]) == "ppo_trainer"
 
 
+def test_tasks_that_cannot_be_had_are_a_problem_of_the_config_and_no_traceback(capsys, tmp_path):
+    words = ["env.textworld.level=31", f"trainer.default_local_dir={tmp_path}"]
+    assert main_ppo.main(["--config-name", "textworld", *words]) == 2
+    said = capsys.readouterr().err
+    assert "env.textworld.level=31: treasure_hunter has the levels 1 to 30" in said and "Traceback" not in said
+
+
 def test_a_run_is_planned_before_it_starts(capsys, ran):
     assert main_ppo.main(["trainer.total_training_steps=5"]) == 0
     text = capsys.readouterr().out

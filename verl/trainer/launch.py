@@ -1,6 +1,6 @@
 """The composition root of a PPO run: the one module that knows the concrete classes of every room.
 
-    policy ─▶ tokenizer ─▶ environments ─▶ checks ─▶ Ray ─▶ worker groups and engines ─▶ collector ─▶ trainer.fit()
+    environments ─▶ policy ─▶ tokenizer ─▶ checks ─▶ Ray ─▶ worker groups and engines ─▶ collector ─▶ trainer.fit()
 
 Everything that can be refused is refused before Ray starts.
 """
@@ -18,12 +18,14 @@ import ray
 from transformers import AutoTokenizer
 
 import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
-from agent_system.environments import make_envs
+from agent_system.environments import EnvironmentManagerBase, make_envs
+from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.reward_manager import load_reward_manager
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.launch_sft import run_sft
 from verl.trainer.ppo.journal import Journal
@@ -51,10 +53,10 @@ def run_ppo(cfg: PPOConfig) -> None:
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
     with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run, run.resumable():
         setup_logging(run.logs / "driver.log")
+        envs, val_envs = environments_of(cfg)
+        fill_schedule(cfg, len(envs.tasks))
         ensure_policy(cfg)
         tokenizer = AutoTokenizer.from_pretrained(cfg.actor_rollout_ref.model.path)
-        envs, val_envs = make_envs(cfg)
-        fill_schedule(cfg, len(envs.tasks))
         collector = TrajectoryCollector(cfg, tokenizer)
         with contextlib.ExitStack() as stack:
             workers = start_workers(cfg, stack)
@@ -72,6 +74,15 @@ def run_ppo(cfg: PPOConfig) -> None:
             logger.info("ready after %.1f s; run directory %s", time.perf_counter() - started, run.path)
             trainer.fit()
         logger.info("report: %s", run.report_path)
+
+
+def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
+    """What is trained on and what is validated on; raises ``ConfigError`` where their tasks cannot be had."""
+    try:
+        return make_envs(cfg)
+    except (ImportError, JavaMissing, OSError, ValueError) as error:
+        logger.debug("no tasks", exc_info=error)
+        raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error
 
 
 def ensure_policy(cfg: PPOConfig) -> None:

@@ -117,7 +117,7 @@ def run(
     0: done or shown; 2: refused, with every problem on standard error; 143 and 130: ended in order by SIGTERM or
     Ctrl-C. ``names`` gives what is registered and is called only when there is something to run, after the config's own
     ``external_lib`` was imported. ``inspect(cfg)`` gives further problems of a config that has none so far: those that
-    only show with what it names at hand.
+    only show with what it names at hand. ``main`` may refuse as well, with a ``ConfigError``.
     """
     try:
         command = parse(argv, config_default, schema, prog)
@@ -133,16 +133,16 @@ def run(
             problems = [problem for cfg in command.configs for problem in inspect(cfg)]
         if problems:
             raise ConfigError(dict.fromkeys(problems))
+        with Interruption() as interruption:
+            for cfg, plan in zip(command.configs, plans, strict=True):
+                logger.info("config %s", command.config_name)
+                warn_without_effect(cfg)
+                show(plan, f"config {command.config_name}")
+                main(cfg)
+        return interruption.exit_status
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    with Interruption() as interruption:
-        for cfg, plan in zip(command.configs, plans, strict=True):
-            logger.info("config %s", command.config_name)
-            warn_without_effect(cfg)
-            show(plan, f"config {command.config_name}")
-            main(cfg)
-    return interruption.exit_status
 
 
 def show(plan: Any, caption: str = "") -> None:
