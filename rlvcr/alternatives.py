@@ -22,8 +22,8 @@ from verl.utils.seeds import derive_seed
 STOP = (THINK_END, ACTION_START)
 SEED_RANGE = float(2**63)
 
-# (prompt_ids, max_tokens, stop, route) -> what was sampled; None where the engine gave the request up
-Sample = Callable[[list[int], int, tuple[str, ...], int], Awaitable[SamplingResult | None]]
+# (prompt_ids, max_tokens, stop, route, seed) -> what was sampled; None where the engine gave the request up
+Sample = Callable[[list[int], int, tuple[str, ...], int, int], Awaitable[SamplingResult | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,20 @@ class AlternativeSampler:
         return others
 
     async def think(
-        self, prompt_ids: list[int], parsed: ParsedStep, levels: Sequence[int], route: int = 0
+        self, prompt_ids: list[int], parsed: ParsedStep, levels: Sequence[int], traj_uid: str, step: int, route: int = 0
     ) -> StepAlternatives:
-        """Think at ``levels`` after ``prompt_ids``, the tokens the step itself followed."""
+        """Think at ``levels`` after ``prompt_ids``, the tokens that step ``step`` itself followed.
+
+        What is drawn depends on the seed, the trajectory, the step and the level, not on what else is sampled.
+        """
         found = StepAlternatives()
         hint = [] if self.settings.action_blind else self._hint(parsed)
         asked = [level for level in levels if level != 1]
-        waiting = [self._one(prompt_ids + hint + self._codec.prefix_ids[level], route) for level in asked]
+        waiting = []
+        for level in asked:
+            prompt = prompt_ids + hint + self._codec.prefix_ids[level]
+            seed = derive_seed(self.settings.seed, "thought", traj_uid, step, level)
+            waiting.append(self._sample(prompt, self.settings.max_tokens, STOP, route, seed))
         results = dict(zip(asked, await asyncio.gather(*waiting), strict=True))
         for level in sorted(levels):
             thought, reason = (self._codec.empty_thought(), "") if level == 1 else self._read(level, results[level])
@@ -103,9 +110,6 @@ class AlternativeSampler:
                 found.thoughts.append(thought)
         found.sampled_tokens = sum(len(result.token_ids) for result in results.values() if result is not None)
         return found
-
-    def _one(self, prompt_ids: list[int], route: int) -> Awaitable[SamplingResult | None]:
-        return self._sample(prompt_ids, self.settings.max_tokens, STOP, route)
 
     def _read(self, level: int, result: SamplingResult | None) -> tuple[ForcedThought | None, str]:
         if result is None:

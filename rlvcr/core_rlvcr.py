@@ -36,7 +36,6 @@ from rlvcr.thinking import (
 from verl.trainer.ppo.core_algos import (
     AdvantageEstimator,
     choose,
-    compute_choice_entropy_loss,
     group_normalised_scores,
     register_adv_est,
     spread,
@@ -53,7 +52,6 @@ __all__ = [
     "compute_rlvcr_outcome_advantage",
     "credit_metrics",
     "level_count_bonus",
-    "level_diversity_loss",
     "level_metrics",
     "place_step_values",
     "score_of",
@@ -146,6 +144,7 @@ _RLVCR_INPUTS = {
         "thinking_level_entropies": "thinking_level_entropies",
         "thinking_token_costs": "thinking_token_costs",
         "thinking_reweight": "thinking_reweight?",
+        "thinking_level_bonus": "thinking_level_bonus?",
         "success": "won?",
     },
     params={
@@ -168,6 +167,7 @@ def compute_rlvcr_outcome_advantage(
     mode: str = "mean_norm",
     combine: str = "additive",
     thinking_reweight: Tensor | None = None,
+    thinking_level_bonus: Tensor | None = None,
     success=None,
     epsilon: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
@@ -175,17 +175,21 @@ def compute_rlvcr_outcome_advantage(
 
     ``thinking_level_entropies [B, R]`` holds A_think, already normalised within its four contexts and net of cost, on
     level digits and thoughts and 0 elsewhere; ``thinking_token_costs [B, R]`` is the part of it due to cost, for
-    reports. ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere. ``success [B]``
-    says which rows belong to a won trajectory (default: return above 0). ``mode`` normalises returns in their group as
-    GRPO does (``mean_norm`` without division). ``thinking_diversity_w`` weighs ``level_diversity_loss`` in the actor
-    loss and does not change advantages. ``returns`` is A_traj alone. Raises ``ValueError`` for unknown options.
+    reports. ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
+    ``thinking_level_bonus [B, R]`` is added as it is, whatever the outcome. ``success [B]`` says which rows belong to a
+    won trajectory (default: return above 0). ``mode`` normalises returns in their group as GRPO does (``mean_norm``
+    without division). ``thinking_diversity_w`` weighs the entropy of the level digit in the actor loss and does not
+    change advantages. ``returns`` is A_traj alone. Raises ``ValueError`` for unknown options.
     """
     by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)
     trajectory = spread(group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask)
     won = scores > 0 if success is None else torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
     thinking = thinking_level_entropies.float() * response_mask.float()
-    return combine_advantages(trajectory, thinking, step_advantage_w, combine, won, thinking_reweight), trajectory
+    advantages = combine_advantages(trajectory, thinking, step_advantage_w, combine, won, thinking_reweight)
+    if thinking_level_bonus is not None:
+        advantages = advantages + thinking_level_bonus * response_mask.float()
+    return advantages, trajectory
 
 
 @register_adv_est(
@@ -212,15 +216,3 @@ def compute_copo_outcome_advantage(
     trajectory = spread(group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask)
     factor = torch.where((trajectory > 0) & (thinking_reweight > 0), thinking_reweight.float(), 1.0)
     return trajectory * factor, trajectory
-
-
-def level_diversity_loss(
-    logits: Tensor, level_mask: Tensor, digit_ids: Tensor, denominator: Tensor | float | None = None
-) -> Tensor:
-    """Negative mean entropy over the four level digits where a level digit was sampled; weigh it by
-    ``thinking_diversity_w`` and add it to the loss.
-
-    ``logits [B, R, V]`` predict the token at each response position, ``level_mask [B, R]`` marks the digits and
-    ``digit_ids [4]`` are their token ids (or ``[N, V]`` with ``[N]``). ``denominator``: digits in the mini-batch.
-    """
-    return compute_choice_entropy_loss(logits, level_mask, digit_ids, denominator)

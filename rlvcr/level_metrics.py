@@ -56,11 +56,3 @@ class CollapseWatch:
                     self.unseen[level],
                 )
         return [level for level in LEVELS if self.unseen[level] >= self.patience]
-
-    def state_dict(self) -> dict[str, int]:
-        """JSON-able state."""
-        return {str(level): n for level, n in self.unseen.items()}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore ``state_dict()``."""
-        self.unseen = {level: int(state[str(level)]) for level in LEVELS}

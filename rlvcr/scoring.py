@@ -116,9 +116,9 @@ def score_rows(
     """Score ``rows`` (the steps of each row of ``data``) and add credit for thinking to ``data``, which is returned.
 
     Adds ``old_log_probs``, ``entropys``, ``thinking_level_entropies``, ``thinking_token_costs``, ``level_mask`` and,
-    where it is used, ``thinking_reweight``, all [B, R]; raw numbers go into the step records, ``rlvcr/*`` into
-    ``meta_info["metrics"]``, the level entropy's weight and tokens into ``meta_info`` for the actor. ``config`` is the
-    whole typed configuration.
+    where they are used, ``thinking_level_bonus`` and ``thinking_reweight``, all [B, R]; raw numbers go into the step
+    records, ``rlvcr/*`` into ``meta_info["metrics"]``, the level entropy's weight and tokens into ``meta_info`` for the
+    actor. ``config`` is the whole typed configuration.
     """
     rlvcr, temperature = config.algorithm.rlvcr, config.actor_rollout_ref.rollout.temperature
     asked = data.select(list(SCORED_COLUMNS), [])
@@ -129,8 +129,10 @@ def score_rows(
         data.batch[key] = answer.batch[key]
     scores = answer.non_tensor_batch
     table = tabulate(rows, scores["branch_scores"], scores["span_scores"], rlvcr.score)
-    advantage, cost_share, factor = _credit(table, data.non_tensor_batch["uid"], rlvcr)
+    advantage, cost_share, factor = _credit(table, rlvcr)
     credit = {"thinking_level_entropies": advantage, "thinking_token_costs": cost_share}
+    if rlvcr.level_bonus_w:
+        credit["thinking_level_bonus"] = rlvcr.level_bonus_w * _level_bonus(table, data.non_tensor_batch["uid"])
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         credit["thinking_reweight"] = factor
     _place(data, table, credit)
@@ -180,17 +182,19 @@ def thought_tokens(step: RowStep) -> dict[int, int]:
     return found
 
 
-def _credit(table: ScoredSteps, uid: np.ndarray, rlvcr: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _credit(table: ScoredSteps, rlvcr: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     arguments = (table.scores, table.valid, table.chosen, table.costs)
     price = {"cost_coef": rlvcr.cost_coef, "cost_max": rlvcr.cost_max}
     advantage, cost_share = thinking_advantage(
         *arguments, mode=rlvcr.mode, std_floor=rlvcr.std_floor, alternatives=rlvcr.alternatives, **price
     )
-    if rlvcr.level_bonus_w:
-        forced = torch.tensor([step.forced > 0 for step in table.steps], dtype=torch.bool)
-        sampled = torch.where(forced, -1, table.chosen)
-        advantage = advantage + rlvcr.level_bonus_w * level_count_bonus(sampled, [uid[row] for row in table.row])
     return advantage, cost_share, thinking_reweight(*arguments, **price)
+
+
+def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
+    """Of every step [S], among the sampled levels of its group; a level that was forced gets none."""
+    forced = torch.tensor([step.forced > 0 for step in table.steps], dtype=torch.bool)
+    return level_count_bonus(torch.where(forced, -1, table.chosen), [uid[row] for row in table.row])
 
 
 def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]) -> None:

@@ -84,13 +84,13 @@ class EnvironmentManagerBase:
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
         """Tasks of training step ``step``: ``batch_size`` groups of ``env.rollout.n`` rows, members next to each other.
 
-        An epoch is a permutation of all tasks, or their own order without ``data.shuffle``. ``draw`` > 0 gives further
-        batches for the same step, which differ where tasks are shuffled.
+        Steps count from 1. An epoch is a permutation of all tasks, or their own order without ``data.shuffle``.
+        ``draw`` > 0 gives further batches for the same step, which differ where tasks are shuffled.
         Columns: ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int), ``data_source``, ``task_id``.
         """
         groups = []
         for group in range(batch_size):
-            epoch, place = divmod(step * batch_size + group, len(self.tasks))
+            epoch, place = divmod((step - 1) * batch_size + group, len(self.tasks))
             task = self.tasks[self._epoch(draw, epoch)[place]]
             seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_BITS
             groups.append((task, seed, f"{self.split}-{step}-{draw}-{group}"))

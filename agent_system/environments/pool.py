@@ -98,7 +98,7 @@ class EnvironmentPool:
         self.placement = self._placement(placement)
         self.counts: Counter[str] = Counter()
         self.wait_s = 0.0  # sessions waiting for a free slot, summed
-        self.busy_s = 0.0  # inside environments, summed
+        self.busy_s = 0.0  # inside environments (where one answers at a time: and in their queue), summed
         self.replace_s = 0.0  # slowest replacement so far
         self._workers: list[WorkerProcess] = []
         self._spare: WorkerProcess | None = None
@@ -127,14 +127,16 @@ class EnvironmentPool:
                 self._board.put(slot)
             return self
         started = await asyncio.gather(*(self._spawn() for _ in range(self.num_workers)), return_exceptions=True)
-        self._workers = [worker for worker in started if isinstance(worker, WorkerProcess)]
+        # One that has died meanwhile is being replaced, or has been.
+        own = [worker for worker in started if isinstance(worker, WorkerProcess) and worker.alive]
+        self._workers = [*self._workers, *own]
         errors = [error for error in started if isinstance(error, BaseException)]
         if errors:
             await self.close()
             raise errors[0]
-        for worker in self._workers:
+        for worker in own:
             self._enlist(worker)
-        self._keep_spare = max(worker.start_s for worker in self._workers) > SLOW_START_S
+        self._keep_spare = max((worker.start_s for worker in self._workers), default=0.0) > SLOW_START_S
         if self._keep_spare:
             self._background(self._make_spare())
         return self

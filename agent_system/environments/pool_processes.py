@@ -38,7 +38,7 @@ class ProcessSlot:
 
     worker: "WorkerProcess"
     index: int
-    seconds: float = field(default=0.0)  # spent inside the environment, over all calls
+    seconds: float = field(default=0.0)  # spent inside the environment by the last call
 
     @property
     def alive(self) -> bool:

@@ -22,6 +22,7 @@ from agent_system.environments.registry import get_package
 from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, EngineClient, Sampling
 from agent_system.multi_turn_rollout.episode import Episode, Stage, expand_turn, gather_or_cancel
+from agent_system.multi_turn_rollout.packing import select_trajectories
 from agent_system.multi_turn_rollout.settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from agent_system.tokens.bridge import ChatBridge
@@ -107,9 +108,10 @@ class CollectorWorker:
     async def _play_group(self, stage: Stage, jobs: list[Job]) -> list[Trajectory]:
         group = await gather_or_cancel(Episode(stage, job).play(self._pool) for job in jobs)
         alternatives = stage.settings.alternatives
-        mixed = len({trajectory.reward for trajectory in group}) > 1
-        if alternatives is not None and alternatives.expand == "mixed_groups" and mixed:
-            await gather_or_cancel(expand_turn(stage, t, turn) for t in group for turn in t.turns)
+        if alternatives is not None and alternatives.expand == "mixed_groups":
+            kept = select_trajectories(group, self._env_config.on_abort)[0]
+            if len({trajectory.reward for trajectory in kept}) > 1:
+                await gather_or_cancel(expand_turn(stage, t, turn) for t in kept for turn in t.turns)
         return group
 
     def _stage(self, settings: PlaySettings) -> Stage:
@@ -136,11 +138,11 @@ class CollectorWorker:
             return EngineAgent(sample, self._bridge.decode)
 
         async def sample_thought(
-            prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int
+            prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
         ) -> SamplingResult | None:
             try:
                 return await self._engine.sample(
-                    prompt_ids, max_tokens=max_tokens, sampling=sampling, stop=stop, route=route
+                    prompt_ids, max_tokens=max_tokens, sampling=sampling, stop=stop, route=route, seed=seed
                 )
             except EngineAborted:
                 return None

@@ -176,10 +176,13 @@ class Episode:
 
 async def expand_turn(stage: Stage, trajectory: Trajectory, turn: Turn) -> None:
     """Think at other levels before the action of ``turn`` and keep what came of it in the turn."""
-    levels = stage.alternatives.levels_for(turn.parsed, trajectory.job.traj_uid, turn.step)
+    job = trajectory.job
+    levels = stage.alternatives.levels_for(turn.parsed, job.traj_uid, turn.step)
     if levels:
         prompt = trajectory.ledgers[turn.ledger].ids[: turn.start]
-        turn.alternatives = await stage.alternatives.think(prompt, turn.parsed, levels, trajectory.job.index)
+        turn.alternatives = await stage.alternatives.think(
+            prompt, turn.parsed, levels, job.traj_uid, turn.step, job.index
+        )
 
 
 def _anchor(observation: Observation) -> str:

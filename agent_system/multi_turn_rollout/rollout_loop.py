@@ -21,7 +21,7 @@ from agent_system.environments.registry import get_package
 from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected
-from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics, summary
+from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
 from agent_system.multi_turn_rollout.packing import pack, row_steps, rows_of, select_trajectories
 from agent_system.multi_turn_rollout.settings import PlaySettings, asks_for_levels, check_prompts
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
@@ -114,7 +114,8 @@ class TrajectoryCollector:
             batch = gen_batch if draw == 0 else envs.gen_batch(gen_batch.meta_info["global_step"], wanted, draw)
             played = self._play(batch, actor_rollout_wg, envs, settings)
             every.add(played)
-            kept += groups_with_spread(played.trajectories, wanted - len(kept))
+            usable = select_trajectories(played.trajectories, self.config.env.on_abort)[0]
+            kept += groups_with_spread(usable, wanted - len(kept))
             if len(kept) == wanted:
                 break
         else:
@@ -156,20 +157,17 @@ class TrajectoryCollector:
         """Pack ``chosen`` trajectories; metrics are of everything ``played``."""
         began, left_out = time.perf_counter(), {}
         if is_train:
-            chosen, left_out = select_trajectories(chosen, self.config.env.on_abort)
+            left_out = select_trajectories(played.trajectories, self.config.env.on_abort)[1]
+            chosen = select_trajectories(chosen, self.config.env.on_abort)[0]
         if not chosen:
             raise RuntimeError(f"nothing is left to train on: {left_out}")
         rows = rows_of(chosen)
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
         data = pack(rows, pad, allow_retokenized=self.config.env.allow_retokenized or not is_train)
-        width = data.batch["prompts"].shape[1]
-        lengths = data.batch["attention_mask"]
         data.meta_info["metrics"] = {
             **rollout_metrics(played.trajectories, played.play_s),
             **episode_metrics(played.trajectories),
-            **summary("prompt_length", lengths[:, :width].sum(-1).tolist()),
-            **summary("response_length", lengths[:, width:].sum(-1).tolist()),
             **left_out,
         }
         if is_train and self.codec is not None:
@@ -214,9 +212,9 @@ def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
 
 
 def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[list[Trajectory]]:
-    """The first ``limit`` whole groups whose unbroken members do not all have the same return."""
+    """The first ``limit`` groups whose members do not all have the same return."""
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.job.uid].append(trajectory)
-    spread = [g for g in groups.values() if len({t.reward for t in g if t.aborted is None}) > 1]
+    spread = [g for g in groups.values() if len({t.reward for t in g}) > 1]
     return spread[: max(limit, 0)]

@@ -20,6 +20,7 @@ import torch
 
 from agent_system.reward_manager.custom import load_function
 from verl.protocol import DataProto
+from verl.utils.torch_functional import last_selected
 
 logger = logging.getLogger(__name__)
 ScoreFunction = Callable[..., float]
@@ -42,7 +43,7 @@ class EpisodeRewardManager:
         """``token_level_scores`` [B, R] float32. Raises ``TypeError`` when the custom function returns no number."""
         scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
         outcomes = torch.tensor(self.outcomes(data), dtype=torch.float32)
-        rows, last = last_sampled(data.batch["response_mask"])
+        rows, last = last_selected(data.batch["response_mask"])
         scores[rows, last] = outcomes[rows]
         return scores
 
@@ -126,15 +127,6 @@ def load_reward_manager(config: Any) -> EpisodeRewardManager:
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
     function = load_function(custom.path, custom.name) if custom.path else None
     return REWARD_MANAGERS[name](penalty, function, **config.reward_model.reward_kwargs)
-
-
-def last_sampled(response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of ``response_mask`` [B, R] that sampled something, and the column of their last sampled token."""
-    sampled = response_mask.bool()
-    columns = torch.arange(sampled.shape[1]).expand_as(sampled)
-    last = torch.where(sampled, columns, -1).amax(-1)
-    rows = (last >= 0).nonzero().squeeze(-1)
-    return rows, last[rows]
 
 
 def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:

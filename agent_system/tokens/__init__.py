@@ -1,6 +1,6 @@
 """Tokens of a conversation: the append-only ledger, the chat-template bridge and the template probe.
 
-Nothing outside this package tokenises or renders a chat template.
+What is trained on is tokenised here, and chat templates of such conversations are rendered here.
 """
 
 __all__ = ["ChatBridge", "SegmentKind", "TemplateProbe", "TokenLedger", "probe_template"]

@@ -24,7 +24,7 @@ class Stage:
         self.tokenizer = AutoTokenizer.from_pretrained(self.path)
         self.settings = PlaySettings.from_config(self.cfg, get_package(self.cfg.env.env_name), is_train=True)
         envs = make_envs(self.cfg)[0]
-        self.jobs = jobs_of(envs.gen_batch(0, tasks))
+        self.jobs = jobs_of(envs.gen_batch(1, tasks))
         envs.close()
         self.engine: Any = RolloutWorker(self.cfg.actor_rollout_ref, self.path, num_threads=threads)
 

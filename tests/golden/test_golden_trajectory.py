@@ -92,7 +92,7 @@ def play(history: str) -> dict:
     envs = make_envs(config)[0]
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        data = collector.multi_turn_loop(envs.gen_batch(0, 1), Group([engine], frozen_scores), envs)
+        data = collector.multi_turn_loop(envs.gen_batch(1, 1), Group([engine], frozen_scores), envs)
     finally:
         collector.close()
     return {

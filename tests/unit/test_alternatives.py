@@ -30,10 +30,12 @@ class Engine:
     """Answers ``sample`` with prepared texts per level; keeps what was asked."""
 
     def __init__(self, tokenizer, answers: dict, reason=StopReason.STOP) -> None:
-        self.tokenizer, self.answers, self.reason, self.asked = tokenizer, answers, reason, []
+        self.tokenizer, self.answers, self.reason = tokenizer, answers, reason
+        self.asked, self.seeds = [], []
 
-    async def sample(self, prompt_ids, max_tokens, stop, route):
+    async def sample(self, prompt_ids, max_tokens, stop, route, seed):
         self.asked.append((prompt_ids, max_tokens, stop, route))
+        self.seeds.append(seed)
         level = int(self.tokenizer.decode(prompt_ids).rpartition("<level>")[2][0])
         answer = self.answers.get(level, "a thought</think>")
         if answer is None:
@@ -50,7 +52,14 @@ def think(tokenizer, codec, level=3, answers=None, settings=None, levels=None, r
     step = STEP.format(level=level, thought="well")
     parsed = codec.parse_step(tokenizer(step, add_special_tokens=False)["input_ids"])
     levels = sampler.levels_for(parsed, "t", 0) if levels is None else levels
-    return asyncio.run(sampler.think([5, 6, 7], parsed, levels, 4)), engine
+    return asyncio.run(sampler.think([5, 6, 7], parsed, levels, "t", 0, route=4)), engine
+
+
+def test_every_thought_is_drawn_with_a_seed_of_its_own(tokenizer, codec):
+    (_, engine), (_, again), (_, other) = (
+        think(tokenizer, codec, settings=AlternativeSettings(seed=seed)) for seed in (0, 0, 1)
+    )
+    assert engine.seeds == again.seeds and len({*engine.seeds, *other.seeds}) == 4
 
 
 def test_the_other_levels_think_after_the_same_prompt(tokenizer, codec):
@@ -143,7 +152,7 @@ def collect(tokenizer, config, script=None, groups=2):
     collector = TrajectoryCollector(config, tokenizer)
     try:
         settings = PlaySettings.from_config(config, envs.package, is_train=True, thinking=True)
-        return collector._play(envs.gen_batch(0, groups), group, envs, settings).trajectories, engine
+        return collector._play(envs.gen_batch(1, groups), group, envs, settings).trajectories, engine
     finally:
         collector.close()
 

@@ -33,7 +33,7 @@ def play(tokenizer):
         group, envs, workers = make_world(tokenizer, config, script, engines)
         collector = TrajectoryCollector(config, tokenizer)
         collectors.append(collector)
-        batch = envs.gen_batch(0, groups)
+        batch = envs.gen_batch(1, groups)
         batch.meta_info["global_step"] = 0
         return collector.multi_turn_loop(batch, group, envs, is_train), workers
 
@@ -190,7 +190,7 @@ def test_greedy_plays_each_row_once_at_temperature_zero(tokenizer):
     config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
     group, envs, (engine,) = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
-    data = collector.greedy_loop(envs.gen_batch(0, 2), group, envs)
+    data = collector.greedy_loop(envs.gen_batch(1, 2), group, envs)
     collector.close()
     assert len(data) == 4 and {request.temperature for request in engine.requests} == {0.0}
 
@@ -287,13 +287,40 @@ def test_dynamic_sampling_plays_until_returns_differ(tokenizer):
         assert len(set(columns["episode_rewards"][columns["uid"] == uid])) == 2
 
 
+def test_a_group_that_will_be_left_out_does_not_count_as_found(tokenizer, monkeypatch):
+    """The first batch has groups with spread, each with a broken member: another batch is played."""
+    config = make_config(n=4)
+    config.algorithm.filter_groups.enable = True
+    group, envs, _ = make_world(tokenizer, config)
+    collector = TrajectoryCollector(config, tokenizer)
+    play, batches = collector._play, []
+
+    def breaking(batch, *args):
+        played = play(batch, *args)
+        for number, trajectory in enumerate(played.trajectories):
+            member = trajectory.job.member
+            trajectory.reward = float(member % 2)
+            trajectory.aborted = "env_dead" if not batches and member == 3 else None
+        batches.append(batch)
+        return played
+
+    monkeypatch.setattr(collector, "_play", breaking)
+    batch = envs.gen_batch(1, 2)
+    batch.meta_info["global_step"] = 1
+    try:
+        data = collector.multi_turn_loop(batch, group, envs)
+    finally:
+        collector.close()
+    assert len(batches) == 2 and data.meta_info["metrics"]["rollout/left_out_aborted"] == 2
+    assert set(data.non_tensor_batch["uid"]) == set(batches[1].non_tensor_batch["uid"])
+
+
 def test_groups_with_spread_keeps_whole_groups_up_to_the_limit():
-    def trajectory(uid, member, reward, aborted=None):
-        return Trajectory(Job(0, {}, uid, f"{uid}/{member}", member, 0), reward=reward, aborted=aborted)
+    def trajectory(uid, member, reward):
+        return Trajectory(Job(0, {}, uid, f"{uid}/{member}", member, 0), reward=reward)
 
     played = [
         *(trajectory("flat", m, 1.0) for m in range(2)),
-        *(trajectory("broken", m, float(m), aborted="env_dead" if m else None) for m in range(2)),
         *(trajectory("a", m, float(m)) for m in range(2)),
         *(trajectory("b", m, float(m)) for m in range(2)),
     ]
@@ -303,7 +330,7 @@ def test_groups_with_spread_keeps_whole_groups_up_to_the_limit():
 
 
 def test_shards_hold_whole_groups():
-    jobs = jobs_of(make_envs(make_config(n=3))[0].gen_batch(0, 5))
+    jobs = jobs_of(make_envs(make_config(n=3))[0].gen_batch(1, 5))
     shards = shard_by_group(jobs, 2)
     uids = [{job.uid for job in shard} for shard in shards]
     assert not uids[0] & uids[1] and [len(shard) for shard in shards] == [9, 6]
@@ -332,7 +359,7 @@ def test_environment_without_level_prompt_is_refused(tokenizer):
     silent = type("Silent", (), {"asks_for_levels": False})
     envs.package = replace(envs.package, prompts=lambda section: silent)
     with pytest.raises(ValueError, match="env.levels"):
-        TrajectoryCollector(config, tokenizer).multi_turn_loop(envs.gen_batch(0, 1), group, envs)
+        TrajectoryCollector(config, tokenizer).multi_turn_loop(envs.gen_batch(1, 1), group, envs)
 
 
 # ---- engine client ---------------------------------------------------------------------------------------------------
@@ -386,5 +413,5 @@ def test_an_engine_failure_ends_the_run(tokenizer):
     envs = make_envs(config)[0]
     collector = TrajectoryCollector(config, tokenizer)
     with pytest.raises(EngineError, match="gone"):
-        collector.multi_turn_loop(envs.gen_batch(0, 2), Group([DeadEngine(tokenizer, walking_policy())]), envs)
+        collector.multi_turn_loop(envs.gen_batch(1, 2), Group([DeadEngine(tokenizer, walking_policy())]), envs)
     collector.close()

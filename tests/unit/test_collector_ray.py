@@ -28,7 +28,7 @@ def test_ray_collectors_play_what_one_in_this_process_plays():
     tokenizer = make_tiny_tokenizer()
     config = make_config(levels=True, n=2, num_collectors=2)
     group, envs, _ = make_world(tokenizer, config)
-    batch = envs.gen_batch(0, 3)
+    batch = envs.gen_batch(1, 3)
     here, there = TrajectoryCollector(config, tokenizer), TrajectoryCollector(config, tokenizer)
     engine = ray.remote(ScriptedEngine).options(num_cpus=0).remote(tokenizer, walking_policy(levels=True))
     try:

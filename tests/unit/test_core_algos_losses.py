@@ -10,7 +10,6 @@ from verl.trainer.ppo.core_algos import (
     AdaptiveKLController,
     FixedKLController,
     agg_loss,
-    compute_choice_entropy_loss,
     compute_entropy_loss,
     compute_policy_loss_vanilla,
     compute_value_loss,
@@ -159,20 +158,6 @@ def test_entropy_loss_takes_logits_or_entropies():
     mask = torch.tensor([[1, 0]])
     assert compute_entropy_loss(logits, mask).item() == pytest.approx(math.log(8))
     assert compute_entropy_loss(torch.tensor([[1.5, 9.0]]), mask).item() == 1.5
-
-
-def test_choice_entropy_loss_holds_up_the_entropy_of_the_choice():
-    logits = torch.zeros(2, 3, 6, requires_grad=True)
-    mask = torch.tensor([[1, 0, 0], [0, 0, 1]])
-    choices = torch.tensor([1, 2, 3, 4])
-    loss = compute_choice_entropy_loss(logits, mask, choices)
-    assert loss.item() == pytest.approx(-math.log(4))
-    skewed = logits.detach().clone()
-    skewed[0, 0, 2] = 3.0
-    skewed.requires_grad_()
-    compute_choice_entropy_loss(skewed, mask, choices, denominator=4).backward()
-    assert skewed.grad[0, 0, 2] > 0 and (skewed.grad[0, 0, [0, 5]] == 0).all()  # a descent step lowers the favourite
-    assert compute_choice_entropy_loss(logits, torch.zeros_like(mask), choices).item() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_held_out_tasks_can_be_won_too(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_members_of_a_uid_share_task_and_start_state(name):
     train, _ = managers(name)
-    batch = train.gen_batch(0, 4)
+    batch = train.gen_batch(1, 4)
     observations, infos = train.reset(batch)  # raises GroupMismatch unless they start alike
     train.close()
     columns = batch.non_tensor_batch

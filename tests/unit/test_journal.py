@@ -35,7 +35,7 @@ def test_rollouts_go_to_a_second_place_and_a_few_plays_to_the_trackers(tokenizer
     trainer.log_val_generations = 2
     group, envs, _ = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
-    batch = collector.multi_turn_loop(envs.gen_batch(0, 3), group, envs, is_train=False)
+    batch = collector.multi_turn_loop(envs.gen_batch(1, 3), group, envs, is_train=False)
     collector.close()
     journal = Journal(RunDirectory(tmp_path / "run").open({}), config, tokenizer)
     journal.tracking = Texts()

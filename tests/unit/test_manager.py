@@ -31,13 +31,13 @@ def columns(batch, *keys):
 def test_without_shuffling_tasks_come_in_their_order():
     train, _ = make_envs(config(shuffle=False))
     ids = [task["task_id"] for task in train.tasks]
-    played = [row[0] for step in range(3) for row in columns(train.gen_batch(step, len(ids) // 2), "task_id")[::4]]
+    played = [row[0] for step in (1, 2, 3) for row in columns(train.gen_batch(step, len(ids) // 2), "task_id")[::4]]
     assert played == (ids * 2)[: len(played)]
 
 
 def test_members_of_a_group_share_task_and_seed():
     train, _ = make_envs(config())
-    batch = train.gen_batch(step=0, batch_size=3)
+    batch = train.gen_batch(step=1, batch_size=3)
     assert len(batch) == 12
     assert batch.non_tensor_batch["member"].tolist() == [0, 1, 2, 3] * 3
     groups = {}
@@ -64,7 +64,7 @@ def test_an_epoch_plays_every_task_once_and_the_next_in_another_order():
     train, _ = make_envs(config())
     count = len(train.tasks)
     assert count % 4 == 0
-    order = [columns(train.gen_batch(step, 4), "task_id")[::4] for step in range(2 * count // 4)]
+    order = [columns(train.gen_batch(step, 4), "task_id")[::4] for step in range(1, 1 + 2 * count // 4)]
     order = [task for batch in order for task in batch]
     assert len(set(order[:count])) == count and set(order[count:]) == set(order[:count])
     assert order[:count] != order[count:]
@@ -147,7 +147,7 @@ def test_malformed_texts_are_invalid_actions_and_the_wrong_number_of_them_an_err
     manager = EnvironmentManagerBase(config(), "train")
     with pytest.raises(RuntimeError, match="step before reset"):
         manager.step(["left"])
-    manager.reset(manager.gen_batch(0, 1))
+    manager.reset(manager.gen_batch(1, 1))
     _, rewards, _, infos = manager.step(["no tags here"] * 4)
     assert not any(info["is_action_valid"] for info in infos) and rewards.tolist() == [0.0] * 4
     with pytest.raises(ValueError, match="1 actions for 4 environments"):

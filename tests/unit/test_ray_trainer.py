@@ -8,11 +8,12 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.reward_manager import load_reward_manager
 from tests.helpers.play import make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.protocol import DataProto
+from verl.protocol import DataProto, object_array
 from verl.trainer.config.registered import COLUMNS, batch_columns
 from verl.trainer.ppo import resources
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn, missing_inputs
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.core_algos import AdaptiveKLController, get_adv_estimator_fn, missing_inputs
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty
+from verl.utils.torch_functional import last_selected
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,43 @@ def test_every_column_that_checks_promise_is_there_when_the_estimator_runs(token
     assert set(COLUMNS) <= set(batch.keys())
     there = {column for column, how in batch_columns(config).items() if not how}
     assert there == {"reward_baselines"}, "the others need a critic, a reference or thinking credit"
+
+
+def test_an_epoch_of_training_plays_every_task_once(tokenizer):
+    config = make_config(n=1)
+    trainer = make_trainer(tokenizer, config)
+    tasks = len(trainer.envs.tasks)
+    config.data.train_batch_size = tasks // 3
+    asked = []
+    trainer.collector.multi_turn_loop = lambda tasks, *_, **__: asked.extend(tasks.non_tensor_batch["task_id"]) or tasks
+    trainer.balance = lambda batch: batch
+    for _ in range(3):
+        trainer.global_step += 1
+        trainer.collect()
+    assert len(set(asked)) == len(asked) == 3 * (tasks // 3)
+
+
+def kl_rows(cut: bool) -> DataProto:
+    """An episode of four sampled tokens as one row, or as two rows of two."""
+    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]]) if cut else torch.ones(1, 4, dtype=torch.long)
+    divergence = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).expand(len(mask), 4)
+    scores = torch.zeros(mask.shape).index_put((torch.arange(len(mask)), last_selected(mask)[1]), torch.tensor(1.0))
+    tensors = {"response_mask": mask, "token_level_scores": scores}
+    tensors |= {"old_log_probs": divergence * mask, "ref_log_prob": torch.zeros(mask.shape)}
+    return DataProto.from_dict(tensors, {"traj_uid": object_array(["a"] * len(mask))})
+
+
+def test_the_kl_in_the_reward_does_not_depend_on_how_an_episode_is_cut():
+    rewards = {}
+    for cut in (False, True):
+        controller = AdaptiveKLController(0.1, target_kl=0.1, horizon=10)
+        data, _ = apply_kl_penalty(kl_rows(cut), controller)
+        rewards[cut] = data.batch["token_level_rewards"]
+        assert controller.value == pytest.approx(0.1 * (1 + 0.2 / 10))  # one episode
+    assert rewards[False].sum(-1).tolist() == pytest.approx([0.9])
+    assert rewards[True].sum(-1).tolist() == pytest.approx([0.9, 0.9])
+    assert rewards[False][0].tolist() == pytest.approx([-0.01, -0.02, -0.03, 0.96])
+    assert rewards[True][0].tolist() == pytest.approx([-0.01, 1 - 0.02 - 0.07, 0, 0])
 
 
 def test_remax_compares_with_a_greedy_play_of_the_same_task(tokenizer):

@@ -26,7 +26,7 @@ def played(tokenizer, history: str):
     group, envs, _ = make_world(tokenizer, config, script)
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        return collector.multi_turn_loop(envs.gen_batch(0, 2), group, envs)
+        return collector.multi_turn_loop(envs.gen_batch(1, 2), group, envs)
     finally:
         collector.close()
 

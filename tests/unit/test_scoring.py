@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from rlvcr import scoring
 from rlvcr.alternatives import StepAlternatives
 from rlvcr.core_rlvcr import thinking_advantage
 from rlvcr.levels import LevelCodec
@@ -190,15 +191,15 @@ def test_one_alternative_uses_two_contexts(tokenizer, scorer):
         assert step["think_advantage"] == pytest.approx(0.75 * difference, abs=1e-6)
 
 
-def test_level_bonus_favours_rare_levels(tokenizer, scorer):
-    plain, bonus = collect(tokenizer, scorer), collect(tokenizer, scorer, level_bonus_w=1.0)
-    gained = {
-        step["level"]: after["think_advantage"] - step["think_advantage"]
-        for (_, step), (_, after) in zip(steps_of(plain), steps_of(bonus), strict=True)
-    }
-    counts = {level: sum(step["level"] == level for _, step in steps_of(plain)) for level in gained}
-    rare, common = min(counts, key=counts.get), max(counts, key=counts.get)
-    assert gained[rare] > gained[common] or counts[rare] == counts[common]
+def test_level_bonus_has_a_column_of_its_own(tokenizer, scorer, monkeypatch):
+    monkeypatch.setattr(scoring, "level_count_bonus", lambda levels, groups: 1.0 + torch.arange(len(levels)))
+    plain, bonus = collect(tokenizer, scorer), collect(tokenizer, scorer, level_bonus_w=0.5)
+    credit = "thinking_level_entropies"
+    assert torch.equal(plain.batch[credit], bonus.batch[credit])
+    assert "thinking_level_bonus" not in set(plain.batch.keys())
+    placed, digits = bonus.batch["thinking_level_bonus"], bonus.batch["level_mask"].bool()
+    assert placed[digits].tolist() == [0.5 * (1 + step) for step in range(len(steps_of(bonus)))]
+    assert placed[~bonus.batch["response_mask"].bool()].count_nonzero() == 0
 
 
 def test_queries_of_a_row_without_alternatives_are_spans_only(tokenizer):

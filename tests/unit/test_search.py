@@ -107,7 +107,7 @@ def test_questions_may_come_from_files(tmp_path):
         (tmp_path / split).write_text(json.dumps({"question": f"{split}?", **line}) + "\n\n")
     section = {f"{split}_questions": str(tmp_path / split) for split in ("train", "val")}
     assert tasks(section, "train") == [
-        {"task_id": "search/train/0", "data_source": "search", "question": "train?", "answers": ["b"]}
+        {"task_id": "search/train?", "data_source": "search", "question": "train?", "answers": ["b"]}
     ]
     assert tasks(section, "val")[0]["answers"] == ["c"] and tasks(section, "val")[0]["data_source"] == "nq"
 

@@ -53,7 +53,7 @@ def test_the_walkthrough_wins_the_held_out_game(section):
 
 def test_groups_start_alike_and_splits_differ_in_content(section):
     train, val = make_envs(make_config("textworld", kwargs=section(), n=2, num_workers=1))
-    observations, infos = train.reset(train.gen_batch(0, 2))  # raises GroupMismatch unless they start alike
+    observations, infos = train.reset(train.gen_batch(1, 2))  # raises GroupMismatch unless they start alike
     train.close()
     assert len(set(observations["text"])) == 2 and all(info["admissible_actions"] for info in infos)
     hashes = [task["game"] for task in train.tasks + val.tasks]

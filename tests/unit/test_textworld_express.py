@@ -51,13 +51,13 @@ def test_the_gold_path_wins_on_held_out_games(env):
 def test_groups_start_alike_and_the_same_seed_gives_the_same_tasks():
     config = make_config("textworld_express", kwargs={"game": "coin", **SMALL["coin"]}, n=3)
     train, val = make_envs(config)
-    batch = train.gen_batch(0, 3)
+    batch = train.gen_batch(1, 3)
     observations, infos = train.reset(batch)  # raises GroupMismatch unless they start alike
     assert len(set(observations["text"])) == 3 and all(info["admissible_actions"] for info in infos)
     played = train.step(["<action>open fridge</action>"] * len(batch))
     assert played[3][0].keys() >= {"won", "is_action_valid", "admissible_actions"}
     train.close()
-    again = make_envs(config)[0].gen_batch(0, 3)
+    again = make_envs(config)[0].gen_batch(1, 3)
     assert again.non_tensor_batch["task_id"].tolist() == batch.non_tensor_batch["task_id"].tolist()
     assert len(train.tasks) == 1000 and len(val.tasks) == 1000
 

@@ -6,6 +6,7 @@ import torch
 from verl.utils import torch_functional as F
 from verl.utils.torch_functional import (
     entropy_from_logits,
+    last_selected,
     logprobs_and_entropy_from_logits,
     logprobs_from_logits,
     masked_mean,
@@ -13,7 +14,6 @@ from verl.utils.torch_functional import (
     masked_var,
     masked_whiten,
     pad_sequence_to_length,
-    position_ids_from_mask,
     subset_entropy,
 )
 
@@ -107,4 +107,8 @@ def test_padding_and_positions():
     assert pad_sequence_to_length(rows, 4, 9).tolist() == [[1, 2, 9, 9]]
     assert pad_sequence_to_length(rows, 4, 9, left_pad=True).tolist() == [[9, 9, 1, 2]]
     assert pad_sequence_to_length(rows, 1, 9).tolist() == [[1, 2]]
-    assert position_ids_from_mask(torch.tensor([[0, 0, 1, 1, 1, 0]])).tolist() == [[0, 0, 0, 1, 2, 2]]
+
+
+def test_the_last_selected_position_of_every_row_that_has_one():
+    rows, columns = last_selected(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]))
+    assert rows.tolist() == [0, 2] and columns.tolist() == [2, 3]

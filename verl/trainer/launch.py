@@ -22,9 +22,11 @@ from agent_system.environments import EnvironmentManagerBase, make_envs
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.reward_manager import load_reward_manager
+from verl.models.hub import model_directory
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.derive import iterations
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.launch_sft import run_sft
@@ -56,11 +58,14 @@ def run_ppo(cfg: PPOConfig) -> None:
         envs, val_envs = environments_of(cfg)
         fill_schedule(cfg, len(envs.tasks))
         ensure_policy(cfg)
-        tokenizer = AutoTokenizer.from_pretrained(cfg.actor_rollout_ref.model.path)
+        policy = cfg.actor_rollout_ref.model
+        tokenizer = AutoTokenizer.from_pretrained(policy.path, trust_remote_code=policy.trust_remote_code)
         collector = TrajectoryCollector(cfg, tokenizer)
         with contextlib.ExitStack() as stack:
             workers = start_workers(cfg, stack)
             stack.callback(collector.close)
+            journal = Journal(run, cfg, tokenizer)
+            stack.callback(journal.finish)
             trainer = RayPPOTrainer(
                 config=cfg,
                 workers=workers,
@@ -68,7 +73,7 @@ def run_ppo(cfg: PPOConfig) -> None:
                 envs=envs,
                 val_envs=val_envs,
                 reward_fn=load_reward_manager(cfg),
-                journal=Journal(run, cfg, tokenizer),
+                journal=journal,
                 checkpoints=CheckpointManager(run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep),
             )
             logger.info("ready after %.1f s; run directory %s", time.perf_counter() - started, run.path)
@@ -86,13 +91,24 @@ def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environment
 
 
 def ensure_policy(cfg: PPOConfig) -> None:
-    """Make the policy with a supervised run, in a process of its own, where it does not exist yet.
+    """Have the policy in a local directory: the one named, one from the hub, or one made where ``cold_start`` is on.
 
-    Raises ``RuntimeError`` when that run fails.
+    Raises ``ConfigError`` for a policy that is nowhere, ``RuntimeError`` when the cold start fails.
     """
+    policy, critic = cfg.actor_rollout_ref.model, cfg.critic.model
+    if cfg.cold_start.enable and not Path(policy.path).exists():
+        make_policy(cfg)
+    for key, model in (("actor_rollout_ref.model.path", policy), ("critic.model.path", critic)):
+        try:
+            model.path = model_directory(model.path)
+        except FileNotFoundError as error:
+            fix = "fix: mend the path, or make a policy there with cold_start.enable=true"
+            raise ConfigError(f"{key}={model.path!r}: {error}; {fix}") from error
+
+
+def make_policy(cfg: PPOConfig) -> None:
+    """Write the policy with a supervised run, in a process of its own. Raises ``RuntimeError`` when that run fails."""
     path = Path(cfg.actor_rollout_ref.model.path)
-    if path.exists():
-        return
     logger.info("no policy at %s: cold start with config %s", path, cfg.cold_start.config_name)
     process = multiprocessing.get_context("spawn").Process(target=cold_start, args=(cold_start_config(cfg),))
     process.start()
@@ -114,12 +130,11 @@ def cold_start(cfg: SFTConfig) -> None:
 
 def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
     """Tell the optimizers how many steps they will take, where the config does not: ratios and cosines need it."""
-    actor, critic, trainer = cfg.actor_rollout_ref.actor, cfg.critic, cfg.trainer
-    per_epoch = max(1, train_tasks // cfg.data.train_batch_size)
-    iterations = trainer.total_training_steps or trainer.total_epochs * per_epoch
-    for section in (actor, critic):
+    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    total = iterations(cfg, train_tasks)
+    for section, steps in ((actor, total - cfg.trainer.critic_warmup), (critic, total)):
         if section.optim.total_training_steps < 1:
-            section.optim.total_training_steps = iterations * section.ppo_mini_batches * section.ppo_epochs
+            section.optim.total_training_steps = max(1, steps) * section.ppo_mini_batches * section.ppo_epochs
 
 
 def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorkers:

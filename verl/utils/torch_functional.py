@@ -131,6 +131,10 @@ def pad_sequence_to_length(tensor: Tensor, max_seq_len: int, pad_token_id: float
     return torch.nn.functional.pad(tensor, (missing, 0) if left_pad else (0, missing), value=pad_token_id)
 
 
-def position_ids_from_mask(attention_mask: Tensor) -> Tensor:
-    """``[B, L]`` positions that count real tokens from 0; padding before the first one also gets 0."""
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+def last_selected(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of ``mask`` [B, L] that select something, and the column of their last selected position."""
+    selected = mask.bool()
+    columns = torch.arange(selected.shape[1], device=selected.device).expand_as(selected)
+    last = torch.where(selected, columns, -1).amax(-1)
+    rows = (last >= 0).nonzero().squeeze(-1)
+    return rows, last[rows]

@@ -125,8 +125,9 @@ class ActorWorker(Worker):
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
         started = time.perf_counter()
-        data, section = drop_padding(data), self.config.actor
-        rows, loss = Rows(data, self.device_name), self._policy_loss(data)
+        rows, section = Rows(data, self.device_name), self.config.actor
+        data = drop_padding(data)  # copies are the last rows; one without rows of its own passes a copy through
+        loss = self._policy_loss(data)
         step = int(data.meta_info.get("global_step", self.updates))
         records, tokens = [], 0
         with self.engine.resident(training=True):

@@ -86,8 +86,8 @@ class CriticWorker(Worker):
     def update_critic(self, data: DataProto) -> DataProto:
         """``ppo_epochs`` passes of the clipped value loss; returns ``meta_info["metrics"]``, equal on every rank."""
         started = time.perf_counter()
-        data, section = drop_padding(data), self.config
-        rows = Rows(data, self.device_name)
+        rows, section = Rows(data, self.device_name), self.config
+        data = drop_padding(data)
         step = int(data.meta_info.get("global_step", self.updates))
         records = []
         with self.engine.resident(training=True):
@@ -96,7 +96,7 @@ class CriticWorker(Worker):
                 share = partial(self._share, rows, data, whole)
                 records.append(optimizer_step(self.engine, rows, part, section, share, METRICS))
         self.updates += 1
-        tokens = sum(rows.lengths) * (section.ppo_epochs or 1)
+        tokens = sum(rows.lengths[: len(data)]) * (section.ppo_epochs or 1)
         return DataProto(
             meta_info={"metrics": update_metrics("critic", records, tokens, time.perf_counter() - started)}
         )

@@ -34,16 +34,15 @@ def denominators(
 ) -> Denominators:
     """Denominators of the mini-batch whose rows on this rank are ``rows``; a collective call.
 
-    Where only the rows ``computed`` go through the model, tokens are theirs (metrics are means over what was computed)
-    and the loss is still divided by that of all rows.
+    Where only the rows ``computed`` go through the model, tokens and levels are theirs (metrics are means over what was
+    computed) and the loss is still divided by that of all rows.
     """
     batch, index = data.batch, torch.as_tensor(rows, dtype=torch.long)
-    computed = rows if computed is None else computed
-    mask = batch["response_mask"][index].bool()
+    counted = index if computed is None else torch.as_tensor(computed, dtype=torch.long)
+    mask, sampled = batch["response_mask"][index].bool(), batch["response_mask"][counted].bool()
     weights = batch["loss_weights"][index] if "loss_weights" in data.tensor_keys() else None
-    levels = batch["level_mask"][index].bool() & mask if "level_mask" in data.tensor_keys() else torch.zeros(0)
-    tokens = batch["response_mask"][torch.as_tensor(computed, dtype=torch.long)].bool().sum()
-    local = [loss_denominator(mask, loss_agg_mode, weights), tokens, levels.sum(), len(computed)]
+    levels = batch["level_mask"][counted].bool() & sampled if "level_mask" in data.tensor_keys() else torch.zeros(0)
+    local = [loss_denominator(mask, loss_agg_mode, weights), sampled.sum(), levels.sum(), len(counted)]
     return Denominators(*sum_over_ranks([float(value) for value in local]))
 
 

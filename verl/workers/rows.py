@@ -11,8 +11,7 @@ import torch
 from verl.models.branch_attention import Branch, PackedBranches, pack
 from verl.models.token_scores import Targets
 from verl.protocol import DataProto
-
-PADDING_ROWS = "padding_rows"  # meta_info: how many of the last rows are copies that only even out the ranks
+from verl.single_controller.base.decorator import PADDING_ROWS
 
 
 class Rows:

@@ -35,8 +35,11 @@ def _choices(old_logps: str, loss_path: str) -> Iterator[str]:
 def _sampling(args: Any) -> Iterator[str]:
     if args.remove_unused_columns:
         yield "remove_unused_columns=True drops the columns that the environment needs: set it to False"
-    if not args.use_vllm and (args.min_p or args.repetition_penalty != 1.0):
-        yield "min_p and repetition_penalty are applied with use_vllm=True only"
+    colocated = args.use_vllm and args.vllm_mode == "colocate"
+    if not colocated and (args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs):
+        yield "min_p, repetition_penalty and generation_kwargs are applied with use_vllm=True vllm_mode='colocate' only"
+    if colocated and args.vllm_enable_sleep_mode:
+        yield "turns are sampled one by one, and TRL wakes a sleeping engine for one: vllm_enable_sleep_mode=False"
     if not args.use_vllm and (args.fsdp or args.deepspeed) and args.world_size > 1:
         yield (
             "to sample from a sharded model, all processes must sample every token together, and trials differ in "

@@ -26,6 +26,7 @@ from agent_system.integrations.trl.full_sequence import full_sequence_batch, mas
 from agent_system.integrations.trl.policies import LivePolicy, ServerPolicy, TurnSampling
 
 logger = logging.getLogger(__name__)
+MIN_TURN_TOKENS = 16
 _SOURCE_KEY = "prompt_completion_ids"
 
 
@@ -41,10 +42,12 @@ class GRPOEnvTrainer(GRPOTrainer):
         agent: Plays instead of the policy that is trained; its actions must be that policy's tokens.
         sampling_params: Handed to the sampler as it is; by default made from ``args``, ``max_turn_tokens`` and
             ``env.stop``.
-        max_turn_tokens: The longest turn; by default ``args.max_completion_length``.
+        max_turn_tokens: The longest turn. A trial ends when no more turn of that length fits, so by default it is
+            ``args.max_completion_length`` over twice the turns of a trial, and at least ``MIN_TURN_TOKENS``.
         old_logps: ``sampling``: the log-probs that tokens were sampled with are the old policy's, which also corrects
-            for differences between vLLM and the trainer, so that TRL's own correction is switched off. ``recompute``:
-            TRL's way; note that its default ``vllm_importance_sampling_mode`` drops whole sequences.
+            for differences between vLLM and the trainer, so that TRL's own correction is switched off. Where top_p,
+            top_k and the like change what is sampled, and with ``recompute``, it goes TRL's way; note that its default
+            ``vllm_importance_sampling_mode`` drops whole sequences.
         loss_path: ``trl``, or ``full_sequence``: the same loss from the logits of whole sequences.
         allow_retokenized: Train on tokens that were made from an agent's words.
 
@@ -81,7 +84,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             from agent_system.integrations.trl.vllm_on_cpu import prepare_process, weight_sync
 
             prepare_process()
-        if args.use_vllm and old_logps == "sampling" and args.vllm_importance_sampling_correction:
+        if args.use_vllm and _takes_sampled(args, old_logps) and args.vllm_importance_sampling_correction:
             logger.info("old log-probs are those of sampling: vllm_importance_sampling_correction is switched off")
             args.vllm_importance_sampling_correction = False
         if eval_dataset is None and args.eval_strategy != "no":
@@ -99,7 +102,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         )
         self.env, self.old_logps, self.loss_path = env, old_logps, loss_path
         self.allow_retokenized = allow_retokenized
-        self.max_turn_tokens = max_turn_tokens or self.max_completion_length
+        self.max_turn_tokens = max_turn_tokens or _turn_tokens(env, self.max_completion_length)
         if on_cpu:
             self.vllm_generation.sync_weights = weight_sync(self.vllm_generation)
         self.agent = self._make_agent(sampling_params) if agent is None else agent
@@ -210,7 +213,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._openings = [[{"role": "user", "content": ""}] for _ in inputs]
         rows = [{**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)]
         output = super()._generate_and_score_completions(rows)
-        if self._sampled_as_scored() and _all_known(self._trials):
+        if _takes_sampled(self.args, self.old_logps) and _all_known(self._trials):
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
         elif "sampling_per_token_logps" in output:
             output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
@@ -221,11 +224,6 @@ class GRPOEnvTrainer(GRPOTrainer):
         return super()._calculate_rewards(
             inputs, prompts, self._trials["final_completion_messages"], completion_ids_list
         )
-
-    def _sampled_as_scored(self) -> bool:
-        """Whether sampling log-probs are those of the whole distribution, as the loss computes them."""
-        whole = self.top_p == 1.0 and not self.top_k and not self.min_p and self.repetition_penalty == 1.0
-        return self.old_logps == "sampling" and whole
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -255,6 +253,19 @@ class GRPOEnvTrainer(GRPOTrainer):
             num_tokens=num_tokens,
         )
         return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
+
+
+def _takes_sampled(args: GRPOConfig, old_logps: str) -> bool:
+    """Whether sampling log-probs are the old policy's: asked for, and of the whole distribution, as the loss computes
+    them."""
+    whole = args.top_p == 1.0 and not args.top_k and not args.min_p and args.repetition_penalty == 1.0
+    return old_logps == "sampling" and whole
+
+
+def _turn_tokens(env: MultistepEnv, max_completion_length: int) -> int:
+    """The longest turn by default: half of what is there for each turn of a trial; environments say the rest."""
+    turns = env.max_steps_per_episode * env.episodes_per_trial
+    return min(max_completion_length, max(MIN_TURN_TOKENS, max_completion_length // (2 * turns)))
 
 
 def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:

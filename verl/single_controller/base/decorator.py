@@ -27,7 +27,7 @@ import numpy as np
 
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
-PADDING_ROWS = "padding_rows"
+PADDING_ROWS = "padding_rows"  # meta_info: how many of the last rows are copies that only even out the ranks
 _ATTRIBUTE = "__group_registration__"
 
 Call = tuple[tuple, dict[str, Any]]  # positional and keyword arguments of one rank

@@ -1,4 +1,4 @@
-"""The command line that ``main_ppo``, ``main_sft``, ``main_eval`` and ``main_generation`` share.
+"""The command line that ``main_ppo``, ``main_sft`` and ``main_eval`` share.
 
     compose -> type -> derive -> validate -> plan -> run
 

@@ -20,6 +20,14 @@ def trajectories_per_iteration(cfg: PPOConfig) -> int:
     return cfg.data.train_batch_size * cfg.env.rollout.n
 
 
+def iterations(cfg: PPOConfig, train_tasks: int) -> int:
+    """Training steps of a whole run: ``trainer.total_training_steps``, else epochs times batches per epoch."""
+    trainer = cfg.trainer
+    if trainer.total_training_steps is not None:
+        return trainer.total_training_steps
+    return trainer.total_epochs * max(1, train_tasks // cfg.data.train_batch_size)
+
+
 def plays_generated(env: EnvConfig) -> bool:
     """Whether ALFWorld's games are the generated ones."""
     source = env.alfworld.source

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.trainer.config.derive import known_tasks, trajectories_per_iteration
+from verl.trainer.config.derive import iterations, known_tasks, trajectories_per_iteration
 from verl.trainer.config.load import guess_device
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.sft import NewPolicyConfig
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TRAINING_BYTES = 16  # master weight, gradient and two moments, float32 each
+LOGITS_AT_ONCE = 1 << 27  # verl.models.token_scores.MAX_LOGITS, which cannot be imported without torch
 GIB = 2**30
 
 
@@ -191,9 +192,8 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     played = trajectories_per_iteration(cfg)
     steps = played * env.max_steps
     train_tasks = facts.train_tasks if facts.train_tasks is not None else known_tasks(cfg.env)
-    iterations = trainer.total_training_steps
-    if iterations is None and train_tasks is not None:
-        iterations = trainer.total_epochs * max(1, train_tasks // data.train_batch_size)
+    known = trainer.total_training_steps is not None or train_tasks is not None
+    rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
     others = (3 if rlvcr.alternatives == "all" else 1) * rlvcr.step_fraction if rlvcr.enable else 0
     turn = min(data.max_response_length, env.max_steps * env.max_turn_tokens) if append else env.max_turn_tokens
@@ -211,8 +211,8 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         mini_batches=actor.ppo_mini_batches,
         epochs=actor.ppo_epochs,
         optimizer_steps=updates,
-        iterations=iterations,
-        total_optimizer_steps=None if iterations is None else iterations * updates,
+        iterations=rounds,
+        total_optimizer_steps=None if rounds is None else rounds * updates,
         row_tokens=data.max_prompt_length + data.max_response_length,
         sampled_tokens_at_most=(played if append else steps) * turn,
         alternative_tokens_at_most=int(steps * others * rlvcr.max_alternative_tokens),
@@ -244,15 +244,20 @@ def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
     reference = 4 if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else 0
     weights = parameters * (TRAINING_BYTES * trained + reference) / trainer.nnodes
     engines = rollout.num_workers * (parameters * BYTES[rollout.dtype] + rollout.kv_cache_gb * GIB)
-    logits = 2 * 4 * micro * (facts.vocab_size or 0) * trainer.n_gpus_per_node
+    logits = _logit_bytes(micro, facts) * trainer.n_gpus_per_node
     return (weights + engines / trainer.nnodes + logits) / GIB
+
+
+def _logit_bytes(tokens: int, facts: Facts) -> int:
+    """Float32 logits of a micro-batch of ``tokens`` on one rank, and their gradient; they are computed in pieces."""
+    return 2 * 4 * min(tokens * (facts.vocab_size or 0), LOGITS_AT_ONCE)
 
 
 def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:
     trainer, data = cfg.trainer, cfg.data
     memory = None
     if facts.parameters is not None:
-        logits = 2 * 4 * data.max_token_len_per_gpu * (facts.vocab_size or 0)
+        logits = _logit_bytes(data.max_token_len_per_gpu, facts)
         memory = (facts.parameters * TRAINING_BYTES + logits * trainer.n_gpus_per_node) / GIB
     return Plan(
         title=f"{trainer.project_name}/{trainer.experiment_name}: imitation of {data.episodes:,} episodes",

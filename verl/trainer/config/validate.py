@@ -77,6 +77,9 @@ def check_rlvcr(cfg: PPOConfig, ctx: Context) -> Problems:
         why = "reweighting scales the scores of all four thoughts, and one leaves two unknown"
         fix = f"{prefix}.alternatives=all, or combine: additive, gated, success"
         yield problem(cfg, f"{prefix}.alternatives", why, "all", fix)
+    if rlvcr.level_bonus_w and name == "copo":
+        fix = f"{prefix}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
+        yield problem(cfg, f"{prefix}.level_bonus_w", "copo multiplies advantages and adds nothing", "0", fix)
     if rlvcr.enable and rlvcr.alternatives == "one" and rlvcr.mode == "mean_std_norm":
         why = "the spread of two scores is half their distance, so every advantage would be 1.5 or -1.5, however close"
         fix = f"{prefix}.alternatives=all, or {prefix}.mode=mean_norm"
@@ -278,6 +281,9 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
         yield problem(cfg, "data.max_token_len_per_gpu", "the longest row must fit", allowed, "raise it")
     if set(data.levels) - {1, 2, 3, 4}:
         yield problem(cfg, "data.levels", "not a level", "any of 1, 2, 3, 4", "data.levels=[1,2,3,4]")
+    elif not data.train_files and set(data.levels) != {1, 2, 3, 4}:
+        fix = "data.levels=[1,2,3,4], or data.train_files with episodes of your own"
+        yield problem(cfg, "data.levels", "ALFWorld's expert thinks at all four levels", "1, 2, 3, 4", fix)
     for key in ("data.train_files", "data.val_files"):
         missing = [name for name in lookup(cfg, key) if ctx.check_files and not Path(name).is_file()]
         if missing:

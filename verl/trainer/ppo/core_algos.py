@@ -30,7 +30,6 @@ from verl.trainer.ppo.kl import AdaptiveKLController, FixedKLController, get_kl_
 from verl.trainer.ppo.losses import (
     LOSS_AGG_MODES,
     agg_loss,
-    compute_choice_entropy_loss,
     compute_entropy_loss,
     compute_policy_loss_vanilla,
     compute_value_loss,
@@ -61,7 +60,6 @@ __all__ = [
     "GroupStats",
     "agg_loss",
     "choose",
-    "compute_choice_entropy_loss",
     "compute_entropy_loss",
     "compute_gae_advantage_return",
     "compute_gigpo_outcome_advantage",

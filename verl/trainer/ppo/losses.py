@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verl.trainer.ppo.registry import choose, register_policy_loss
-from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum, subset_entropy
+from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum
 
 LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _MAX_LOG_RATIO = 20.0  # exp of it is finite in float32
@@ -150,18 +150,3 @@ def compute_entropy_loss(
     """
     entropies = entropy_from_logits(logits) if logits.dim() == response_mask.dim() + 1 else logits
     return agg_loss(entropies, response_mask, loss_agg_mode, row_weights, denominator, loss_scale_factor)
-
-
-def compute_choice_entropy_loss(
-    logits: Tensor, choice_mask: Tensor, token_ids: Tensor, denominator: Tensor | float | None = None
-) -> Tensor:
-    """Negative mean entropy of the policy restricted to ``token_ids [K]``, where ``choice_mask`` is 1.
-
-    ``logits`` is ``[B, R, V]`` with ``choice_mask [B, R]``, or already ``[N, V]`` with ``[N]``. At a masked position
-    the policy chooses one of K tokens (RLVCR: the level digit); minimising this keeps the choice diverse.
-    ``denominator`` is the number of such positions in the whole mini-batch. No position gives 0.
-    """
-    chosen = subset_entropy(logits[choice_mask.bool()], token_ids)
-    count = chosen.numel() if denominator is None else denominator
-    count = torch.as_tensor(count, dtype=chosen.dtype, device=chosen.device)
-    return -chosen.sum() / torch.where(count > 0, count, 1.0)

@@ -83,7 +83,7 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     rows = first_rows(batch)
     fields = batch.non_tensor_batch
     won = fields["won"][rows].astype(float)
-    low, high = bootstrap_interval(won)
+    low, high = bootstrap_interval(mean_per_task(won, fields["uid"][rows]))
     sampled = tokens_per_trajectory(batch)
     result = {
         "val/success_rate": float(won.mean()) if len(won) else math.nan,
@@ -99,6 +99,12 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     for source in np.unique(sources):
         result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
     return result | level_shares(batch, "val/level_share")
+
+
+def mean_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
+    """``values`` [N] averaged over the plays of each task: plays of one task are not independent of each other."""
+    _, task = np.unique(uids.astype(str), return_inverse=True)
+    return np.bincount(task, weights=values) / np.bincount(task)
 
 
 def tokens_per_trajectory(batch: DataProto) -> dict[str, float]:

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.config.derive import iterations
 from verl.trainer.config.typed import lookup
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.core_algos import (
-    AdaptiveKLController,
-    FixedKLController,
+    factorize,
     get_adv_estimator_fn,
+    get_kl_controller,
     kl_penalty,
     missing_inputs,
     row_weights,
@@ -32,7 +33,7 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorker
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.utils.timing import Stopwatch
-from verl.utils.torch_functional import masked_mean
+from verl.utils.torch_functional import last_selected, masked_mean
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
@@ -61,13 +62,22 @@ def compute_advantage(data: DataProto, config: Any) -> DataProto:
 
 
 def apply_kl_penalty(data: DataProto, kl_ctrl: Any, kl_penalty_type: str = "kl") -> tuple[DataProto, dict[str, float]]:
-    """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token, and adapt beta."""
+    """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token, and adapt beta.
+
+    Where an episode has several rows, each carries the whole return; so its last sampled token also pays for the KL of
+    the episode's other rows, and the sum over a row does not depend on how the episode was cut.
+    """
     mask = data.batch["response_mask"].float()
     divergence = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type) * mask
-    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * divergence
-    mean_kl = (divergence.sum(-1) / mask.sum(-1).clamp(min=1)).mean().item()
+    own, episode = divergence.sum(-1), factorize(data.non_tensor_batch["traj_uid"])
+    whole = torch.zeros(len(data)).index_add(0, episode, own)[episode]
+    rows, last = last_selected(mask)
+    penalty = divergence.clone()
+    penalty[rows, last] += (whole - own)[rows]
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * penalty
+    mean_kl = (own / mask.sum(-1).clamp(min=1)).mean().item()
     measured = {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
-    kl_ctrl.update(current_kl=mean_kl, n_steps=len(data))
+    kl_ctrl.update(current_kl=mean_kl, n_steps=len(set(data.non_tensor_batch["traj_uid"])))
     return data, measured
 
 
@@ -103,11 +113,7 @@ class RayPPOTrainer:
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         control = config.algorithm.kl_ctrl
-        self.kl_ctrl = (
-            AdaptiveKLController(control.kl_coef, control.target_kl, control.horizon)
-            if control.type == "adaptive"
-            else FixedKLController(control.kl_coef)
-        )
+        self.kl_ctrl = get_kl_controller(control.type, control.kl_coef, control.horizon, control.target_kl)
 
     def fit(self) -> None:
         """Train until ``total_steps``; one turn of the loop is one batch of tasks and one version of the weights."""
@@ -130,10 +136,7 @@ class RayPPOTrainer:
     @property
     def total_steps(self) -> int:
         """Training steps of the whole run: ``trainer.total_training_steps``, else epochs times batches per epoch."""
-        trainer = self.config.trainer
-        if trainer.total_training_steps is not None:
-            return trainer.total_training_steps
-        return trainer.total_epochs * max(1, len(self.envs.tasks) // self.config.data.train_batch_size)
+        return iterations(self.config, len(self.envs.tasks))
 
     def begin(self) -> None:
         """Resume where a checkpoint says, hand the weights to the players, and measure the policy as it starts."""
@@ -155,7 +158,10 @@ class RayPPOTrainer:
         state = self.checkpoints.load_state(found)
         self.workers.load_checkpoint(found)
         self.global_step = state["global_step"]
-        self.kl_ctrl.value = state["kl_coef"]
+        if self.config.algorithm.kl_ctrl.type == "adaptive":
+            self.kl_ctrl.value = state["kl_coef"]
+        if state.get("panel", self.val_envs.panel_hash) != self.val_envs.panel_hash:
+            logger.warning("the validation panel is not the one of %s: success rates before and after differ", found)
         logger.info("resumed from %s at step %d", found, self.global_step)
         return True
 
@@ -176,6 +182,7 @@ class RayPPOTrainer:
             tasks = self.envs.gen_batch(self.global_step, self.config.data.train_batch_size)
             tasks.meta_info["global_step"] = self.global_step
             batch = self.collector.multi_turn_loop(tasks, self.workers, self.envs, is_train=True)
+            batch.meta_info["global_step"] = self.global_step
             if BASELINES in get_adv_estimator_fn(self.config.algorithm.adv_estimator).inputs.values():
                 self.add_baselines(tasks, batch)
         self.clock.add(batch.meta_info.pop("timing", {}))
@@ -231,16 +238,10 @@ class RayPPOTrainer:
         return batch
 
     def credit(self, batch: DataProto) -> DataProto:
-        """Add advantages, returns and the weight of every row in the loss."""
+        """Add advantages and returns."""
         with self.clock.measure("adv"):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
-            batch.batch["loss_weights"] = row_weights(
-                batch.non_tensor_batch["traj_uid"],
-                self.config.algorithm.row_weight,
-                batch.batch["response_mask"].sum(-1),
-                self.config.actor_rollout_ref.actor.loss_agg_mode,
-            )
         self.metrics |= M.data_metrics(batch)
         return batch
 
@@ -248,6 +249,7 @@ class RayPPOTrainer:
         """Fit the value function, where the estimator has one."""
         if self.workers.critic is None:
             return
+        self.weigh(batch, self.config.critic.loss_agg_mode)
         with self.clock.measure("update_critic"):
             self.metrics |= M.reduce_metrics(self.workers.critic.update_critic(batch).meta_info["metrics"])
 
@@ -255,9 +257,15 @@ class RayPPOTrainer:
         """Move the policy, once the critic has had ``critic_warmup`` steps."""
         if self.global_step <= self.config.trainer.critic_warmup:
             return
-        batch.meta_info["global_step"] = self.global_step
+        self.weigh(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
         with self.clock.measure("update_actor"):
             self.metrics |= M.reduce_metrics(self.workers.actor.update_actor(batch).meta_info["metrics"])
+
+    def weigh(self, batch: DataProto, loss_agg_mode: str) -> None:
+        """Set the weight of every row in a loss that is aggregated by ``loss_agg_mode``."""
+        tokens = batch.batch["response_mask"].sum(-1)
+        mode = self.config.algorithm.row_weight
+        batch.batch["loss_weights"] = row_weights(batch.non_tensor_batch["traj_uid"], mode, tokens, loss_agg_mode)
 
     def sync_weights(self) -> None:
         """Hand the policy's weights to every rollout engine."""

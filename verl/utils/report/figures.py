@@ -79,7 +79,7 @@ def keep(charts: list[Chart]) -> list[Chart]:
 def success(run: RunData) -> Section:
     """Held-out success with intervals, train success raw and smoothed."""
     xs, ys = run.points("val/success_rate")
-    bounds = [run.interval(x, y) for x, y in zip(xs, ys, strict=True)]
+    bounds = [run.interval(x) for x in xs]
     held_out = Series("held-out tasks, 95% bootstrap interval", xs, ys, "accent", markers=True)
     held_out.low, held_out.high = [b[0] for b in bounds], [b[1] for b in bounds]
     raw = line(run, "episode/success_rate", "training tasks", "second")
@@ -220,10 +220,10 @@ def _success_cards(run: RunData) -> list[Card]:
     if not xs:
         last = run.last("episode/success_rate", 5)
         return [] if last is None else [Card("train success", f"{last:.1%}", "mean of the last 5 steps")]
-    low, high = run.interval(xs[-1], ys[-1])
+    low, high = run.interval(xs[-1])
     found = [Card("held-out success", f"{ys[-1]:.1%}", f"95% interval {low:.1%} to {high:.1%}, step {xs[-1]}")]
     if len(xs) > 1:
-        before = run.interval(xs[0], ys[0])
+        before = run.interval(xs[0])
         gain = 100 * (ys[-1] - ys[0])
         note = f"from {ys[0]:.1%} ({before[0]:.1%} to {before[1]:.1%}) at step {xs[0]}"
         found.append(Card("gain over the start", f"{gain:+.1f} pts", note, "good" if gain > 0 else "bad"))

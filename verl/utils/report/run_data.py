@@ -1,15 +1,13 @@
 """What a report is made of, read from a run directory; files that are missing are simply empty."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from verl.utils import jsonl
 from verl.utils.run_dir import RunDirectory
-from verl.utils.statistics import bootstrap_interval
 from verl.utils.tracking import read_metrics
 
 Points = tuple[list[int], list[float]]  # steps and values
@@ -23,7 +21,6 @@ class RunData:
     config: dict[str, Any]
     facts: dict[str, Any]
     metrics: list[dict[str, Any]]
-    _intervals: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -54,24 +51,11 @@ class RunData:
             value = value[key]
         return value
 
-    def interval(self, step: int, rate: float) -> tuple[float, float]:
-        """95% bootstrap interval of the validation of ``step`` from its trajectories, or from the panel's size."""
-        if step not in self._intervals:
-            outcomes = self.outcomes(step)
-            size = int(self.setting("env.val_tasks") or 0)
-            if not outcomes and size:
-                won = round(rate * size)
-                outcomes = [1.0] * won + [0.0] * (size - won)
-            self._intervals[step] = bootstrap_interval(outcomes) if outcomes else (rate, rate)
-        return self._intervals[step]
-
-    def outcomes(self, step: int) -> list[float]:
-        """Won (1) or not (0) of every trajectory of a validation; aborted ones are left out."""
-        won = {}
-        for line in jsonl.read(self.directory.rollout_path(step, validation=True)):
-            if "won" in line and not line.get("aborted"):
-                won[line.get("traj_uid", len(won))] = float(bool(line["won"]))
-        return list(won.values())
+    def interval(self, step: int) -> tuple[float, float]:
+        """95% bootstrap interval of the success rate of the validation of ``step``; the rate itself without one."""
+        line = next(line for line in self.metrics if line["step"] == step and "val/success_rate" in line)
+        rate = line["val/success_rate"]
+        return line.get("val/success_rate_low", rate), line.get("val/success_rate_high", rate)
 
     def rollout_steps(self, validation: bool = False) -> list[int]:
         """Steps whose trajectories were written."""

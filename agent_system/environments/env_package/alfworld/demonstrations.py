@@ -134,8 +134,13 @@ def _play_all(section: dict[str, Any], plan: list[Play], num_workers: int, num_e
         size = max(1, min(32, -(-len(plan) // num_workers)))
         chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads of torch and Ray
-        with ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent) as pool:
+        pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
+        try:
             played = list(pool.map(play_games, [section] * len(chunks), chunks, timeout=TIMEOUT_S))
+        finally:
+            for process in list((pool._processes or {}).values()):  # all is played, or one of them hangs
+                process.kill()
+            pool.shutdown(wait=False, cancel_futures=True)
     episodes = [episode for chunk in played for episode in chunk][:num_episodes]
     return [line for line in episodes if line is not None]
 

@@ -67,13 +67,10 @@ class CompactPrompts:
         """Task and room, the last actions with what was seen before each, and what is seen now."""
         lines = [compact_first(first.text)]
         for seen, action in history:
-            lines += [f"{self._seen(first, seen)} > {action}" if seen != first.text else f"> {action}"]
+            lines += [f"{compact(seen)} > {action}" if seen != first.text else f"> {action}"]
         if observation.text != first.text:
             lines.append(compact(observation.text))
         return "\n".join(lines)
-
-    def _seen(self, first: Observation, text: str) -> str:
-        return compact(text)
 
 
 FULL_SYSTEM = """\

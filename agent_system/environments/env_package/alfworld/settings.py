@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agent_system.environments.sections import SHARED
+
 TASK_TYPES = {
     "pick": "pick_and_place_simple",
     "light": "look_at_obj_in_light",
@@ -17,6 +19,7 @@ TASK_TYPES = {
 SHORT_NAMES = {official: short for short, official in TASK_TYPES.items()}
 SOURCES = ("auto", "generated", "official")
 PROMPTS = ("compact", "full")
+ELSEWHERE = frozenset({"eval_dataset", "level_prompts"})  # of the configuration (val_split is made of it), of prompts
 VAL_SPLITS = ("valid_seen", "valid_unseen")
 
 
@@ -44,12 +47,15 @@ class AlfworldSettings:
 
     @classmethod
     def from_section(cls, section: Mapping[str, Any] | None) -> "AlfworldSettings":
-        """Read the keys this package knows; others (shared ``env`` keys) are not its business.
+        """Read a section. Task types may be given by short (``pick``) or official name.
 
-        Task types may be given by short (``pick``) or official name. Raises ``ValueError`` naming key, value and what
-        is allowed.
+        Raises ``ValueError`` naming key, value and what is allowed.
         """
         names = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(section or {}) - names - SHARED - ELSEWHERE)
+        if unknown:
+            known = ", ".join(sorted(names))
+            raise ValueError(f"env.alfworld.{unknown[0]}={section[unknown[0]]!r}: unknown key; there are: {known}")
         values = {key: value for key, value in (section or {}).items() if key in names and value is not None}
         for key in ("task_types", "receptacles", "objects"):
             if key in values:

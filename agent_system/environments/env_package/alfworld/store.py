@@ -1,8 +1,8 @@
 """Games on disk and the task lists made of them.
 
-``data_dir/generated/<settings hash>/<split>.jsonl`` holds one game per line and ``<split>.index.json`` where each line
-starts, with its content hash. A split is written once, into a temporary folder that is then renamed, and re-used by
-every later run with the same settings. A task names its line, so a worker reads one game without loading the rest.
+``data_dir/generated/<split>-<hash of the settings>/games.jsonl`` holds one game per line and ``index.json`` where each
+line starts, with its content hash. A split is written once, into a temporary folder that is then renamed, and re-used
+by every later run with the same settings. A task names its line, so a worker reads one game without loading the rest.
 """
 
 import functools
@@ -101,7 +101,7 @@ class Store:
         return Path(self.settings.data_dir).expanduser().absolute() / "generated" / f"{self.split}-{name}"
 
     def index(self) -> dict[str, Any]:
-        """``{"hash", "settings", "games": [{hash, kind, scene, start, length}]}``; generates the split if need be."""
+        """``{"hash", "games": [{hash, kind, scene, start, length}]}``; generates the split if need be."""
         return _read_index(self.ensure())
 
     def ensure(self) -> Path:

@@ -135,7 +135,7 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     path = {"train": settings.train_questions, "val": settings.val_questions}[split]
     if path:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-        return [_from_file(json.loads(line), f"{NAME}/{split}/{n}") for n, line in enumerate(lines) if line.strip()]
+        return [_from_file(json.loads(line)) for line in lines if line.strip()]
     return [
         {"task_id": f"{NAME}/{question['question']}", "data_source": f"{NAME}_{question['hops']}hop", **question}
         for question in build()[1]
@@ -144,10 +144,11 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     ]
 
 
-def _from_file(line: dict[str, Any], task_id: str) -> Task:
+def _from_file(line: dict[str, Any]) -> Task:
     answers = line["answers"] if "answers" in line else line["golden_answers"]
     answers = [answers] if isinstance(answers, str) else list(answers)
     source = str(line.get("data_source", NAME))
+    task_id = f"{NAME}/{line['question']}"  # as of the own questions: the same one in both files is an overlap
     return {"task_id": task_id, "data_source": source, "question": line["question"], "answers": answers}
 
 

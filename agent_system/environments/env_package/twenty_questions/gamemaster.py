@@ -12,6 +12,7 @@ from agent_system.environments.env_package.twenty_questions.questions import ans
 from agent_system.environments.failure import EnvFailure
 
 Gamemaster = Callable[[str], str]
+SERVER_THREADS = 16  # questions asked of a server at a time
 
 PROMPT = """You are the gamemaster of a game of twenty questions. The player must guess a secret word.
 Secret word: {word}

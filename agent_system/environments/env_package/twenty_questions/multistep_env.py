@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.env_package.twenty_questions import game
-from agent_system.environments.env_package.twenty_questions.gamemaster import EmbeddedGamemaster, Gamemaster
+from agent_system.environments.env_package.twenty_questions.gamemaster import (
+    SERVER_THREADS,
+    EmbeddedGamemaster,
+    Gamemaster,
+)
 from agent_system.environments.env_package.twenty_questions.package import TwentyQuestionsPrompts, check_words
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.environments.tasks import epoch_order
 from verl.utils.seeds import derive_seed
-
-SERVER_THREADS = 16  # questions asked of a server at a time
 
 
 class TwentyQuestionsEnv(MultistepEnv):

@@ -34,7 +34,7 @@ class OpenAIGamemaster:
         base_url: str,
         model: str,
         api_key_env: str = "OPENAI_API_KEY",
-        timeout_s: float = 30.0,
+        timeout_s: float = 6.0,
         attempts: int = 4,
         pause_s: float = 0.5,
     ) -> None:
@@ -58,6 +58,10 @@ class OpenAIGamemaster:
             return self._ask.copy()(self._once, prompt)
         except _Retry as error:
             raise GamemasterError(f"{self.url}: no answer in {self._attempts} attempts: {error}") from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
 
     def _once(self, prompt: str) -> str:
         body = {

@@ -6,13 +6,18 @@ Keys of ``env.twenty_questions``: ``words`` (list; default: the shipped table), 
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env_package.twenty_questions import game
-from agent_system.environments.env_package.twenty_questions.gamemaster import EmbeddedGamemaster, Gamemaster
+from agent_system.environments.env_package.twenty_questions.gamemaster import (
+    SERVER_THREADS,
+    EmbeddedGamemaster,
+    Gamemaster,
+)
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
 from agent_system.environments.sections import read_section, setting
 
@@ -25,6 +30,8 @@ LEVELS = """First choose how much to think, then think, then ask or guess:
 <level>3</level><think>what did I ask?</think><action>question or [word]</action> also reflects on what was asked.
 <level>4</level><think>what is my plan?</think><action>question or [word]</action> also plans and weighs options."""
 
+_ASKING = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="gamemaster")  # starts a thread when it is needed
+
 
 @dataclass(frozen=True)
 class GameSettings:
@@ -34,7 +41,7 @@ class GameSettings:
     base_url: str = setting("")
     model: str = setting("")
     api_key_env: str = setting("OPENAI_API_KEY")
-    timeout_s: float = setting(30.0, low=0)
+    timeout_s: float = setting(6.0, low=0)  # all attempts together are within env.step_timeout_s
     attempts: int = setting(4, low=1)
 
 
@@ -80,20 +87,21 @@ class TwentyQuestionsGame:
         self.gamemaster = make_gamemaster(read_settings(section)[0])
         self.max_steps = int(section.get("max_steps") or game.MAX_STEPS)
         self.state: game.State = {}
+        if getattr(self.gamemaster, "remote", False):
+            self.step = self._step_elsewhere
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Think of ``task["solution"]``; the seed changes nothing, the task says it all."""
         self.state = game.new_game(task["solution"], self.max_steps)
         return self._look()
 
-    def step(self, action: str) -> Any:
-        """Answer a question or a guess: (observation, reward, done, info), or a coroutine of that for a server."""
-        if getattr(self.gamemaster, "remote", False):
-            return self._step_elsewhere(action)
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Answer a question or a guess; a coroutine function where a server is asked."""
         return self._seen(*game.play(self.state, action, self.gamemaster))
 
     async def _step_elsewhere(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        return self._seen(*await asyncio.to_thread(game.play, self.state, action, self.gamemaster))
+        loop = asyncio.get_running_loop()
+        return self._seen(*await loop.run_in_executor(_ASKING, game.play, self.state, action, self.gamemaster))
 
     def _seen(self, state: game.State, reward: float, done: bool, info: dict[str, Any]) -> tuple:
         self.state = state
@@ -105,7 +113,9 @@ class TwentyQuestionsGame:
         return Observation(self.state["reply"], anchor=" | ".join([str(self.state["left"]), *known]))
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Close the connection to a server."""
+        if getattr(self.gamemaster, "remote", False):
+            self.gamemaster.close()
 
 
 class TwentyQuestionsPrompts(ChatPrompts):

@@ -1,6 +1,6 @@
 """The typed configuration: one dataclass per section, every key with its type, default and one-line doc.
 
-``PPOConfig`` is what ``main_ppo``, ``main_eval`` and ``main_generation`` read, ``SFTConfig`` what ``main_sft`` reads.
+``PPOConfig`` is what ``main_ppo`` and ``main_eval`` read, ``SFTConfig`` what ``main_sft`` reads.
 """
 
 from dataclasses import dataclass

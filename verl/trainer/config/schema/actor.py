@@ -47,7 +47,7 @@ class ActorConfig:
     use_invalid_action_penalty: bool = opt(False, "subtract a reward for each invalid action")
     invalid_action_penalty_coef: float = opt(0.1, "that reward", low=0)
     policy_loss: PolicyLossConfig = section(PolicyLossConfig, "which policy loss is minimised")
-    shuffle: bool = opt(False, "shuffle rows before mini-batches are cut")
+    shuffle: bool = opt(False, "cut other mini-batches in every one of ppo_epochs")
     ulysses_sequence_parallel_size: int = opt(1, "sequence parallelism", unused="rows are not split over devices")
     use_torch_compile: bool = opt(False, "compile the model", unused="the model runs eagerly")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "what a checkpoint holds")

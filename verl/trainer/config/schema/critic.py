@@ -25,7 +25,7 @@ class CriticConfig:
     ppo_max_token_len_per_gpu: int | None = opt(None, "tokens per micro-batch; null: the actor's", low=1)
     forward_max_token_len_per_gpu: int | None = opt(None, "tokens per forward; null: as above", low=1)
     ppo_epochs: int | None = opt(None, "passes over the rows; null: the actor's", low=1)
-    shuffle: bool = opt(False, "shuffle rows before mini-batches are cut")
+    shuffle: bool = opt(False, "cut other mini-batches in every one of ppo_epochs")
     grad_clip: float = opt(1.0, "largest gradient norm", low=0)
     cliprange_value: float = opt(0.5, "how far a value may move from the old one before it is clipped", low=0)
     loss_agg_mode: str = opt("token-mean", "how token losses become one number", choices=LOSS_AGG_MODES)

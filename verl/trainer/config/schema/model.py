@@ -57,7 +57,7 @@ class CheckpointConfig:
 
     contents: list[str] = opt(
         ["model", "optimizer", "extra"],
-        "parts that are saved: model, optimizer, extra (schedule, random states), hf_model",
+        "parts that are saved: model, optimizer, extra (random states), hf_model",
         choices=("model", "optimizer", "extra", "hf_model"),
     )
 

@@ -50,7 +50,7 @@ class SFTDataConfig:
     episodes: int = opt(3400, "expert episodes to train on", low=1)
     val_episodes: int = opt(64, "expert episodes for the held-out loss", low=0)
     noise: float = opt(0.35, "share of useless but valid actions in expert episodes", low=0, high=1)
-    levels: list[int] = opt([1, 2, 3, 4], "thinking levels, drawn uniformly; empty: plain actions without levels")
+    levels: list[int] = opt([1, 2, 3, 4], "thinking levels, drawn uniformly; empty: files of plain actions")
     num_workers: int = opt(2, "processes that play the expert", low=1)
     max_length: int = opt(2048, "longest row, in tokens; longer episodes are cut after a whole turn", low=1)
     tokens_per_batch: int = opt(2048, "tokens per optimizer step", low=1)

@@ -1,0 +1,24 @@
+"""Models by their hub name: a local directory in the cache of ``huggingface_hub``."""
+
+from pathlib import Path
+
+FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", "*.safetensors", "pytorch_model*.bin"]
+
+
+def model_directory(path: str) -> str:
+    """``path`` where it is a directory, else the cached copy of the hub model of that name, fetched if need be.
+
+    ``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` mean what they mean to ``huggingface_hub``. Raises
+    ``FileNotFoundError`` for what is neither a directory nor to be had from the hub.
+    """
+    if Path(path).is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        found = Path(snapshot_download(path, allow_patterns=FILES))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:  # OSError: no connection, nothing in the cache
+        why = str(error).strip().splitlines()[0]
+        raise FileNotFoundError(f"{path!r} is neither a directory nor a model that the hub gives: {why}") from error
+    return str(found)
