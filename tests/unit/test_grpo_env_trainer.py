@@ -146,6 +146,14 @@ def test_trials_of_several_episodes_are_trained_as_one(tmp_path):
 # ---- agents of other kinds -------------------------------------------------------------------------------------------
 
 
+def test_a_trial_has_room_for_all_its_turns_by_default(tmp_path):
+    trainer = make_trainer(tmp_path, trainer={"max_turn_tokens": None}, max_completion_length=600)
+    assert trainer.max_turn_tokens == 600 // (2 * 3)
+    trainer.train()
+    records = trainer.env.completed_episodes.values()
+    assert max(sum(message["role"] == "assistant" for message in record["messages"]) for record in records) == 3
+
+
 def test_words_that_were_not_sampled_are_refused(tmp_path):
     trainer = make_trainer(tmp_path, trainer={"agent": Speaker("Is it alive?", "[dog]")})
     with pytest.raises(ValueError, match="allow_retokenized=True"):

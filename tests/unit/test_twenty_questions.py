@@ -340,5 +340,27 @@ def test_a_server_is_asked_without_blocking(server):
     assert observation.text == "No. 19 left." and info["is_action_valid"] and not done and reward == 0.0
 
 
+def test_a_server_is_asked_from_a_worker_process(server):
+    import asyncio
+
+    from agent_system.environments.pool import EnvironmentPool
+
+    pytest.importorskip("httpx")
+    server.replies = [says("No")]
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    section = {"gamemaster": "openai", "base_url": address, "model": "m", "words": ["x", "y"]}
+
+    async def play():
+        pool = await EnvironmentPool("twenty_questions", section, num_workers=1, placement="process").start()
+        try:
+            async with pool.session() as session:
+                await session.reset({"solution": "x"}, 0)
+                return await session.step("Is it alive?")
+        finally:
+            await pool.close()
+
+    assert asyncio.run(play())[0].text == "No. 19 left."
+
+
 def test_answers_are_named():
     assert (Answer.YES, Answer.NO, Answer.UNKNOWN) == ("Yes", "No", "I don't know")
