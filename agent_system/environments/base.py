@@ -23,6 +23,11 @@ class Observation:
     anchor: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def state(self) -> str:
+        """The text that says which state this is: ``anchor``, or ``text`` where there is none."""
+        return self.text if self.anchor is None else self.anchor
+
 
 class Env(Protocol):
     """One environment instance; reused for many episodes through ``reset``.

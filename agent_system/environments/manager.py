@@ -36,20 +36,18 @@ class GroupMismatch(RuntimeError):
     """Two members of a group did not start from the same state: their returns cannot be compared."""
 
 
-def assert_same_start(uids: Sequence[str], observations: Sequence[Observation | None]) -> None:
-    """Raise ``GroupMismatch`` unless rows with the same uid saw the same first observation.
+def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | None]) -> None:
+    """Raise ``GroupMismatch`` unless rows with the same uid had the same start: text and state of the observation.
 
     ``None`` stands for a member whose reset failed; it is not compared.
     """
-    first: dict[str, Observation] = {}
-    for uid, observation in zip(uids, observations, strict=True):
-        if observation is None:
-            continue
-        other = first.setdefault(uid, observation)
-        if (other.text, other.anchor) != (observation.text, observation.anchor):
+    first: dict[str, tuple[str, str]] = {}
+    for uid, start in zip(uids, starts, strict=True):
+        if start is not None and first.setdefault(uid, start) != start:
+            other = first[uid]
             raise GroupMismatch(
-                f"members of group {uid} started from different states: {other.text[:200]!r} and "
-                f"{observation.text[:200]!r}; the environment's reset must depend on task and seed alone"
+                f"members of group {uid} started from different states: {other[0][:200]!r} and {start[0][:200]!r}; the "
+                "environment's reset must depend on task and seed alone"
             )
 
 
@@ -136,7 +134,7 @@ class EnvironmentManagerBase:
         if self._play is None:
             self._play = LockStep(self.env_config, self.section)
         observations = self._play.reset(rows["task"], rows["env_seed"])
-        assert_same_start(rows["uid"], observations)
+        assert_same_start(rows["uid"], [(observation.text, observation.state) for observation in observations])
         return _columns(observations), [observation.info for observation in observations]
 
     def step(
@@ -180,7 +178,7 @@ def _columns(observations: Sequence[Observation]) -> dict[str, list[Any]]:
     return {
         "text": [o.text for o in observations],
         "image": [o.image for o in observations],
-        "anchor": [o.text if o.anchor is None else o.anchor for o in observations],
+        "anchor": [o.state for o in observations],
     }
 
 

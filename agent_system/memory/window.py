@@ -22,6 +22,3 @@ class WindowMemory:
     def turns(self) -> list[tuple[str, str]]:
         """What is remembered, oldest first."""
         return list(self._turns)
-
-    def __len__(self) -> int:
-        return len(self._turns)

@@ -54,6 +54,7 @@ class CollectorGroup:
             [by_index[job.index] for job in jobs],
             max(part.play_s for part in parts),
             max(part.thoughts_s for part in parts),
+            sum(part.restarts for part in parts),
         )
 
     def close(self) -> None:

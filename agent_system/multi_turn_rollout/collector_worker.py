@@ -37,18 +37,20 @@ class Collected:
     """Trajectories in the order of their jobs, and how long it took, in seconds.
 
     ``play_s``: from the start until the last episode was over; ``thoughts_s``: from then until the last thought at
-    another level was there.
+    another level was there. ``restarts`` counts environment workers that died or hung and were replaced.
     """
 
     trajectories: list[Trajectory]
     play_s: float
     thoughts_s: float
+    restarts: int = 0
 
     def add(self, other: "Collected") -> None:
         """Append what was played afterwards."""
         self.trajectories += other.trajectories
         self.play_s += other.play_s
         self.thoughts_s += other.thoughts_s
+        self.restarts += other.restarts
 
 
 class CollectorWorker:
@@ -99,11 +101,12 @@ class CollectorWorker:
         groups: dict[str, list[Job]] = defaultdict(list)
         for job in jobs:
             groups[job.uid].append(job)
-        began = time.perf_counter()
+        began, restarted = time.perf_counter(), self._pool.counts["restarts"]
         played = await gather_or_cancel(self._play_group(stage, members) for members in groups.values())
         by_index = {trajectory.job.index: trajectory for group in played for trajectory in group}
         ended = max((trajectory.ended_at for trajectory in by_index.values()), default=began)
-        return Collected([by_index[job.index] for job in jobs], ended - began, time.perf_counter() - ended)
+        thoughts_s, restarts = time.perf_counter() - ended, self._pool.counts["restarts"] - restarted
+        return Collected([by_index[job.index] for job in jobs], ended - began, thoughts_s, restarts)
 
     async def _play_group(self, stage: Stage, jobs: list[Job]) -> list[Trajectory]:
         group = await gather_or_cancel(Episode(stage, job).play(self._pool) for job in jobs)
@@ -155,10 +158,6 @@ class CollectorWorker:
         codec = self._codec if settings.levels else None
         prompts = settings.prompts(self._package, self._env_config)
         return Stage(settings, self._package, prompts, self._bridge, agent, codec, alternatives)
-
-    async def stats(self) -> dict[str, float]:
-        """Totals of the environment pool."""
-        return self._pool.stats()
 
     async def close(self) -> None:
         """Stop the environments and the engine connection."""

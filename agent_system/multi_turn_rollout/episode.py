@@ -94,7 +94,7 @@ class Episode:
         history = make_history(stage.settings, stage.bridge, stage.prompts)
         trajectory.ledgers = history.ledgers
         observation = await self._waiting_for_env(env.reset(trajectory.job.task, trajectory.job.env_seed))
-        trajectory.start_state = (observation.text, _anchor(observation))
+        trajectory.start_state = (observation.text, observation.state)
         for step in range(stage.settings.max_steps):
             ledger = history.open_turn(observation, step)
             if ledger is None:
@@ -129,7 +129,7 @@ class Episode:
         turn = Turn(
             step=step,
             observation=observation.text,
-            anchor=_anchor(observation),
+            anchor=observation.state,
             ledger=len(self.trajectory.ledgers) - 1,
             start=start,
             end=segment.end,
@@ -183,7 +183,3 @@ async def expand_turn(stage: Stage, trajectory: Trajectory, turn: Turn) -> None:
         turn.alternatives = await stage.alternatives.think(
             prompt, turn.parsed, levels, job.traj_uid, turn.step, job.index
         )
-
-
-def _anchor(observation: Observation) -> str:
-    return observation.text if observation.anchor is None else observation.anchor

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_system.environments.base import Observation
 from agent_system.environments.manager import assert_same_start
 from agent_system.environments.registry import get_package
 from agent_system.environments.tasks import env_section
@@ -142,9 +141,8 @@ class TrajectoryCollector:
             library = self.config.actor_rollout_ref.model.external_lib
             self._group = CollectorGroup(self.config.env, self.tokenizer, actor_rollout_wg.rollout_workers, library)
         collected = self._group.collect(jobs_of(gen_batch, settings.plays), settings)
-        states = [t.start_state for t in collected.trajectories]
-        starts = [state and Observation(state[0], anchor=state[1]) for state in states]
-        assert_same_start([t.job.uid for t in collected.trajectories], starts)
+        trajectories = collected.trajectories
+        assert_same_start([t.job.uid for t in trajectories], [t.start_state for t in trajectories])
         broken = [t for t in collected.trajectories if t.aborted is not None]
         if broken:
             first = broken[0]
@@ -169,6 +167,7 @@ class TrajectoryCollector:
             **rollout_metrics(played.trajectories, played.play_s),
             **episode_metrics(played.trajectories),
             **left_out,
+            "rollout/env_restarts": float(played.restarts),
         }
         if is_train and self.codec is not None:
             unseen = self.collapse.update([turn.chosen_level for row in rows for turn in row.turns])

@@ -33,7 +33,6 @@ class PlaySettings:
     top_k: int
     stop: tuple[str, ...]
     alternatives: AlternativeSettings | None = None
-    is_train: bool = True
     plays: int = 1
     level_prompts: Mapping[int, str] = field(default_factory=dict)
     epsilon_levels: float = 0.0
@@ -62,9 +61,8 @@ class PlaySettings:
         rollout, rlvcr = config.actor_rollout_ref.rollout, config.algorithm.rlvcr
         sampling = rollout if is_train else rollout.val_kwargs
         turn_tokens = config.env.max_turn_tokens
-        alternatives = AlternativeSettings.from_config(rlvcr, config.env.seed, turn_tokens) if thinking else None
+        alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens) if thinking else None
         return cls(
-            is_train=is_train,
             plays=1 if is_train else rollout.val_kwargs.n,
             history=config.env.history,
             history_length=config.env.history_length,

@@ -52,13 +52,13 @@ class ChatTemplate:
         self.takes_system = self._shows_once([("system", anchor(0)), ("user", anchor(1))], self.parts)
         self.pieces = cache(self._pieces)
 
-    def render(self, messages: Sequence[Message], parts: bool | None = None, generation_prompt: bool = True) -> str:
+    def render(self, messages: Sequence[Message], parts: bool | None = None) -> str:
         """The template's text for ``messages``, ready for an assistant turn."""
         parts = self.parts if parts is None else parts
         if parts:
             messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         return self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=generation_prompt, **self._kwargs
+            list(messages), tokenize=False, add_generation_prompt=True, **self._kwargs
         )
 
     def _pieces(self, roles: tuple[str, ...]) -> list[str | int]:

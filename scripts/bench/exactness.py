@@ -3,6 +3,7 @@
     python scripts/bench/exactness.py                                                  # the policy of the quickstart
     python scripts/bench/exactness.py --config-name smollm2_alfworld --dtype bfloat16
     python scripts/bench/exactness.py --history window
+    python scripts/bench/exactness.py --config-name smollm2_alfworld --stop . ,   # a policy that ends few turns
 
 What the engine returned is written down apart from the collector, and compared with the packed rows:
 
@@ -20,6 +21,7 @@ import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +129,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--history", choices=("append", "window"), default="append")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of engine and trainer")
     parser.add_argument("--trajectories", type=int, default=200)
+    parser.add_argument("--stop", nargs="*", default=[], help="texts that also end a turn")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
     words = [f"env.history={args.history}", f"actor_rollout_ref.rollout.dtype={args.dtype}", "env.rollout.n=4"]
     stage = Stage(args.config_name, [*words, *args.overrides], -(-args.trajectories // 4))
+    stage.settings = replace(stage.settings, stop=(*stage.settings.stop, *args.stop))
     rows, witness = asyncio.run(play(stage))
     played = [row.trajectory for row in rows]
     trajectories = len({id(trajectory) for trajectory in played})

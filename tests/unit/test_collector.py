@@ -297,7 +297,7 @@ def test_a_group_that_will_be_left_out_does_not_count_as_found(tokenizer, monkey
 
     def breaking(batch, *args):
         played = play(batch, *args)
-        for number, trajectory in enumerate(played.trajectories):
+        for _number, trajectory in enumerate(played.trajectories):
             member = trajectory.job.member
             trajectory.reward = float(member % 2)
             trajectory.aborted = "env_dead" if not batches and member == 3 else None

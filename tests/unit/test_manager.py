@@ -113,12 +113,13 @@ def test_the_section_takes_what_it_leaves_open_from_env():
 
 
 def test_groups_that_start_differently_are_refused():
-    assert_same_start(["a", "a", "b"], [Observation("x"), Observation("x"), Observation("y")])
-    assert_same_start(["a", "a"], [None, Observation("x")])
+    assert_same_start(["a", "a", "b"], [("x", "x"), ("x", "x"), ("y", "y")])
+    assert_same_start(["a", "a"], [None, ("x", "x")])
     with pytest.raises(GroupMismatch, match="group a started from different states"):
-        assert_same_start(["a", "a"], [Observation("x"), Observation("y")])
+        assert_same_start(["a", "a"], [("x", "x"), ("y", "y")])
     with pytest.raises(GroupMismatch):
-        assert_same_start(["a", "a"], [Observation("x", anchor="1"), Observation("x", anchor="2")])
+        assert_same_start(["a", "a"], [("x", "1"), ("x", "2")])
+    assert Observation("x").state == "x" and Observation("x", anchor="1").state == "1"
 
 
 def shortest_move(anchor):
