@@ -3,13 +3,7 @@
 ``verl.DataProto`` is resolved on first use, so that importing the configuration packages stays free of torch.
 """
 
+from verl.utils.lazy import lazy
+
 __version__ = "0.1.0"
-__all__ = ["DataProto", "__version__"]
-
-
-def __getattr__(name: str):
-    if name == "DataProto":
-        from verl.protocol import DataProto
-
-        return DataProto
-    raise AttributeError(f"module 'verl' has no attribute {name!r}")
+__getattr__, __all__ = lazy(__name__, {"DataProto": "protocol"})
