@@ -29,7 +29,7 @@ from agent_system.multi_turn_rollout.trajectory import Job, Trajectory  # noqa: 
 from scripts.bench.play import Stage  # noqa: E402
 from verl.utils.sampling import SamplingResult  # noqa: E402
 
-WAITING = ["env.env_name=scripts.bench.waiting:PACKAGE", "env.kwargs={}", "env.max_steps=16", "env.max_turn_tokens=8"]
+WAITING = ["env.env_name=scripts.bench.waiting:PACKAGE", "env.kwargs={}", "env.max_steps=16", "env.max_turn_tokens=64"]
 
 
 class LockStep:
