@@ -11,7 +11,7 @@ An environment declares a frozen dataclass whose fields are made by ``setting``;
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 SHARED = frozenset({"max_steps", "seed", "placement", "train_tasks", "val_tasks"})  # every section may hold these
@@ -30,16 +30,20 @@ def read_section(cls: type[Settings], section: Mapping[str, Any] | None, env_nam
     strings, None a string. Raises ``ValueError`` naming key, value and what is allowed.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    values = {}
+    known = known_values(fields, section, env_name)
+    return cls(**{key: _checked(f"env.{env_name}.{key}", value, fields[key]) for key, value in known.items()})
+
+
+def known_values(
+    keys: Collection[str], section: Mapping[str, Any] | None, env_name: str, ignored: Collection[str] = SHARED
+) -> dict[str, Any]:
+    """What ``section`` says of ``keys``, without None. Raises ``ValueError`` for a key neither known nor ignored."""
     for key, value in (section or {}).items():
-        if key in fields:
-            if value is not None:
-                values[key] = _checked(f"env.{env_name}.{key}", value, fields[key])
-        elif key not in SHARED:
-            nearest = difflib.get_close_matches(key, fields, n=1)
+        if key not in keys and key not in ignored:
+            nearest = difflib.get_close_matches(key, keys, n=1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ";"
-            raise ValueError(f"env.{env_name}.{key}={value!r}: unknown key{hint} there are: {', '.join(fields)}")
-    return cls(**values)
+            raise ValueError(f"env.{env_name}.{key}={value!r}: unknown key{hint} there are: {', '.join(keys)}")
+    return {key: value for key, value in (section or {}).items() if key in keys and value is not None}
 
 
 def _checked(path: str, value: Any, field: dataclasses.Field) -> Any:

@@ -84,18 +84,18 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Play and pack."""
         played = self._play(gen_batch, actor_rollout_wg, envs, self._settings(envs, is_train, thinking=False))
-        return self._rows(played, played.trajectories, is_train)[0]
+        return self._rows(played, is_train)[0]
 
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
         """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories count as lost."""
         settings = self._settings(envs, is_train=False, thinking=False)
         played = self._play(gen_batch, actor_rollout_wg, envs, replace(settings, temperature=0.0, plays=1))
-        return self._rows(played, played.trajectories, is_train=False)[0]
+        return self._rows(played, is_train=False)[0]
 
     def rlvcr_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
         """Play while thinking at other levels, pack, and score every thought with the policy that sampled."""
         played = self._play(gen_batch, actor_rollout_wg, envs, self._settings(envs, is_train=True, thinking=True))
-        data, rows = self._rows(played, played.trajectories)
+        data, rows = self._rows(played)
         return self._score(data, rows, actor_rollout_wg)
 
     def dynamic_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
@@ -119,7 +119,7 @@ class TrajectoryCollector:
                 break
         else:
             logger.warning("%d batches gave %d of %d groups with returns that differ", limit, len(kept), wanted)
-        data, rows = self._rows(every, [t for group in kept for t in group] or played.trajectories)
+        data, rows = self._rows(every, chosen=[t for group in kept for t in group] or usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = draw + 1.0
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept))
         return self._score(data, rows, actor_rollout_wg) if thinking else data
@@ -143,7 +143,7 @@ class TrajectoryCollector:
         collected = self._group.collect(jobs_of(gen_batch, settings.plays), settings)
         trajectories = collected.trajectories
         assert_same_start([t.job.uid for t in trajectories], [t.start_state for t in trajectories])
-        broken = [t for t in collected.trajectories if t.aborted is not None]
+        broken = [t for t in trajectories if t.aborted is not None]
         if broken:
             first = broken[0]
             logger.warning("%d trajectories broke; first: %s %s", len(broken), first.aborted, first.abort_detail[:300])
@@ -151,12 +151,14 @@ class TrajectoryCollector:
 
     # ------------------------------------------------------------------ rows
 
-    def _rows(self, played: Collected, chosen: Sequence[Trajectory], is_train: bool = True) -> tuple[DataProto, list]:
-        """Pack ``chosen`` trajectories; metrics are of everything ``played``."""
-        began, left_out = time.perf_counter(), {}
+    def _rows(
+        self, played: Collected, is_train: bool = True, chosen: Sequence[Trajectory] | None = None
+    ) -> tuple[DataProto, list]:
+        """Pack ``chosen`` trajectories, by default all that can be used; metrics are of everything ``played``."""
+        began, usable, left_out = time.perf_counter(), played.trajectories, {}
         if is_train:
-            left_out = select_trajectories(played.trajectories, self.config.env.on_abort)[1]
-            chosen = select_trajectories(chosen, self.config.env.on_abort)[0]
+            usable, left_out = select_trajectories(played.trajectories, self.config.env.on_abort)
+        chosen = usable if chosen is None else chosen
         if not chosen:
             raise RuntimeError(f"nothing is left to train on: {left_out}")
         rows = rows_of(chosen)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.sections import SHARED
+from agent_system.environments.sections import SHARED, known_values
 
 TASK_TYPES = {
     "pick": "pick_and_place_simple",
@@ -51,12 +51,8 @@ class AlfworldSettings:
 
         Raises ``ValueError`` naming key, value and what is allowed.
         """
-        names = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(section or {}) - names - SHARED - ELSEWHERE)
-        if unknown:
-            known = ", ".join(sorted(names))
-            raise ValueError(f"env.alfworld.{unknown[0]}={section[unknown[0]]!r}: unknown key; there are: {known}")
-        values = {key: value for key, value in (section or {}).items() if key in names and value is not None}
+        names = [field.name for field in dataclasses.fields(cls)]
+        values = known_values(names, section, "alfworld", SHARED | ELSEWHERE)
         for key in ("task_types", "receptacles", "objects"):
             if key in values:
                 given = [values[key]] if isinstance(values[key], str) else values[key]
