@@ -74,3 +74,10 @@ def test_plan_counts_a_row_per_step_in_window_history_and_epochs_by_tasks():
 
 def test_base_configs_ship_beside_the_schema():
     assert {file.stem for file in BASE_DIR.glob("*.yaml")} == {"ppo_trainer", "sft_trainer"}
+
+
+def test_the_plan_counts_the_logits_that_are_computed_at_once():
+    from verl.models.token_scores import MAX_LOGITS
+    from verl.trainer.config.plan import LOGITS_AT_ONCE
+
+    assert LOGITS_AT_ONCE == MAX_LOGITS
