@@ -56,7 +56,8 @@ def test_default_config_depends_on_whether_a_policy_is_named():
 
 
 def test_tasks_that_cannot_be_had_are_a_problem_of_the_config_and_no_traceback(capsys, tmp_path):
-    words = ["env.textworld.level=31", f"trainer.default_local_dir={tmp_path}"]
+    words = [f"{key}={tmp_path}" for key in ("actor_rollout_ref.model.path", "trainer.default_local_dir")]
+    words += ["env.textworld.level=31"]
     assert main_ppo.main(["--config-name", "textworld", *words]) == 2
     said = capsys.readouterr().err
     assert "env.textworld.level=31: treasure_hunter has the levels 1 to 30" in said and "Traceback" not in said
