@@ -8,6 +8,7 @@ ARGS ?=
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same libraries again, each for itself
 
 .PHONY: setup train test lint
 

@@ -8,7 +8,7 @@ ruff check .
 lint-imports
 
 tests() {
-    python -m pytest "$@" || [ $? -eq 5 ]  # 5: none was selected
+    python -m pytest --durations=12 "$@" || [ $? -eq 5 ]  # 5: none was selected
 }
 
 case "$*" in

@@ -4,11 +4,12 @@
     python scripts/bench/collector.py --waiting              # steps that take 10 ms to 1 s
     python scripts/bench/collector.py --tasks 32 --slots 64 env.max_steps=20
 
-Both play the same trajectories with the same engine, in one process: the same tasks, and every turn sampled with a seed
-of its own (the last line says how many trajectories agree in every token). Both have ``--slots`` environments. In
-lock-step a batch of trajectories fills them, nobody samples before all have seen the answers of their environments,
-no environment steps before the slowest turn is sampled, and the next batch starts when the last trajectory is over.
-The two take turns, ``--rounds`` times each, after a round that warms up; the ratio is of the medians.
+Both play the same trajectories with the same engine, which has a process of its own as in a training run: the same
+tasks, and every turn sampled with a seed of its own (the last line says how many trajectories agree in every token).
+Both have ``--slots`` environments. In lock-step a batch of trajectories fills them, nobody samples before all have seen
+the answers of their environments, no environment steps before the slowest turn is sampled, and the next batch starts
+when the last trajectory is over. The two take turns, ``--rounds`` times each, after a round that warms up; the ratio is
+of the medians.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker  # noqa: E402
-from agent_system.multi_turn_rollout.engine_client import EngineClient  # noqa: E402
+from agent_system.multi_turn_rollout.engine_client import EngineClient, call  # noqa: E402
 from agent_system.multi_turn_rollout.episode import Episode, gather_or_cancel  # noqa: E402
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory  # noqa: E402
 from scripts.bench.play import Stage  # noqa: E402
@@ -118,7 +119,7 @@ async def measure(stage: Stage, slots: int, rounds: int) -> dict[str, Any]:
             same += sum(a == b for a, b in zip(*map(tokens, played.values()), strict=True))
     for collector in collectors.values():
         await collector.close()
-    await stage.engine.close()
+    await call(stage.engine, "close")
     return {"seconds": {name: s[1:] for name, s in seconds.items()}, "played": played["asynchronous"], "same": same}
 
 
@@ -133,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
     sizes = ["env.num_workers=1", f"env.envs_per_worker={args.slots}"]
-    stage = Stage(args.config_name, [*sizes, *(WAITING if args.waiting else ()), *args.overrides], args.tasks)
+    words = [*sizes, *(WAITING if args.waiting else ()), *args.overrides]
+    stage = Stage(args.config_name, words, args.tasks, actor=True)
     found = asyncio.run(measure(stage, args.slots, args.rounds))
     played = found["played"]
     steps = sum(len(trajectory.turns) for trajectory in played)

@@ -11,14 +11,18 @@ from agent_system.environments.registry import get_package
 from agent_system.multi_turn_rollout.rollout_loop import jobs_of
 from agent_system.multi_turn_rollout.settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job
+from verl.single_controller.ray import init_ray
 from verl.trainer.config.load import load_config
 from verl.workers.rollout import RolloutWorker
 
 
 class Stage:
-    """Everything to play ``tasks`` groups of ``env.rollout.n`` with: config, tokenizer, settings, jobs and engine."""
+    """Everything to play ``tasks`` groups of ``env.rollout.n`` with: config, tokenizer, settings, jobs and engine.
 
-    def __init__(self, config_name: str, overrides: Sequence[str], tasks: int, threads: int = 1) -> None:
+    The engine is an object in this process, or, with ``actor``, a Ray actor as in a training run.
+    """
+
+    def __init__(self, config_name: str, overrides: Sequence[str], tasks: int, actor: bool = False) -> None:
         self.cfg = load_config(config_name, ["algorithm.adv_estimator=grpo", "env.levels=true", *overrides])
         self.path = self.cfg.actor_rollout_ref.model.path
         self.tokenizer = AutoTokenizer.from_pretrained(self.path)
@@ -26,7 +30,13 @@ class Stage:
         envs = make_envs(self.cfg)[0]
         self.jobs = jobs_of(envs.gen_batch(1, tasks))
         envs.close()
-        self.engine: Any = RolloutWorker(self.cfg.actor_rollout_ref, self.path, num_threads=threads)
+        make: Any = RolloutWorker
+        if actor:
+            init_ray(self.cfg.ray_init)
+            import ray  # which reads what init_ray sets
+
+            make = ray.remote(RolloutWorker).options(max_concurrency=64, num_cpus=0).remote
+        self.engine = make(self.cfg.actor_rollout_ref, self.path, num_threads=1)
 
     def apart(self, name: str) -> list[Job]:
         """The jobs, to be played with seeds that belong to ``name``: other samples of the same tasks."""

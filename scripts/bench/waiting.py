@@ -1,4 +1,4 @@
-"""A synthetic environment whose steps take as long as a task says: from 10 milliseconds to a second, log-uniform."""
+"""A synthetic environment whose steps take 10 milliseconds to a second, log-uniform."""
 
 import asyncio
 import math
@@ -13,41 +13,42 @@ STEPS = (4, 12)  # fewest and most of an episode
 
 
 class WaitingEnv:
-    """Waits, and is won after as many steps as the task has times; what the policy does changes nothing."""
+    """Waits, and is won after the steps that its task asks for, whatever the policy does.
+
+    How long a step takes follows from the task and all actions so far: the members of a group wait at different times,
+    and who says the same again waits as long again.
+    """
 
     placement = "inline"
 
     def __init__(self, section: dict[str, Any]) -> None:
-        self._left: list[float] = []
+        self._left, self._said = 0, [""]
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Take the times of ``task``, in seconds."""
-        self._left = list(task["seconds"])
+        """Begin ``task``; there is nothing that ``seed`` could change."""
+        self._left, self._said = task["steps"], [task["task_id"]]
         return self._look()
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Wait the next time."""
-        await asyncio.sleep(self._left.pop(0))
-        won = not self._left
+        """Wait."""
+        self._said.append(action)
+        drawn = random.Random("/".join(self._said)).random()
+        await asyncio.sleep(SHORTEST_S * math.exp(drawn * math.log(LONGEST_S / SHORTEST_S)))
+        self._left -= 1
+        won = self._left == 0
         return self._look(), float(won), won, {"won": won, "is_action_valid": True}
 
     def close(self) -> None:
         """Nothing to free."""
 
     def _look(self) -> Observation:
-        return Observation(f"You are at {len(self._left)}. The target is 0.")
+        return Observation(f"You are at {self._left}. The target is 0.")
 
 
 def tasks(section: dict[str, Any], split: str) -> list[Task]:
     """200 tasks, the same in every process."""
-    made = []
-    for number in range(200):
-        rng = random.Random(f"{split}/{number}")
-        seconds = [
-            SHORTEST_S * math.exp(rng.random() * math.log(LONGEST_S / SHORTEST_S)) for _ in range(rng.randint(*STEPS))
-        ]
-        made.append({"task_id": f"waiting/{split}/{number}", "data_source": "waiting", "seconds": seconds})
-    return made
+    names = [f"waiting/{split}/{number}" for number in range(200)]
+    return [{"task_id": name, "data_source": "waiting", "steps": random.Random(name).randint(*STEPS)} for name in names]
 
 
 # Any policy says one of these soon, so that turns are short and none is cut.

@@ -3,6 +3,7 @@
 job = start(words, log); job.finish(240); job.left_over(30) == []
 """
 
+import atexit
 import contextlib
 import os
 import subprocess
@@ -29,6 +30,7 @@ class Job:
         with log.open("ab") as out:
             self.process = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT)
         self._known: set[psutil.Process] = {psutil.Process(self.process.pid)}
+        atexit.register(self.end)  # a test session that is interrupted leaves nothing behind
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
