@@ -21,24 +21,22 @@ CLOSE_TIMEOUT_S = 10.0
 class CollectorGroup:
     """``env_config.num_collectors`` collector workers; whole groups (uids) are dealt out to them in turn.
 
-    ``external_lib`` is a module that each of them imports first, since it may register the environment.
-    Where the rollout workers are Ray actors the collectors are too; otherwise there is one, in this process.
+    ``options`` are further arguments of every ``CollectorWorker``. Where the rollout workers are Ray actors the
+    collectors are too; otherwise there is one, in this process.
     """
 
-    def __init__(
-        self, env_config: Any, tokenizer: Any, rollout_workers: Sequence[Any], external_lib: str | None = None
-    ) -> None:
+    def __init__(self, env_config: Any, tokenizer: Any, rollout_workers: Sequence[Any], **options: Any) -> None:
         self._env = env_config
         self._runner: asyncio.Runner | None = None
         if isinstance(rollout_workers[0], ray.actor.ActorHandle):
             remote = ray.remote(CollectorWorker).options(num_cpus=0)
             self._workers = [
-                remote.remote(env_config, tokenizer, list(rollout_workers), f"collector-{number}", external_lib)
+                remote.remote(env_config, tokenizer, list(rollout_workers), f"collector-{number}", **options)
                 for number in range(env_config.num_collectors)
             ]
         else:
             self._runner = asyncio.Runner()
-            self._workers = [CollectorWorker(env_config, tokenizer, rollout_workers)]
+            self._workers = [CollectorWorker(env_config, tokenizer, rollout_workers, **options)]
 
     def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
         """Play ``jobs``; trajectories come back in their order. Raises what the workers raise."""

@@ -57,7 +57,7 @@ class CollectorWorker:
     """Plays jobs on environments of ``env_config.env_name`` with tokens from ``rollout_workers``.
 
     A Ray actor, or an object in this process. ``name`` tells the collectors of a run apart; ``external_lib`` is
-    imported before the environment is looked up.
+    imported before the environment is looked up; ``template_kwargs`` go to the chat template.
     """
 
     def __init__(
@@ -67,12 +67,13 @@ class CollectorWorker:
         rollout_workers: Sequence[Any],
         name: str = "collector-0",
         external_lib: str | None = None,
+        template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         if external_lib:
             importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
         self._env_config, section = env_config, env_section(env_config)
-        self._bridge = ChatBridge(tokenizer)
+        self._bridge = ChatBridge(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
         self._codec: LevelCodec | None = None
         self._engine = EngineClient(rollout_workers, name)

@@ -49,7 +49,7 @@ class TrajectoryCollector:
         self.config, self.tokenizer, self.processor = config, tokenizer, processor
         if processor is None:
             refuse_images(config)
-        probe = probe_template(tokenizer)
+        probe = probe_template(tokenizer, config.data.apply_chat_template_kwargs)
         probe.require(config.env.history)
         if config.env.history == "append" and not probe.keeps_thoughts:
             logger.warning("this chat template drops <think> from earlier turns; with env.history=append they stay")
@@ -138,8 +138,13 @@ class TrajectoryCollector:
 
     def _play(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings) -> Collected:
         if self._group is None:
-            library = self.config.actor_rollout_ref.model.external_lib
-            self._group = CollectorGroup(self.config.env, self.tokenizer, actor_rollout_wg.rollout_workers, library)
+            self._group = CollectorGroup(
+                self.config.env,
+                self.tokenizer,
+                actor_rollout_wg.rollout_workers,
+                external_lib=self.config.actor_rollout_ref.model.external_lib,
+                template_kwargs=self.config.data.apply_chat_template_kwargs,
+            )
         collected = self._group.collect(jobs_of(gen_batch, settings.plays), settings)
         trajectories = collected.trajectories
         assert_same_start([t.job.uid for t in trajectories], [t.start_state for t in trajectories])

@@ -353,6 +353,19 @@ def test_settings_that_cannot_work_are_refused(tokenizer):
     TrajectoryCollector(make_config(history="window"), forgetful)
 
 
+def test_arguments_of_the_chat_template_are_in_every_prompt():
+    open_ended = make_tiny_tokenizer()
+    open_ended.chat_template = open_ended.chat_template.replace("assistant\\n' }}", "assistant\\n' + mood }}")
+    config = make_config(history="window", n=1)
+    config.data.apply_chat_template_kwargs = {"mood": "gladly "}
+    group, envs, (engine,) = make_world(open_ended, config)
+    collector = TrajectoryCollector(config, open_ended)
+    collector.multi_turn_loop(envs.gen_batch(1, 1), group, envs)
+    collector.close()
+    prompts = [open_ended.decode(request.prompt_ids) for request in engine.requests]
+    assert len(prompts) > 1 and all(prompt.endswith("assistant\ngladly ") for prompt in prompts)
+
+
 def test_environment_without_level_prompt_is_refused(tokenizer):
     config = make_config(levels=True)
     group, envs, _ = make_world(tokenizer, config)

@@ -150,10 +150,11 @@ def test_sft_checks_sizes_and_levels():
 
 
 def test_cold_start_plays_the_environment_of_the_run(tmp_path):
-    cfg = load_config("quickstart", ["env.max_steps=7", "env.alfworld.train_games=99", "trainer.device=cpu"])
+    words = ["env.max_steps=7", "env.alfworld.train_games=99", "trainer.device=cpu"]
+    cfg = load_config("quickstart", [*words, "data.apply_chat_template_kwargs={enable_thinking: false}"])
     sft = cold_start_config(cfg)
     assert sft.env == cfg.env and sft.model.save_path == cfg.actor_rollout_ref.model.path
-    assert sft.trainer.device == "cpu"
+    assert sft.trainer.device == "cpu" and sft.data.apply_chat_template_kwargs == {"enable_thinking": False}
     (tmp_path / "cold_start.yaml").write_text(to_yaml(sft))
     assert load_config("cold_start", schema=SFTConfig, config_path=str(tmp_path)) == sft
 

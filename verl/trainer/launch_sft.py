@@ -153,7 +153,7 @@ def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTR
         if "input_ids" in record:
             rows.append(token_row(record))
             continue
-        bridge = bridge or ChatBridge(tokenizer)
+        bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
         row = encode_episode(bridge, record[cfg.data.messages_key], cfg.data.env_loss_weight, cfg.data.max_length)
         dropped += row is None
         rows += [row] if row else []

@@ -35,6 +35,8 @@ def _choices(old_logps: str, loss_path: str) -> Iterator[str]:
 def _sampling(args: Any) -> Iterator[str]:
     if args.remove_unused_columns:
         yield "remove_unused_columns=True drops the columns that the environment needs: set it to False"
+    if args.chat_template_kwargs:
+        yield "chat_template_kwargs are not applied, the environment renders its trials: set tokenizer.chat_template"
     colocated = args.use_vllm and args.vllm_mode == "colocate"
     if not colocated and (args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs):
         yield "min_p, repetition_penalty and generation_kwargs are applied with use_vllm=True vllm_mode='colocate' only"

@@ -10,8 +10,9 @@ from verl.trainer.config.schema import PPOConfig, SFTConfig
 def cold_start_config(cfg: PPOConfig) -> SFTConfig:
     """The config of ``main_sft`` that writes ``actor_rollout_ref.model.path``, in the environment ``cfg`` plays.
 
-    Starts from ``cold_start.config_name`` with ``cold_start.overrides``; environment, seed of tasks, device and the
-    place the policy goes to are taken from ``cfg``. Raises ConfigError when it cannot be composed.
+    Starts from ``cold_start.config_name`` with ``cold_start.overrides``; environment, seed of tasks, arguments of the
+    chat template, device and the place the policy goes to are taken from ``cfg``. Raises ConfigError when it cannot be
+    composed.
     """
     own = [word for word in cfg.cold_start.overrides if word.lstrip("+").startswith(("env.", "model.save_path="))]
     if own:
@@ -20,6 +21,7 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
         )
     sft = load_config(cfg.cold_start.config_name, cfg.cold_start.overrides, SFTConfig)
     sft.env = copy.deepcopy(cfg.env)
+    sft.data.apply_chat_template_kwargs = copy.deepcopy(cfg.data.apply_chat_template_kwargs)
     sft.model.save_path = cfg.actor_rollout_ref.model.path
     sft.trainer.device = cfg.trainer.device
     return sft

@@ -1,6 +1,7 @@
 """``data``: how much is trained on per iteration and how long rows may be."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from verl.trainer.config.schema.field import opt, section
 
@@ -36,6 +37,7 @@ class DataConfig:
         "error", "what happens to a longer prompt", choices=("error", "left", "right", "middle"), unused=NO_FILES
     )
     return_raw_chat: bool = opt(False, "keep the message list beside the tokens", unused="messages are always kept")
+    apply_chat_template_kwargs: dict[str, Any] = opt({}, "passed to the chat template, as {enable_thinking: false}")
     prompt_key: str = opt("prompt", "column of the files that holds the messages", unused=NO_FILES)
     reward_fn_key: str = opt(
         "data_source", "column that tells the reward function what kind of prompt it is", unused=NO_FILES

@@ -46,6 +46,7 @@ class SFTDataConfig:
     train_files: list[str] = opt([], "jsonl or parquet files with a column of messages; empty: expert episodes")
     val_files: list[str] = opt([], "the same for the held-out loss")
     messages_key: str = opt("messages", "column that holds them")
+    apply_chat_template_kwargs: dict[str, Any] = opt({}, "passed to the chat template, as {enable_thinking: false}")
     data_dir: str = opt("data/sft", "where expert episodes are stored by content hash")
     episodes: int = opt(3400, "expert episodes to train on", low=1)
     val_episodes: int = opt(64, "expert episodes for the held-out loss", low=0)
