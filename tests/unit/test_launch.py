@@ -35,6 +35,16 @@ def test_a_cold_start_makes_what_is_missing(tmp_path, monkeypatch):
     assert (tmp_path / "policy").is_dir()
 
 
+def test_a_critic_that_nobody_asked_for_needs_no_model(tmp_path):
+    config = make_config()
+    config.actor_rollout_ref.model.path, config.critic.model.path = str(tmp_path), str(tmp_path / "nothing")
+    config.critic.enable = False
+    launch.ensure_policy(config)
+    config.critic.enable = True
+    with pytest.raises(ConfigError, match="critic.model.path.*neither a directory nor a model"):
+        launch.ensure_policy(config)
+
+
 def test_the_policy_has_no_optimizer_steps_while_only_the_critic_learns():
     config = make_config()
     config.trainer.total_training_steps, config.trainer.critic_warmup = 10, 4

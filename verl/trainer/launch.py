@@ -95,10 +95,12 @@ def ensure_policy(cfg: PPOConfig) -> None:
 
     Raises ``ConfigError`` for a policy that is nowhere, ``RuntimeError`` when the cold start fails.
     """
-    policy, critic = cfg.actor_rollout_ref.model, cfg.critic.model
-    if cfg.cold_start.enable and not Path(policy.path).exists():
+    models = {"actor_rollout_ref.model.path": cfg.actor_rollout_ref.model}
+    if cfg.critic.enable:
+        models["critic.model.path"] = cfg.critic.model
+    if cfg.cold_start.enable and not Path(cfg.actor_rollout_ref.model.path).exists():
         make_policy(cfg)
-    for key, model in (("actor_rollout_ref.model.path", policy), ("critic.model.path", critic)):
+    for key, model in models.items():
         try:
             model.path = model_directory(model.path)
         except FileNotFoundError as error:
