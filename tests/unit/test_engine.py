@@ -12,7 +12,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import check_model_dir, load_causal_lm
 from verl.models.packed_attention import layout_of_rows
 from verl.models.policy import PolicyModel
-from verl.models.token_scores import Targets
+from verl.models.token_scores import Targets, full_logits
 from verl.trainer.config.schema.model import OptimConfig
 from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
@@ -123,6 +123,14 @@ def test_bfloat16_compute_keeps_float32_masters(policy):
     assert {p.dtype for p in engine.module.parameters()} == {torch.float32}
     assert {p.grad.dtype for p in engine.module.parameters()} == {torch.float32}
     assert loss != exact and abs(loss - exact) < 0.05
+
+
+def test_logits_of_bfloat16_layers_are_not_rounded():
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(64, 100).bfloat16(), (10 * torch.randn(8, 64)).bfloat16()
+    exact = hidden.double() @ head.weight.double().T + head.bias.double()
+    assert (full_logits(head, hidden) - exact).abs().max() < 1e-4
+    assert (head(hidden) - exact).abs().max() > 1e-2
 
 
 def test_state_continues_exactly(policy, tmp_path):

@@ -45,7 +45,7 @@ def scores_from_hidden(
     """
 
     def score(hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        logits = head(hidden)
+        logits = full_logits(head, hidden)
         # clones, because what an FSDP module returns must not be a view
         found = [x.clone() for x in logprobs_and_entropy_from_logits(logits, tokens, targets.temperature)]
         if level_token_ids is None:
@@ -60,6 +60,17 @@ def scores_from_hidden(
     for piece in zip(chosen.split(size), targets.tokens.split(size), strict=True):
         parts.append(checkpoint(score, *piece, use_reentrant=False) if torch.is_grad_enabled() else score(*piece))
     return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits [N, V] in float32, also where the layers compute in bfloat16; hidden [N, H].
+
+    Rounded to bfloat16, a logit of 20 is off by up to 0.06. A head that is more than a linear map (an adapter) computes
+    in its own type.
+    """
+    if hidden.dtype == torch.float32 or not isinstance(head, nn.Linear):
+        return head(hidden).float()
+    return nn.functional.linear(hidden.float(), head.weight.float(), None if head.bias is None else head.bias.float())
 
 
 def head_width(head: nn.Module) -> int:

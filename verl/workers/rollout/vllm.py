@@ -162,6 +162,7 @@ def engine_arguments(path: str, config: Any, seed: int, trust_remote_code: bool,
     arguments: dict[str, Any] = {
         "model": path,
         "dtype": config.dtype,
+        "hf_overrides": {"head_dtype": "float32"},  # as the trainer's: see full_logits in verl/models/token_scores.py
         "seed": seed & 0x7FFFFFFF,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
