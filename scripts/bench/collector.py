@@ -102,10 +102,9 @@ def tokens(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
 
 async def measure(stage: Stage, slots: int, rounds: int) -> dict[str, Any]:
     """Seconds of every round of both collectors; what they played last; how many agree in every round."""
-    workers = [stage.engine]
     collectors = {
-        "asynchronous": CollectorWorker(stage.cfg.env, stage.tokenizer, workers, "async"),
-        "lock-step": LockStepCollector(stage.cfg.env, stage.tokenizer, workers, "lock", slots=slots),
+        "asynchronous": stage.collector(name="async"),
+        "lock-step": stage.collector(LockStepCollector, name="lock", slots=slots),
     }
     seconds: dict[str, list[float]] = {name: [] for name in collectors}
     same = 0

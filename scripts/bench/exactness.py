@@ -29,7 +29,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent_system.multi_turn_rollout.collector_worker import CollectorWorker  # noqa: E402
 from agent_system.multi_turn_rollout.packing import Row, pack, rows_of  # noqa: E402
 from scripts.bench.play import Stage  # noqa: E402
 from verl.models.loader import load_causal_lm  # noqa: E402
@@ -63,7 +62,7 @@ class Witness:
 
 async def play(stage: Stage) -> tuple[list[Row], Witness]:
     """Every job once, and what the engine saw of it."""
-    collector = CollectorWorker(stage.cfg.env, stage.tokenizer, [stage.engine])
+    collector = stage.collector()
     witness = collector._engine = Witness(collector._engine)
     collected = await collector.collect(stage.jobs, stage.settings)
     await collector.close()
@@ -71,19 +70,20 @@ async def play(stage: Stage) -> tuple[list[Row], Witness]:
     return rows_of(collected.trajectories), witness
 
 
-def separators(tokenizer: Any) -> tuple[list[int], list[int]]:
+def separators(stage: Stage) -> tuple[list[int], list[int]]:
     """Tokens from the end of a turn to the next observation, and from there to the next turn, by the template."""
     said, seen = "What I say.", "What I see."
     chat = [("user", "Begin."), ("assistant", said), ("user", seen)]
     messages = [{"role": role, "content": text} for role, text in chat]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    tokenizer, options = stage.tokenizer, stage.cfg.data.apply_chat_template_kwargs
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
     before, after = text.partition(said)[2].split(seen)
     return tuple(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
 
 
-def check_tokens(rows: Sequence[Row], data: DataProto, witness: Witness, tokenizer: Any) -> dict[str, int]:
+def check_tokens(rows: Sequence[Row], data: DataProto, witness: Witness, stage: Stage) -> dict[str, int]:
     """Counts of what is right and of every way to be wrong."""
-    before, after = separators(tokenizer)
+    tokenizer, (before, after) = stage.tokenizer, separators(stage)
     found = dict.fromkeys(("turns", "tokens", "other tokens", "other log-probs", "loss elsewhere", "gaps"), 0)
     found |= {"separators lost": 0, "retokenised": 0}
     width = data.batch["prompts"].shape[1]
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     played = [row.trajectory for row in rows]
     trajectories = len({id(trajectory) for trajectory in played})
     data = pack(rows, stage.tokenizer.pad_token_id)
-    found = check_tokens(rows, data, witness, stage.tokenizer)
+    found = check_tokens(rows, data, witness, stage)
     mean, largest = check_logprobs(data, stage.path, args.dtype)
     fed = int(data.batch["attention_mask"].sum())
     print(f"{stage.path}, {args.dtype}, {args.history}: {trajectories} trajectories, {len(rows)} rows")

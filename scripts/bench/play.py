@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from agent_system.environments.manager import make_envs
 from agent_system.environments.registry import get_package
+from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
 from agent_system.multi_turn_rollout.rollout_loop import jobs_of
 from agent_system.multi_turn_rollout.settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job
@@ -37,6 +38,11 @@ class Stage:
 
             make = ray.remote(RolloutWorker).options(max_concurrency=64, num_cpus=0).remote
         self.engine = make(self.cfg.actor_rollout_ref, self.path, num_threads=1)
+
+    def collector(self, kind: type[CollectorWorker] = CollectorWorker, **options: Any) -> CollectorWorker:
+        """A collector that asks this engine, made as a training run makes it; ``options`` are further arguments."""
+        template_kwargs = self.cfg.data.apply_chat_template_kwargs
+        return kind(self.cfg.env, self.tokenizer, [self.engine], template_kwargs=template_kwargs, **options)
 
     def apart(self, name: str) -> list[Job]:
         """The jobs, to be played with seeds that belong to ``name``: other samples of the same tasks."""

@@ -154,7 +154,7 @@ def test_exactness_finds_nothing_in_what_was_played_and_everything_that_is_chang
     stage.settings = replace(stage.settings, stop=tuple("aeiou"))  # a random policy says one of these soon
     rows, witness = asyncio.run(exactness.play(stage))
     data = pack(rows, stage.tokenizer.pad_token_id)
-    found = exactness.check_tokens(rows, data, witness, stage.tokenizer)
+    found = exactness.check_tokens(rows, data, witness, stage)
     wrong = ("other tokens", "other log-probs", "loss elsewhere", "separators lost")
     assert found["turns"] > len(rows) and found["gaps"] == found["turns"] - len(rows)
     assert [found[name] for name in wrong] == [0, 0, 0, 0]
@@ -166,7 +166,7 @@ def test_exactness_finds_nothing_in_what_was_played_and_everything_that_is_chang
     data.batch["response_mask"][b, column] = 1
     data.batch["input_ids"][b, place] += 1
     data.batch["rollout_log_probs"][b, column - 1] -= 1
-    found = exactness.check_tokens(rows, data, witness, stage.tokenizer)
+    found = exactness.check_tokens(rows, data, witness, stage)
     assert [found[name] for name in wrong] == [len(rows[b].turns) - 1, 1, 1, 1]
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.helpers.engine_cases import ask, load, perturb, play, prompts, reference_logprobs, rollout_section
 from tests.helpers.tiny_model import make_tiny_policy
@@ -47,6 +48,20 @@ def test_logprobs_are_those_of_a_full_forward(engine, model, sampling):
         result = results[request.request_id]
         expected = reference_logprobs(model, request, result.token_ids)
         np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
+
+
+def test_logits_of_a_bfloat16_model_are_not_rounded(tmp_path):
+    directory = make_tiny_policy(tmp_path, std=0.5)
+    engine = create_engine("hf", rollout_section(dtype="bfloat16"), str(directory))
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="bfloat16").eval()
+    for request in ask(4, max_tokens=1):
+        result = play(engine, [request])[request.request_id]
+        ids, token = torch.tensor([request.prompt_ids]), result.token_ids[0]
+        with torch.no_grad():
+            hidden = model.base_model(ids).last_hidden_state[0, -1]
+            rounded = model(ids).logits[0, -1].float().log_softmax(dim=0)[token].item()
+        exact = (model.lm_head.weight.double() @ hidden.double()).log_softmax(dim=0)[token].item()
+        assert abs(result.logprobs[0] - exact) < 1e-4 < abs(rounded - exact)
 
 
 def test_greedy_is_the_argmax(engine, model):

@@ -7,6 +7,7 @@ cache columns   . . . a a a a a      a row is left-padded to the widest; when ro
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from verl.models.token_scores import full_logits
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout.base import (
     EngineError,
@@ -59,6 +61,9 @@ class HFEngine:
         options = {"trust_remote_code": trust_remote_code}
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, config.dtype), **options)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+        if model.dtype != torch.float32:
+            head = model.get_output_embeddings()
+            head.forward = partial(full_logits, head)  # as the trainer computes them
         tokenizer = AutoTokenizer.from_pretrained(model_path, **options)
         rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
         self._take(model, rules, seed, config.max_num_seqs, config.max_model_len)

@@ -158,11 +158,16 @@ class VLLMEngine:
 
 
 def engine_arguments(path: str, config: Any, seed: int, trust_remote_code: bool, on_cpu: bool) -> dict[str, Any]:
-    """The keyword arguments of vLLM's ``EngineArgs``; ``config.engine_kwargs`` has the last word."""
+    """The keyword arguments of vLLM's ``EngineArgs``; ``config.engine_kwargs`` has the last word.
+
+    Its ``hf_overrides`` are added to ours.
+    """
+    asked = dict(config.engine_kwargs)
     arguments: dict[str, Any] = {
         "model": path,
         "dtype": config.dtype,
-        "hf_overrides": {"head_dtype": "float32"},  # as the trainer's: see full_logits in verl/models/token_scores.py
+        # logits as the trainer's: see full_logits in verl/models/token_scores.py
+        "hf_overrides": {"head_dtype": "float32"} | dict(asked.pop("hf_overrides", {})),
         "seed": seed & 0x7FFFFFFF,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
@@ -185,7 +190,7 @@ def engine_arguments(path: str, config: Any, seed: int, trust_remote_code: bool,
             "tensor_parallel_size": config.tensor_model_parallel_size,
             "enable_sleep_mode": config.free_cache_engine,
         }
-    return arguments | dict(config.engine_kwargs)
+    return arguments | asked
 
 
 def _prepare_process(num_threads: int | None) -> bool:
