@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agent_system.agents.base import Action, BatchAgent, Conversation
+from agent_system.agents.base import Action, Conversation
 
 
 def ask(
@@ -13,12 +13,16 @@ def ask(
 
     ``states`` are what the agent returned at the turn before, None at the first. Raises ``TypeError`` for an agent
     that has neither ``act_batch`` nor ``get_action``, or whose ``get_action`` returns something else than a text or an
-    ``Action``, alone or with a state.
+    ``Action``, alone or with a state; ``ValueError`` for an ``act_batch`` that returns too few actions or too many.
     """
-    if isinstance(agent, BatchAgent):
-        return list(agent.act_batch(conversations)), list(states)
+    name = type(agent).__name__
+    if callable(getattr(agent, "act_batch", None)):
+        actions = list(agent.act_batch(conversations))
+        if len(actions) != len(conversations):
+            raise ValueError(f"{name}.act_batch returned {len(actions)} actions for {len(conversations)} conversations")
+        return actions, list(states)
     if not callable(getattr(agent, "get_action", None)):
-        raise TypeError(f"{type(agent).__name__} is no agent: it has neither act_batch nor get_action")
+        raise TypeError(f"{name} is no agent: it has neither act_batch nor get_action")
     pairs = [_one(agent, conversation, state) for conversation, state in zip(conversations, states, strict=True)]
     return [action for action, _ in pairs], [state for _, state in pairs]
 

@@ -9,7 +9,7 @@ sampled (``act_batch``); one answers a conversation at a time, in words (``get_a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from verl.utils.sampling import StopReason
 
@@ -38,7 +38,6 @@ class Conversation:
     prompt_ids: list[int] | None = None
 
 
-@runtime_checkable
 class BatchAgent(Protocol):
     """An agent that continues many conversations at once. ``max_turn_tokens`` bounds a turn; None: unknown."""
 

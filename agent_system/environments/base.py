@@ -33,7 +33,8 @@ class Env(Protocol):
     """One environment instance; reused for many episodes through ``reset``.
 
     ``placement`` says where it may run: ``inline`` (cheap, in the caller), ``thread``, ``locked`` (thread, one call at
-    a time for the whole class) or ``process`` (a pool worker). ``reset`` and ``step`` may be coroutines.
+    a time for the whole class) or ``process`` (a pool worker). ``reset`` and ``step`` may be coroutines. Where it runs
+    in a thread it may offer ``interrupt()``, called from another one when a call of it hangs, to make that call return.
     """
 
     placement: str

@@ -78,6 +78,11 @@ class Jvm:
         if self.alive:
             self.gateway.detach(java_object)
 
+    def kill(self) -> None:
+        """End the process at once; a call that hangs in it returns with an error, and so do all later ones."""
+        self.process.kill()
+        self.process.wait()
+
     def stop(self) -> None:
         """End the process and wait for it."""
         self._forget_objects()
@@ -87,8 +92,7 @@ class Jvm:
         try:
             self.process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
         self._words.close()
 
     def _forget_objects(self) -> None:

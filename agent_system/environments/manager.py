@@ -84,7 +84,8 @@ class EnvironmentManagerBase:
 
         Steps count from 1. An epoch is a permutation of all tasks, or their own order without ``data.shuffle``.
         ``draw`` > 0 gives further batches for the same step, which differ where tasks are shuffled.
-        Columns: ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int), ``data_source``, ``task_id``.
+        Columns: ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int), ``data_source``, ``task_id``; the step
+        is ``meta_info["global_step"]``.
         """
         groups = []
         for group in range(batch_size):
@@ -92,7 +93,9 @@ class EnvironmentManagerBase:
             task = self.tasks[self._epoch(draw, epoch)[place]]
             seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_BITS
             groups.append((task, seed, f"{self.split}-{step}-{draw}-{group}"))
-        return self._rows(groups, self.group_size)
+        batch = self._rows(groups, self.group_size)
+        batch.meta_info["global_step"] = step
+        return batch
 
     def panel_batch(self) -> "DataProto":
         """The frozen panel, one row per task; the columns of ``gen_batch``."""

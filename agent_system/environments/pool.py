@@ -142,18 +142,21 @@ class EnvironmentPool:
         return self
 
     @contextlib.asynccontextmanager
-    async def session(self) -> AsyncIterator[PoolSession]:
-        """Lend a free environment; waits for one. Raises ``WorkerStartError`` when none can be had any more."""
+    async def session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
+        """Lend a free environment; waits for one. Raises ``WorkerStartError`` when none can be had any more.
+
+        Sessions of one ``group`` share a worker where they can: a worker that dies then takes few groups along.
+        """
         if self._closed:
             raise RuntimeError("the environment pool is closed")
         began = time.perf_counter()
-        slot = await self._board.take()
+        slot = await self._board.take(group)
         self.wait_s += time.perf_counter() - began
-        slot.lend(1)
+        slot.lend(group, 1)
         try:
             yield PoolSession(self, slot)
         finally:
-            slot.lend(-1)
+            slot.lend(group, -1)
             if slot.alive and not self._closed:
                 self._board.put(slot)
 

@@ -17,12 +17,15 @@ class SlotBoard:
         self._waiters: deque[asyncio.Future] = deque()
         self._broken: Exception | None = None
 
-    async def take(self) -> Slot:
-        """A slot of the least busy worker, as soon as there is one. Raises what ``fail`` was given."""
+    async def take(self, group: str | None = None) -> Slot:
+        """A slot of the worker that plays ``group``, else of the least busy one, as soon as there is any slot.
+
+        Raises what ``fail`` was given.
+        """
         if self._broken is not None:
             raise self._broken
         if self.free:
-            return self._pick()
+            return self._pick(group)
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -52,6 +55,6 @@ class SlotBoard:
             if not waiter.done():
                 waiter.set_exception(error)
 
-    def _pick(self) -> Slot:
-        loads = [slot.load for slot in self.free]
-        return self.free.pop(loads.index(min(loads)))
+    def _pick(self, group: str | None) -> Slot:
+        best = min(range(len(self.free)), key=lambda i: (not self.free[i].plays(group), self.free[i].load))
+        return self.free.pop(best)

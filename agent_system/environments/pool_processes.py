@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,11 +49,18 @@ class ProcessSlot:
     @property
     def load(self) -> int:
         """Sessions on the slot's worker."""
-        return self.worker.busy
+        return self.worker.sessions.total()
 
-    def lend(self, by: int) -> None:
-        """Count a session that begins (1) or ends (-1)."""
-        self.worker.busy += by
+    def plays(self, group: str | None) -> bool:
+        """Whether a session of ``group`` is on the slot's worker."""
+        return group is not None and self.worker.sessions[group] > 0
+
+    def lend(self, group: str | None, by: int) -> None:
+        """Count a session of ``group`` that begins (1) or ends (-1)."""
+        sessions = self.worker.sessions
+        sessions[group] += by
+        if not sessions[group]:
+            del sessions[group]
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Make one call; returns the unpacked result. Raises ``EnvFailure``."""
@@ -81,7 +89,7 @@ class WorkerProcess(asyncio.Protocol):
         self.alive = False
         self.closing = False
         self.asynchronous = False
-        self.busy = 0  # sessions that hold a slot
+        self.sessions: Counter[str | None] = Counter()  # that hold a slot, by group
         self.start_s = 0.0
         self._calls: dict[int, _Call] = {}
         self._next_id = 0

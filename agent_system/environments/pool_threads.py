@@ -1,15 +1,18 @@
 """Environments that run in the caller's process: inline, in a thread each, or in one thread for all.
 
-A thread cannot be killed: one that hangs is abandoned (it is a daemon) and a fresh one takes its place.
+A thread cannot be killed. An environment that hangs in its own one leaves it behind (it is a daemon) and gets another.
+One thread for all is never replaced: an environment that hangs in it is asked to ``interrupt`` itself, where it can;
+until its call returns the calls after it wait, and each of them is given up at its own deadline.
 """
 
 import asyncio
+import contextlib
 import inspect
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.environments import pool_wire as wire
@@ -17,48 +20,60 @@ from agent_system.environments.base import Env, EnvPackage
 from agent_system.environments.failure import EnvFailure
 
 
+class _Late(Exception):
+    """A deadline has passed; ``inside``: in the function itself. A ``TimeoutError`` is the environment's own."""
+
+    inside = False
+
+
 class DaemonThread:
     """Runs functions one after another in a thread that never keeps the process alive."""
 
     def __init__(self) -> None:
-        self.waiting = 0  # calls submitted and not finished
-        self.abandoned = False
-        self._lock = threading.Lock()
+        self._pending: set[asyncio.Future] = set()  # calls neither finished nor given up at their deadline
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self._running: asyncio.Future | None = None
         threading.Thread(target=self._run, daemon=True, name="environment").start()
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> asyncio.Future:
-        """Queue ``function(*args)``; the future belongs to the caller's running loop."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        with self._lock:
-            self.waiting += 1
-        self._jobs.put((function, args, loop, future))
-        return future
+    async def call(self, timeout_s: float, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(*args)`` within ``timeout_s``, and as much again for each call before it. Raises ``_Late``.
+
+        A call that is given up before its turn is never made.
+        """
+        future = asyncio.get_running_loop().create_future()
+        allowed_s = timeout_s * (len(self._pending) + 1)
+        self._pending.add(future)
+        self._jobs.put((function, args, future))
+        try:
+            return await _within(allowed_s, future)
+        except _Late as late:
+            self._pending.discard(future)
+            late.inside = self._running is future
+            raise
+
+    def post(self, function: Callable[..., Any], *args: Any) -> None:
+        """Queue ``function(*args)``, whose result nobody waits for."""
+        self._jobs.put((function, args, None))
 
     def stop(self) -> None:
         """End the thread after what is queued."""
         self._jobs.put(None)
 
-    def abandon(self) -> None:
-        """Give up a thread that hangs: should it ever come back, it fails what is queued and ends."""
-        self.abandoned = True
-        self.stop()
-
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            function, args, loop, future = job
-            result, error = None, None
+            function, args, future = job
+            result, error, self._running = None, None, future
             try:
-                if self.abandoned:
-                    raise RuntimeError("the call before this one hung")
-                result = function(*args)
-            except Exception as raised:  # the environment boundary
-                error = raised
-            with self._lock:
-                self.waiting -= 1
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                if future is None or not future.cancelled():
+                    result = function(*args)
+            except BaseException as raised:  # the environment boundary; SystemExit must not end the thread either
+                settable = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+                error = raised if settable else RuntimeError(repr(raised))
+            self._running = None
+            if future is not None:
+                self._pending.discard(future)
+                with contextlib.suppress(RuntimeError):  # its loop is closed
+                    future.get_loop().call_soon_threadsafe(_settle, future, result, error)
 
 
 def _settle(future: asyncio.Future, result: Any, error: Exception | None) -> None:
@@ -68,6 +83,18 @@ def _settle(future: asyncio.Future, result: Any, error: Exception | None) -> Non
         future.set_result(result)
     else:
         future.set_exception(error)
+
+
+async def _within(timeout_s: float, awaitable: Awaitable[Any]) -> Any:
+    """What ``awaitable`` comes to; it is cancelled at its deadline. Raises ``_Late``."""
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            return await awaitable
+    except TimeoutError:
+        if deadline.expired():
+            raise _Late from None
+        raise
 
 
 _SHARED: dict[str, DaemonThread] = {}  # of ``locked`` environments, by package name, for the whole process
@@ -84,10 +111,14 @@ class LocalSlot:
     seconds: float = 0.0
     alive: bool = True
     load: int = 0
-    _env: Env | None = None
+    _made: list[Env] = field(default_factory=list)  # the environment; what a late ``make`` makes goes to its own list
     _thread: DaemonThread | None = None
 
-    def lend(self, by: int) -> None:
+    def plays(self, group: str | None) -> bool:
+        """Nobody else is on this slot."""
+        return False
+
+    def lend(self, group: str | None, by: int) -> None:
         """Count a session that begins (1) or ends (-1)."""
         self.load += by
 
@@ -100,11 +131,11 @@ class LocalSlot:
         try:
             result = await self._play(op, args, timeout_s)
             if time.perf_counter() - began > timeout_s and self.placement == "inline":
-                raise TimeoutError
+                raise _Late
             self.seconds = time.perf_counter() - began
             return wire.check_reset(result) if op == "reset" else wire.check_step(result)
-        except TimeoutError:
-            self._forget(hung=True)
+        except _Late:
+            self._forget()
             raise EnvFailure("timeout", f"{op} took over {timeout_s:g} s") from None
         except wire.GarbageReturn as error:
             self._forget()
@@ -115,43 +146,43 @@ class LocalSlot:
 
     async def _play(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         if self.placement == "inline":
-            result = self._begin(op, args)
-            return await asyncio.wait_for(result, timeout_s) if inspect.isawaitable(result) else result
-        thread = self._runner()
-        ahead = thread.waiting  # each of them has its own deadline
-        result = await asyncio.wait_for(thread.submit(self._begin, op, args), timeout_s * (ahead + 1))
-        return await asyncio.wait_for(result, timeout_s) if inspect.isawaitable(result) else result
+            result = self._begin(op, args, self._made)
+        else:
+            try:
+                result = await self._runner().call(timeout_s, self._begin, op, args, self._made)
+            except _Late as late:
+                if late.inside and self._made and hasattr(self._made[0], "interrupt"):
+                    self._made[0].interrupt()
+                raise
+        return await _within(timeout_s, result) if inspect.isawaitable(result) else result
 
-    def _begin(self, op: str, args: dict[str, Any]) -> Any:
-        if self._env is None:
+    def _begin(self, op: str, args: dict[str, Any], made: list[Env]) -> Any:
+        if not made:
             if op == "step":
                 raise RuntimeError("step before reset")
-            self._env = self.package.make(self.section)
-        return self._env.reset(args["task"], args["seed"]) if op == "reset" else self._env.step(args["action"])
+            made.append(self.package.make(self.section))
+        return made[0].reset(args["task"], args["seed"]) if op == "reset" else made[0].step(args["action"])
 
     def _runner(self) -> DaemonThread:
         if self.placement == "locked":
             with _SHARED_LOCK:
-                shared = _SHARED.get(self.package.name)
-                if shared is None or shared.abandoned:
-                    shared = _SHARED[self.package.name] = DaemonThread()
-                self._thread = shared
+                if self.package.name not in _SHARED:
+                    _SHARED[self.package.name] = DaemonThread()
+                self._thread = _SHARED[self.package.name]
         elif self._thread is None:
             self._thread = DaemonThread()
         return self._thread
 
-    def _forget(self, hung: bool = False) -> None:
-        """Drop the environment; a thread that hangs in it is left to itself."""
-        env, self._env = self._env, None
+    def _forget(self) -> None:
+        """Drop the environment and close it after what runs in its thread: it may tolerate no other one."""
+        made, self._made = self._made, []
         thread, self._thread = self._thread, None
         if thread is None:
-            _close_quietly(env)
-        elif hung:
-            thread.abandon()
-        else:
-            thread.submit(_close_quietly, env)  # where it was made: it may not tolerate another thread
-            if self.placement == "thread":
-                thread.stop()
+            _close_quietly(made)
+            return
+        thread.post(_close_quietly, made)
+        if self.placement == "thread":
+            thread.stop()
 
     async def close(self) -> None:
         """Close the environment and end its thread."""
@@ -159,9 +190,7 @@ class LocalSlot:
         self._forget()
 
 
-def _close_quietly(env: Env | None) -> None:
-    try:
-        if env is not None:
+def _close_quietly(made: list[Env]) -> None:
+    for env in made:
+        with contextlib.suppress(Exception):  # the environment boundary: nothing is left to lose
             env.close()
-    except Exception:  # the environment boundary: nothing is left to lose
-        return

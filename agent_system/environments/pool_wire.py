@@ -7,6 +7,7 @@ import base64
 import json
 import math
 import numbers
+import re
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from agent_system.environments.base import Observation
 
 MAX_LINE = 64 * 1024 * 1024  # bytes; a longer line is garbage
+SURROGATES = re.compile("[\ud800-\udfff]")
 _ARRAY = "__array__"
 
 
@@ -63,17 +65,33 @@ def check_step(result: Any) -> tuple[Observation, float, bool, dict[str, Any]]:
         raise GarbageReturn(f"step returned the reward {_short(reward)}, not a finite number")
     if not isinstance(done, (bool, np.bool_)):
         raise GarbageReturn(f"step returned done = {_short(done)}, not a bool")
-    if not isinstance(info, dict):
-        raise GarbageReturn(f"step returned info = {_short(info)}, not a dict")
+    _check_info(info, "step")
     return observation, float(reward), bool(done), info
 
 
 def _check_observation(value: Any, where: str) -> Observation:
     if not isinstance(value, Observation):
         raise GarbageReturn(f"{where} returned {_short(value)}, not an Observation")
-    if not isinstance(value.text, str) or not isinstance(value.info, dict):
-        raise GarbageReturn(f"{where} returned an Observation whose text is {_short(value.text)}")
+    if not _is_text(value.text) or not (value.anchor is None or _is_text(value.anchor)):
+        raise GarbageReturn(f"{where}: an Observation's text, anchor are {_short(value.text)}, {_short(value.anchor)}")
+    _check_info(value.info, where)
     return value
+
+
+def _check_info(info: Any, where: str) -> None:
+    if not isinstance(info, dict):
+        raise GarbageReturn(f"{where} returned info = {_short(info)}, not a dict")
+    for key in ("won", "is_action_valid"):
+        if not isinstance(info.get(key, False), (numbers.Real, np.bool_)):
+            raise GarbageReturn(f"{where} returned info[{key!r}] = {_short(info[key])}, not a bool")
+    actions = info.get("admissible_actions", ())
+    if not isinstance(actions, (list, tuple)) or not all(map(_is_text, actions)):
+        raise GarbageReturn(f"{where} returned info['admissible_actions'] = {_short(actions)}, not a list of texts")
+
+
+def _is_text(value: Any) -> bool:
+    """Whether ``value`` is a string of whole characters: tokenizers refuse half a surrogate pair."""
+    return isinstance(value, str) and SURROGATES.search(value) is None
 
 
 def _short(value: Any) -> str:

@@ -77,7 +77,7 @@ class Episode:
     async def _play(self, pool: Any) -> None:
         trajectory = self.trajectory
         try:
-            async with pool.session() as env:
+            async with pool.session(trajectory.job.uid) as env:
                 began = time.perf_counter()
                 try:
                     await self._run(env)

@@ -1,6 +1,6 @@
 """TrajectoryCollector: from a batch of tasks to rows.
 
-    vanilla   play ──▶ leave out what broke ──▶ pack
+    vanilla   play ──▶ leave out what broke ──▶ pack     (other tasks in place of these where nothing was left)
     rlvcr     the same, thinking at other levels while playing, then score the thoughts (and the old log-probs)
     dynamic   play again with new tasks until enough groups have returns that differ, then as above
     greedy    play every task once at temperature 0: returns to compare with, nothing to train on
@@ -31,6 +31,7 @@ from rlvcr.scoring import score_rows
 from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
+REDRAWS = 3  # batches of other tasks in place of one that broke as a whole
 
 
 class TrajectoryCollector:
@@ -63,11 +64,11 @@ class TrajectoryCollector:
         """Play the tasks of ``gen_batch`` (``envs.gen_batch`` or ``envs.panel_batch``) and return their rows.
 
         ``actor_rollout_wg`` offers ``rollout_workers`` and ``compute_log_prob(data)``. The result's ``meta_info`` holds
-        ``metrics`` and ``timing`` (seconds). Validation never thinks at other levels and keeps broken trajectories,
-        which count as lost.
+        ``metrics``, ``timing`` (seconds) and ``tasks``, which are others than those of ``gen_batch`` where all of these
+        broke. Validation never thinks at other levels and keeps broken trajectories, which count as lost.
 
         Raises:
-            RuntimeError: Nothing is left to train on.
+            RuntimeError: Nothing is left to train on, not even of other tasks.
             GroupMismatch: Members of a group did not start from the same state.
             EngineError, WorkerStartError: A rollout worker failed, or no environment can be started.
         """
@@ -83,8 +84,13 @@ class TrajectoryCollector:
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True
     ) -> DataProto:
         """Play and pack."""
-        played = self._play(gen_batch, actor_rollout_wg, envs, self._settings(envs, is_train, thinking=False))
-        return self._rows(played, is_train)[0]
+        settings = self._settings(envs, is_train, thinking=False)
+        if not is_train:
+            return self._rows(self._play(gen_batch, actor_rollout_wg, envs, settings), is_train=False)[0]
+        played, tasks = self._play_to_train(gen_batch, actor_rollout_wg, envs, settings)
+        data, _ = self._rows(played)
+        data.meta_info["tasks"] = tasks
+        return data
 
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
         """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories count as lost."""
@@ -94,27 +100,30 @@ class TrajectoryCollector:
 
     def rlvcr_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
         """Play while thinking at other levels, pack, and score every thought with the policy that sampled."""
-        played = self._play(gen_batch, actor_rollout_wg, envs, self._settings(envs, is_train=True, thinking=True))
+        settings = self._settings(envs, is_train=True, thinking=True)
+        played, tasks = self._play_to_train(gen_batch, actor_rollout_wg, envs, settings)
         data, rows = self._rows(played)
+        data.meta_info["tasks"] = tasks
         return self._score(data, rows, actor_rollout_wg)
 
     def dynamic_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
         """Play new tasks until as many groups as ``gen_batch`` has show returns that differ.
 
         At most ``algorithm.filter_groups.max_num_gen_batches`` batches are played; what was found by then is used, and
-        where nothing was found, the last batch.
+        where nothing was found, the last batch that did not break.
         """
         thinking = bool(self.config.algorithm.rlvcr.enable)
         settings = self._settings(envs, is_train=True, thinking=thinking)
         wanted = len(set(gen_batch.non_tensor_batch["uid"]))
         limit = self.config.algorithm.filter_groups.max_num_gen_batches
-        every, kept = Collected([], 0.0, 0.0), []
+        every, kept, usable = Collected([], 0.0, 0.0), [], []
         for draw in range(limit):
             batch = gen_batch if draw == 0 else envs.gen_batch(gen_batch.meta_info["global_step"], wanted, draw)
             played = self._play(batch, actor_rollout_wg, envs, settings)
             every.add(played)
-            usable = select_trajectories(played.trajectories, self.config.env.on_abort)[0]
-            kept += groups_with_spread(usable, wanted - len(kept))
+            whole = select_trajectories(played.trajectories, self.config.env.on_abort)[0]
+            kept += groups_with_spread(whole, wanted - len(kept))
+            usable = whole or usable
             if len(kept) == wanted:
                 break
         else:
@@ -153,6 +162,24 @@ class TrajectoryCollector:
             first = broken[0]
             logger.warning("%d trajectories broke; first: %s %s", len(broken), first.aborted, first.abort_detail[:300])
         return collected
+
+    def _play_to_train(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings
+    ) -> tuple[Collected, DataProto]:
+        """Play; where breaks leave nothing to train on, play other tasks. Returns all plays and the tasks played last.
+
+        A dead environment worker takes all its trajectories along, and with ``drop_group`` their groups.
+        """
+        every = self._play(gen_batch, actor_rollout_wg, envs, settings)
+        for draw in range(1, REDRAWS + 1):
+            usable, left_out = select_trajectories(every.trajectories, self.config.env.on_abort)
+            if usable or not left_out["rollout/left_out_aborted"]:
+                break
+            logger.warning("nothing of this batch is left to train on: playing other tasks (%d of %d)", draw, REDRAWS)
+            groups = len(set(gen_batch.non_tensor_batch["uid"]))
+            gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
+            every.add(self._play(gen_batch, actor_rollout_wg, envs, settings))
+        return every, gen_batch
 
     # ------------------------------------------------------------------ rows
 

@@ -1,9 +1,16 @@
 """A function of the user's own, by path and name."""
 
 import difflib
+import hashlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+
+FIX = (
+    "allowed: a function that the file defines; fix: custom_reward_function.path=FILE custom_reward_function.name=NAME"
+)
 
 
 def load_function(path: str, name: str) -> Callable:
@@ -11,21 +18,33 @@ def load_function(path: str, name: str) -> Callable:
 
     Raises:
         FileNotFoundError: There is no such file.
+        ImportError: The file raised an error.
         AttributeError: The file defines no such function; the message names the nearest one.
         TypeError: It is not callable.
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise FileNotFoundError(f"custom_reward_function.path={path!r}: there is no such file")
-    spec = importlib.util.spec_from_file_location(f"custom_reward_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+        raise FileNotFoundError(f"custom_reward_function.path={path!r}: no such file; {FIX}")
+    module = _import(file)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
         nearest = difflib.get_close_matches(name, public, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise AttributeError(f"custom_reward_function.name={name!r} is not defined in {path}{hint}")
+        raise AttributeError(f"custom_reward_function.name={name!r} is not defined in {path}{hint}; {FIX}")
     function = getattr(module, name)
     if not callable(function):
-        raise TypeError(f"custom_reward_function.name={name!r} in {path} is not a function")
+        raise TypeError(f"custom_reward_function.name={name!r} in {path} is not a function; {FIX}")
     return function
+
+
+def _import(file: Path) -> ModuleType:
+    """The module, anew at each call; ``sys.modules`` knows it, since dataclasses and pickle look for it there."""
+    place = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
+    spec = importlib.util.spec_from_file_location(f"_custom_reward_function_{place}", file)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's own code
+        del sys.modules[spec.name]
+        raise ImportError(f"custom_reward_function.path={str(file)!r} does not import: {error!r}; {FIX}") from error
+    return module

@@ -10,7 +10,9 @@ trajectory once however many rows it has. Therefore *every row's scores sum to t
 (dots: environment tokens). Rewards of single steps are in ``step_rewards``, where step-level estimators read them.
 """
 
+import inspect
 import logging
+import numbers
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +26,7 @@ from verl.utils.torch_functional import last_selected
 
 logger = logging.getLogger(__name__)
 ScoreFunction = Callable[..., float]
+LARGEST = torch.finfo(torch.float32).max
 
 
 class EpisodeRewardManager:
@@ -32,7 +35,7 @@ class EpisodeRewardManager:
     The outcome is the return of the episode, or what ``compute_score`` says, minus ``invalid_action_penalty`` for each
     step whose action was not valid. ``compute_score(data_source, steps, extra_info)`` receives the step records of the
     whole trajectory in order and a dictionary with ``task_id``, ``episode_reward``, ``won`` and ``uid``, and returns a
-    number.
+    finite number.
     """
 
     def __init__(self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None) -> None:
@@ -40,7 +43,10 @@ class EpisodeRewardManager:
         self.compute_score = compute_score
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """``token_level_scores`` [B, R] float32. Raises ``TypeError`` when the custom function returns no number."""
+        """``token_level_scores`` [B, R] float32.
+
+        Raises ``TypeError`` when the custom function returns no number, ``ValueError`` when it is not finite.
+        """
         scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
         outcomes = torch.tensor(self.outcomes(data), dtype=torch.float32)
         rows, last = last_selected(data.batch["response_mask"])
@@ -71,9 +77,8 @@ class EpisodeRewardManager:
             "uid": columns["uid"][first],
         }
         score = self.compute_score(data_source=columns["data_source"][first], steps=steps, extra_info=extra)
-        if not isinstance(score, (int, float, np.number)):
-            raise TypeError(f"custom_reward_function returned a {type(score).__name__}, not a number")
-        return float(score)
+        name = getattr(self.compute_score, "__name__", repr(self.compute_score))
+        return _finite(score, f"custom_reward_function {name}, task_id {extra['task_id']!r}")
 
 
 class StepRewardManager(EpisodeRewardManager):
@@ -87,7 +92,7 @@ class StepRewardManager(EpisodeRewardManager):
         if compute_score is not None:
             raise ValueError(
                 "reward_model.reward_manager=step and custom_reward_function.path exclude each other: the function "
-                "scores whole trajectories; use reward_model.reward_manager=episode"
+                "scores whole trajectories; allowed: one of them; fix: reward_model.reward_manager=episode"
             )
         super().__init__(invalid_action_penalty)
 
@@ -118,15 +123,37 @@ REWARD_MANAGERS: dict[str, type[EpisodeRewardManager]] = {
 def load_reward_manager(config: Any) -> EpisodeRewardManager:
     """The reward manager that ``config`` (the whole typed configuration) asks for.
 
-    Raises ``ValueError`` for an unknown manager, and what ``load_function`` raises for a custom function.
+    Raises ``ValueError`` for an unknown manager or arguments that it does not take, and what ``load_function`` raises
+    for a custom function.
     """
     name = config.reward_model.reward_manager
     if name not in REWARD_MANAGERS:
-        raise ValueError(f"reward_model.reward_manager={name!r}: allowed are {', '.join(REWARD_MANAGERS)}")
+        known = ", ".join(REWARD_MANAGERS)
+        raise ValueError(f"reward_model.reward_manager={name!r}: unknown; allowed: {known}; fix: name one of them")
     actor, custom = config.actor_rollout_ref.actor, config.custom_reward_function
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
     function = load_function(custom.path, custom.name) if custom.path else None
-    return REWARD_MANAGERS[name](penalty, function, **config.reward_model.reward_kwargs)
+    manager, kwargs = REWARD_MANAGERS[name], config.reward_model.reward_kwargs
+    try:
+        inspect.signature(manager).bind(penalty, function, **kwargs)
+    except TypeError as error:
+        allowed = ", ".join(list(inspect.signature(manager).parameters)[2:]) or "none"
+        raise ValueError(
+            f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (what {manager.__name__} takes beside "
+            "the penalty and the function); fix: leave the others out"
+        ) from error
+    return manager(penalty, function, **kwargs)
+
+
+def _finite(score: Any, who: str) -> float:
+    """The number that ``who`` returned, a Python one or a scalar of numpy or torch, if float32 can hold it."""
+    if isinstance(score, (np.generic, np.ndarray, torch.Tensor)) and score.ndim == 0:
+        score = score.item()
+    if not isinstance(score, numbers.Real):
+        raise TypeError(f"{who}: it returned a {type(score).__name__}, not a number")
+    if not abs(score) <= LARGEST:  # NaN is not either
+        raise ValueError(f"{who}: it returned {score}, not a finite number")
+    return float(score)
 
 
 def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:

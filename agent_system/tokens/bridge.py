@@ -4,17 +4,22 @@
     ... </action>   <|im_end|> \\n <|im_start|> user \\n   You see a desk.   <|im_end|> \\n <|im_start|> assistant \\n
 
 The template's own text is found once by anchors (``template.ChatTemplate``) and encoded once. Content is encoded with
-``split_special_tokens=True``, so that no text of an environment can act as a control token.
+``split_special_tokens=True``, and cut inside the added tokens that the template writes: no text of an environment can
+act as a control token.
 """
 
+import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from agent_system.tokens.template import ChatTemplate, Message
+from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported
 
+TAG = re.compile(r"</?(level|think|action)>")  # prompts show these as the policy says them
 ENCODED_TEXTS = 8192  # distinct texts whose tokens are remembered: observations repeat within a group
 
 
@@ -108,8 +113,22 @@ class ChatBridge:
         return self.encode_text(text.strip() if self.template.trims else text)
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
-        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        return tuple(encoded["input_ids"])
+        cuts = [found.start() + 1 for found in self._unmarked.finditer(text)] if self._unmarked else []
+        parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+        encoded = (self.tokenizer(part, add_special_tokens=False, split_special_tokens=True) for part in parts)
+        return tuple(i for part in encoded for i in part["input_ids"])
+
+    @cached_property
+    def _unmarked(self) -> re.Pattern | None:
+        """Control tokens that the tokenizer does not mark as special, and so would not split; None: there are none."""
+        pieces = [piece for piece in self.template.pieces(("user",)) if isinstance(piece, str)]
+        with contextlib.suppress(TemplateUnsupported):
+            pieces += self.template.between()
+        written = {self.tokenizer.eos_token_id}.union(*map(self.encode_template, pieces))
+        added = self.tokenizer.added_tokens_decoder
+        texts = [added[i].content for i in written if i in added and not added[i].special]
+        texts = sorted(text for text in texts if text.strip() and not TAG.fullmatch(text))
+        return re.compile("|".join(map(re.escape, texts))) if texts else None
 
     def _encode_template(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])

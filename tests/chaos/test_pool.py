@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 
 from agent_system.environments import registry
 from agent_system.environments.pool import EnvFailure, EnvironmentPool, WorkerStartError
+from tests.helpers.faulty_envs import RETURNS, OverlapEnv
 
 FAULTY = "tests.helpers.faulty_envs:PACKAGE"
 TASK = {"task_id": "t", "data_source": "faulty"}
@@ -82,6 +84,20 @@ def test_sessions_are_spread_over_the_workers_and_environments_are_reused():
         assert len(seen) <= pool.capacity
 
     play(test)
+
+
+def test_sessions_of_a_group_share_a_worker():
+    async def test(pool):
+        async with contextlib.AsyncExitStack() as lent:
+            order = ["a", "b", "a", "b", "a", None, "b", "c"]
+            sessions = [await lent.enter_async_context(pool.session(group)) for group in order]
+            workers = [session._slot.worker for session in sessions]
+        a, b = workers[:2]
+        assert a is not b and workers[:7] == [a, b, a, b, a, b, b], "no group: the least busy worker"
+        assert workers[7] is a, "the only one with a free slot"
+        assert not a.sessions and not b.sessions
+
+    play(test, slots=4)
 
 
 def test_a_killed_worker_fails_its_own_sessions_only_and_is_replaced():
@@ -172,7 +188,7 @@ def test_an_exception_fails_one_session_and_keeps_the_worker():
     play(test, workers=1)
 
 
-@pytest.mark.parametrize("fault", ["none", "nan", "unsendable"])
+@pytest.mark.parametrize("fault", sorted(RETURNS))
 def test_wrong_returns_are_garbage_and_keep_the_worker(fault):
     async def test(pool):
         async with pool.session() as env:
@@ -276,6 +292,79 @@ def test_one_call_at_a_time_where_the_class_is_locked():
         assert not any(await asyncio.gather(*(one(0.0) for _ in range(4))))
 
     play(test, "tests.helpers.faulty_envs:OVERLAP", workers=1, slots=4, placement="locked")
+
+
+def test_a_call_that_hangs_in_a_locked_class_holds_up_the_others_until_it_returns(monkeypatch):
+    go_on = threading.Event()
+    for name, value in {"go_on": go_on, "steps_begun": 0, "closed": 0}.items():
+        monkeypatch.setattr(OverlapEnv, name, value)
+
+    async def test(pool):
+        async with pool.session() as hangs, pool.session() as beside, pool.session() as late:
+            for env in (hangs, beside, late):
+                await env.reset(TASK, 0)
+            hung = asyncio.create_task(hangs.step("hang"))
+            waits = asyncio.create_task(beside.step("go"))
+            await fails("timeout", hung)
+            await fails("timeout", waits)
+            for _ in range(3):
+                await fails("timeout", late.step("go"))  # at its own deadline, however many have failed before
+            assert OverlapEnv.steps_begun == 1, "what was given up before its turn is not played"
+            go_on.set()
+            observation = await beside.reset(TASK, 0)
+            assert observation.text.startswith("start") and not (await beside.step("go"))[3]["overlap"]
+            await until(lambda: OverlapEnv.closed == 3)
+        assert pool.stats()["failed_timeout"] == 5
+
+    try:
+        play(test, "tests.helpers.faulty_envs:OVERLAP", workers=1, slots=3, step_timeout_s=0.3, placement="locked")
+    finally:
+        go_on.set()
+
+
+def test_what_a_late_make_brings_is_no_later_sessions_environment():
+    async def test(pool):
+        async with pool.session() as env:
+            await fails("timeout", env.reset(TASK, 0))
+        pool.section["start_s"] = 0  # the slots' own section
+        async with pool.session() as env:
+            first = (await env.reset(TASK, 0)).info["env"]
+            await asyncio.sleep(0.5)  # the late one is made meanwhile
+            assert (await env.reset(TASK, 0)).info["env"] == first
+
+    async def main():
+        pool = await EnvironmentPool(FAULTY, {"start_s": 0.6}, 1, 1, 0.3, placement="thread").start()
+        await test(pool)
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread", "locked", "process"])
+@pytest.mark.parametrize("kind_of_env", ["LOCAL", "ASYNC"])
+@pytest.mark.parametrize("fault", ["time out", "run dry"])
+def test_what_an_environment_raises_is_no_hang(placement, kind_of_env, fault):
+    async def test(pool):
+        async with pool.session() as env, pool.session() as neighbour:
+            await env.reset(TASK, 0)
+            await neighbour.reset(TASK, 0)
+            failed, (observation, *_) = await asyncio.gather(fails("error", env.step(fault)), neighbour.step("go"))
+            assert observation.text == "step 1" and ("TimeoutError" in str(failed) or "StopIteration" in str(failed))
+            assert (await neighbour.step("go"))[0].text == "step 2"
+        assert pool.stats()["failed_timeout"] == pool.stats()["restarts"] == 0
+
+    play(test, f"tests.helpers.faulty_envs:{kind_of_env}", workers=1, slots=2, placement=placement)
+
+
+@pytest.mark.parametrize("placement", ["thread", "locked"])
+def test_an_environment_that_exits_does_not_take_its_thread_along(placement):
+    async def test(pool):
+        async with pool.session() as env:
+            await env.reset(TASK, 0)
+            assert "SystemExit" in str(await fails("error", env.step("leave")))
+        assert await one_episode(pool) == ["step 1", "step 2", "step 3"]
+
+    play(test, "tests.helpers.faulty_envs:LOCAL", workers=1, slots=1, placement=placement)
 
 
 def test_a_placement_that_does_not_exist_is_refused():

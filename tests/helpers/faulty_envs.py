@@ -5,16 +5,24 @@ import contextlib
 import os
 import stat
 import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from agent_system.environments.base import EnvPackage, Observation
+from agent_system.environments.env_package.number_line import package as number_line
+from agent_system.environments.env_package.number_line.package import NumberLineEnv
 
 
 def fail():
     raise ValueError("the environment broke")
+
+
+def time_out():
+    raise TimeoutError("the environment's own")
 
 
 def noise():
@@ -28,6 +36,9 @@ def noise():
 DEEDS = {
     "hang": lambda: time.sleep(3600),
     "raise": fail,
+    "time out": time_out,
+    "leave": lambda: sys.exit(3),
+    "run dry": lambda: next(iter(())),
     "kill": lambda: os.kill(os.getpid(), 9),
     "exit": lambda: os._exit(3),
     "noise": noise,
@@ -36,7 +47,11 @@ DEEDS = {
 RETURNS = {
     "none": None,
     "nan": (Observation("x"), float("nan"), False, {}),
-    "unsendable": (Observation("x"), 0.0, False, {"won": object()}),
+    "unsendable": (Observation("x"), 0.0, False, {"score": object()}),
+    "half a character": (Observation("bad \ud83d"), 0.0, False, {}),
+    "anchor": (Observation("x", anchor=[1, 2]), 0.0, False, {}),
+    "actions": (Observation("x", info={"admissible_actions": [1, 2]}), 0.0, False, {}),
+    "won": (Observation("x"), 0.0, False, {"won": "no"}),
 }
 
 
@@ -113,16 +128,25 @@ class SlowEnv(FaultyEnv):
 
 
 class OverlapEnv(FaultyEnv):
-    """Tells whether another instance was being stepped at the same time."""
+    """Tells whether another instance was being stepped at the same time; one that hangs does so until ``go_on``."""
 
     inside = threading.Semaphore(1)
+    go_on = threading.Event()
+    steps_begun = 0
+    closed = 0
 
     def step(self, action):
+        OverlapEnv.steps_begun += 1
         alone = self.inside.acquire(blocking=False)
         time.sleep(0.05)
+        if action == "hang":
+            self.go_on.wait()
         if alone:
             self.inside.release()
         return Observation("x"), 0.0, False, {"overlap": not alone}
+
+    def close(self):
+        OverlapEnv.closed += 1
 
 
 class ImageEnv(FaultyEnv):
@@ -131,6 +155,18 @@ class ImageEnv(FaultyEnv):
     def reset(self, task, seed):
         image = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
         return Observation("an image", image=image, info={"score": np.int64(7)})
+
+
+class FaultyLine(NumberLineEnv):
+    """The number line in a worker process; misbehaves as its action says."""
+
+    placement = "process"
+
+    def step(self, action):
+        if action in RETURNS:
+            return RETURNS[action]
+        DEEDS.get(action, lambda: None)()
+        return super().step(action)
 
 
 def tasks(section, split):
@@ -149,3 +185,4 @@ ASYNC = package(AsyncEnv)
 SLOW = package(SlowEnv)
 OVERLAP = package(OverlapEnv)
 IMAGE = package(ImageEnv)
+LINE = replace(number_line.PACKAGE, name="faulty_line", make=FaultyLine)

@@ -41,7 +41,6 @@ def play_episodes(
     tokenizer = make_tiny_tokenizer()
     envs = dict(zip(("train", "val"), make_envs(config), strict=True))[split]
     batch = envs.gen_batch(1, groups)
-    batch.meta_info["global_step"] = 0
     engines = [ScriptedEngine(tokenizer, _speak(policy(task), levels)) for task in batch.non_tensor_batch["task"]]
     collector = TrajectoryCollector(config, tokenizer, processor)
     try:

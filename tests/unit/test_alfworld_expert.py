@@ -14,6 +14,7 @@ from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import Store, generated_tasks
+from tests.helpers.winning import plan, wins
 
 
 def section(tmp_path, **changes):
@@ -61,6 +62,25 @@ def test_expert_wins_every_task_type(tmp_path, receptacles):
     env.close()
     assert sum(won.values()) >= 29  # 95% of 30
     assert set(won) == set(TASK_TYPES)
+
+
+@pytest.mark.parametrize(("split", "history", "levels"), [("train", "append", True), ("val", "window", False)])
+def test_every_task_type_is_won_through_the_collector(tmp_path, split, history, levels):
+    asked = section(tmp_path, train_games=12, val_games=12)
+    env = PACKAGE.make(asked)
+    data = wins(
+        "alfworld",
+        lambda task: plan([decision.action for decision in play(env, task)[1]]),
+        groups=12,
+        n=2,
+        history=history,
+        levels=levels,
+        split=split,
+        **asked,
+    )
+    env.close()
+    assert {source.split("/")[1] for source in data.non_tensor_batch["data_source"]} == set(TASK_TYPES)
+    assert len(set(data.non_tensor_batch["uid"])) == 12  # whose members started alike, or else GroupMismatch
 
 
 def test_slack_is_valid_and_costs_steps(tmp_path):

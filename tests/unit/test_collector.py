@@ -34,7 +34,6 @@ def play(tokenizer):
         collector = TrajectoryCollector(config, tokenizer)
         collectors.append(collector)
         batch = envs.gen_batch(1, groups)
-        batch.meta_info["global_step"] = 0
         return collector.multi_turn_loop(batch, group, envs, is_train), workers
 
     yield run
@@ -195,10 +194,20 @@ def test_greedy_plays_each_row_once_at_temperature_zero(tokenizer):
     assert len(data) == 4 and {request.temperature for request in engine.requests} == {0.0}
 
 
-def test_nothing_left_to_train_on_is_an_error(play, monkeypatch):
+@pytest.mark.parametrize("levels", [False, True])
+def test_other_tasks_are_played_where_a_whole_batch_broke(play, monkeypatch, levels):
+    broken_reset(monkeypatch, seeds_to_break=4)
+    data, _ = play(make_config(n=2, levels=levels), groups=2)
+    metrics, columns = data.meta_info["metrics"], data.non_tensor_batch
+    assert metrics["rollout/trajectories"] == 8 and metrics["rollout/aborted"] == 4
+    assert set(columns["uid"]) == {"train-1-1-0", "train-1-1-1"} == set(data.meta_info["tasks"].non_tensor_batch["uid"])
+    assert not columns["aborted"].any()
+
+
+def test_an_environment_that_always_breaks_is_an_error(play, monkeypatch):
     broken_reset(monkeypatch, seeds_to_break=99)
-    with pytest.raises(RuntimeError, match="nothing is left to train on"):
-        play(make_config())
+    with pytest.raises(RuntimeError, match="nothing is left to train on: .*left_out_aborted': 16"):
+        play(make_config(n=2), groups=2)
 
 
 def test_a_request_the_engine_gives_up_aborts_its_trajectory_only(play):

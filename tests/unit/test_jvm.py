@@ -95,6 +95,32 @@ def test_a_dead_jvm_is_replaced_for_the_next_environment():
 
 
 @java
+def test_a_jvm_that_hangs_is_killed_at_the_deadline_and_replaced_for_all_on_it():
+    task = PACKAGE.tasks(SECTION, "train")[0]
+
+    async def play():
+        async with pool_of("locked") as one:
+            one.step_timeout_s = 1.0
+            async with one.session() as hangs, one.session() as neighbour:
+                start = await hangs.reset(task, 0)
+                await neighbour.reset(task, 0)
+                (pid,) = jvms_of(os.getpid())
+                os.kill(pid, signal.SIGSTOP)
+                with pytest.raises(EnvFailure, match="took over 1 s"):
+                    await hangs.step("inventory")
+                assert gone(pid)
+                with pytest.raises(EnvFailure):
+                    await neighbour.step("inventory")
+                for env in (hangs, neighbour):
+                    assert await env.reset(task, 0) == start
+                    assert (await env.step("inventory"))[0].text
+            return jvms_of(os.getpid())
+
+    (pid,) = asyncio.run(play())
+    assert gone(pid)
+
+
+@java
 @pytest.mark.parametrize("placement", ["locked", "process"])
 def test_closing_the_pool_ends_its_jvm(placement):
     async def play():

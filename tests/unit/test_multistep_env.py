@@ -135,6 +135,53 @@ def test_an_agent_or_a_model_is_needed_and_the_model_makes_an_agent():
     assert CountTo().run_trial([{}], llm=OldModel())["messages"] == [[{"role": "assistant", "content": "5 6 7"}]]
 
 
+@pytest.mark.parametrize("said", [0, 1, 3])
+def test_a_batch_agent_answers_every_conversation_once(said):
+    class Miscounts:
+        def act_batch(self, conversations):
+            return ["1"] * said
+
+    with pytest.raises(ValueError, match=f"Miscounts.act_batch returned {said} actions for 2 conversations"):
+        CountTo().run_trial([{}, {}], agent=Miscounts())
+
+
+def test_a_batch_agent_needs_to_tell_no_longest_turn():
+    class Plain:
+        def act_batch(self, conversations):
+            return [str(len(conversation.messages) // 2 + 1) for conversation in conversations]
+
+    assert CountTo().run_trial([{}, {}], agent=Plain())["rewards"] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("message", "seen"),
+    [
+        ("Historic: count please", "Historic: count please\n\nHi"),
+        ("Hi there", "Hi there\n\nHi"),
+        ("Hi", "Hi"),
+        ("Count please\n\nHi", "Count please\n\nHi"),
+    ],
+)
+def test_a_prompt_is_left_out_only_where_the_caller_has_said_it(message, seen):
+    class Greets(CountTo):
+        def _format_prompt(self, state, step):
+            return "Hi"
+
+    agent = Speaker("1", "2")
+    Greets().run_trial([[{"role": "user", "content": message}]], agent=agent)
+    assert agent.seen[0][0] == [{"role": "user", "content": seen}]
+
+
+def test_an_environment_without_a_prompt_adds_nothing_to_the_callers_message():
+    class Silent(CountTo):
+        def _format_prompt(self, state, step):
+            return "" if step == 0 else "on"
+
+    agent = Speaker("1", "2")
+    Silent().run_trial([MESSAGES], agent=agent)
+    assert agent.seen[0][0] == MESSAGES
+
+
 def test_a_child_says_what_it_must():
     with pytest.raises(NotImplementedError, match="_initialize_episode"):
         MultistepEnv().run_trial([{}], agent=Speaker("x"))

@@ -144,6 +144,19 @@ def test_an_engine_of_ones_own_is_made_by_its_place(monkeypatch):
     assert made[0][:2] == ("section", "policy") and made[0][2]["seed"] == 3
 
 
+def test_a_reward_that_cannot_be_given_is_refused(refuse, tmp_path):
+    problem = refuse(*RLVCR, "+reward_model.reward_kwargs.penalti=1")
+    assert problem.startswith("reward_model.reward_kwargs={'penalti': 1}: ") and "'penalti'" in problem
+    (tmp_path / "mine.py").write_text("def short(**_):\n    return 1.0\n")
+    mine = [f"custom_reward_function.path={tmp_path}/mine.py", "custom_reward_function.name=short"]
+    assert "did you mean 'short'?" in refuse(*RLVCR, mine[0], "custom_reward_function.name=shortt")
+    assert "exclude each other" in refuse(*RLVCR, *mine, "reward_model.reward_manager=step")
+    words = ["actor_rollout_ref.model.path=x", *RLVCR, *mine]
+    assert start_problems(load_config("ppo_trainer", words)) == []
+    (tmp_path / "mine.py").write_text("import no_such_module")
+    assert "no_such_module" in refuse(*RLVCR, *mine)
+
+
 def test_an_evaluation_is_checked_the_same_way(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(main_eval, "evaluate", lambda cfg: pytest.fail("the run was started"))
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)

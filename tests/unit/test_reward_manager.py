@@ -1,10 +1,22 @@
 """Reward managers: every row's scores sum to the outcome of its whole trajectory."""
 
+import json
+import math
+import sys
+from fractions import Fraction
+
+import numpy as np
 import pytest
+import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.reward_manager.custom import load_function
-from agent_system.reward_manager.managers import EpisodeRewardManager, StepRewardManager, load_reward_manager
+from agent_system.reward_manager.managers import (
+    REWARD_MANAGERS,
+    EpisodeRewardManager,
+    StepRewardManager,
+    load_reward_manager,
+)
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
@@ -92,9 +104,77 @@ def test_bad_settings_are_refused(tmp_path):
         load_function(str(tmp_path / "value.py"), "f")
 
 
-def test_a_custom_function_must_return_a_number(tokenizer):
-    with pytest.raises(TypeError, match="returned a str"):
-        EpisodeRewardManager(compute_score=lambda **_: "good")(played(tokenizer, "append"))
+@pytest.fixture(scope="module")
+def episode(tokenizer):
+    return played(tokenizer, "append")
+
+
+def returning(value):
+    def mine(data_source, steps, extra_info):
+        return value
+
+    return EpisodeRewardManager(compute_score=mine)
+
+
+@pytest.mark.parametrize("value", ["good", None, np.ones(1), torch.ones(2), 1j])
+def test_a_custom_function_must_return_a_number(episode, value):
+    with pytest.raises(TypeError, match="custom_reward_function mine, task_id '.+': it returned a .*, not a number"):
+        returning(value)(episode)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 1e39, np.float32("nan"), torch.tensor(math.inf)])
+def test_a_custom_function_must_return_a_finite_number(episode, value):
+    task = episode.non_tensor_batch["task_id"][0]
+    with pytest.raises(ValueError, match=f"mine, task_id '{task}': it returned .*, not a finite number"):
+        returning(value)(episode)
+
+
+@pytest.mark.parametrize(
+    "value", [1, 1.0, True, np.int64(1), np.float32(1), np.bool_(True), np.array(1.0), torch.tensor(1), Fraction(2, 2)]
+)
+def test_a_number_of_any_kind_will_do(episode, value):
+    assert returning(value)(episode).sum(-1).tolist() == [1.0] * len(episode)
+
+
+def test_arguments_that_the_manager_does_not_take_are_refused(monkeypatch):
+    config = make_config()
+    config.reward_model.reward_kwargs = {"penalti": 1}
+    with pytest.raises(ValueError, match=r"reward_kwargs=\{'penalti': 1\}: .*'penalti'; allowed: none .*fix:"):
+        load_reward_manager(config)
+
+    class Mine(EpisodeRewardManager):
+        def __init__(self, penalty, function, scale=1.0):
+            self.scale = scale
+
+    monkeypatch.setitem(REWARD_MANAGERS, "mine", Mine)
+    config.reward_model.reward_manager = "mine"
+    with pytest.raises(ValueError, match="allowed: scale "):
+        load_reward_manager(config)
+    config.reward_model.reward_kwargs = {"scale": 2.0}
+    assert load_reward_manager(config).scale == 2.0
+
+
+def test_a_custom_file_may_do_what_modules_do(tmp_path):
+    text = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Weights:\n    length: float = {}\n"
+        "def f(**_):\n    return Weights().length\n"
+    )
+    for place, length in (("one", 0.5), ("two", 0.25)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "json.py").write_text(text.format(length))
+    first, second = (load_function(str(tmp_path / place / "json.py"), "f") for place in ("one", "two"))
+    assert (first(), second()) == (0.5, 0.25)
+    assert sys.modules[first.__module__] is not sys.modules[second.__module__]
+    assert sys.modules["json"] is json
+
+
+def test_a_custom_file_that_raises_is_named_and_leaves_no_module(tmp_path):
+    (tmp_path / "broken.py").write_text("f = 1 / 0\n")
+    known = set(sys.modules)
+    with pytest.raises(ImportError, match="custom_reward_function.path='.*broken.py' cannot .*ZeroDivisionError"):
+        load_function(str(tmp_path / "broken.py"), "f")
+    assert set(sys.modules) == known
 
 
 def test_penalty_is_read_from_the_actor_section():

@@ -13,7 +13,7 @@ from agent_system.environments.env_package.search.retrieval import LocalRetrieve
 from agent_system.environments.env_package.search.world import build
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
-from tests.helpers.winning import play_episodes, wins
+from tests.helpers.winning import play_episodes
 
 TASK = {"task_id": "x", "data_source": "search", "question": "On which river?", "answers": ["Kelsk", "river Kelsk"]}
 
@@ -160,12 +160,12 @@ def passages(*contents):
 
 
 def test_a_server_is_asked_as_search_r1_does():
-    with server((200, passages('"Kelsk"\nA river.', "Ashham\nA town.\nOld."))) as (url, asked):
+    with server((200, passages('"Kelsk"\nA river.\ud83d', "Ashham\nA town.\nOld."))) as (url, asked):
         env = SearchEnv({"search_url": url, "topk": 2})
         env.reset(TASK, 0)
         seen = env.step("search[where is it]")[0]
     assert asked == [{"queries": ["where is it"], "topk": 2, "return_scores": True}]
-    assert seen.text == "[1] Kelsk: A river.\n[2] Ashham: A town.\nOld." and seen.anchor.endswith("Ashham; Kelsk")
+    assert seen.text == "[1] Kelsk: A river.?\n[2] Ashham: A town.\nOld." and seen.anchor.endswith("Ashham; Kelsk")
 
 
 def test_a_server_without_scores_is_understood():
@@ -223,7 +223,7 @@ def test_episodes_are_won_with_a_server_and_broken_by_its_failure():
         lost = play_episodes("search", policy, groups=1, n=2, search_url=url, **section)
         assert len(asked) == 2 and not lost.non_tensor_batch["aborted"].any()
     with server((500, "broken")) as (url, _), pytest.raises(RuntimeError, match="nothing is left to train on"):
-        wins("search", GOLD["search"], groups=1, search_url=url, **section)
+        play_episodes("search", lambda task: lambda prompt: "search[x]", groups=1, search_url=url, **section)
 
 
 def test_it_may_wait_without_holding_up_others():

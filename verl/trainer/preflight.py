@@ -9,6 +9,7 @@ from pathlib import Path
 from agent_system.environments.registry import MissingExtra, UnknownEnvironment, get_package
 from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.settings import check_prompts
+from agent_system.reward_manager import load_reward_manager
 from rlvcr.levels import LevelCodec
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.schema import PPOConfig
@@ -20,7 +21,12 @@ ENGINE = "actor_rollout_ref.rollout.name"
 
 def start_problems(cfg: PPOConfig) -> list[str]:
     """Messages of all checks on a config that has no other problem: key, value, why, allowed, fix."""
-    return [*_environment_problems(cfg), *_tokenizer_problems(cfg), *_engine_problems(cfg)]
+    return [
+        *_environment_problems(cfg),
+        *_tokenizer_problems(cfg),
+        *_engine_problems(cfg),
+        *_reward_problems(cfg),
+    ]
 
 
 def _environment_problems(cfg: PPOConfig) -> Iterator[str]:
@@ -76,3 +82,11 @@ def _engine_problems(cfg: PPOConfig) -> Iterator[str]:
     if not getattr(cls, "gives_logprobs", False):
         why = "it does not give the log-probs of the tokens it samples (attribute gives_logprobs)"
         yield f"{ENGINE}={name!r}: {why}; allowed: {allowed}; fix: {ENGINE}=vllm"
+
+
+def _reward_problems(cfg: PPOConfig) -> Iterator[str]:
+    """The reward manager takes what it is given; a function of the user's own is there."""
+    try:
+        load_reward_manager(cfg)
+    except (OSError, ImportError, AttributeError, TypeError, ValueError) as error:
+        yield str(error)

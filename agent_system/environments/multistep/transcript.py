@@ -101,6 +101,6 @@ def _with_user(messages: Sequence[Message], text: str) -> list[Message]:
     if not messages or messages[-1]["role"] != "user":
         return [*messages, {"role": "user", "content": text}]
     last = messages[-1]["content"]
-    if text in last:
+    if not text or last == text or last.endswith(f"\n\n{text}"):
         return list(messages)
     return [*messages[:-1], {"role": "user", "content": f"{last}\n\n{text}"}]

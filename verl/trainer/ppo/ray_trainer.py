@@ -180,9 +180,9 @@ class RayPPOTrainer:
         """Play ``train_batch_size`` groups and return their rows; then the engines sleep until they get new weights."""
         with self.clock.measure("gen"):
             tasks = self.envs.gen_batch(self.global_step, self.config.data.train_batch_size)
-            tasks.meta_info["global_step"] = self.global_step
             batch = self.collector.multi_turn_loop(tasks, self.workers, self.envs, is_train=True)
             batch.meta_info["global_step"] = self.global_step
+            tasks = batch.meta_info.pop("tasks", tasks)
             if BASELINES in get_adv_estimator_fn(self.config.algorithm.adv_estimator).inputs.values():
                 self.add_baselines(tasks, batch)
         self.clock.add(batch.meta_info.pop("timing", {}))

@@ -92,5 +92,6 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _passage(contents: str) -> Passage:
+    contents = contents.encode("utf-8", "replace").decode()  # half a surrogate pair becomes a question mark
     title, _, text = contents.partition("\n")
     return title.strip().strip('"'), text.strip()

@@ -86,6 +86,10 @@ class TextWorldExpressEnv:
         self._start(task, gold=True)
         return list(self._server.getGoldActionSequence())
 
+    def interrupt(self) -> None:
+        """End a call that hangs, together with the JVM: neighbours on it fail at their next call and get another."""
+        self._jvm.kill()
+
     def close(self) -> None:
         """Give the game and the JVM back."""
         if self._server is not None:
