@@ -4,8 +4,8 @@
     python scripts/train_twenty_questions.py --model DIR --steps 200  # a policy of your own
 
 Without ``--model`` a policy of half a million parameters is made first: it imitates a scripted player that is careless
-and hasty, on all words. Reinforcement learning then plays about the training words only; success is measured on them
-and on the held-out words, at temperature 1. The policies are written below ``--out`` in Hugging Face form.
+and hasty, about the training words. Reinforcement learning plays about the same words; success is measured on them and
+on the held-out words, at temperature 1. The policies are written below ``--out`` in Hugging Face form.
 """
 
 import argparse
@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 from agent_system.agents import DirectOutputAgent  # noqa: E402
 from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv  # noqa: E402
 from agent_system.environments.env_package.twenty_questions.demonstrations import write_demonstrations  # noqa: E402
+from agent_system.environments.env_package.twenty_questions.game import words_of  # noqa: E402
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge  # noqa: E402
 
 WORDS = 48  # of the table: few enough to be learnt in minutes
@@ -55,9 +56,10 @@ def some_words(count: int) -> list[str]:
 
 
 def imitate(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
-    """Make the policy ``directory / "imitation"`` from games of the scripted player; returns it."""
+    """Make the policy ``directory / "imitation"`` from games about the training words; returns it."""
+    known = words_of("train", words)
     episodes = write_demonstrations(
-        directory / "demonstrations.jsonl", args.episodes, words, args.turns, seed=args.seed
+        directory / "demonstrations.jsonl", args.episodes, known, args.turns, seed=args.seed
     )
     target = directory / "imitation"
     settings = [

@@ -24,6 +24,7 @@ from tests.helpers.play import make_config
 
 py4j = pytest.importorskip("py4j.protocol")
 SECTION = {"game": "coin", "heap_mb": 128}
+TASK = {"task_id": "coin/train/0", "data_source": "coin", "game": "coin", "params": "", "fold": "train", "number": 0}
 GONE_S = 60  # a machine under load; what is asserted is that they go
 java = pytest.mark.skipif(shutil.which("java") is None, reason="no Java")
 
@@ -63,14 +64,13 @@ class pool_of:
 
 @java
 def test_environments_of_a_process_share_one_bounded_jvm_that_ends_with_the_last():
-    task = PACKAGE.tasks(SECTION, "train")[0]
     first, second = PACKAGE.make(SECTION), PACKAGE.make(SECTION)
     (pid,) = jvms_of(os.getpid())
     with open(f"/proc/{pid}/cmdline") as file:
         flags = file.read().split("\0")
     assert "-Xmx128m" in flags and "-XX:+ExitOnOutOfMemoryError" in flags
     first.close()
-    assert second.reset(task).text
+    assert second.reset(TASK).text
     second.close()
     second.close()  # twice is no harm
     assert gone(pid) and jvms_of(os.getpid()) == []
@@ -78,9 +78,8 @@ def test_environments_of_a_process_share_one_bounded_jvm_that_ends_with_the_last
 
 @java
 def test_a_dead_jvm_is_replaced_for_the_next_environment():
-    task = PACKAGE.tasks(SECTION, "train")[0]
     env = PACKAGE.make(SECTION)
-    start = env.reset(task)
+    start = env.reset(TASK)
     (pid,) = jvms_of(os.getpid())
     os.kill(pid, signal.SIGKILL)
     assert gone(pid)
@@ -88,7 +87,7 @@ def test_a_dead_jvm_is_replaced_for_the_next_environment():
         env.step("inventory")
     env._jvm.process.wait()
     fresh = PACKAGE.make(SECTION)
-    assert fresh.reset(task) == start
+    assert fresh.reset(TASK) == start
     env.close()
     assert fresh.step("inventory")[0].text, "closing the dead one leaves the fresh one alone"
     fresh.close()
@@ -96,14 +95,13 @@ def test_a_dead_jvm_is_replaced_for_the_next_environment():
 
 @java
 def test_a_jvm_that_hangs_is_killed_at_the_deadline_and_replaced_for_all_on_it():
-    task = PACKAGE.tasks(SECTION, "train")[0]
 
     async def play():
         async with pool_of("locked") as one:
             one.step_timeout_s = 1.0
             async with one.session() as hangs, one.session() as neighbour:
-                start = await hangs.reset(task, 0)
-                await neighbour.reset(task, 0)
+                start = await hangs.reset(TASK, 0)
+                await neighbour.reset(TASK, 0)
                 (pid,) = jvms_of(os.getpid())
                 os.kill(pid, signal.SIGSTOP)
                 with pytest.raises(EnvFailure, match="took over 1 s"):
@@ -112,7 +110,7 @@ def test_a_jvm_that_hangs_is_killed_at_the_deadline_and_replaced_for_all_on_it()
                 with pytest.raises(EnvFailure):
                     await neighbour.step("inventory")
                 for env in (hangs, neighbour):
-                    assert await env.reset(task, 0) == start
+                    assert await env.reset(TASK, 0) == start
                     assert (await env.step("inventory"))[0].text
             return jvms_of(os.getpid())
 
@@ -125,7 +123,7 @@ def test_a_jvm_that_hangs_is_killed_at_the_deadline_and_replaced_for_all_on_it()
 def test_closing_the_pool_ends_its_jvm(placement):
     async def play():
         async with pool_of(placement) as one, one.session() as env:
-            observation = await env.reset(PACKAGE.tasks(SECTION, "train")[0], 0)
+            observation = await env.reset(TASK, 0)
             assert "coin" in observation.text
             return jvms_of(one.worker_pids[0] if placement == "process" else os.getpid())
 
@@ -135,19 +133,18 @@ def test_closing_the_pool_ends_its_jvm(placement):
 
 @java
 def test_a_killed_worker_takes_its_jvm_along_and_is_replaced():
-    task = PACKAGE.tasks(SECTION, "train")[0]
 
     async def play():
         async with pool_of("process") as one:
             (worker,) = one.worker_pids
             (java_pid,) = jvms_of(worker)
             async with one.session() as env:
-                await env.reset(task, 0)
+                await env.reset(TASK, 0)
                 os.kill(worker, signal.SIGKILL)
                 with pytest.raises(EnvFailure):
                     await env.step("inventory")
             async with one.session() as env:
-                await env.reset(task, 0)
+                await env.reset(TASK, 0)
                 assert (await env.step("inventory"))[0].text
             return java_pid
 

@@ -1,6 +1,9 @@
 """TextWorldExpress: gold paths win, tasks are those of the folds, and what the environment says can be relied on."""
 
+import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -8,12 +11,14 @@ pytest.importorskip("textworld_express")
 if shutil.which("java") is None:
     pytest.skip("no Java", allow_module_level=True)
 
-from agent_system.environments.env_package.textworld_express.package import GAMES, PACKAGE, tasks
+from agent_system.environments.env_package.textworld_express import package
+from agent_system.environments.env_package.textworld_express.package import FOLDS, GAMES, PACKAGE, tasks
 from agent_system.environments.manager import make_envs
-from agent_system.environments.tasks import check_disjoint
+from agent_system.environments.tasks import check_disjoint, env_section
 from tests.helpers.library_gold import gold
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
+from verl.trainer.config import load_config
 
 SMALL = {
     "cookingworld": {"params": "numLocations=3,numIngredients=2,numDistractorItems=1"},
@@ -21,6 +26,12 @@ SMALL = {
     "twc": {"params": "numLocations=2,numItemsToPutAway=2"},
     "sorting": {},
 }
+
+
+def drawn(game, number=0):
+    """A game of the train fold, without looking through the others."""
+    task_id = f"{game}/train/{number}"
+    return {"task_id": task_id, "data_source": game, "game": game, "params": "", "fold": "train", "number": number}
 
 
 @pytest.fixture
@@ -59,22 +70,45 @@ def test_groups_start_alike_and_the_same_seed_gives_the_same_tasks():
     train.close()
     again = make_envs(config)[0].gen_batch(1, 3)
     assert again.non_tensor_batch["task_id"].tolist() == batch.non_tensor_batch["task_id"].tolist()
-    assert len(train.tasks) == 1000 and len(val.tasks) == 1000
+    check_disjoint(train.tasks, val.tasks)
 
 
 def test_tasks_are_the_folds_of_the_library(env):
-    env.reset(tasks({}, "train")[0])
+    env.reset(tasks({"game": "simonsays"}, "train")[0])  # every game of it is another one
     for fold, split, settings in (("Train", "train", {}), ("Dev", "val", {}), ("Test", "val", {"val_split": "test"})):
-        numbers = [task["number"] for task in tasks(settings, split)]
+        numbers = [task["number"] for task in tasks({"game": "simonsays", **settings}, split)]
         assert numbers == list(getattr(env._server, f"getSeeds{fold}")())
-    check_disjoint(tasks({}, "train"), tasks({}, "val"))
+
+
+def rooms_of(env, task):
+    """All there is in a game of ``coin``: where it starts, and what the simulator knows of each room."""
+    start = env.reset(task)
+    return start.text, *sorted(room.toJSON() for room in env._server.game().locations())
+
+
+def test_no_game_comes_up_twice_with_the_params_of_the_config(env):
+    section = env_section(load_config("textworld_express").env)
+    train, val = tasks(section, "train"), tasks(section, "val")
+    check_disjoint(train, val)
+    assert len(train) > 500 and len(val) > 500
+    contents = [rooms_of(env, task) for task in train[:150] + val[:150]]
+    assert len(set(contents)) == len(contents)
+    whole_fold = [rooms_of(env, {**train[0], "number": number}) for number in FOLDS["train"][:150]]
+    assert len(set(whole_fold)) < len(whole_fold)  # else there was nothing to drop, and this proves nothing
+
+
+def test_tasks_are_the_same_in_another_process():
+    section = {"game": "coin", **SMALL["coin"]}
+    code = f"import json; from {package.__name__} import tasks; print(json.dumps(tasks({section!r}, 'train')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout) == tasks(section, "train")
 
 
 @pytest.mark.parametrize("game", GAMES)
 def test_neighbours_do_not_undo_a_game(game):
     """Two instances of ``sorting`` in one JVM do."""
     env, neighbour = PACKAGE.make({"game": game}), PACKAGE.make({"game": game})
-    task = tasks({"game": game}, "train")[0]
+    task = drawn(game)
     path = env.gold_path(task)
     env.reset(task)
     for action in path:
@@ -86,7 +120,7 @@ def test_neighbours_do_not_undo_a_game(game):
 
 
 def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
-    task, other = tasks({"game": "twc"}, "train")[:2]
+    task, other = drawn("twc"), drawn("twc", 1)
     neighbour = PACKAGE.make({})
     actions = ["look around", "INVENTORY", "fly to the moon", "", "x" * 400, 'say "hi"\n{}', "ö☃"]
     start = env.reset(task, 1)
@@ -104,7 +138,7 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
 
 
 def test_reward_is_the_change_of_the_score(env):
-    task = tasks({"game": "twc"}, "train")[0]
+    task = drawn("twc")
     path = env.gold_path(task)
     env.reset(task)
     rewards, scores = [], []
@@ -123,6 +157,6 @@ def test_impossible_params_are_refused_before_anything_starts(params):
 
 
 def test_prompts_list_the_possible_actions_unless_they_are_not_wanted(env):
-    observation = env.reset(tasks({}, "train")[0])
+    observation = env.reset(drawn("coin"))
     assert "Possible actions: " in PACKAGE.prompts({}).first(observation, levels=False)
     assert "Possible actions: " not in PACKAGE.prompts({"list_actions": False}).first(observation, levels=False)

@@ -278,6 +278,27 @@ def test_train_and_held_out_words_are_disjoint_and_stable():
         game.words_of("train", ["dog"])
 
 
+def test_which_words_are_held_out_depends_on_their_spelling_alone():
+    train, val = game.words_of("train"), game.words_of("val")
+    assert 1 / 5 < len(val) / len(train + val) < 1 / 3
+    for some in (train[::3] + val[::3], train[:2] + val, train + val[:1]):
+        assert game.words_of("val", some) == [word for word in val if word in some]
+    for one_sided in (train, val, train[:2], val[:2]):  # each side needs a word
+        sides = game.words_of("train", one_sided), game.words_of("val", one_sided)
+        assert sorted(map(len, sides)) == [1, len(one_sided) - 1] and sorted(sides[0] + sides[1]) == one_sided
+
+
+def test_the_script_imitates_games_about_training_words_only(tmp_path, monkeypatch):
+    from scripts import train_twenty_questions as script
+
+    monkeypatch.setattr(script.subprocess, "run", lambda *args, **options: None)
+    words = script.some_words(script.WORDS)
+    script.imitate(script.parse(["--episodes=96"]), words, tmp_path)
+    lines = (tmp_path / "demonstrations.jsonl").read_text().splitlines()
+    secrets = {json.loads(line)["task_id"].partition("/")[2] for line in lines}
+    assert secrets == set(game.words_of("train", words))
+
+
 # ---- the package -----------------------------------------------------------------------------------------------------
 
 REPLY = re.compile(r"(Yes|No|I don't know)\. \d+ left\.")

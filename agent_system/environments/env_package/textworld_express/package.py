@@ -2,15 +2,19 @@
 
 One JVM serves all environments of a process (``agent_system/environments/jvm.py``), except those of the game
 ``sorting``: instances of it in one JVM undo each other's games (measured with version 1.1.0), so each has its own.
-Section keys are those of ``Settings``; a task is a game and a number of the package's own train, dev and test folds,
-which share neither seeds nor, where games have recipes or objects to draw, what is drawn.
+Section keys are those of ``Settings``; a task is a game and a number of the package's own train, dev and test folds.
+These have different seeds, but the same games come up again, within a fold and in several: ``tasks`` tells games apart
+by what is in them, keeps each once, and trains on none that the validation fold holds.
 """
 
 import contextlib
+import functools
+import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_system.environments import jvm
@@ -22,6 +26,7 @@ NAME = "textworld_express"
 GAMES = ("cookingworld", "coin", "twc", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
 NOT_ISOLATED = ("sorting",)
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
+BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
 PARAM = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
 RULES = """\
 You play a text game. Each turn you see what happened and which actions are possible. Reach the goal in as few turns \
@@ -90,6 +95,34 @@ class TextWorldExpressEnv:
         """End a call that hangs, together with the JVM: neighbours on it fail at their next call and get another."""
         self._jvm.kill()
 
+    def content(self, task: Task, rooms: bool = False) -> str:
+        """Hash (16 hexadecimal digits) of how ``task`` starts and, with ``rooms``, of a walk through all its rooms.
+
+        The same in every JVM, which gold paths are not. Ends the episode that is under way.
+        """
+        state = self._start(task)
+        seen: dict[str, Any] = {"task": self._server.getTaskDescription(), "possible": sorted(state["validActions"])}
+        seen |= {key: state[key] for key in ("observation", "look", "inventory")}
+        if rooms:
+            self._walk(state, seen)
+        return hashlib.blake2b(json.dumps(seen, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    def _walk(self, state: dict[str, Any], seen: dict[str, Any], back: str = "") -> list[str]:
+        """Note in ``seen`` what this room and all behind it look like, doors open; the moves that lead back here."""
+        doors = [f"open door to {way}" for way in BACK if f"open door to {way}" in state["validActions"]]
+        state = self._play(doors) if doors else state
+        seen[_room(state)] = state["look"]
+        home: list[str] = []  # not made unless there is somewhere else to go
+        for way in BACK:
+            if way != back and f"move {way}" in state["validActions"]:
+                there = self._play([*home, f"move {way}"])
+                home = [] if _room(there) in seen else self._walk(there, seen, BACK[way])
+                home.append(f"move {BACK[way]}")
+        return home
+
+    def _play(self, actions: list[str]) -> dict[str, Any]:
+        return [json.loads(self._server.stepJSON(action)) for action in actions][-1]
+
     def close(self) -> None:
         """Give the game and the JVM back."""
         if self._server is not None:
@@ -112,23 +145,37 @@ class TextWorldExpressEnv:
         return Observation(text, anchor=anchor, info={"won": False, "admissible_actions": self._possible})
 
 
+def _room(state: dict[str, Any]) -> str:
+    return state["look"].partition(".")[0]  # "You are in the kitchen"
+
+
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
-    """The 1000 games of the fold of ``split``.
+    """The different games of the fold of ``split``, without those of the validation fold where it is the train fold.
 
     Raises ``JavaMissing``, and ``ValueError`` for ``params`` that the game does not know: both before anything starts.
     """
     import textworld_express  # noqa: F401  (a missing package is found before anything starts)
 
     jvm.find_java(NAME)
-    settings = read_section(Settings, section, NAME)
-    fold = settings.val_split if split == "val" else "train"
+    made = _different_games(read_section(Settings, section, NAME))
+    return [dict(task) for task in made["val" if split == "val" else "train"]]
+
+
+@functools.cache
+def _different_games(settings: Settings) -> dict[str, list[Task]]:
+    """The tasks of both splits; rooms are walked only in games that start like others, which takes 1 to 10 ms each."""
     source = f"{NAME}/{settings.game}"
-    common = {"data_source": source, "game": settings.game, "params": settings.params, "fold": fold}
-    made = [{"task_id": f"{source}/{fold}/{number}", "number": number, **common} for number in FOLDS[fold]]
-    if settings.params and split == "train":  # the same params for both splits: once is enough
-        with contextlib.closing(TextWorldExpressEnv(section)) as env:
-            env.reset(made[0])
-    return made
+    common = {"data_source": source, "game": settings.game, "params": settings.params}
+    folds = {"val": settings.val_split, "train": "train"}
+    drawn = [{**common, "fold": fold, "number": number} for fold in folds.values() for number in FOLDS[fold]]
+    with contextlib.closing(TextWorldExpressEnv(asdict(settings))) as env:
+        starts = [env.content(task) for task in drawn]
+        alike = Counter(starts)
+        names = [env.content(t, rooms=True) if alike[s] > 1 else s for t, s in zip(drawn, starts, strict=True)]
+    different: dict[str, Task] = {}
+    for task, name in zip(drawn, names, strict=True):  # the validation fold first: what it holds is not for training
+        different.setdefault(name, {"task_id": f"{source}/{name}", **task})
+    return {split: [task for task in different.values() if task["fold"] == fold] for split, fold in folds.items()}
 
 
 def prompts(section: Mapping[str, Any]) -> Prompts:

@@ -83,11 +83,15 @@ def _reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
 def words_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> list[str]:
     """The ``"train"`` or ``"val"`` words (default: of the whole shipped table), sorted; the two share none.
 
-    Which words are held out depends on their spelling alone. Raises ``ValueError`` for fewer than two words.
+    A hash of its spelling says on which side a word is, whatever the other words are. Only where that leaves a side
+    empty, the word with the lowest or highest hash changes it. Raises ``ValueError`` for fewer than two words.
     """
     words = sorted(set(words)) if words else sorted(knowledge().things)
     if len(words) < 2:
         raise ValueError(f"twenty questions needs at least two words, one to train on and one to hold out; got {words}")
     order = sorted(words, key=lambda word: derive_seed("twenty questions", word))
-    held_out = set(order[: max(1, len(words) // HELD_OUT_SHARE)])
+    held_out = {word for word in words if derive_seed("twenty questions", word) % HELD_OUT_SHARE == 0}
+    held_out = held_out or {order[0]}
+    if len(held_out) == len(words):
+        held_out.remove(order[-1])
     return [word for word in words if (word in held_out) == (split == "val")]
