@@ -49,18 +49,19 @@ class ProcessSlot:
     @property
     def load(self) -> int:
         """Sessions on the slot's worker."""
-        return self.worker.sessions.total()
+        return self.worker.busy
 
     def plays(self, group: str | None) -> bool:
         """Whether a session of ``group`` is on the slot's worker."""
-        return group is not None and self.worker.sessions[group] > 0
+        return group is not None and group in self.worker.groups
 
     def lend(self, group: str | None, by: int) -> None:
         """Count a session of ``group`` that begins (1) or ends (-1)."""
-        sessions = self.worker.sessions
-        sessions[group] += by
-        if not sessions[group]:
-            del sessions[group]
+        self.worker.busy += by
+        groups = self.worker.groups
+        groups[group] += by
+        if not groups[group]:
+            del groups[group]
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Make one call; returns the unpacked result. Raises ``EnvFailure``."""
@@ -89,7 +90,8 @@ class WorkerProcess(asyncio.Protocol):
         self.alive = False
         self.closing = False
         self.asynchronous = False
-        self.sessions: Counter[str | None] = Counter()  # that hold a slot, by group
+        self.busy = 0  # sessions that hold a slot
+        self.groups: Counter[str | None] = Counter()  # and those of each group
         self.start_s = 0.0
         self._calls: dict[int, _Call] = {}
         self._next_id = 0

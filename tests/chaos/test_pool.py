@@ -95,7 +95,7 @@ def test_sessions_of_a_group_share_a_worker():
         a, b = workers[:2]
         assert a is not b and workers[:7] == [a, b, a, b, a, b, b], "no group: the least busy worker"
         assert workers[7] is a, "the only one with a free slot"
-        assert not a.sessions and not b.sessions
+        assert not a.groups and not b.groups and a.busy == b.busy == 0
 
     play(test, slots=4)
 
