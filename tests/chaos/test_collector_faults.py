@@ -5,14 +5,13 @@ import pytest
 
 from agent_system.environments.pool import PoolSession
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from tests.helpers.faulty_envs import RETURNS
 from tests.helpers.play import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
 LINE = "tests.helpers.faulty_envs:LINE"
 GROUPS, N = 6, 3  # on two workers: nine trajectories on each
 ONE_WORKER = {"kill": "dead", "noise": "garbage", "hang": "timeout"}
-ONE_TRAJECTORY = {"raise": "error"} | dict.fromkeys(RETURNS, "garbage")
+ONE_TRAJECTORY = {"raise": "error", "none": "garbage", "half a character": "garbage"}  # tests of the pool have more
 FAULTS = ONE_WORKER | ONE_TRAJECTORY
 
 
