@@ -84,13 +84,10 @@ class TrajectoryCollector:
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True
     ) -> DataProto:
         """Play and pack."""
-        settings = self._settings(envs, is_train, thinking=False)
-        if not is_train:
-            return self._rows(self._play(gen_batch, actor_rollout_wg, envs, settings), is_train=False)[0]
-        played, tasks = self._play_to_train(gen_batch, actor_rollout_wg, envs, settings)
-        data, _ = self._rows(played)
-        data.meta_info["tasks"] = tasks
-        return data
+        if is_train:
+            return self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)[0]
+        settings = self._settings(envs, is_train=False, thinking=False)
+        return self._rows(self._play(gen_batch, actor_rollout_wg, envs, settings), is_train=False)[0]
 
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
         """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories count as lost."""
@@ -100,10 +97,7 @@ class TrajectoryCollector:
 
     def rlvcr_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
         """Play while thinking at other levels, pack, and score every thought with the policy that sampled."""
-        settings = self._settings(envs, is_train=True, thinking=True)
-        played, tasks = self._play_to_train(gen_batch, actor_rollout_wg, envs, settings)
-        data, rows = self._rows(played)
-        data.meta_info["tasks"] = tasks
+        data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
         return self._score(data, rows, actor_rollout_wg)
 
     def dynamic_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
@@ -163,13 +157,16 @@ class TrajectoryCollector:
             logger.warning("%d trajectories broke; first: %s %s", len(broken), first.aborted, first.abort_detail[:300])
         return collected
 
-    def _play_to_train(
-        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings
-    ) -> tuple[Collected, DataProto]:
-        """Play; where breaks leave nothing to train on, play other tasks. Returns all plays and the tasks played last.
+    # ------------------------------------------------------------------ rows
+
+    def _rows_to_train(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, thinking: bool
+    ) -> tuple[DataProto, list]:
+        """Play and pack; where breaks leave nothing to train on, play other tasks.
 
         A dead environment worker takes all its trajectories along, and with ``drop_group`` their groups.
         """
+        settings = self._settings(envs, is_train=True, thinking=thinking)
         every = self._play(gen_batch, actor_rollout_wg, envs, settings)
         for draw in range(1, REDRAWS + 1):
             usable, left_out = select_trajectories(every.trajectories, self.config.env.on_abort)
@@ -179,9 +176,9 @@ class TrajectoryCollector:
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             every.add(self._play(gen_batch, actor_rollout_wg, envs, settings))
-        return every, gen_batch
-
-    # ------------------------------------------------------------------ rows
+        data, rows = self._rows(every)
+        data.meta_info["tasks"] = gen_batch
+        return data, rows
 
     def _rows(
         self, played: Collected, is_train: bool = True, chosen: Sequence[Trajectory] | None = None

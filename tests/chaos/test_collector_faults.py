@@ -1,10 +1,10 @@
 """Faults of environments in the middle of a batch, through the collector: the run goes on without what they hit."""
 
-import psutil
 import pytest
 
 from agent_system.environments.pool import PoolSession
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from tests.helpers.jobs import children
 from tests.helpers.play import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
@@ -43,10 +43,6 @@ def play(tokenizer, monkeypatch):
             assert not children() - known
 
     return run
-
-
-def children():
-    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -16,6 +16,7 @@ import pytest
 from agent_system.environments import registry
 from agent_system.environments.pool import EnvFailure, EnvironmentPool, WorkerStartError
 from tests.helpers.faulty_envs import RETURNS, OverlapEnv
+from tests.helpers.jobs import children
 
 FAULTY = "tests.helpers.faulty_envs:PACKAGE"
 TASK = {"task_id": "t", "data_source": "faulty"}
@@ -36,10 +37,6 @@ def play(test, env_name=FAULTY, workers=2, slots=2, section=None, step_timeout_s
     known = children()
     asyncio.run(main())
     assert not children() - known
-
-
-def children():
-    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 async def fails(kind, awaitable):

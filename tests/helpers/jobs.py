@@ -110,6 +110,11 @@ def start(words: list[str], log: Path) -> Job:
     return Job([sys.executable, "-m", "verl.trainer.main_ppo", *words], log)
 
 
+def children() -> set[int]:
+    """Process ids of all that this process has started, however indirectly."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
 def _alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

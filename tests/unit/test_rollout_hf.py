@@ -64,6 +64,26 @@ def test_logits_of_a_bfloat16_model_are_not_rounded(tmp_path):
         assert abs(result.logprobs[0] - exact) < 1e-4 < abs(rounded - exact)
 
 
+def test_a_bfloat16_model_whose_head_is_no_linear_map_samples_as_it_is(tmp_path, monkeypatch):
+    class Head(torch.nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.weight = linear.weight
+
+        def forward(self, hidden):
+            return hidden @ self.weight.T
+
+    def load_with_head(path, **options):
+        model = from_pretrained(path, **options)
+        model.lm_head = Head(model.lm_head)
+        return model
+
+    from_pretrained = AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load_with_head)
+    engine = create_engine("hf", rollout_section(dtype="bfloat16"), str(make_tiny_policy(tmp_path)))
+    assert len(play(engine, ask(2, max_tokens=3))) == 2
+
+
 def test_greedy_is_the_argmax(engine, model):
     request = SamplingRequest("g", prompts(1)[0], max_tokens=5, temperature=0.0)
     ids = list(request.prompt_ids)

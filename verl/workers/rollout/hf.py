@@ -61,8 +61,8 @@ class HFEngine:
         options = {"trust_remote_code": trust_remote_code}
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, config.dtype), **options)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
-        if model.dtype != torch.float32:
-            head = model.get_output_embeddings()
+        head = model.get_output_embeddings()
+        if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
             head.forward = partial(full_logits, head)  # as the trainer computes them
         tokenizer = AutoTokenizer.from_pretrained(model_path, **options)
         rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
