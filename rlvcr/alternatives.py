@@ -1,4 +1,5 @@
-"""Alternatives: what the policy would have thought at the levels it did not choose, before the same action.
+"""Alternatives: what the policy would have thought at the levels it did not choose, before the same
+action.
 
     chat prompt ──sampled──▶ <level>3</level><think>original</think><action>...     the step, in the row
         │
@@ -22,7 +23,8 @@ from verl.utils.seeds import derive_seed
 STOP = (THINK_END, ACTION_START)
 SEED_RANGE = float(2**63)
 
-# (prompt_ids, max_tokens, stop, route, seed) -> what was sampled; None where the engine gave the request up
+# (prompt_ids, max_tokens, stop, route, seed) -> what was sampled; None where the engine gave the
+# request up
 Sample = Callable[[list[int], int, tuple[str, ...], int, int], Awaitable[SamplingResult | None]]
 
 
@@ -30,9 +32,10 @@ Sample = Callable[[list[int], int, tuple[str, ...], int, int], Awaitable[Samplin
 class AlternativeSettings:
     """Which steps get alternatives, and how many.
 
-    ``which``: ``all`` three other levels or ``one`` drawn uniformly. ``expand``: steps of ``all`` groups or of
-    ``mixed_groups`` (whose returns differ). ``step_fraction``: share of the steps. ``max_tokens``: longest thought.
-    ``action_blind`` False tells the thought which action follows. ``seed`` is the base of the draws.
+    ``which``: ``all`` three other levels or ``one`` drawn uniformly. ``expand``: steps of ``all``
+    groups or of ``mixed_groups`` (whose returns differ). ``step_fraction``: share of the steps.
+    ``max_tokens``: longest thought. ``action_blind`` False tells the thought which action follows.
+    ``seed`` is the base of the draws.
     """
 
     which: str = "all"
@@ -57,7 +60,9 @@ class AlternativeSettings:
 
 @dataclass(slots=True)
 class StepAlternatives:
-    """What became of one step's alternatives: the thoughts in order of level, and why others were dropped."""
+    """What became of one step's alternatives: the thoughts in order of level, and why others were
+    dropped.
+    """
 
     thoughts: list[ForcedThought] = field(default_factory=list)
     dropped: Counter = field(default_factory=Counter)
@@ -67,7 +72,9 @@ class StepAlternatives:
 class AlternativeSampler:
     """Samples alternatives through ``sample`` with the settings the step itself was sampled with."""
 
-    def __init__(self, settings: AlternativeSettings, codec: LevelCodec, sample: Sample, encode: Callable) -> None:
+    def __init__(
+        self, settings: AlternativeSettings, codec: LevelCodec, sample: Sample, encode: Callable
+    ) -> None:
         self.settings = settings
         self._codec, self._sample, self._encode = codec, sample, encode
 
@@ -83,15 +90,27 @@ class AlternativeSampler:
             return []
         others = [level for level in LEVELS if level != parsed.level]
         if self.settings.which == "one":
-            return [others[derive_seed(self.settings.seed, "alternative level", traj_uid, step) % len(others)]]
+            return [
+                others[
+                    derive_seed(self.settings.seed, "alternative level", traj_uid, step)
+                    % len(others)
+                ]
+            ]
         return others
 
     async def think(
-        self, prompt_ids: list[int], parsed: ParsedStep, levels: Sequence[int], traj_uid: str, step: int, route: int = 0
+        self,
+        prompt_ids: list[int],
+        parsed: ParsedStep,
+        levels: Sequence[int],
+        traj_uid: str,
+        step: int,
+        route: int = 0,
     ) -> StepAlternatives:
         """Think at ``levels`` after ``prompt_ids``, the tokens that step ``step`` itself followed.
 
-        What is drawn depends on the seed, the trajectory, the step and the level, not on what else is sampled.
+        What is drawn depends on the seed, the trajectory, the step and the level, not on what else
+        is sampled.
         """
         found = StepAlternatives()
         hint = [] if self.settings.action_blind else self._hint(parsed)
@@ -103,12 +122,18 @@ class AlternativeSampler:
             waiting.append(self._sample(prompt, self.settings.max_tokens, STOP, route, seed))
         results = dict(zip(asked, await asyncio.gather(*waiting), strict=True))
         for level in sorted(levels):
-            thought, reason = (self._codec.empty_thought(), "") if level == 1 else self._read(level, results[level])
+            thought, reason = (
+                (self._codec.empty_thought(), "")
+                if level == 1
+                else self._read(level, results[level])
+            )
             if thought is None:
                 found.dropped[reason] += 1
             else:
                 found.thoughts.append(thought)
-        found.sampled_tokens = sum(len(result.token_ids) for result in results.values() if result is not None)
+        found.sampled_tokens = sum(
+            len(result.token_ids) for result in results.values() if result is not None
+        )
         return found
 
     def _read(self, level: int, result: SamplingResult | None) -> tuple[ForcedThought | None, str]:

@@ -1,4 +1,5 @@
-"""The maths of RLVCR: how good a chosen thinking level was among the four, and how that joins the trajectory's credit.
+"""The maths of RLVCR: how good a chosen thinking level was among the four, and how that joins the
+trajectory's credit.
 
 A step's action a is held fixed and scored under the contexts of all four levels; ``U_k`` is the score of context k
 minus the price of its thought. The thinking advantage compares the chosen level's U with the group's and goes to the
@@ -11,9 +12,10 @@ level digit and the thought tokens of that step; action tokens carry the traject
     token_level_rewards [B, R] --group normalisation--> A_traj
     A_traj, the above --combine_advantages--> advantages [B, R]
 
-What was sampled under the chosen context fits it: with log-prob scores E[A_think] is a sum of KL divergences and never
-negative, so ``additive`` rewards whatever level was taken, and more the larger w is. ``returns`` holds A_traj, so
-``advantages - returns`` is what thinking added, and ``credit_metrics`` reports how often it turned a sign.
+What was sampled under the chosen context fits it: with log-prob scores E[A_think] is a sum of KL
+divergences and never negative, so ``additive`` rewards whatever level was taken, and more the
+larger w is. ``returns`` holds A_traj, so ``advantages - returns`` is what thinking added, and
+``credit_metrics`` reports how often it turned a sign.
 """
 
 from typing import Any
@@ -33,7 +35,7 @@ from rlvcr.thinking import (
     thinking_price,
     thinking_reweight,
 )
-from verl.trainer.ppo.core_algos import (
+from verl.algos import (
     AdvantageEstimator,
     choose,
     group_normalised_scores,
@@ -71,7 +73,8 @@ def combine_advantages(
     success: Tensor | None = None,
     reweight: Tensor | None = None,
 ) -> Tensor:
-    """Join ``trajectory [B, R]`` (A_traj on sampled tokens) with ``thinking [B, R]`` (A_think where placed).
+    """Join ``trajectory [B, R]`` (A_traj on sampled tokens) with ``thinking [B, R]`` (A_think where
+    placed).
 
     * ``additive``: ``A_traj + w A_think``; * ``gated``: ``A_traj + w sign(A_traj) A_think``;
     * ``success``: additive in rows where ``success [B]`` holds, else A_traj;
@@ -83,7 +86,9 @@ def combine_advantages(
     choose(combine, COMBINES, "combine (algorithm.rlvcr.combine)")
     if combine == "reweight":
         if reweight is None:
-            raise ValueError("combine=reweight needs the tensor thinking_reweight [B, R] in the batch")
+            raise ValueError(
+                "combine=reweight needs the tensor thinking_reweight [B, R] in the batch"
+            )
         return trajectory * torch.where(reweight > 0, reweight, 1.0)
     added = step_advantage_w * thinking
     if combine == "gated":
@@ -106,15 +111,19 @@ def credit_metrics(
 ) -> dict[str, float]:
     """How large thinking credit is beside trajectory credit, over the tokens that got any.
 
-    ``thinking_share`` is what thinking added over the sum of both absolute parts (1: A_traj is swallowed);
-    ``sign_flip_share`` is the share of tokens with a non-zero A_traj whose sign thinking turned.
+    ``thinking_share`` is what thinking added over the sum of both absolute parts (1: A_traj is
+    swallowed); ``sign_flip_share`` is the share of tokens with a non-zero A_traj whose sign
+    thinking turned.
     """
     sampled = response_mask.bool()
     added = advantages - returns
     credited = sampled & (added != 0)
     for placed in (thinking_level_entropies, thinking_reweight):
         credited = credited | (sampled & (placed != 0)) if placed is not None else credited
-    trajectory, change = masked_mean(returns.abs(), credited).item(), masked_mean(added.abs(), credited).item()
+    trajectory, change = (
+        masked_mean(returns.abs(), credited).item(),
+        masked_mean(added.abs(), credited).item(),
+    )
     flipped = credited & (advantages * returns < 0)
     metrics = {
         "rlvcr/trajectory_advantage_abs_mean": trajectory,
@@ -123,7 +132,9 @@ def credit_metrics(
         "rlvcr/credited_token_share": masked_mean(credited.float(), sampled).item(),
     }
     if thinking_level_entropies is not None:
-        metrics["rlvcr/thinking_advantage_abs_mean"] = masked_mean(thinking_level_entropies.abs(), credited).item()
+        metrics["rlvcr/thinking_advantage_abs_mean"] = masked_mean(
+            thinking_level_entropies.abs(), credited
+        ).item()
     if thinking_token_costs is not None:
         metrics["rlvcr/cost_share_mean"] = masked_mean(thinking_token_costs, credited).item()
     return metrics
@@ -171,22 +182,32 @@ def compute_rlvcr_outcome_advantage(
     success=None,
     epsilon: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """Trajectory advantage combined with thinking advantage; ``(advantages, returns)``, both ``[B, R]`` float32.
+    """Trajectory advantage combined with thinking advantage; ``(advantages, returns)``, both ``[B,
+    R]`` float32.
 
-    ``thinking_level_entropies [B, R]`` holds A_think, already normalised within its four contexts and net of cost, on
-    level digits and thoughts and 0 elsewhere; ``thinking_token_costs [B, R]`` is the part of it due to cost, for
-    reports. ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
-    ``thinking_level_bonus [B, R]`` is added as it is, whatever the outcome. ``success [B]`` says which rows belong to a
-    won trajectory (default: return above 0). ``mode`` normalises returns in their group as GRPO does (``mean_norm``
-    without division). ``thinking_diversity_w`` weighs the entropy of the level digit in the actor loss and does not
+    ``thinking_level_entropies [B, R]`` holds A_think, already normalised within its four contexts
+    and net of cost, on level digits and thoughts and 0 elsewhere; ``thinking_token_costs [B, R]``
+    is the part of it due to cost, for reports. ``thinking_reweight [B, R]`` holds the factors of
+    ``combine="reweight"``, 0 elsewhere. ``thinking_level_bonus [B, R]`` is added as it is, whatever
+    the outcome. ``success [B]`` says which rows belong to a won trajectory (default: return above
+    0). ``mode`` normalises returns in their group as GRPO does (``mean_norm`` without division).
+    ``thinking_diversity_w`` weighs the entropy of the level digit in the actor loss and does not
     change advantages. ``returns`` is A_traj alone. Raises ``ValueError`` for unknown options.
     """
     by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)
-    trajectory = spread(group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask)
-    won = scores > 0 if success is None else torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
+    trajectory = spread(
+        group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask
+    )
+    won = (
+        scores > 0
+        if success is None
+        else torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
+    )
     thinking = thinking_level_entropies.float() * response_mask.float()
-    advantages = combine_advantages(trajectory, thinking, step_advantage_w, combine, won, thinking_reweight)
+    advantages = combine_advantages(
+        trajectory, thinking, step_advantage_w, combine, won, thinking_reweight
+    )
     if thinking_level_bonus is not None:
         advantages = advantages + thinking_level_bonus * response_mask.float()
     return advantages, trajectory
@@ -207,12 +228,15 @@ def compute_copo_outcome_advantage(
     mode: str = "mean_norm",
     epsilon: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """CoPO: positive trajectory advantages are multiplied by the within-step confidence factor, others stay.
+    """CoPO: positive trajectory advantages are multiplied by the within-step confidence factor,
+    others stay.
 
     Arguments and results as in ``compute_rlvcr_outcome_advantage``.
     """
     by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)
-    trajectory = spread(group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask)
+    trajectory = spread(
+        group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask
+    )
     factor = torch.where((trajectory > 0) & (thinking_reweight > 0), thinking_reweight.float(), 1.0)
     return trajectory * factor, trajectory

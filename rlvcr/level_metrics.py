@@ -1,4 +1,6 @@
-"""What the levels did in an update: shares, success per level, parse failures, and a watch for collapse."""
+"""What the levels did in an update: shares, success per level, parse failures, and a watch for
+collapse.
+"""
 
 import logging
 from collections import Counter
@@ -14,22 +16,28 @@ def level_metrics(
 ) -> dict[str, float]:
     """Metrics over the S steps of an update.
 
-    ``levels``: 1..4, or None for a step whose level could not be read; ``success``: whether the step's trajectory was
-    won; ``failures``: parse failure reasons, None for none. ``rlvcr/level_share_k`` is a share of the steps with a
-    level, ``rlvcr/level_success_k`` is absent for an unseen level, ``rlvcr/parse_fail_<reason>`` is a share of all.
+    ``levels``: 1..4, or None for a step whose level could not be read; ``success``: whether the
+    step's trajectory was won; ``failures``: parse failure reasons, None for none.
+    ``rlvcr/level_share_k`` is a share of the steps with a level, ``rlvcr/level_success_k`` is
+    absent for an unseen level, ``rlvcr/parse_fail_<reason>`` is a share of all.
     """
     counts = Counter(level for level in levels if level is not None)
-    wins = Counter(level for level, won in zip(levels, success, strict=True) if level is not None and won)
+    wins = Counter(
+        level for level, won in zip(levels, success, strict=True) if level is not None and won
+    )
     total = sum(counts.values())
     metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
     metrics |= {f"rlvcr/level_success_{k}": wins[k] / counts[k] for k in LEVELS if counts[k]}
     reasons = Counter(reason for reason in failures if reason is not None)
-    metrics |= {f"rlvcr/parse_fail_{reason}": n / len(failures) for reason, n in sorted(reasons.items())}
+    metrics |= {
+        f"rlvcr/parse_fail_{reason}": n / len(failures) for reason, n in sorted(reasons.items())
+    }
     return metrics
 
 
 class CollapseWatch:
-    """Warns when a level was not seen for ``patience`` updates in a row: collapse is the method's known failure.
+    """Warns when a level was not seen for ``patience`` updates in a row: collapse is the method's
+    known failure.
 
     ``unseen`` counts updates since each level was last seen; it is the whole state.
     """
@@ -43,7 +51,8 @@ class CollapseWatch:
     def update(self, levels: Sequence[int | None]) -> list[int]:
         """Record the levels of one update; return those unseen for ``patience`` updates or more.
 
-        Each is logged as a warning when it reaches ``patience`` and again every ``patience`` updates.
+        Each is logged as a warning when it reaches ``patience`` and again every ``patience``
+        updates.
         """
         seen = set(levels)
         for level in LEVELS:

@@ -1,11 +1,13 @@
 """The four thinking levels: tags, prompts, and the codec between them and token ids.
 
-A step is ``<level>l</level><think>z</think><action>a</action>``. Level 1 acts at once; alternatives of level 1 are
-rendered with an empty think block, ``<level>1</level><think></think><action>``, so that all four contexts differ in
-nothing but digit and thought. In sampled steps an absent block at level 1 is read the same way.
+A step is ``<level>l</level><think>z</think><action>a</action>``. Level 1 acts at once; alternatives
+of level 1 are rendered with an empty think block, ``<level>1</level><think></think><action>``, so
+that all four contexts differ in nothing but digit and thought. In sampled steps an absent block at
+level 1 is read the same way.
 
-Parsing works on sampled token ids: their bytes are joined, tags are found in the bytes, and byte ranges are mapped
-back to token ranges. Nothing is ever tokenised again and a level is never guessed.
+Parsing works on sampled token ids: their bytes are joined, tags are found in the bytes, and byte
+ranges are mapped back to token ranges. Nothing is ever tokenised again and a level is never
+guessed.
 """
 
 import re
@@ -40,7 +42,10 @@ _FORMAT = (
 def level_prompts(
     overrides: Mapping[Any, str] | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
 ) -> dict[int, str]:
-    """The four ``texts`` with ``overrides`` (keys 1..4 as numbers or strings). ``ValueError`` for another key."""
+    """The four ``texts`` with ``overrides`` (keys 1..4 as numbers or strings).
+
+    ``ValueError`` for another key.
+    """
     prompts = dict(texts)
     for key, text in (overrides or {}).items():
         if str(key) not in {str(level) for level in LEVELS}:
@@ -63,13 +68,19 @@ def level_prefix(level: int) -> str:
 
 
 class ParseFailure(StrEnum):
-    """Why a sampled step gets no thinking advantage; the values end the metrics ``rlvcr/parse_fail_*``."""
+    """Why a sampled step gets no thinking advantage; the values end the metrics
+    ``rlvcr/parse_fail_*``.
+    """
 
     MISSING_ACTION = "missing_action"  # no <action> at all
     UNCLOSED_ACTION = "unclosed_action"  # <action> without </action>, usually cut by length
     MISSING_LEVEL = "missing_level"  # no <level> tag
-    INVALID_LEVEL = "invalid_level"  # a <level> tag around something other than 1, 2, 3, 4, or unclosed
-    MISPLACED_LEVEL = "misplaced_level"  # text before the level or between the blocks, or a tag within a thought
+    INVALID_LEVEL = (
+        "invalid_level"  # a <level> tag around something other than 1, 2, 3, 4, or unclosed
+    )
+    MISPLACED_LEVEL = (
+        "misplaced_level"  # text before the level or between the blocks, or a tag within a thought
+    )
     MERGED_LEVEL = "merged_level"  # the token of the digit also holds part of a tag
     MERGED_ACTION = "merged_action"  # the action's first token begins inside <action>: it cannot follow a forced tag
 
@@ -79,12 +90,14 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ParsedStep:
-    """Where the parts of a sampled step lie; spans are half-open ranges of indices into its token ids.
+    """Where the parts of a sampled step lie; spans are half-open ranges of indices into its token
+    ids.
 
-    ``level_span`` is the digit's token, ``thought_span`` every token that holds part of the thought (empty for an
-    empty one), ``action_span`` every token that holds part of the action, and ``score_span`` that plus the first token
-    of ``</action>``, which tells "cabinet 1" from "cabinet 10". Parts that were not found are None. ``parser`` names
-    the parser that matched. With a ``failure`` the step has no thinking advantage.
+    ``level_span`` is the digit's token, ``thought_span`` every token that holds part of the thought
+    (empty for an empty one), ``action_span`` every token that holds part of the action, and
+    ``score_span`` that plus the first token of ``</action>``, which tells "cabinet 1" from "cabinet
+    10". Parts that were not found are None. ``parser`` names the parser that matched. With a
+    ``failure`` the step has no thinking advantage.
     """
 
     level: int | None
@@ -103,22 +116,27 @@ class ParsedStep:
         return self.thought_span[1] - self.thought_span[0] if self.thought_span else 0
 
     def credit_spans(self, offset: int = 0) -> list[Span]:
-        """Token ranges that carry the thinking advantage: level digit and thought; none after a failure.
+        """Token ranges that carry the thinking advantage: level digit and thought; none after a
+        failure.
 
-        ``offset`` is the index of the step's first token in the row, so that the ranges fit ``place_step_values``.
+        ``offset`` is the index of the step's first token in the row, so that the ranges fit
+        ``place_step_values``.
         """
         if self.failure is not None:
             return []
-        spans = [span for span in (self.level_span, self.thought_span) if span and span[0] < span[1]]
+        spans = [
+            span for span in (self.level_span, self.thought_span) if span and span[0] < span[1]
+        ]
         return [(start + offset, end + offset) for start, end in spans]
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedThought:
-    """A context of another level as tokens to follow the chat prompt, ready for the original action's tokens.
+    """A context of another level as tokens to follow the chat prompt, ready for the original
+    action's tokens.
 
-    ``token_ids`` = forced prefix, sampled thought, forced rest up to and including ``<action>``; the thought is
-    ``token_ids[thought_span[0]:thought_span[1]]``.
+    ``token_ids`` = forced prefix, sampled thought, forced rest up to and including ``<action>``;
+    the thought is ``token_ids[thought_span[0]:thought_span[1]]``.
     """
 
     level: int
@@ -137,7 +155,8 @@ _LEVEL = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
 _ACTION = rb"<action>(?P<action>.*?)</action>"
 _OPEN_ACTION = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
 
-# Tried in turn. A pattern's groups say which parts it found; its failure says what was wrong with the step.
+# Tried in turn. A pattern's groups say which parts it found; its failure says what was wrong with
+# the step.
 _PARSERS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple(
     (name, re.compile(pattern, re.DOTALL), failure)
     for name, pattern, failure in (
@@ -154,8 +173,16 @@ _PARSERS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple
             rb"\A(?!.*<level>)(?:.*?<think>(?P<thought>" + _TEXT + rb")</think>)?.*?" + _ACTION,
             ParseFailure.MISSING_LEVEL,
         ),
-        ("invalid_level", rb"\A(?!.*<level>\s*[1-4]\s*</level>).*<level>.*?" + _ACTION, ParseFailure.INVALID_LEVEL),
-        ("misplaced", rb"<level>\s*(?P<level>[1-4])\s*</level>.*?" + _ACTION, ParseFailure.MISPLACED_LEVEL),
+        (
+            "invalid_level",
+            rb"\A(?!.*<level>\s*[1-4]\s*</level>).*<level>.*?" + _ACTION,
+            ParseFailure.INVALID_LEVEL,
+        ),
+        (
+            "misplaced",
+            rb"<level>\s*(?P<level>[1-4])\s*</level>.*?" + _ACTION,
+            ParseFailure.MISPLACED_LEVEL,
+        ),
         ("any_action", _ACTION, ParseFailure.MISPLACED_LEVEL),
         ("open_action", _OPEN_ACTION, ParseFailure.UNCLOSED_ACTION),
         ("level_only", _LEVEL, ParseFailure.MISSING_ACTION),
@@ -171,7 +198,9 @@ class _Bytes:
         self.starts = list(accumulate((len(piece) for piece in pieces), initial=0))
 
     def tokens(self, start: int, end: int) -> Span:
-        """Tokens that hold part of bytes ``[start, end)``; for an empty range an empty span at the next token."""
+        """Tokens that hold part of bytes ``[start, end)``; for an empty range an empty span at the
+        next token.
+        """
         if start == end:
             first = bisect_left(self.starts, start)
             return first, first
@@ -181,10 +210,11 @@ class _Bytes:
 class LevelCodec:
     """Renders and reads steps for one tokenizer.
 
-    ``prefix_ids[k]`` are the tokens of ``<level>k</level><think>``, ``close_ids`` those of ``</think><action>``,
-    ``empty_ids`` those of ``<level>1</level><think></think><action>``, and ``digit_ids`` the four digit tokens, which
-    all follow the same tokens of ``<level>``. Works where tags are single tokens and where they are several. Raises
-    ``ValueError`` for a tokenizer that merges a level digit with its tag or renders the four prefixes differently.
+    ``prefix_ids[k]`` are the tokens of ``<level>k</level><think>``, ``close_ids`` those of
+    ``</think><action>``, ``empty_ids`` those of ``<level>1</level><think></think><action>``, and
+    ``digit_ids`` the four digit tokens, which all follow the same tokens of ``<level>``. Works
+    where tags are single tokens and where they are several. Raises ``ValueError`` for a tokenizer
+    that merges a level digit with its tag or renders the four prefixes differently.
     """
 
     def __init__(self, tokenizer: Any):
@@ -197,7 +227,9 @@ class LevelCodec:
         self._check_prefixes()
 
     def parse_step(self, token_ids: Sequence[int]) -> ParsedStep:
-        """Find level, thought and action in the sampled ``token_ids`` of one step; never raises for their content."""
+        """Find level, thought and action in the sampled ``token_ids`` of one step; never raises for
+        their content.
+        """
         joined = _Bytes(self.token_bytes(token_ids))
         for name, pattern, failure in _PARSERS:
             match = pattern.search(joined.text)
@@ -206,20 +238,27 @@ class LevelCodec:
         return ParsedStep(None, None, None, None, None, "", "", "none", ParseFailure.MISSING_ACTION)
 
     def forced_thought(self, level: int, sampled_ids: Sequence[int]) -> ForcedThought | None:
-        """Turn what was sampled after ``prefix_ids[level]`` into a context that ends with ``<action>``.
+        """Turn what was sampled after ``prefix_ids[level]`` into a context that ends with
+        ``<action>``.
 
-        The thought ends at ``</think>`` or the first ``<action>``, whichever comes first. Sampled tokens that hold part
-        of it are kept; what the last of them says of the tag is not forced again. None where neither tag was reached
-        (cut by length) or the sampled text opens another tag. An empty thought is a thought.
+        The thought ends at ``</think>`` or the first ``<action>``, whichever comes first. Sampled
+        tokens that hold part of it are kept; what the last of them says of the tag is not forced
+        again. None where neither tag was reached (cut by length) or the sampled text opens another
+        tag. An empty thought is a thought.
         """
         joined = _Bytes(self.token_bytes(sampled_ids))
-        ends = [i for i in (joined.text.find(tag.encode()) for tag in (THINK_END, ACTION_START)) if i >= 0]
+        ends = [
+            i
+            for i in (joined.text.find(tag.encode()) for tag in (THINK_END, ACTION_START))
+            if i >= 0
+        ]
         if not ends or re.search(rb"</?level>|<think>|</action>", joined.text[: min(ends)]):
             return None
         kept = joined.tokens(0, min(ends))[1]
         spill = joined.text[min(ends) : joined.starts[kept]].decode(errors="replace")
         closing = THINK_END + ACTION_START
-        # A thought cut at <action> may spill "<a...": then the rest of that tag follows, without </think>.
+        # A thought cut at <action> may spill "<a...": then the rest of that tag follows, without
+        # </think>.
         rest = closing if closing.startswith(spill) else ACTION_START
         if not rest.startswith(spill):
             return None
@@ -227,15 +266,23 @@ class LevelCodec:
         forced = self._encode(rest[len(spill) :]) if spill else list(self.close_ids)
         span = (len(prefix), len(prefix) + kept)
         thought = joined.text[: min(ends)].decode(errors="replace")
-        return ForcedThought(level, [*prefix, *(int(i) for i in sampled_ids[:kept]), *forced], span, thought)
+        return ForcedThought(
+            level, [*prefix, *(int(i) for i in sampled_ids[:kept]), *forced], span, thought
+        )
 
     def empty_thought(self) -> ForcedThought:
         """The context of level 1, which needs no generation."""
         at = len(self.prefix_ids[1])
         return ForcedThought(1, list(self.empty_ids), (at, at), "")
 
-    def _read(self, parser: str, match: re.Match[bytes], joined: _Bytes, failure: ParseFailure | None) -> ParsedStep:
-        parts = {name: joined.tokens(*match.span(name)) for name in match.groupdict() if match[name] is not None}
+    def _read(
+        self, parser: str, match: re.Match[bytes], joined: _Bytes, failure: ParseFailure | None
+    ) -> ParsedStep:
+        parts = {
+            name: joined.tokens(*match.span(name))
+            for name in match.groupdict()
+            if match[name] is not None
+        }
         level, action = parts.get("level"), parts.get("action")
         score = None
         if action is not None:
@@ -262,7 +309,10 @@ class LevelCodec:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _digit(self, level: int) -> int:
-        """The token of the digit in the prefix. Raises ``ValueError`` where that token holds more than the digit."""
+        """The token of the digit in the prefix.
+
+        Raises ``ValueError`` where that token holds more than the digit.
+        """
         return self.prefix_ids[level][self._digit_position(level)]
 
     def _digit_position(self, level: int) -> int:
@@ -284,7 +334,9 @@ class LevelCodec:
             at = self._digit_position(level)
             around.add((tuple(ids[:at]), tuple(ids[at + 1 :])))
         if len(around) != 1 or len(set(self.digit_ids)) != len(LEVELS):
-            raise ValueError("tokenizer renders the prefixes of the four levels with different tokens around the digit")
+            raise ValueError(
+                "tokenizer renders the prefixes of the four levels with different tokens around the digit"
+            )
 
 
 def _width(joined: _Bytes, span: Span | None) -> int:

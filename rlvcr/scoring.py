@@ -5,8 +5,9 @@
     branch:  [ chat prompt ] + <level>1</level><think></think><action> go to desk 1 </         S, H at level 1
     branch:  [ chat prompt ] + <level>4</level><think>z'</think><action> go to desk 1 </       S, H at level 4
 
-Targets are the sampled tokens of the action and the first token of ``</action>``, the same ids under every thought.
-The policy that sampled them scores them, in the pass that also gives the old log-probs.
+Targets are the sampled tokens of the action and the first token of ``</action>``, the same ids
+under every thought. The policy that sampled them scores them, in the pass that also gives the old
+log-probs.
 """
 
 import logging
@@ -32,7 +33,12 @@ from verl.protocol import DataProto, object_array
 
 logger = logging.getLogger(__name__)
 SCORED_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
-MEASURES = {"logprob": "score_logprob", "entropy": "score_entropy", "prob": "score_prob", "seq_prob": "score_seq_prob"}
+MEASURES = {
+    "logprob": "score_logprob",
+    "entropy": "score_entropy",
+    "prob": "score_prob",
+    "seq_prob": "score_seq_prob",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +56,17 @@ class RowStep:
     forced: int = 0
 
     def credit_spans(self, offset: int) -> list[tuple[int, int]]:
-        """Ranges of tokens, counted from ``offset`` on, that carry thinking credit; what was forced never does."""
+        """Ranges of tokens, counted from ``offset`` on, that carry thinking credit; what was forced
+        never does.
+        """
         spans = self.parsed.credit_spans(offset)
         return [(start, end) for start, end in spans if start >= offset + self.forced]
 
 
 @dataclass(slots=True)
 class ScoredSteps:
-    """All S steps of a batch in the order of rows: scores and costs [S, 4], which exist, and the chosen column [S].
+    """All S steps of a batch in the order of rows: scores and costs [S, 4], which exist, and the
+    chosen column [S].
 
     ``row[s]`` is the row of step s; an unparsed step has chosen -1.
     """
@@ -72,7 +81,8 @@ class ScoredSteps:
 
 
 def build_queries(rows: Sequence[Sequence[RowStep]]) -> tuple[np.ndarray, np.ndarray]:
-    """``branches`` and ``spans`` [B]: what ``compute_log_prob`` is asked to score besides the rows themselves.
+    """``branches`` and ``spans`` [B]: what ``compute_log_prob`` is asked to score besides the rows
+    themselves.
 
     A step that could not be parsed has neither; a step without alternatives has a span only.
     """
@@ -86,7 +96,12 @@ def build_queries(rows: Sequence[Sequence[RowStep]]) -> tuple[np.ndarray, np.nda
 
 def _span(step: RowStep) -> dict[str, int]:
     first, last = step.parsed.score_span
-    return {"step": step.step, "level": step.parsed.level, "start": step.start + first, "end": step.start + last}
+    return {
+        "step": step.step,
+        "level": step.parsed.level,
+        "start": step.start + first,
+        "end": step.start + last,
+    }
 
 
 def _branches(step: RowStep) -> list[dict[str, Any]]:
@@ -113,12 +128,14 @@ def score_rows(
     config: Any,
     codec: LevelCodec,
 ) -> DataProto:
-    """Score ``rows`` (the steps of each row of ``data``) and add credit for thinking to ``data``, which is returned.
+    """Score ``rows`` (the steps of each row of ``data``) and add credit for thinking to ``data``,
+    which is returned.
 
-    Adds ``old_log_probs``, ``entropys``, ``thinking_level_entropies``, ``thinking_token_costs``, ``level_mask`` and,
-    where they are used, ``thinking_level_bonus`` and ``thinking_reweight``, all [B, R]; raw numbers go into the step
-    records, ``rlvcr/*`` into ``meta_info["metrics"]``, the level entropy's weight and tokens into ``meta_info`` for the
-    actor. ``config`` is the whole typed configuration.
+    Adds ``old_log_probs``, ``entropys``, ``thinking_level_entropies``, ``thinking_token_costs``,
+    ``level_mask`` and, where they are used, ``thinking_level_bonus`` and ``thinking_reweight``, all
+    [B, R]; raw numbers go into the step records, ``rlvcr/*`` into ``meta_info["metrics"]``, the
+    level entropy's weight and tokens into ``meta_info`` for the actor. ``config`` is the whole
+    typed configuration.
     """
     rlvcr, temperature = config.algorithm.rlvcr, config.actor_rollout_ref.rollout.temperature
     asked = data.select(list(SCORED_COLUMNS), [])
@@ -132,7 +149,9 @@ def score_rows(
     advantage, cost_share, factor = _credit(table, rlvcr)
     credit = {"thinking_level_entropies": advantage, "thinking_token_costs": cost_share}
     if rlvcr.level_bonus_w:
-        credit["thinking_level_bonus"] = rlvcr.level_bonus_w * _level_bonus(table, data.non_tensor_batch["uid"])
+        credit["thinking_level_bonus"] = rlvcr.level_bonus_w * _level_bonus(
+            table, data.non_tensor_batch["uid"]
+        )
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         credit["thinking_reweight"] = factor
     _place(data, table, credit)
@@ -140,7 +159,9 @@ def score_rows(
     _record(data, table, prices, advantage, cost_share)
     data.meta_info["level_token_ids"] = list(codec.digit_ids)
     data.meta_info["level_entropy_coef"] = rlvcr.thinking_diversity_w
-    branch_tokens = sum(len(branch["token_ids"]) for row in asked.non_tensor_batch["branches"] for branch in row)
+    branch_tokens = sum(
+        len(branch["token_ids"]) for row in asked.non_tensor_batch["branches"] for branch in row
+    )
     row_tokens = int(data.batch["attention_mask"].sum())
     data.meta_info.setdefault("metrics", {}).update(scoring_metrics(table, advantage))
     data.meta_info["metrics"]["rlvcr/branch_tokens_ratio"] = branch_tokens / max(row_tokens, 1)
@@ -148,7 +169,10 @@ def score_rows(
 
 
 def tabulate(
-    rows: Sequence[Sequence[RowStep]], branch_scores: Sequence[list], span_scores: Sequence[list], score: str
+    rows: Sequence[Sequence[RowStep]],
+    branch_scores: Sequence[list],
+    span_scores: Sequence[list],
+    score: str,
 ) -> ScoredSteps:
     """Bring the answers of ``compute_log_prob`` into one line per step and one column per level."""
     of_row = [row for row, steps in enumerate(rows) for _ in steps]
@@ -186,7 +210,11 @@ def _credit(table: ScoredSteps, rlvcr: Any) -> tuple[torch.Tensor, torch.Tensor,
     arguments = (table.scores, table.valid, table.chosen, table.costs)
     price = {"cost_coef": rlvcr.cost_coef, "cost_max": rlvcr.cost_max}
     advantage, cost_share = thinking_advantage(
-        *arguments, mode=rlvcr.mode, std_floor=rlvcr.std_floor, alternatives=rlvcr.alternatives, **price
+        *arguments,
+        mode=rlvcr.mode,
+        std_floor=rlvcr.std_floor,
+        alternatives=rlvcr.alternatives,
+        **price,
     )
     return advantage, cost_share, thinking_reweight(*arguments, **price)
 
@@ -207,9 +235,13 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
     placed: dict[str, list[torch.Tensor]] = {key: [] for key in (*columns, "level_mask")}
     for row, numbers in enumerate(of_row):
         offsets = [table.steps[s].start - prompt_lengths[row] for s in numbers]
-        spans = [table.steps[s].credit_spans(offset) for s, offset in zip(numbers, offsets, strict=True)]
+        spans = [
+            table.steps[s].credit_spans(offset) for s, offset in zip(numbers, offsets, strict=True)
+        ]
         # a sampled level digit is the first span of a step that has any
-        digits = [[] if table.steps[s].forced else own[:1] for s, own in zip(numbers, spans, strict=True)]
+        digits = [
+            [] if table.steps[s].forced else own[:1] for s, own in zip(numbers, spans, strict=True)
+        ]
         for key, values in columns.items():
             placed[key].append(place_step_values(width, spans, values[numbers]))
         placed["level_mask"].append(place_step_values(width, digits, [1.0] * len(digits)))
@@ -219,9 +251,15 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
 
 
 def _record(
-    data: DataProto, table: ScoredSteps, prices: torch.Tensor, advantage: torch.Tensor, cost_share: torch.Tensor
+    data: DataProto,
+    table: ScoredSteps,
+    prices: torch.Tensor,
+    advantage: torch.Tensor,
+    cost_share: torch.Tensor,
 ) -> None:
-    """Write contexts (with ``prices`` [S, 4]), advantage and cost of every step into the step records of its row."""
+    """Write contexts (with ``prices`` [S, 4]), advantage and cost of every step into the step
+    records of its row.
+    """
     rows = data.non_tensor_batch["steps"]
     records = {(row, record["step"]): record for row, steps in enumerate(rows) for record in steps}
     for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True)):
@@ -245,7 +283,9 @@ def _record(
 
 
 def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, float]:
-    """``rlvcr/*`` of one batch: scores of the originals, valid contexts per expanded step, what was dropped."""
+    """``rlvcr/*`` of one batch: scores of the originals, valid contexts per expanded step, what was
+    dropped.
+    """
     scored = zip(table.steps, table.entries, strict=True)
     originals = [entries[step.parsed.level] for step, entries in scored if entries]
     expanded = [s for s, step in enumerate(table.steps) if step.alternatives is not None]
@@ -256,9 +296,13 @@ def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, fl
     asked = thoughts + dropped.total()
     metrics = {
         "rlvcr/expanded_steps": float(len(expanded)),
-        "rlvcr/alternative_tokens": float(sum(table.steps[s].alternatives.sampled_tokens for s in expanded)),
+        "rlvcr/alternative_tokens": float(
+            sum(table.steps[s].alternatives.sampled_tokens for s in expanded)
+        ),
     }
-    metrics |= {f"rlvcr/dropped_{reason}": count / asked for reason, count in sorted(dropped.items())}
+    metrics |= {
+        f"rlvcr/dropped_{reason}": count / asked for reason, count in sorted(dropped.items())
+    }
     if originals:
         metrics["rlvcr/score_logprob"] = float(np.mean([entry["logprob"] for entry in originals]))
         metrics["rlvcr/score_entropy"] = float(np.mean([entry["entropy"] for entry in originals]))

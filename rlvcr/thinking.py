@@ -1,6 +1,8 @@
-"""How good the chosen level of a step was among the four: advantage, factor, bonus, and their place on tokens.
+"""How good the chosen level of a step was among the four: advantage, factor, bonus, and their place
+on tokens.
 
-S counts steps; level k is column k - 1, and "chosen" is that column, -1 where the step could not be parsed.
+S counts steps; level k is column k - 1, and "chosen" is that column, -1 where the step could not be
+parsed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvcr.levels import LEVELS
-from verl.trainer.ppo.core_algos import choose, factorize, group_mean_std
+from verl.algos import choose, factorize, group_mean_std
 
 MODES = ("mean_norm", "mean_std_norm")
 SCORES = ("entropy", "logprob", "prob")
@@ -17,9 +19,11 @@ NUM_LEVELS = len(LEVELS)
 
 
 def score_of(entry: Mapping[str, float], score: str) -> float:
-    """The score of one context from its measurements: ``entropy`` -H, ``logprob`` S, ``prob`` exp(S).
+    """The score of one context from its measurements: ``entropy`` -H, ``logprob`` S, ``prob``
+    exp(S).
 
-    ``entry`` holds ``entropy`` (nats), ``logprob`` (mean over action tokens) and ``seq_prob`` (its exponential).
+    ``entry`` holds ``entropy`` (nats), ``logprob`` (mean over action tokens) and ``seq_prob`` (its
+    exponential).
     """
     choose(score, SCORES, "score (algorithm.rlvcr.score)")
     if score == "entropy":
@@ -28,16 +32,24 @@ def score_of(entry: Mapping[str, float], score: str) -> float:
 
 
 def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
-    """``cost_coef min(T, cost_max) / cost_max`` of thoughts of ``tokens`` tokens ``[...]``, float64."""
+    """``cost_coef min(T, cost_max) / cost_max`` of thoughts of ``tokens`` tokens ``[...]``,
+    float64.
+    """
     if cost_max <= 0:
         raise ValueError(f"cost_max must be positive, got {cost_max}")
     return cost_coef * tokens.double().clamp(max=cost_max) / cost_max
 
 
-def _utilities(scores: Tensor, valid: Tensor, chosen: Tensor, costs: Tensor, cost_coef: float, cost_max: float):
-    """Utilities and prices ``[S, 4]`` float64 (0 where not valid), the valid mask, and which steps count ``[S]``."""
+def _utilities(
+    scores: Tensor, valid: Tensor, chosen: Tensor, costs: Tensor, cost_coef: float, cost_max: float
+):
+    """Utilities and prices ``[S, 4]`` float64 (0 where not valid), the valid mask, and which steps
+    count ``[S]``.
+    """
     if scores.shape[-1] != NUM_LEVELS or not scores.shape == valid.shape == costs.shape:
-        raise ValueError(f"scores, valid and costs must be [S, 4], got {scores.shape}, {valid.shape}, {costs.shape}")
+        raise ValueError(
+            f"scores, valid and costs must be [S, 4], got {scores.shape}, {valid.shape}, {costs.shape}"
+        )
     valid = valid.bool() & scores.isfinite()
     price = torch.where(valid, thinking_price(costs, cost_coef, cost_max), 0.0)
     utility = torch.where(valid, scores.double() - price, 0.0)
@@ -58,19 +70,23 @@ def thinking_advantage(
     std_floor: float = 0.1,
     alternatives: str = "all",
 ) -> tuple[Tensor, Tensor]:
-    """``A_think [S]`` of the chosen level within its group of four, and the share of it that is due to cost ``[S]``.
+    """``A_think [S]`` of the chosen level within its group of four, and the share of it that is due
+    to cost ``[S]``.
 
-    ``scores [S, 4]``, ``valid [S, 4]`` (which contexts exist), ``chosen [S]`` (0..3, -1 unparsed), ``costs [S, 4]``
-    thought tokens. ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``. ``mean_norm`` gives ``U_l - mean U``
-    over the valid contexts; ``mean_std_norm`` divides by the larger of their (population) standard deviation and
-    ``std_floor``. With ``alternatives="one"`` a single other level j was drawn and ``3/4 (U_l - U_j)``, which has the
-    same expectation, replaces the difference. The second result is already contained in the first: subtracting it
-    leaves the advantage by score alone.
-    Steps with an unparsed level, an invalid chosen context or fewer than two valid ones get 0; so does a tie.
+    ``scores [S, 4]``, ``valid [S, 4]`` (which contexts exist), ``chosen [S]`` (0..3, -1 unparsed),
+    ``costs [S, 4]`` thought tokens. ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
+    ``mean_norm`` gives ``U_l - mean U`` over the valid contexts; ``mean_std_norm`` divides by the
+    larger of their (population) standard deviation and ``std_floor``. With ``alternatives="one"`` a
+    single other level j was drawn and ``3/4 (U_l - U_j)``, which has the same expectation, replaces
+    the difference. The second result is already contained in the first: subtracting it leaves the
+    advantage by score alone. Steps with an unparsed level, an invalid chosen context or fewer than
+    two valid ones get 0; so does a tie.
     """
     choose(mode, MODES, "mode (algorithm.rlvcr.mode)")
     choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
-    utility, price, valid, column, counts = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
+    utility, price, valid, column, counts = _utilities(
+        scores, valid, chosen, costs, cost_coef, cost_max
+    )
     members = valid.sum(-1, keepdim=True).clamp(min=1)
     # Deviations from the chosen context: equal utilities then cancel exactly.
     deviation = torch.where(valid, utility - utility.gather(-1, column), 0.0)
@@ -89,19 +105,29 @@ def thinking_advantage(
 
 
 def thinking_reweight(
-    scores: Tensor, valid: Tensor, chosen: Tensor, costs: Tensor, cost_coef: float = 0.0, cost_max: float = 64
+    scores: Tensor,
+    valid: Tensor,
+    chosen: Tensor,
+    costs: Tensor,
+    cost_coef: float = 0.0,
+    cost_max: float = 64,
 ) -> Tensor:
     """``g [S]``: factor of the trajectory advantage by within-step confidence (CoPO).
 
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` with c the utilities min-max-scaled over the valid contexts; arguments as
-    in ``thinking_advantage``. Steps that get no thinking advantage there, and ties, have g = 1.
+    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` with c the utilities min-max-scaled over the valid
+    contexts; arguments as in ``thinking_advantage``. Steps that get no thinking advantage there,
+    and ties, have g = 1.
     """
-    utility, _, valid, column, counts = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
+    utility, _, valid, column, counts = _utilities(
+        scores, valid, chosen, costs, cost_coef, cost_max
+    )
     low = torch.where(valid, utility, torch.inf).amin(-1, keepdim=True)
     high = torch.where(valid, utility, -torch.inf).amax(-1, keepdim=True)
     spread_of_group = high - low
     tie = ~(spread_of_group > 1e-9)
-    scaled = torch.where(valid & ~tie, (utility - low) / torch.where(tie, 1.0, spread_of_group), 0.0)
+    scaled = torch.where(
+        valid & ~tie, (utility - low) / torch.where(tie, 1.0, spread_of_group), 0.0
+    )
     weight = torch.where(valid, (2 * scaled).exp(), 0.0)
     mean = weight.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
     factor = (weight / torch.where(mean > 0, mean, 1.0)).gather(-1, column).squeeze(-1)
@@ -111,17 +137,20 @@ def thinking_reweight(
 def place_step_values(
     length: int, spans: Sequence[Sequence[tuple[int, int]]], values: Sequence[float] | Tensor
 ) -> Tensor:
-    """``[length]`` float32 with ``values[s]`` on the half-open index ranges ``spans[s]``, 0 elsewhere.
+    """``[length]`` float32 with ``values[s]`` on the half-open index ranges ``spans[s]``, 0
+    elsewhere.
 
-    ``spans[s]`` are the level digit and the thought of step s in response coordinates. Raises ``ValueError`` for a
-    range outside the response or one that another step already fills.
+    ``spans[s]`` are the level digit and the thought of step s in response coordinates. Raises
+    ``ValueError`` for a range outside the response or one that another step already fills.
     """
     placed = torch.zeros(length)
     taken = torch.zeros(length, dtype=torch.bool)
     for ranges, value in zip(spans, values, strict=True):
         for start, end in ranges:
             if not 0 <= start <= end <= length:
-                raise ValueError(f"span [{start}, {end}) lies outside a response of {length} tokens")
+                raise ValueError(
+                    f"span [{start}, {end}) lies outside a response of {length} tokens"
+                )
             if taken[start:end].any():
                 raise ValueError(f"span [{start}, {end}) overlaps another one")
             placed[start:end] = float(value)
@@ -130,10 +159,11 @@ def place_step_values(
 
 
 def level_count_bonus(levels: Tensor, group_index) -> Tensor:
-    """``[S]`` count bonus: ``-log f_l``, f_l the frequency of the step's level in its group, minus the group's mean.
+    """``[S]`` count bonus: ``-log f_l``, f_l the frequency of the step's level in its group, minus
+    the group's mean.
 
-    ``levels [S]`` 0..3 (-1: unparsed, not counted, bonus 0), ``group_index [S]`` e.g. the uid of each step. The mean is
-    taken off so that a group's bonuses sum to 0 and only rare levels gain.
+    ``levels [S]`` 0..3 (-1: unparsed, not counted, bonus 0), ``group_index [S]`` e.g. the uid of
+    each step. The mean is taken off so that a group's bonuses sum to 0 and only rare levels gain.
     """
     groups = factorize(group_index).to(levels.device)
     known = levels >= 0

@@ -1,4 +1,6 @@
-"""The bytes every token id stands for, so that text can be found in sampled tokens without re-tokenising anything."""
+"""The bytes every token id stands for, so that text can be found in sampled tokens without
+re-tokenising anything.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,7 +9,9 @@ _PROBE = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</act
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Byte of each character of byte-level BPE vocabularies: printable bytes are themselves, the others follow 255."""
+    """Byte of each character of byte-level BPE vocabularies: printable bytes are themselves, the
+    others follow 255.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
@@ -27,10 +31,12 @@ def _sentence_piece(token: str) -> bytes:
 
 
 class TokenBytes:
-    """``token_bytes(ids)`` gives the bytes of each id, remembered; made for one tokenizer of transformers.
+    """``token_bytes(ids)`` gives the bytes of each id, remembered; made for one tokenizer of
+    transformers.
 
-    Byte-level BPE and SentencePiece-like vocabularies are understood, others through decoding single tokens. Raises
-    ``ValueError`` if none of these reproduces a probe text, because offsets would then be wrong.
+    Byte-level BPE and SentencePiece-like vocabularies are understood, others through decoding
+    single tokens. Raises ``ValueError`` if none of these reproduces a probe text, because offsets
+    would then be wrong.
     """
 
     def __init__(self, tokenizer: Any):
@@ -66,4 +72,6 @@ class TokenBytes:
                 continue
             if text in (_PROBE.encode(), b" " + _PROBE.encode()):
                 return piece
-        raise ValueError(f"{type(self._tokenizer).__name__}: cannot tell which text each token stands for")
+        raise ValueError(
+            f"{type(self._tokenizer).__name__}: cannot tell which text each token stands for"
+        )

@@ -1,1 +1,3 @@
-"""Set-up, data, cluster jobs and benchmarks; each module is run as ``python -m scripts.NAME`` or as a file."""
+"""Set-up, data, cluster jobs and benchmarks; each module is run as ``python -m scripts.NAME`` or as
+a file.
+"""

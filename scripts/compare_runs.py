@@ -1,4 +1,5 @@
-"""Compare runs: held-out success before and after, tokens, levels and time, with the spread over seeds.
+"""Compare runs: held-out success before and after, tokens, levels and time, with the spread over
+seeds.
 
 python scripts/compare_runs.py rlvcr=runs/quickstart/rlvcr_s0,runs/quickstart/rlvcr_s1 grpo=runs/quickstart/grpo_s0
 python scripts/compare_runs.py rlvcr=... grpo=... --svg docs/images/quickstart.svg     # also draws train success
@@ -12,18 +13,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.utils.jsonl import write_text  # noqa: E402
-from verl.utils.report.charts import Chart, Series, draw, smoothed  # noqa: E402
-from verl.utils.report.page import HERE  # noqa: E402
-from verl.utils.report.run_data import RunData, load_run  # noqa: E402
+from verl.record.report.charts import Chart, Series, draw, smoothed
+from verl.record.report.page import HERE
+from verl.record.report.run_data import RunData, load_run
+from verl.utils.jsonl import write_text
 
-COLUMNS = ("", "held-out before", "held-out after", "points", "tokens/episode", "levels 1-4 after, %", "s/iteration")
+COLUMNS = (
+    "",
+    "held-out before",
+    "held-out after",
+    "points",
+    "tokens/episode",
+    "levels 1-4 after, %",
+    "s/iteration",
+)
 COLORS = ("accent", "second", "level-4", "level-3", "time-5", "time-7")
 SUCCESS, TOKENS = "val/success_rate", "val/tokens_per_episode"
 
 
 def interval(run: RunData, index: int) -> str:
-    """Held-out success with its 95% bootstrap interval, in percent; ``index`` 0 is before training, -1 after."""
+    """Held-out success with its 95% bootstrap interval, in percent; ``index`` 0 is before training,
+    -1 after.
+    """
     low, high = (100 * run.points(f"{SUCCESS}_{end}")[1][index] for end in ("low", "high"))
     return f"{100 * run.points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
 
@@ -50,11 +61,15 @@ def run_cells(run: RunData) -> list[str]:
 
 
 def group_cells(runs: list[RunData]) -> list[str]:
-    """The cells of a group of seeds: means, and the standard deviation over seeds of what success did."""
+    """The cells of a group of seeds: means, and the standard deviation over seeds of what success
+    did.
+    """
     after, gains = [100 * run.points(SUCCESS)[1][-1] for run in runs], [gain(run) for run in runs]
     before = statistics.mean(100 * run.points(SUCCESS)[1][0] for run in runs)
     tokens = [statistics.mean(run.points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
-    spread = [f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "" for values in (after, gains)]
+    spread = [
+        f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "" for values in (after, gains)
+    ]
     return [
         f"{before:.1f}",
         f"**{statistics.mean(after):.1f}**{spread[0]}",
@@ -76,7 +91,9 @@ def table(groups: dict[str, list[RunData]]) -> str:
 
 
 def curves(groups: dict[str, list[RunData]]) -> str:
-    """Train success of every seed (faint) and of the mean over seeds, smoothed, as a free-standing SVG."""
+    """Train success of every seed (faint) and of the mean over seeds, smoothed, as a free-standing
+    SVG.
+    """
     series = []
     for color, (label, runs) in zip(COLORS, groups.items(), strict=False):
         columns = [run.points("episode/success_rate") for run in runs]
@@ -85,10 +102,20 @@ def curves(groups: dict[str, list[RunData]]) -> str:
         means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
         name = f"{label}, mean of {len(runs)} seeds" if len(runs) > 1 else label
         series.append(Series(name, columns[0][0][:length], smoothed(means), color))
-    chart = Chart("Success on training tasks", "episodes won, smoothed", series, form="percent", width=760, height=330)
+    chart = Chart(
+        "Success on training tasks",
+        "episodes won, smoothed",
+        series,
+        form="percent",
+        width=760,
+        height=330,
+    )
     figure = re.sub(r' data-hover="[^"]*"', "", draw(chart))
     style = (HERE / "style.css").read_text(encoding="utf-8")
-    palette, rules = style.split("[data-theme=", 2)[1], [line for line in style.splitlines() if _draws(line)]
+    palette, rules = (
+        style.split("[data-theme=", 2)[1],
+        [line for line in style.splitlines() if _draws(line)],
+    )
     css = f"<style>:root{palette.partition(']')[2]} svg {{ background: #fff }} {' '.join(rules)}</style>"
     legend = "".join(
         f'<text x="{80 + 220 * i}" y="26" style="fill: var(--{s.color}); font-weight: 600">{s.name}</text>'
@@ -100,13 +127,19 @@ def curves(groups: dict[str, list[RunData]]) -> str:
 
 
 def _draws(rule: str) -> bool:
-    return rule.startswith(("svg text", ".grid", ".line", ".faint", ".dot", ".whisker", ".c-", ".area"))
+    return rule.startswith(
+        ("svg text", ".grid", ".line", ".faint", ".dot", ".whisker", ".c-", ".area")
+    )
 
 
 def main() -> None:
     """Read the runs, print the table, draw the curves."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="+", metavar="LABEL=RUN,RUN,...", help="run directories of a label")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "groups", nargs="+", metavar="LABEL=RUN,RUN,...", help="run directories of a label"
+    )
     parser.add_argument("--svg", type=Path, help="write the curves of training success here")
     args = parser.parse_args()
     groups = {}

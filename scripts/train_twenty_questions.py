@@ -1,11 +1,13 @@
-"""Teach a small policy to play twenty questions with TRL's GRPO, and say how often it wins before and after.
+"""Teach a small policy to play twenty questions with TRL's GRPO, and say how often it wins before
+and after.
 
     python scripts/train_twenty_questions.py                          # about 15 min on two cores
     python scripts/train_twenty_questions.py --model DIR --steps 200  # a policy of your own
 
-Without ``--model`` a policy of half a million parameters is made first: it imitates a scripted player that is careless
-and hasty, about the training words. Reinforcement learning plays about the same words; success is measured on them and
-on the held-out words, at temperature 1. The policies are written below ``--out`` in Hugging Face form.
+Without ``--model`` a policy of half a million parameters is made first: it imitates a scripted
+player that is careless and hasty, about the training words. Reinforcement learning plays about the
+same words; success is measured on them and on the held-out words, at temperature 1. The policies
+are written below ``--out`` in Hugging Face form.
 """
 
 import argparse
@@ -20,11 +22,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from agent_system.agents import DirectOutputAgent  # noqa: E402
-from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv  # noqa: E402
-from agent_system.environments.env_package.twenty_questions.demonstrations import write_demonstrations  # noqa: E402
-from agent_system.environments.env_package.twenty_questions.game import words_of  # noqa: E402
-from agent_system.environments.env_package.twenty_questions.knowledge import knowledge  # noqa: E402
+from agent_system.agents import DirectOutputAgent
+from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv
+from agent_system.environments.env_package.twenty_questions.demonstrations import (
+    write_demonstrations,
+)
+from agent_system.environments.env_package.twenty_questions.game import words_of
+from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
 
 WORDS = 48  # of the table: few enough to be learnt in minutes
 TURN_TOKENS = 24
@@ -33,24 +37,45 @@ GROUP = 8
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="policy to start from; default: a new one, made by imitation")
-    parser.add_argument("--out", type=Path, default=Path("data/models/twenty_questions"), help="where the policies go")
-    parser.add_argument("--words", type=int, default=WORDS, help="how many words of the table can be the secret one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", help="policy to start from; default: a new one, made by imitation"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("data/models/twenty_questions"),
+        help="where the policies go",
+    )
+    parser.add_argument(
+        "--words", type=int, default=WORDS, help="how many words of the table can be the secret one"
+    )
     parser.add_argument("--turns", type=int, default=12, help="turns per game")
-    parser.add_argument("--episodes", type=int, default=6000, help="games that the new policy imitates")
+    parser.add_argument(
+        "--episodes", type=int, default=6000, help="games that the new policy imitates"
+    )
     parser.add_argument("--epochs", type=int, default=3, help="passes over them")
-    parser.add_argument("--steps", type=int, default=320, help="optimizer steps of reinforcement learning")
-    parser.add_argument("--groups", type=int, default=16, help=f"words per generation, played {GROUP} times each")
+    parser.add_argument(
+        "--steps", type=int, default=320, help="optimizer steps of reinforcement learning"
+    )
+    parser.add_argument(
+        "--groups", type=int, default=16, help=f"words per generation, played {GROUP} times each"
+    )
     parser.add_argument("--updates", type=int, default=4, help="optimizer steps per generation")
-    parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of reinforcement learning")
+    parser.add_argument(
+        "--lr", type=float, default=2e-4, help="learning rate of reinforcement learning"
+    )
     parser.add_argument("--plays", type=int, default=192, help="games per measurement")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
 
 
 def some_words(count: int) -> list[str]:
-    """``count`` words of the table, evenly over its order, so that all kinds of things are among them."""
+    """``count`` words of the table, evenly over its order, so that all kinds of things are among
+    them.
+    """
     words = list(knowledge().things)
     return sorted(words[int(index * len(words) / count)] for index in range(min(count, len(words))))
 
@@ -77,22 +102,33 @@ def imitate(args: argparse.Namespace, words: list[str], directory: Path) -> Path
     return target
 
 
-def success(model: Any, env: TwentyQuestionsEnv, words: list[str], plays: int, seed: int) -> tuple[float, float]:
-    """(share of won games, turns per game) over about ``plays`` games about ``words``, at temperature 1."""
+def success(
+    model: Any, env: TwentyQuestionsEnv, words: list[str], plays: int, seed: int
+) -> tuple[float, float]:
+    """(share of won games, turns per game) over about ``plays`` games about ``words``, at
+    temperature 1.
+    """
     from agent_system.integrations.trl.policies import LivePolicy, TurnSampling
 
     tokenizer, sampling = env.tokenizer, TurnSampling(TURN_TOKENS, stop=env.stop)
-    policy = LivePolicy(lambda: nullcontext(model.eval()), tokenizer, [tokenizer.eos_token_id], seed)
+    policy = LivePolicy(
+        lambda: nullcontext(model.eval()), tokenizer, [tokenizer.eos_token_id], seed
+    )
     rows = [{"solution": word} for word in words] * max(1, round(plays / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))
     turns = sum(len(rewards) for trial in results["turn_rewards"] for rewards in trial)
     return sum(results["rewards"]) / len(rows), turns / len(rows)
 
 
-def measure(model: Any, env: TwentyQuestionsEnv, args: argparse.Namespace, when: str) -> dict[str, float]:
+def measure(
+    model: Any, env: TwentyQuestionsEnv, args: argparse.Namespace, when: str
+) -> dict[str, float]:
     """Success on training and held-out words, printed."""
     found = {}
-    for split, dataset in (("train", env.get_train_dataset()), ("held_out", env.get_eval_dataset())):
+    for split, dataset in (
+        ("train", env.get_train_dataset()),
+        ("held_out", env.get_eval_dataset()),
+    ):
         rate, turns = success(model, env, list(dataset["solution"]), args.plays, args.seed)
         found[f"{split}_success"], found[f"{split}_turns"] = rate, turns
     print(
@@ -141,9 +177,14 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     env = TwentyQuestionsEnv(
-        AutoTokenizer.from_pretrained(path), max_steps_per_episode=args.turns, words=words, seed=args.seed
+        AutoTokenizer.from_pretrained(path),
+        max_steps_per_episode=args.turns,
+        words=words,
+        seed=args.seed,
     )
-    before = measure(AutoModelForCausalLM.from_pretrained(path, dtype="float32"), env, args, "before")
+    before = measure(
+        AutoModelForCausalLM.from_pretrained(path, dtype="float32"), env, args, "before"
+    )
     trainer = train(args, path, env)
     after = measure(trainer.model, env, args, "after")
     trainer.save_model(str(args.out / "trained"))

@@ -7,7 +7,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-import pytest  # noqa: E402
+import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,7 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def main_job(tmp_path_factory):
-    """A finished run of the smallest real job (``tests/helpers/smoke_job.py``); takes minutes, played once."""
+    """A finished run of the smallest real job (``tests/helpers/smoke_job.py``); takes minutes,
+    played once.
+    """
     from tests.helpers.smoke_job import run_smoke_job
 
     return run_smoke_job(tmp_path_factory.mktemp("main_job"))

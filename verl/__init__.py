@@ -1,9 +1,15 @@
 """The PPO framework: data protocol, worker groups, FSDP2 engines, rollout engines and the trainers.
 
-``verl.DataProto`` is resolved on first use, so that importing the configuration packages stays free of torch.
+``verl.DataProto`` is resolved on first use, so that importing the configuration packages stays free
+of torch.
 """
 
 from verl.utils.lazy import lazy
+from verl.utils.threads import wait_passively
 
 __version__ = "0.1.0"
 __getattr__, __all__ = lazy(__name__, {"DataProto": "protocol"})
+
+# Every process of a run imports this package first: driver, cold start, training ranks, engines,
+# collectors.
+wait_passively()

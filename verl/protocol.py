@@ -15,8 +15,9 @@ Rows of the two tables always correspond. Example::
     )
     data[1:3], data[[0, 2]], data[mask], data[0].non_tensor_batch["uid"]
 
-Pickling (which is how Ray ships objects) moves tensors to the CPU and hands contiguous numpy buffers to the pickler, so
-that a slice ships its own rows only and Ray's object store takes the buffers out of band.
+Pickling (which is how Ray ships objects) moves tensors to the CPU and hands contiguous numpy
+buffers to the pickler, so that a slice ships its own rows only and Ray's object store takes the
+buffers out of band.
 """
 
 import difflib
@@ -43,7 +44,10 @@ __all__ = [
 
 TENSOR_FILE = "batch.safetensors"
 JSON_FILE = "data.json"
-_SHIPPED_AS = {1: torch.uint8, 2: torch.int16}  # integer stand-ins for dtypes numpy lacks, by bytes per element
+_SHIPPED_AS = {
+    1: torch.uint8,
+    2: torch.int16,
+}  # integer stand-ins for dtypes numpy lacks, by bytes per element
 
 
 def object_array(values: Iterable[Any]) -> np.ndarray:
@@ -59,7 +63,9 @@ def _as_column(key: str, values: Any) -> np.ndarray:
     column = values if isinstance(values, np.ndarray) else None
     if column is None:
         if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-            raise TypeError(f"non_tensor_batch[{key!r}] must be an array or a list of B values, got {type(values)}")
+            raise TypeError(
+                f"non_tensor_batch[{key!r}] must be an array or a list of B values, got {type(values)}"
+            )
         column = object_array(values)
     if column.ndim == 0:
         raise ValueError(f"non_tensor_batch[{key!r}] is a scalar; it needs one value per row")
@@ -82,7 +88,9 @@ def _as_keys(keys: str | Iterable[str] | None) -> list[str]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Deep equality in which NaN equals NaN, over tensors, arrays, sequences, dicts and plain values."""
+    """Deep equality in which NaN equals NaN, over tensors, arrays, sequences, dicts and plain
+    values.
+    """
     if a is b:
         return True
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -122,16 +130,20 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
 
 
 def collate_fn(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Turn row dicts into columns: tensors are stacked to [B, ...], everything else becomes an object array [B].
+    """Turn row dicts into columns: tensors are stacked to [B, ...], everything else becomes an
+    object array [B].
 
-    Feed the result to ``DataProto.from_single_dict``. Raises ``KeyError`` when the rows have different keys.
+    Feed the result to ``DataProto.from_single_dict``. Raises ``KeyError`` when the rows have
+    different keys.
     """
     if not samples:
         raise ValueError("collate_fn: no samples")
     keys = list(samples[0])
     for i, sample in enumerate(samples):
         if sample.keys() != samples[0].keys():
-            raise KeyError(f"collate_fn: sample {i} has keys {sorted(sample)}, sample 0 has {sorted(keys)}")
+            raise KeyError(
+                f"collate_fn: sample {i} has keys {sorted(sample)}, sample 0 has {sorted(keys)}"
+            )
     columns = {key: [sample[key] for sample in samples] for key in keys}
     stacked = {k: torch.stack(v) for k, v in columns.items() if isinstance(v[0], torch.Tensor)}
     return {k: stacked[k] if k in stacked else object_array(v) for k, v in columns.items()}
@@ -150,8 +162,9 @@ class DataProtoItem:
 class DataProto:
     """Rows of tensors and objects with shared ``meta_info``; see the module docstring.
 
-    Row selections share memory with (slices) or copy from (lists, masks) their source; objects inside object arrays
-    are shared, never copied. Raises ``ValueError`` when the columns' lengths disagree.
+    Row selections share memory with (slices) or copy from (lists, masks) their source; objects
+    inside object arrays are shared, never copied. Raises ``ValueError`` when the columns' lengths
+    disagree.
     """
 
     batch: TensorDict | None = None
@@ -163,7 +176,10 @@ class DataProto:
         self.check_consistency()
 
     def __repr__(self) -> str:
-        tensors = {k: f"{list(v.shape)} {str(v.dtype).removeprefix('torch.')}" for k, v in self._tensor_items()}
+        tensors = {
+            k: f"{list(v.shape)} {str(v.dtype).removeprefix('torch.')}"
+            for k, v in self._tensor_items()
+        }
         others = {k: str(v.dtype) for k, v in self.non_tensor_batch.items()}
         return f"DataProto({len(self)} rows, batch={tensors}, non_tensor_batch={others}, meta_info={self.meta_info})"
 
@@ -178,22 +194,29 @@ class DataProto:
     ) -> "DataProto":
         """Build from tensors [B, ...] and arrays or lists of B values.
 
-        Raises ``ValueError`` naming the columns whose lengths disagree, ``TypeError`` for a non-tensor in ``tensors``.
+        Raises ``ValueError`` naming the columns whose lengths disagree, ``TypeError`` for a
+        non-tensor in ``tensors``.
         """
         sizes = {}
         for key, tensor in (tensors or {}).items():
             if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"tensors[{key!r}] is a {type(tensor).__name__}, not a torch.Tensor")
+                raise TypeError(
+                    f"tensors[{key!r}] is a {type(tensor).__name__}, not a torch.Tensor"
+                )
             if tensor.dim() == 0:
                 raise ValueError(f"tensors[{key!r}] is a scalar; it needs one entry per row")
             sizes[key] = len(tensor)
         if len(set(sizes.values())) > 1:
             raise ValueError(f"lengths disagree in batch: {sizes}")
         batch = TensorDict(tensors, batch_size=[next(iter(sizes.values()))]) if tensors else None
-        return cls(batch=batch, non_tensor_batch=dict(non_tensors or {}), meta_info=dict(meta_info or {}))
+        return cls(
+            batch=batch, non_tensor_batch=dict(non_tensors or {}), meta_info=dict(meta_info or {})
+        )
 
     @classmethod
-    def from_single_dict(cls, data: dict[str, Any], meta_info: dict[str, Any] | None = None) -> "DataProto":
+    def from_single_dict(
+        cls, data: dict[str, Any], meta_info: dict[str, Any] | None = None
+    ) -> "DataProto":
         """Build from one dict: tensors go to ``batch``, arrays and lists to ``non_tensor_batch``."""
         tensors = {k: v for k, v in data.items() if isinstance(v, torch.Tensor)}
         others = {k: v for k, v in data.items() if k not in tensors}
@@ -201,9 +224,11 @@ class DataProto:
 
     @staticmethod
     def concat(data: Sequence["DataProto"]) -> "DataProto":
-        """Rows of all parts in order; ``meta_info`` keeps, for each key, the value of the first part that has it.
+        """Rows of all parts in order; ``meta_info`` keeps, for each key, the value of the first
+        part that has it.
 
-        Parts without columns are skipped. Raises when the parts' columns or row shapes differ, or ``data`` is empty.
+        Parts without columns are skipped. Raises when the parts' columns or row shapes differ, or
+        ``data`` is empty.
         """
         if not data:
             raise ValueError("concat: no parts")
@@ -218,9 +243,14 @@ class DataProto:
         for i, part in enumerate(parts):
             if set(part.keys()) != set(first.keys()):
                 odd = sorted(set(part.keys()) ^ set(first.keys()))
-                raise ValueError(f"concat: part {i} and part 0 do not have the same keys; they differ in {odd}")
+                raise ValueError(
+                    f"concat: part {i} and part 0 do not have the same keys; they differ in {odd}"
+                )
         tensors = {k: _cat(k, [part.batch[k] for part in parts]) for k in first.tensor_keys()}
-        others = {k: np.concatenate([part.non_tensor_batch[k] for part in parts]) for k in first.non_tensor_batch}
+        others = {
+            k: np.concatenate([part.non_tensor_batch[k] for part in parts])
+            for k in first.non_tensor_batch
+        }
         return DataProto.from_dict(tensors, others, meta_info)
 
     # ---- looking ------------------------------------------------------------------------------------------------
@@ -244,14 +274,20 @@ class DataProto:
     def check_consistency(self) -> None:
         """Raise ``ValueError`` naming every column whose length differs from the table's."""
         if self.batch is not None and self.batch.batch_dims != 1:
-            raise ValueError(f"batch must have exactly one batch dimension, got {list(self.batch.batch_size)}")
+            raise ValueError(
+                f"batch must have exactly one batch dimension, got {list(self.batch.batch_size)}"
+            )
         size = len(self)
         wrong = {k: len(v) for k, v in self.non_tensor_batch.items() if len(v) != size}
         if wrong:
-            raise ValueError(f"lengths disagree: the table has {size} rows, but non_tensor_batch has {wrong}")
+            raise ValueError(
+                f"lengths disagree: the table has {size} rows, but non_tensor_batch has {wrong}"
+            )
 
     def __getitem__(self, item: Any) -> "DataProto | DataProtoItem":
-        """``int`` → ``DataProtoItem``; slice, list, array, tensor of indices or boolean mask [B] → ``DataProto``."""
+        """``int`` → ``DataProtoItem``; slice, list, array, tensor of indices or boolean mask [B] →
+        ``DataProto``.
+        """
         self.check_consistency()
         if isinstance(item, (int, np.integer)):
             return self._row(int(item))
@@ -265,30 +301,44 @@ class DataProto:
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of a DataProto with {len(self)} rows")
         batch = None if self.batch is None else self.batch[index]
-        return DataProtoItem(batch, {k: v[index] for k, v in self.non_tensor_batch.items()}, self.meta_info)
+        return DataProtoItem(
+            batch, {k: v[index] for k, v in self.non_tensor_batch.items()}, self.meta_info
+        )
 
     def select_idxs(self, idxs: Sequence[int] | np.ndarray | torch.Tensor) -> "DataProto":
-        """Rows at ``idxs`` (repeats allowed), or rows where a boolean mask [B] is true; columns are copied."""
+        """Rows at ``idxs`` (repeats allowed), or rows where a boolean mask [B] is true; columns are
+        copied.
+        """
         index = self._as_index(idxs)
-        batch = None if self.batch is None else self.batch[torch.from_numpy(index).to(_device_of(self.batch))]
+        batch = (
+            None
+            if self.batch is None
+            else self.batch[torch.from_numpy(index).to(_device_of(self.batch))]
+        )
         others = {k: v[index] for k, v in self.non_tensor_batch.items()}
         return DataProto(batch=batch, non_tensor_batch=others, meta_info=dict(self.meta_info))
 
     def _as_index(self, idxs: Any) -> np.ndarray:
         if isinstance(idxs, str):
-            raise TypeError(f"a DataProto is indexed by rows; use .batch[{idxs!r}] or .non_tensor_batch[{idxs!r}]")
+            raise TypeError(
+                f"a DataProto is indexed by rows; use .batch[{idxs!r}] or .non_tensor_batch[{idxs!r}]"
+            )
         index = idxs.detach().cpu().numpy() if isinstance(idxs, torch.Tensor) else np.asarray(idxs)
         if index.ndim != 1:
             raise IndexError(f"row indices must be one-dimensional, got shape {index.shape}")
         if index.dtype == bool:
             if len(index) != len(self):
-                raise IndexError(f"the mask has {len(index)} entries, the DataProto {len(self)} rows")
+                raise IndexError(
+                    f"the mask has {len(index)} entries, the DataProto {len(self)} rows"
+                )
             return np.flatnonzero(index)
         if index.size and not np.issubdtype(index.dtype, np.integer):
             raise IndexError(f"row indices must be integers or booleans, got {index.dtype}")
         index = index.astype(np.int64)
         if index.size and (index.min() < -len(self) or index.max() >= len(self)):
-            raise IndexError(f"row indices {index.min()}..{index.max()} out of range for {len(self)} rows")
+            raise IndexError(
+                f"row indices {index.min()}..{index.max()} out of range for {len(self)} rows"
+            )
         return index
 
     # ---- columns ------------------------------------------------------------------------------------------------
@@ -299,12 +349,17 @@ class DataProto:
         non_tensor_batch_keys: str | Iterable[str] | None = None,
         meta_info_keys: str | Iterable[str] | None = None,
     ) -> "DataProto":
-        """A new table with the named columns, sharing their memory; ``None`` keeps a whole part, ``[]`` none of it.
+        """A new table with the named columns, sharing their memory; ``None`` keeps a whole part,
+        ``[]`` none of it.
 
         Raises ``KeyError`` with the nearest match for an unknown key.
         """
         tensors = self.tensor_keys() if batch_keys is None else _as_keys(batch_keys)
-        others = list(self.non_tensor_batch) if non_tensor_batch_keys is None else _as_keys(non_tensor_batch_keys)
+        others = (
+            list(self.non_tensor_batch)
+            if non_tensor_batch_keys is None
+            else _as_keys(non_tensor_batch_keys)
+        )
         metas = list(self.meta_info) if meta_info_keys is None else _as_keys(meta_info_keys)
         self._require(tensors, others, metas)
         return DataProto(
@@ -334,7 +389,8 @@ class DataProto:
     def rename(self, old_keys: str | Iterable[str], new_keys: str | Iterable[str]) -> "DataProto":
         """Rename columns in place (tensor or not) and return ``self``.
 
-        Raises ``KeyError`` for an unknown key, ``ValueError`` when a new name is taken or the counts differ.
+        Raises ``KeyError`` for an unknown key, ``ValueError`` when a new name is taken or the
+        counts differ.
         """
         old, new = _as_keys(old_keys), _as_keys(new_keys)
         if len(old) != len(new):
@@ -342,7 +398,9 @@ class DataProto:
         _require_keys("the DataProto", old, self.keys())
         taken = set(new) & (set(self.keys()) - set(old))
         if taken or len(set(new)) != len(new):
-            raise ValueError(f"rename: the new names {new} are not free: {sorted(taken) or 'they repeat'}")
+            raise ValueError(
+                f"rename: the new names {new} are not free: {sorted(taken) or 'they repeat'}"
+            )
         names = dict(zip(old, new, strict=True))
         if self.batch is not None:
             renamed = {names.get(k, k): v for k, v in self.batch.items()}
@@ -357,15 +415,17 @@ class DataProto:
         """
         if self.keys() and other.keys() and len(self) != len(other):
             raise ValueError(f"union: lengths disagree: {len(self)} and {len(other)} rows")
-        clash = set(self.tensor_keys()) & set(other.non_tensor_batch) | set(self.non_tensor_batch) & set(
-            other.tensor_keys()
-        )
+        clash = set(self.tensor_keys()) & set(other.non_tensor_batch) | set(
+            self.non_tensor_batch
+        ) & set(other.tensor_keys())
         if clash:
             raise ValueError(f"union: {sorted(clash)} are tensors on one side and not on the other")
         non_tensors = _union_dict("non_tensor_batch", self.non_tensor_batch, other.non_tensor_batch)
         meta_info = _union_dict("meta_info", self.meta_info, other.meta_info)
         if other.batch is not None:
-            self.batch = other.batch if self.batch is None else union_tensor_dict(self.batch, other.batch)
+            self.batch = (
+                other.batch if self.batch is None else union_tensor_dict(self.batch, other.batch)
+            )
         self.non_tensor_batch, self.meta_info = non_tensors, meta_info
         return self
 
@@ -389,12 +449,18 @@ class DataProto:
         if repeat_times < 1:
             raise ValueError(f"repeat_times must be at least 1, got {repeat_times}")
         index = np.arange(len(self))
-        return self.select_idxs(np.repeat(index, repeat_times) if interleave else np.tile(index, repeat_times))
+        return self.select_idxs(
+            np.repeat(index, repeat_times) if interleave else np.tile(index, repeat_times)
+        )
 
     def chunk(self, chunks: int) -> list["DataProto"]:
-        """``chunks`` parts of equal length in order; raises ``ValueError`` when the length does not divide."""
+        """``chunks`` parts of equal length in order; raises ``ValueError`` when the length does not
+        divide.
+        """
         if chunks < 1 or len(self) % chunks:
-            hint = "use pad_dataproto_to_divisor first" if chunks >= 1 else "chunks must be at least 1"
+            hint = (
+                "use pad_dataproto_to_divisor first" if chunks >= 1 else "chunks must be at least 1"
+            )
             raise ValueError(f"cannot cut {len(self)} rows into {chunks} equal chunks; {hint}")
         size = len(self) // chunks
         return [self[i * size : (i + 1) * size] for i in range(chunks)]
@@ -414,16 +480,22 @@ class DataProto:
     ) -> Iterator["DataProto"]:
         """Yield ``epochs`` passes over the rows in mini-batches.
 
-        ``dataloader_kwargs={"shuffle": True}`` draws a new permutation for each epoch from ``seed`` alone.
-        Raises ``ValueError`` when the length is not a multiple of ``mini_batch_size``.
+        ``dataloader_kwargs={"shuffle": True}`` draws a new permutation for each epoch from ``seed``
+        alone. Raises ``ValueError`` when the length is not a multiple of ``mini_batch_size``.
         """
         options = {"shuffle": False, **(dataloader_kwargs or {})}
         _require_keys("make_iterator's dataloader_kwargs", options, ["shuffle"])
         if mini_batch_size < 1 or len(self) % mini_batch_size:
-            raise ValueError(f"{len(self)} rows are not a multiple of mini_batch_size={mini_batch_size}")
-        return self._mini_batches(mini_batch_size, epochs, np.random.default_rng(seed), options["shuffle"])
+            raise ValueError(
+                f"{len(self)} rows are not a multiple of mini_batch_size={mini_batch_size}"
+            )
+        return self._mini_batches(
+            mini_batch_size, epochs, np.random.default_rng(seed), options["shuffle"]
+        )
 
-    def _mini_batches(self, size: int, epochs: int, rng: np.random.Generator, shuffle: bool) -> Iterator["DataProto"]:
+    def _mini_batches(
+        self, size: int, epochs: int, rng: np.random.Generator, shuffle: bool
+    ) -> Iterator["DataProto"]:
         for _ in range(epochs):
             order = rng.permutation(len(self)) if shuffle else np.arange(len(self))
             for start in range(0, len(self), size):
@@ -449,20 +521,26 @@ class DataProto:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors = {k: _from_buffer(*v) for k, v in state["tensors"].items()}
-        self.batch = None if state["size"] is None else TensorDict(tensors, batch_size=[state["size"]])
+        self.batch = (
+            None if state["size"] is None else TensorDict(tensors, batch_size=[state["size"]])
+        )
         self.non_tensor_batch = {k: _writable(v) for k, v in state["non_tensors"].items()}
         self.meta_info = state["meta_info"]
 
     def save_to_disk(self, path: str | Path) -> None:
-        """Write the directory ``path``: tensors as safetensors, the rest as JSON. Nothing is pickled.
+        """Write the directory ``path``: tensors as safetensors, the rest as JSON. Nothing is
+        pickled.
 
-        Tuples, numpy arrays and dicts with keys that are no strings survive; numpy scalars come back as Python
-        numbers. Raises ``TypeError`` naming the place of a value that JSON cannot hold.
+        Tuples, numpy arrays and dicts with keys that are no strings survive; numpy scalars come
+        back as Python numbers. Raises ``TypeError`` naming the place of a value that JSON cannot
+        hold.
         """
         self.check_consistency()
         root = Path(path)
         root.mkdir(parents=True, exist_ok=True)
-        columns = {k: _encode(v, f"non_tensor_batch[{k!r}]") for k, v in self.non_tensor_batch.items()}
+        columns = {
+            k: _encode(v, f"non_tensor_batch[{k!r}]") for k, v in self.non_tensor_batch.items()
+        }
         record = {
             "format": 1,
             "rows": len(self),
@@ -477,15 +555,22 @@ class DataProto:
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> "DataProto":
-        """Read what ``save_to_disk`` wrote. Raises ``ValueError`` when the two files do not fit together."""
+        """Read what ``save_to_disk`` wrote.
+
+        Raises ``ValueError`` when the two files do not fit together.
+        """
         root = Path(path)
         record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
         tensors = load_file(root / TENSOR_FILE)
         keys = record["tensor_keys"]
         if set(keys or []) != set(tensors):
-            raise ValueError(f"{root}: {TENSOR_FILE} holds {sorted(tensors)}, {JSON_FILE} names {keys}")
+            raise ValueError(
+                f"{root}: {TENSOR_FILE} holds {sorted(tensors)}, {JSON_FILE} names {keys}"
+            )
         columns = {k: _decode(v) for k, v in record["non_tensor_batch"].items()}
-        data = cls.from_dict({k: tensors[k] for k in keys or []}, columns, _decode(record["meta_info"]))
+        data = cls.from_dict(
+            {k: tensors[k] for k in keys or []}, columns, _decode(record["meta_info"])
+        )
         if len(data) != record["rows"]:
             raise ValueError(f"{root}: {record['rows']} rows announced, {len(data)} found")
         return data
@@ -494,7 +579,8 @@ class DataProto:
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
     """Repeat rows from the start until the length is a multiple of ``size_divisor``.
 
-    Returns ``(padded, pad_size)``; an empty table and one that divides already come back as they are, with 0.
+    Returns ``(padded, pad_size)``; an empty table and one that divides already come back as they
+    are, with 0.
     """
     if size_divisor < 1:
         raise ValueError(f"size_divisor must be at least 1, got {size_divisor}")
@@ -525,7 +611,9 @@ def _device_of(batch: TensorDict) -> torch.device:
 
 
 def _to_buffer(tensor: torch.Tensor) -> tuple[np.ndarray, str]:
-    """A contiguous numpy view (or copy) of the rows alone, with the name of the dtype they stand for."""
+    """A contiguous numpy view (or copy) of the rows alone, with the name of the dtype they stand
+    for.
+    """
     tensor = tensor.detach().to("cpu").contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
     try:
@@ -541,7 +629,8 @@ def _from_buffer(array: np.ndarray, name: str) -> torch.Tensor:
 
 
 def _writable(array: np.ndarray) -> np.ndarray:
-    # buffers in Ray's object store are read-only, and writing to them through a tensor would crash the process
+    # buffers in Ray's object store are read-only, and writing to them through a tensor would crash
+    # the process
     return array if array.flags.writeable else array.copy()
 
 
@@ -553,7 +642,12 @@ def _encode(value: Any, place: str) -> Any:
         return _encode(value.item(), place)
     if isinstance(value, np.ndarray):
         flat = [_encode(v, f"{place}[{i}]") for i, v in enumerate(value.ravel())]
-        return {"__kind__": "ndarray", "value": flat, "dtype": value.dtype.str, "shape": list(value.shape)}
+        return {
+            "__kind__": "ndarray",
+            "value": flat,
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+        }
     if isinstance(value, (list, tuple)):
         items = [_encode(v, f"{place}[{i}]") for i, v in enumerate(value)]
         return items if isinstance(value, list) else {"__kind__": "tuple", "value": items}

@@ -5,4 +5,13 @@ from agent_system.agents.base import Action, BatchAgent, Conversation, Message, 
 from agent_system.agents.direct import DirectOutputAgent
 from agent_system.agents.engine import EngineAgent
 
-__all__ = ["Action", "BatchAgent", "Conversation", "DirectOutputAgent", "EngineAgent", "Message", "TextAgent", "ask"]
+__all__ = [
+    "Action",
+    "BatchAgent",
+    "Conversation",
+    "DirectOutputAgent",
+    "EngineAgent",
+    "Message",
+    "TextAgent",
+    "ask",
+]

@@ -18,7 +18,8 @@ Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content":
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One turn of an agent: its text and the tokens that were sampled for it, with one log-prob per token.
+    """One turn of an agent: its text and the tokens that were sampled for it, with one log-prob per
+    token.
 
     A log-prob that the engine did not tell is NaN.
     """
@@ -32,14 +33,19 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is to be continued: messages and, where tokens are kept, exactly the ids the policy is to see."""
+    """What is to be continued: messages and, where tokens are kept, exactly the ids the policy is
+    to see.
+    """
 
     messages: Sequence[Message]
     prompt_ids: list[int] | None = None
 
 
 class BatchAgent(Protocol):
-    """An agent that continues many conversations at once. ``max_turn_tokens`` bounds a turn; None: unknown."""
+    """An agent that continues many conversations at once.
+
+    ``max_turn_tokens`` bounds a turn; None: unknown.
+    """
 
     max_turn_tokens: int | None
 
@@ -51,4 +57,6 @@ class TextAgent(Protocol):
     """An agent that answers in words, one conversation at a time."""
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
-        """The text of the next turn, and a state that comes back at the turn after it (None at the first)."""
+        """The text of the next turn, and a state that comes back at the turn after it (None at the
+        first).
+        """

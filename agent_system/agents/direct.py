@@ -1,7 +1,8 @@
 """The agent that says what a language model samples, as it is.
 
-The model is anything with vLLM's ``LLM.generate``: a list of prompts and sampling parameters go in, objects with
-``.outputs[0].token_ids`` come out, in order. Log-probs, a finish reason and a text are taken where they are there.
+The model is anything with vLLM's ``LLM.generate``: a list of prompts and sampling parameters go in,
+objects with ``.outputs[0].token_ids`` come out, in order. Log-probs, a finish reason and a text are
+taken where they are there.
 """
 
 import inspect
@@ -19,10 +20,11 @@ _REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
 class DirectOutputAgent:
     """One sampled turn per action.
 
-    ``sampling_params`` is handed to ``llm.generate`` unchanged; its ``max_tokens``, if it has one, bounds a turn.
-    ``tokenizer`` decodes what was sampled and renders prompts where messages are all there is; by default it is the
-    model's own (``llm.get_tokenizer()``), if it has one. Without any tokenizer, prompts are plain transcripts, and a
-    model that tells token ids but no text is quoted as its ids in decimal.
+    ``sampling_params`` is handed to ``llm.generate`` unchanged; its ``max_tokens``, if it has one,
+    bounds a turn. ``tokenizer`` decodes what was sampled and renders prompts where messages are all
+    there is; by default it is the model's own (``llm.get_tokenizer()``), if it has one. Without any
+    tokenizer, prompts are plain transcripts, and a model that tells token ids but no text is quoted
+    as its ids in decimal.
     """
 
     def __init__(self, llm: Any, sampling_params: Any = None, tokenizer: Any = None) -> None:
@@ -46,9 +48,13 @@ class DirectOutputAgent:
             ValueError: The model returned another number of results than it was given prompts.
         """
         prompts = [self._prompt(conversation) for conversation in conversations]
-        results = list(self.llm.generate(prompts, sampling_params=self.sampling_params, **self._options))
+        results = list(
+            self.llm.generate(prompts, sampling_params=self.sampling_params, **self._options)
+        )
         if len(results) != len(prompts):
-            raise ValueError(f"the model returned {len(results)} results for {len(prompts)} prompts")
+            raise ValueError(
+                f"the model returned {len(results)} results for {len(prompts)} prompts"
+            )
         return [self._action(result.outputs[0]) for result in results]
 
     def _prompt(self, conversation: Conversation) -> Any:
@@ -56,8 +62,13 @@ class DirectOutputAgent:
             return {"prompt_token_ids": list(conversation.prompt_ids)}
         messages = list(conversation.messages)
         if has_chat_template(self._tokenizer):
-            return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
+            return self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        return (
+            "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+            + "assistant: "
+        )
 
     def _action(self, output: Any) -> Action:
         ids = [int(token) for token in output.token_ids]
@@ -86,10 +97,15 @@ def _accepts(function: Callable, name: str) -> bool:
 
 
 def _logprobs(output: Any, ids: list[int]) -> list[float]:
-    """One log-prob per id: from vLLM's dictionaries by token, or from plain numbers; NaN where there is none."""
+    """One log-prob per id: from vLLM's dictionaries by token, or from plain numbers; NaN where
+    there is none.
+    """
     told = getattr(output, "logprobs", None)
     if not isinstance(told, Sequence) or not told:
         return [math.nan] * len(ids)
-    entries = (entry[token] if isinstance(entry, Mapping) else entry for entry, token in zip(told, ids, strict=True))
+    entries = (
+        entry[token] if isinstance(entry, Mapping) else entry
+        for entry, token in zip(told, ids, strict=True)
+    )
     values = (getattr(entry, "logprob", entry) for entry in entries)
     return [math.nan if value is None else float(value) for value in values]

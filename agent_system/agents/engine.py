@@ -1,4 +1,6 @@
-"""The agent of the collector: it asks a rollout engine, without blocking, and says what was sampled, as it is."""
+"""The agent of the collector: it asks a rollout engine, without blocking, and says what was
+sampled, as it is.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -9,8 +11,8 @@ from verl.utils.sampling import SamplingResult
 class EngineAgent:
     """One sampled turn per action.
 
-    ``sample(prompt_ids)`` asks a policy for a continuation; ``decode(token_ids)`` turns it into text. Both are bound to
-    their settings by whoever makes the agent.
+    ``sample(prompt_ids)`` asks a policy for a continuation; ``decode(token_ids)`` turns it into
+    text. Both are bound to their settings by whoever makes the agent.
     """
 
     def __init__(

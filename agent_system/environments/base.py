@@ -1,21 +1,24 @@
 """The environment protocol: what an environment is, what it returns, and what its package declares.
 
-An environment is synchronous or asynchronous text in, observation out. It knows nothing of tokens or policies.
+An environment is synchronous or asynchronous text in, observation out. It knows nothing of tokens
+or policies.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-Task = dict[str, Any]  # JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str)
+Task = dict[
+    str, Any
+]  # JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str)
 
 
 @dataclass(slots=True)
 class Observation:
     """What the agent sees after ``reset`` or ``step``.
 
-    ``anchor`` is a canonical text of the state for step-level grouping (GiGPO); ``None`` means ``text`` is used.
-    ``info`` may hold ``won``, ``is_action_valid`` and ``admissible_actions``.
+    ``anchor`` is a canonical text of the state for step-level grouping (GiGPO); ``None`` means
+    ``text`` is used. ``info`` may hold ``won``, ``is_action_valid`` and ``admissible_actions``.
     """
 
     text: str
@@ -32,9 +35,10 @@ class Observation:
 class Env(Protocol):
     """One environment instance; reused for many episodes through ``reset``.
 
-    ``placement`` says where it may run: ``inline`` (cheap, in the caller), ``thread``, ``locked`` (thread, one call at
-    a time for the whole class) or ``process`` (a pool worker). ``reset`` and ``step`` may be coroutines. Where it runs
-    in a thread it may offer ``interrupt()``, called from another one when a call of it hangs, to make that call return.
+    ``placement`` says where it may run: ``inline`` (cheap, in the caller), ``thread``, ``locked``
+    (thread, one call at a time for the whole class) or ``process`` (a pool worker). ``reset`` and
+    ``step`` may be coroutines. Where it runs in a thread it may offer ``interrupt()``, called from
+    another one when a call of it hangs, to make that call return.
     """
 
     placement: str
@@ -43,17 +47,24 @@ class Env(Protocol):
         """Start the episode that ``task`` and ``seed`` determine completely."""
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play one projected action; return observation, reward, done, info (``won``, ``is_action_valid``)."""
+        """Play one projected action; return observation, reward, done, info (``won``,
+        ``is_action_valid``).
+        """
 
     def close(self) -> None:
         """Free what the environment holds."""
 
 
 class Prompts(Protocol):
-    """How an environment speaks to the policy. ``levels`` asks for the four thinking levels of RLVCR."""
+    """How an environment speaks to the policy.
+
+    ``levels`` asks for the four thinking levels of RLVCR.
+    """
 
     asks_for_levels: bool  # False: the package has no level prompt and RLVCR refuses it
-    shows_level_prompts: bool  # section["level_prompts"] (level -> text) replaces its descriptions; left out: False
+    shows_level_prompts: (
+        bool  # section["level_prompts"] (level -> text) replaces its descriptions; left out: False
+    )
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""
@@ -65,9 +76,15 @@ class Prompts(Protocol):
         """Every later user message (``append`` history)."""
 
     def window(
-        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
     ) -> str:
-        """The whole user message of a step (``window`` history); ``history`` holds (observation, action) texts."""
+        """The whole user message of a step (``window`` history); ``history`` holds (observation,
+        action) texts.
+        """
 
 
 @dataclass(frozen=True)
@@ -75,11 +92,15 @@ class EnvPackage:
     """Everything the agent system needs to know about one kind of environment."""
 
     name: str
-    make: Callable[[dict[str, Any]], Env]  # called in the worker process with the ``env.<name>`` section as a dict
-    tasks: Callable[[dict[str, Any], str], list[Task]]  # (section, "train" | "val") -> disjoint lists, stable order
+    make: Callable[
+        [dict[str, Any]], Env
+    ]  # called in the worker process with the ``env.<name>`` section as a dict
+    tasks: Callable[
+        [dict[str, Any], str], list[Task]
+    ]  # (section, "train" | "val") -> disjoint lists, stable order
     prompts: Callable[[dict[str, Any]], Prompts]
     project: Callable[[str], tuple[str, bool]]  # model text -> (action, well-formed?)
     stop: tuple[str, ...] = ("</action>",)
-    # The key of the section that makes observations images, its value, and the value that gives text; None where the
-    # observations of that section are text.
+    # The key of the section that makes observations images, its value, and the value that gives
+    # text; None where the observations of that section are text.
     images: Callable[[dict[str, Any]], tuple[str, Any, Any] | None] = lambda section: None

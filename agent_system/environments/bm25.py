@@ -21,7 +21,9 @@ class KeywordIndex:
         self._index = BM25Okapi([words(text) for text in texts])
 
     def top(self, query: str, count: int) -> list[int]:
-        """Positions of the ``count`` best texts, best first; those that share no word with ``query`` are left out."""
+        """Positions of the ``count`` best texts, best first; those that share no word with
+        ``query`` are left out.
+        """
         scores = self._index.get_scores(words(query))
         order = np.argsort(-scores, kind="stable")[:count]
         return [int(position) for position in order if scores[position] > 0]

@@ -1,4 +1,6 @@
-"""Prompts and projection for environments that need nothing special: rules in the system message, actions in tags."""
+"""Prompts and projection for environments that need nothing special: rules in the system message,
+actions in tags.
+"""
 
 import re
 from collections.abc import Sequence
@@ -16,22 +18,28 @@ _TAG = re.compile(r"</?(?:action|think|level)>")
 
 
 class ChatPrompts:
-    """``rules`` and how to answer in the system message, observations as they are in the user messages.
+    """``rules`` and how to answer in the system message, observations as they are in the user
+    messages.
 
-    ``example`` is an action that may be written. ``list_actions`` adds the admissible actions to every observation.
-    ``keep_first`` repeats the first observation in every window prompt, for tasks that are told only once.
+    ``example`` is an action that may be written. ``list_actions`` adds the admissible actions to
+    every observation. ``keep_first`` repeats the first observation in every window prompt, for
+    tasks that are told only once.
     """
 
     asks_for_levels = True
 
-    def __init__(self, rules: str, example: str, list_actions: bool = False, keep_first: bool = False) -> None:
+    def __init__(
+        self, rules: str, example: str, list_actions: bool = False, keep_first: bool = False
+    ) -> None:
         self.rules, self.example = rules, example
         self.list_actions, self.keep_first = list_actions, keep_first
 
     def system(self, levels: bool) -> str | None:
         """Rules and answer format; with ``levels`` the format that begins with a thinking level."""
         answer = level_instructions() if levels else PLAIN
-        return f"{self.rules}\n\n{answer}\nAn action looks like this: <action>{self.example}</action>"
+        return (
+            f"{self.rules}\n\n{answer}\nAn action looks like this: <action>{self.example}</action>"
+        )
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation."""
@@ -42,12 +50,22 @@ class ChatPrompts:
         return self._with_actions(observation.text, observation)
 
     def window(
-        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
     ) -> str:
-        """The remembered turns, without their images, then the present; before them the first text where it is kept."""
-        seen_first = any(seen == first.text for seen, _ in history) or observation.text == first.text
+        """The remembered turns, without their images, then the present; before them the first text
+        where it is kept.
+        """
+        seen_first = (
+            any(seen == first.text for seen, _ in history) or observation.text == first.text
+        )
         parts = [first.text] if self.keep_first and not seen_first else []
-        parts += [f"{seen.replace(IMAGE, '')}\nYou did: {action}".strip() for seen, action in history]
+        parts += [
+            f"{seen.replace(IMAGE, '')}\nYou did: {action}".strip() for seen, action in history
+        ]
         return self._with_actions("\n\n".join([*parts, observation.text]), observation)
 
     def _with_actions(self, text: str, observation: Observation) -> str:
@@ -56,15 +74,19 @@ class ChatPrompts:
 
 
 def project(text: str) -> tuple[str, bool]:
-    """The action between the first ``<action>`` and ``</action>``, white space tidied, and whether it is well formed.
+    """The action between the first ``<action>`` and ``</action>``, white space tidied, and whether
+    it is well formed.
 
-    Well formed means: one closed action that is not empty, has no tag in it and at most ``MAX_LENGTH`` characters.
-    Without a closed one the action is what follows an open tag, or the last line.
+    Well formed means: one closed action that is not empty, has no tag in it and at most
+    ``MAX_LENGTH`` characters. Without a closed one the action is what follows an open tag, or the
+    last line.
     """
     closed = _CLOSED.findall(text)
     if closed:
         action = " ".join(closed[0].split())
-        return action[:MAX_LENGTH], len(closed) == 1 and 0 < len(action) <= MAX_LENGTH and not _TAG.search(action)
+        return action[:MAX_LENGTH], len(closed) == 1 and 0 < len(
+            action
+        ) <= MAX_LENGTH and not _TAG.search(action)
     opened = _OPEN.search(text)
     rest = opened.group(1) if opened else (text.strip().splitlines() or [""])[-1]
     return " ".join(rest.split())[:MAX_LENGTH], False

@@ -1,9 +1,10 @@
-"""One Java virtual machine per process and jar, shared by all environments of the process that need it.
+"""One Java virtual machine per process and jar, shared by all environments of the process that need
+it.
 
-It is started for the first environment and ended with the last one. It ends by itself when this process does, however
-that dies: its standard input is a pipe that only this process holds. Its heap is bounded, and a JVM that runs out of
-memory exits, so that the next environment gets a fresh one. An environment whose library keeps state that neighbours
-would change asks for a JVM of its own.
+It is started for the first environment and ended with the last one. It ends by itself when this
+process does, however that dies: its standard input is a pipe that only this process holds. Its heap
+is bounded, and a JVM that runs out of memory exits, so that the next environment gets a fresh one.
+An environment whose library keeps state that neighbours would change asks for a JVM of its own.
 """
 
 import contextlib
@@ -14,7 +15,8 @@ import tempfile
 import threading
 from typing import Any
 
-# One environment is called at a time: the serial collector and the quick compiler cost the least memory and start-up.
+# One environment is called at a time: the serial collector and the quick compiler cost the least
+# memory and start-up.
 OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
 EXIT_S = 5.0  # how long a JVM may take to end when asked
 
@@ -24,7 +26,10 @@ class JavaMissing(RuntimeError):
 
 
 def find_java(env_name: str) -> str:
-    """The path of ``java``: below ``$JAVA_HOME`` where that is set, else on the path. Raises ``JavaMissing``."""
+    """The path of ``java``: below ``$JAVA_HOME`` where that is set, else on the path.
+
+    Raises ``JavaMissing``.
+    """
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
     if found is None:
@@ -37,7 +42,10 @@ def find_java(env_name: str) -> str:
 
 
 class Jvm:
-    """A running JVM with ``jar`` on its class path. Made by ``attach``; ``users`` counts the environments on it."""
+    """A running JVM with ``jar`` on its class path.
+
+    Made by ``attach``; ``users`` counts the environments on it.
+    """
 
     def __init__(self, env_name: str, jar: str, heap_mb: int, options: tuple[str, ...]) -> None:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
@@ -57,7 +65,9 @@ class Jvm:
                 return_proc=True,
             )
         except ValueError as error:  # it said something else than the number of its port
-            raise JavaMissing(f"java did not start with {' '.join(flags)}:\n{self._said()}") from error
+            raise JavaMissing(
+                f"java did not start with {' '.join(flags)}:\n{self._said()}"
+            ) from error
         parameters = GatewayParameters(port=port, auth_token=token, auto_field=True)
         self.gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
 
@@ -79,7 +89,9 @@ class Jvm:
             self.gateway.detach(java_object)
 
     def kill(self) -> None:
-        """End the process at once; a call that hangs in it returns with an error, and so do all later ones."""
+        """End the process at once; a call that hangs in it returns with an error, and so do all
+        later ones.
+        """
         self.process.kill()
         self.process.wait()
 
@@ -96,11 +108,17 @@ class Jvm:
         self._words.close()
 
     def _forget_objects(self) -> None:
-        """Else Python's garbage collector calls a JVM that is gone for every object that is still referred to."""
+        """Else Python's garbage collector calls a JVM that is gone for every object that is still
+        referred to.
+        """
         from py4j.finalizer import ThreadSafeFinalizer
 
         where = self.gateway.gateway_parameters
-        for key in [key for key in ThreadSafeFinalizer.finalizers if key.startswith(f"{where.address}{where.port}")]:
+        for key in [
+            key
+            for key in ThreadSafeFinalizer.finalizers
+            if key.startswith(f"{where.address}{where.port}")
+        ]:
             ThreadSafeFinalizer.remove_finalizer(key)
 
     def _said(self) -> str:
@@ -112,11 +130,14 @@ _RUNNING: dict[str, Jvm] = {}  # by jar: those that are shared
 _LOCK = threading.Lock()
 
 
-def attach(env_name: str, jar: str, heap_mb: int, options: tuple[str, ...] = (), *, shared: bool = True) -> Jvm:
-    """The JVM of this process for ``jar``, started where there is none or it has died; ``release`` must follow.
+def attach(
+    env_name: str, jar: str, heap_mb: int, options: tuple[str, ...] = (), *, shared: bool = True
+) -> Jvm:
+    """The JVM of this process for ``jar``, started where there is none or it has died; ``release``
+    must follow.
 
-    ``heap_mb`` (megabytes) and ``options`` (flags, after the standard ones) are those of the first call. One that is
-    not ``shared`` is always new. Raises ``JavaMissing``.
+    ``heap_mb`` (megabytes) and ``options`` (flags, after the standard ones) are those of the first
+    call. One that is not ``shared`` is always new. Raises ``JavaMissing``.
     """
     with _LOCK:
         jvm = _RUNNING.get(jar) if shared else None

@@ -11,13 +11,17 @@ from agent_system.environments.pool import EnvironmentPool
 
 
 class LockStep:
-    """A pool with a loop and a thread of its own; every row keeps its environment from reset to reset."""
+    """A pool with a loop and a thread of its own; every row keeps its environment from reset to
+    reset.
+    """
 
     def __init__(self, env_config: Any, section: dict[str, Any]) -> None:
         self._env_config = env_config
         self._section = section
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="environment-manager")
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, daemon=True, name="environment-manager"
+        )
         self._thread.start()
         self._pool: EnvironmentPool | None = None
         self._open = AsyncExitStack()
@@ -46,13 +50,18 @@ class LockStep:
 
     def _run(self, coroutine: Coroutine) -> Any:
         limit = self._env_config.reset_timeout_s + self._env_config.step_timeout_s + 300
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=limit * (1 + len(self._last)))
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(
+            timeout=limit * (1 + len(self._last))
+        )
 
     async def _reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[Observation]:
         await self._open.aclose()
         await self._ensure(len(tasks))
         self._sessions = [await self._open.enter_async_context(self._pool.session()) for _ in tasks]
-        calls = (env.reset(task, seed) for env, task, seed in zip(self._sessions, tasks, seeds, strict=True))
+        calls = (
+            env.reset(task, seed)
+            for env, task, seed in zip(self._sessions, tasks, seeds, strict=True)
+        )
         return list(await asyncio.gather(*calls))
 
     async def _ensure(self, rows: int) -> None:
@@ -61,8 +70,13 @@ class LockStep:
         if self._pool is not None:
             await self._pool.close()
         config, workers = self._env_config, min(self._env_config.num_workers, rows)
-        timeouts = {"reset_timeout_s": config.reset_timeout_s, "step_timeout_s": config.step_timeout_s}
-        self._pool = EnvironmentPool(config.env_name, self._section, workers, -(-rows // workers), **timeouts)
+        timeouts = {
+            "reset_timeout_s": config.reset_timeout_s,
+            "step_timeout_s": config.step_timeout_s,
+        }
+        self._pool = EnvironmentPool(
+            config.env_name, self._section, workers, -(-rows // workers), **timeouts
+        )
         await self._pool.start()
 
     async def _step(self, actions: Sequence[str]) -> list[tuple]:

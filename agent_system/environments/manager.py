@@ -1,8 +1,9 @@
 """The environment manager: which tasks are played, in groups, and a vectorised way to play them.
 
-The trainer asks it for batches of tasks (``gen_batch``) and for the validation panel (``panel_batch``); trajectories
-are played by the collector's own environments. ``reset``/``step``/``success_evaluator`` play a batch in lock-step over
-a private pool, for users and scripts that want environments without a collector.
+The trainer asks it for batches of tasks (``gen_batch``) and for the validation panel
+(``panel_batch``); trajectories are played by the collector's own environments.
+``reset``/``step``/``success_evaluator`` play a batch in lock-step over a private pool, for users
+and scripts that want environments without a collector.
 """
 
 from collections import defaultdict
@@ -13,8 +14,8 @@ import numpy as np
 
 import verl
 from agent_system.environments.base import Observation
+from agent_system.environments.env_registry import get_package, missing_extra
 from agent_system.environments.lockstep import LockStep
-from agent_system.environments.registry import get_package, missing_extra
 from agent_system.environments.tasks import (
     SEED_BITS,
     check_disjoint,
@@ -29,7 +30,13 @@ from verl.utils.statistics import bootstrap_interval
 if TYPE_CHECKING:
     from verl.protocol import DataProto
 
-__all__ = ["EnvironmentManagerBase", "GroupMismatch", "assert_same_start", "bootstrap_interval", "make_envs"]
+__all__ = [
+    "EnvironmentManagerBase",
+    "GroupMismatch",
+    "assert_same_start",
+    "bootstrap_interval",
+    "make_envs",
+]
 
 
 class GroupMismatch(RuntimeError):
@@ -37,7 +44,8 @@ class GroupMismatch(RuntimeError):
 
 
 def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | None]) -> None:
-    """Raise ``GroupMismatch`` unless rows with the same uid had the same start: text and state of the observation.
+    """Raise ``GroupMismatch`` unless rows with the same uid had the same start: text and state of
+    the observation.
 
     ``None`` stands for a member whose reset failed; it is not compared.
     """
@@ -54,8 +62,8 @@ def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | No
 class EnvironmentManagerBase:
     """Tasks of one split and environments to play them.
 
-    ``config`` is the whole configuration, of which ``env`` and ``data.shuffle`` are read. Rows that belong to one group
-    (uid) have the same task and the same environment seed.
+    ``config`` is the whole configuration, of which ``env`` and ``data.shuffle`` are read. Rows that
+    belong to one group (uid) have the same task and the same environment seed.
     """
 
     def __init__(self, config: Any, split: str) -> None:
@@ -73,19 +81,22 @@ class EnvironmentManagerBase:
         if split == "train":
             self.tasks = self.tasks[: config.env.train_tasks]
         if not self.tasks:
-            raise ValueError(f"environment {config.env.env_name!r} has no {split} tasks; its section: {self.section}")
+            raise ValueError(
+                f"environment {config.env.env_name!r} has no {split} tasks; its section: {self.section}"
+            )
         self._order: tuple[tuple, list[int]] = ((), [])
         self._play: LockStep | None = None
 
     # ---- what is played --------------------------------------------------------------------------------------------
 
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
-        """Tasks of training step ``step``: ``batch_size`` groups of ``env.rollout.n`` rows, members next to each other.
+        """Tasks of training step ``step``: ``batch_size`` groups of ``env.rollout.n`` rows, members
+        next to each other.
 
-        Steps count from 1. An epoch is a permutation of all tasks, or their own order without ``data.shuffle``.
-        ``draw`` > 0 gives further batches for the same step, which differ where tasks are shuffled.
-        Columns: ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int), ``data_source``, ``task_id``; the step
-        is ``meta_info["global_step"]``.
+        Steps count from 1. An epoch is a permutation of all tasks, or their own order without
+        ``data.shuffle``. ``draw`` > 0 gives further batches for the same step, which differ where
+        tasks are shuffled. Columns: ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int),
+        ``data_source``, ``task_id``; the step is ``meta_info["global_step"]``.
         """
         groups = []
         for group in range(batch_size):
@@ -104,7 +115,9 @@ class EnvironmentManagerBase:
 
     @property
     def panel_hash(self) -> str:
-        """What a reported success rate must be quoted with: equal hashes mean equal tasks and start states."""
+        """What a reported success rate must be quoted with: equal hashes mean equal tasks and start
+        states.
+        """
         return panel_digest(self.panel)
 
     def _epoch(self, draw: int, epoch: int) -> list[int]:
@@ -115,7 +128,9 @@ class EnvironmentManagerBase:
         return self._order[1]
 
     def _rows(self, groups: list[tuple[dict, int, str]], members: int) -> "DataProto":
-        rows = [(task, seed, uid, member) for task, seed, uid in groups for member in range(members)]
+        rows = [
+            (task, seed, uid, member) for task, seed, uid in groups for member in range(members)
+        ]
         columns = {
             "task": [row[0] for row in rows],
             "env_seed": np.array([row[1] for row in rows], dtype=np.int64),
@@ -129,23 +144,29 @@ class EnvironmentManagerBase:
     # ---- playing in lock-step --------------------------------------------------------------------------------------
 
     def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
-        """Start one episode per row; return observations (``text``, ``image``, ``anchor``: lists [B]) and infos [B].
+        """Start one episode per row; return observations (``text``, ``image``, ``anchor``: lists
+        [B]) and infos [B].
 
-        Raises ``GroupMismatch`` when members of a uid start from different states, ``EnvFailure`` from the environment.
+        Raises ``GroupMismatch`` when members of a uid start from different states, ``EnvFailure``
+        from the environment.
         """
         rows = gen_batch.non_tensor_batch
         if self._play is None:
             self._play = LockStep(self.env_config, self.section)
         observations = self._play.reset(rows["task"], rows["env_seed"])
-        assert_same_start(rows["uid"], [(observation.text, observation.state) for observation in observations])
+        assert_same_start(
+            rows["uid"], [(observation.text, observation.state) for observation in observations]
+        )
         return _columns(observations), [observation.info for observation in observations]
 
     def step(
         self, text_actions: Sequence[str]
     ) -> tuple[dict[str, list[Any]], np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Project and play one model text per row; rows that are done stay where they are with reward 0.
+        """Project and play one model text per row; rows that are done stay where they are with
+        reward 0.
 
-        Returns observations, rewards [B] float32, dones [B] bool, infos [B] (``won``, ``is_action_valid``).
+        Returns observations, rewards [B] float32, dones [B] bool, infos [B] (``won``,
+        ``is_action_valid``).
         """
         if self._play is None:
             raise RuntimeError("step before reset")
@@ -153,13 +174,18 @@ class EnvironmentManagerBase:
         results = self._play.step([action for action, _ in projected])
         infos = []
         for (_, formed), (_, _, _, info) in zip(projected, results, strict=True):
-            infos.append({**info, "is_action_valid": bool(formed and info.get("is_action_valid", True))})
+            infos.append(
+                {**info, "is_action_valid": bool(formed and info.get("is_action_valid", True))}
+            )
         rewards = np.array([result[1] for result in results], dtype=np.float32)
         dones = np.array([result[2] for result in results], dtype=bool)
         return _columns([result[0] for result in results]), rewards, dones, infos
 
-    def success_evaluator(self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str]) -> dict[str, np.ndarray]:
-        """``success_rate`` [B] (0 or 1 per episode) over all rows, and ``<data_source>_success_rate`` for each source.
+    def success_evaluator(
+        self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """``success_rate`` [B] (0 or 1 per episode) over all rows, and
+        ``<data_source>_success_rate`` for each source.
 
         ``infos`` are those of the last step of each episode.
         """
@@ -186,7 +212,9 @@ def _columns(observations: Sequence[Observation]) -> dict[str, list[Any]]:
 
 
 def make_envs(config: Any) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """The train and the validation manager of ``config.env``; raises ``ValueError`` when their tasks overlap."""
+    """The train and the validation manager of ``config.env``; raises ``ValueError`` when their
+    tasks overlap.
+    """
     train, val = EnvironmentManagerBase(config, "train"), EnvironmentManagerBase(config, "val")
     check_disjoint(train.tasks, val.tasks)
     return train, val

@@ -1,12 +1,13 @@
-"""The environment pool: every environment call has a deadline, and whatever breaks is replaced while others play.
+"""The environment pool: every environment call has a deadline, and whatever breaks is replaced
+while others play.
 
     trajectory coroutine ──session()──> a free slot ──reset/step──> worker process 0: environment 0, 1, 2 ...
     trajectory coroutine ──session()──> (waits)                      worker process 1: environment 0, 1, 2 ...
                                                                      spare process, if starting one is slow
 
-A slot is one environment; it is reused from session to session. When a worker dies, hangs or talks garbage, the calls
-waiting for it raise ``EnvFailure``, its other sessions fail at their next call, the spare takes its place at once and a
-new spare is started. One pool lives in one asyncio loop.
+A slot is one environment; it is reused from session to session. When a worker dies, hangs or talks
+garbage, the calls waiting for it raise ``EnvFailure``, its other sessions fail at their next call,
+the spare takes its place at once and a new spare is started. One pool lives in one asyncio loop.
 """
 
 import asyncio
@@ -18,11 +19,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from agent_system.environments.base import Observation, Task
+from agent_system.environments.env_registry import get_package, missing_extra, resolve
 from agent_system.environments.failure import EnvFailure, WorkerStartError
 from agent_system.environments.pool_board import Slot, SlotBoard
 from agent_system.environments.pool_processes import ProcessSlot, WorkerProcess
 from agent_system.environments.pool_threads import LocalSlot
-from agent_system.environments.registry import get_package, missing_extra, resolve
 
 __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
@@ -42,7 +43,9 @@ class PoolSession:
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the episode of ``task`` and ``seed``. Raises ``EnvFailure``."""
-        return await self._call("reset", {"task": task, "seed": int(seed)}, self._pool.reset_timeout_s)
+        return await self._call(
+            "reset", {"task": task, "seed": int(seed)}, self._pool.reset_timeout_s
+        )
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Play ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
@@ -61,7 +64,8 @@ class PoolSession:
 
 
 class EnvironmentPool:
-    """``num_workers`` x ``envs_per_worker`` environments of ``env_name`` behind deadlines (seconds).
+    """``num_workers`` x ``envs_per_worker`` environments of ``env_name`` behind deadlines
+    (seconds).
 
     ``section`` is what the package's ``make`` receives. The placement is the argument, or ``section["placement"]``, or
     the ``placement`` attribute of the package's ``make`` (a class usually), or ``process``::
@@ -87,7 +91,9 @@ class EnvironmentPool:
         placement: str | None = None,
     ) -> None:
         if num_workers < 1 or envs_per_worker < 1:
-            raise ValueError(f"a pool needs workers and environments, got {num_workers} x {envs_per_worker}")
+            raise ValueError(
+                f"a pool needs workers and environments, got {num_workers} x {envs_per_worker}"
+            )
         self.env_name = env_name
         self.section = dict(section or {})
         self.num_workers = num_workers
@@ -98,7 +104,9 @@ class EnvironmentPool:
         self.placement = self._placement(placement)
         self.counts: Counter[str] = Counter()
         self.wait_s = 0.0  # sessions waiting for a free slot, summed
-        self.busy_s = 0.0  # inside environments (where one answers at a time: and in their queue), summed
+        self.busy_s = (
+            0.0  # inside environments (where one answers at a time: and in their queue), summed
+        )
         self.replace_s = 0.0  # slowest replacement so far
         self._workers: list[WorkerProcess] = []
         self._spare: WorkerProcess | None = None
@@ -122,11 +130,15 @@ class EnvironmentPool:
         """Start the workers and wait for them. Raises ``WorkerStartError`` or ``MissingExtra``."""
         if self.placement != "process":
             package = get_package(self.env_name)
-            self._local = [LocalSlot(package, self.section, self.placement) for _ in range(self.capacity)]
+            self._local = [
+                LocalSlot(package, self.section, self.placement) for _ in range(self.capacity)
+            ]
             for slot in self._local:
                 self._board.put(slot)
             return self
-        started = await asyncio.gather(*(self._spawn() for _ in range(self.num_workers)), return_exceptions=True)
+        started = await asyncio.gather(
+            *(self._spawn() for _ in range(self.num_workers)), return_exceptions=True
+        )
         # One that has died meanwhile is being replaced, or has been.
         own = [worker for worker in started if isinstance(worker, WorkerProcess) and worker.alive]
         self._workers = [*self._workers, *own]
@@ -136,16 +148,20 @@ class EnvironmentPool:
             raise errors[0]
         for worker in own:
             self._enlist(worker)
-        self._keep_spare = max((worker.start_s for worker in self._workers), default=0.0) > SLOW_START_S
+        self._keep_spare = (
+            max((worker.start_s for worker in self._workers), default=0.0) > SLOW_START_S
+        )
         if self._keep_spare:
             self._background(self._make_spare())
         return self
 
     @contextlib.asynccontextmanager
     async def session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
-        """Lend a free environment; waits for one. Raises ``WorkerStartError`` when none can be had any more.
+        """Lend a free environment; waits for one. Raises ``WorkerStartError`` when none can be had
+        any more.
 
-        Sessions of one ``group`` share a worker where they can: a worker that dies then takes few groups along.
+        Sessions of one ``group`` share a worker where they can: a worker that dies then takes few
+        groups along.
         """
         if self._closed:
             raise RuntimeError("the environment pool is closed")
@@ -190,7 +206,9 @@ class EnvironmentPool:
         if placement is None:
             placement = getattr(get_package(self.env_name).make, "placement", "process")
         if placement not in PLACEMENTS:
-            raise ValueError(f"placement {placement!r} of {self.env_name!r}; there are: {', '.join(PLACEMENTS)}")
+            raise ValueError(
+                f"placement {placement!r} of {self.env_name!r}; there are: {', '.join(PLACEMENTS)}"
+            )
         return placement
 
     async def _spawn(self) -> WorkerProcess:
@@ -248,14 +266,23 @@ class EnvironmentPool:
             try:
                 return await self._spawn()
             except (WorkerStartError, ImportError, OSError) as error:
-                logger.warning("environment worker start %d of %d failed: %s", attempt + 1, START_ATTEMPTS, error)
+                logger.warning(
+                    "environment worker start %d of %d failed: %s",
+                    attempt + 1,
+                    START_ATTEMPTS,
+                    error,
+                )
                 await asyncio.sleep(0.2 * 2**attempt)
         return None
 
     def _lost(self) -> None:
         logger.error("an environment worker could not be replaced; %d left", len(self._workers))
         if not self._workers:
-            self._board.fail(WorkerStartError(f"no environment worker of {self.env_name!r} can be started any more"))
+            self._board.fail(
+                WorkerStartError(
+                    f"no environment worker of {self.env_name!r} can be started any more"
+                )
+            )
 
     def _background(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

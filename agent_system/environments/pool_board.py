@@ -18,7 +18,8 @@ class SlotBoard:
         self._broken: Exception | None = None
 
     async def take(self, group: str | None = None) -> Slot:
-        """A slot of the worker that plays ``group``, else of the least busy one, as soon as there is any slot.
+        """A slot of the worker that plays ``group``, else of the least busy one, as soon as there
+        is any slot.
 
         Raises what ``fail`` was given.
         """
@@ -56,5 +57,7 @@ class SlotBoard:
                 waiter.set_exception(error)
 
     def _pick(self, group: str | None) -> Slot:
-        best = min(range(len(self.free)), key=lambda i: (not self.free[i].plays(group), self.free[i].load))
+        best = min(
+            range(len(self.free)), key=lambda i: (not self.free[i].plays(group), self.free[i].load)
+        )
         return self.free.pop(best)

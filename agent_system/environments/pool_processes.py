@@ -1,4 +1,6 @@
-"""Worker processes seen from the pool: start one, call it with a deadline, kill it with everything it started."""
+"""Worker processes seen from the pool: start one, call it with a deadline, kill it with everything
+it started.
+"""
 
 import asyncio
 import contextlib
@@ -78,12 +80,15 @@ class ProcessSlot:
 class WorkerProcess(asyncio.Protocol):
     """One worker process and its socket.
 
-    Calls to a worker whose environments block are answered in the order they were made, so the deadline of a call runs
-    from the moment it is the oldest one unanswered: nobody pays for the neighbour before him. ``on_death`` is called
-    once, when the process has died, hung or talked garbage; by then every waiting call has failed.
+    Calls to a worker whose environments block are answered in the order they were made, so the
+    deadline of a call runs from the moment it is the oldest one unanswered: nobody pays for the
+    neighbour before him. ``on_death`` is called once, when the process has died, hung or talked
+    garbage; by then every waiting call has failed.
     """
 
-    def __init__(self, target: str, section: dict[str, Any], on_death: Callable[["WorkerProcess", str], None]) -> None:
+    def __init__(
+        self, target: str, section: dict[str, Any], on_death: Callable[["WorkerProcess", str], None]
+    ) -> None:
         self.target = target
         self.section = section
         self.on_death = on_death
@@ -108,20 +113,31 @@ class WorkerProcess(asyncio.Protocol):
         return self._process.pid if self._process else None
 
     async def start(self, timeout_s: float) -> "WorkerProcess":
-        """Spawn the process and wait until its first environment is made. Raises ``WorkerStartError``."""
+        """Spawn the process and wait until its first environment is made.
+
+        Raises ``WorkerStartError``.
+        """
         loop, began = asyncio.get_running_loop(), time.perf_counter()
         self._hello = loop.create_future()
         channel = self._popen()
         try:
             self._transport, _ = await loop.create_connection(lambda: self, sock=channel)
-            self._transport.write(wire.encode({"target": self.target, "section": self.section, "sys_path": sys.path}))
+            self._transport.write(
+                wire.encode({"target": self.target, "section": self.section, "sys_path": sys.path})
+            )
             hello = await asyncio.wait_for(self._hello, timeout_s)
             if "hello" not in hello:
                 raise WorkerStartError(f"{hello['failed']}{self._said()}", hello.get("missing"))
         except TimeoutError:
-            raise WorkerStartError(f"environment worker not ready after {timeout_s:g} s{self._said()}") from None
+            raise WorkerStartError(
+                f"environment worker not ready after {timeout_s:g} s{self._said()}"
+            ) from None
         finally:
-            if self._hello.cancelled() or not self._hello.done() or "hello" not in self._hello.result():
+            if (
+                self._hello.cancelled()
+                or not self._hello.done()
+                or "hello" not in self._hello.result()
+            ):
                 self._die("dead", "it did not start")
         self.alive, self.asynchronous = True, bool(hello["asynchronous"])
         self.start_s = time.perf_counter() - began
@@ -131,11 +147,20 @@ class WorkerProcess(asyncio.Protocol):
         """Start the process; returns our end of its socket."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))}
+        environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")])),
+        }
         environ.setdefault("OMP_NUM_THREADS", "1")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.pool_worker", str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-m",
+                    f"{__package__}.pool_worker",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
@@ -146,7 +171,10 @@ class WorkerProcess(asyncio.Protocol):
         return ours
 
     async def call(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send ``message`` and await its reply. Raises ``EnvFailure`` when the worker is or becomes unusable."""
+        """Send ``message`` and await its reply.
+
+        Raises ``EnvFailure`` when the worker is or becomes unusable.
+        """
         if not self.alive:
             raise EnvFailure("dead", "the environment worker of this session is gone")
         self._next_id += 1
@@ -223,14 +251,23 @@ class WorkerProcess(asyncio.Protocol):
 
     def _expired(self, number: int, call: _Call) -> None:
         if number in self._calls:
-            self._fail(self._calls.pop(number), EnvFailure("timeout", f"{call.what} took over {call.timeout_s:g} s"))
-            self._die("timeout", f"the environment worker was killed: {call.what} of a neighbour hung")
+            self._fail(
+                self._calls.pop(number),
+                EnvFailure("timeout", f"{call.what} took over {call.timeout_s:g} s"),
+            )
+            self._die(
+                "timeout", f"the environment worker was killed: {call.what} of a neighbour hung"
+            )
 
     def _die(self, kind: str, detail: str) -> None:
-        """Kill the process group, fail what waits, tell the pool; only the first call has an effect on each."""
+        """Kill the process group, fail what waits, tell the pool; only the first call has an effect
+        on each.
+        """
         was_alive, self.alive = self.alive, False
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # not reaped yet, so the group's id cannot be another's
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # not reaped yet, so the group's id cannot be another's
                 os.killpg(self._process.pid, signal.SIGKILL)
         if self._transport is not None:
             self._transport.abort()
@@ -238,8 +275,11 @@ class WorkerProcess(asyncio.Protocol):
             self._hello.set_result({"failed": detail})
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            # Whoever waited beside the call that hung is not late himself; garbage cannot be told apart.
-            self._fail(call, EnvFailure("garbage" if kind == "garbage" else "dead", detail + self._said()))
+            # Whoever waited beside the call that hung is not late himself; garbage cannot be told
+            # apart.
+            self._fail(
+                call, EnvFailure("garbage" if kind == "garbage" else "dead", detail + self._said())
+            )
         if was_alive and not self.closing:
             self.on_death(self, detail)
 
@@ -255,6 +295,8 @@ class WorkerProcess(asyncio.Protocol):
         if self._stderr.closed:
             return ""
         size = os.fstat(self._stderr.fileno()).st_size
-        tail = os.pread(self._stderr.fileno(), 2000, max(0, size - 2000))  # the child shares the offset: do not seek
+        tail = os.pread(
+            self._stderr.fileno(), 2000, max(0, size - 2000)
+        )  # the child shares the offset: do not seek
         text = tail.decode(errors="replace").strip()
         return f"\nlast output of the worker:\n{text}" if text else ""

@@ -1,8 +1,10 @@
-"""Environments that run in the caller's process: inline, in a thread each, or in one thread for all.
+"""Environments that run in the caller's process: inline, in a thread each, or in one thread for
+all.
 
-A thread cannot be killed. An environment that hangs in its own one leaves it behind (it is a daemon) and gets another.
-One thread for all is never replaced: an environment that hangs in it is asked to ``interrupt`` itself, where it can;
-until its call returns the calls after it wait, and each of them is given up at its own deadline.
+A thread cannot be killed. An environment that hangs in its own one leaves it behind (it is a
+daemon) and gets another. One thread for all is never replaced: an environment that hangs in it is
+asked to ``interrupt`` itself, where it can; until its call returns the calls after it wait, and
+each of them is given up at its own deadline.
 """
 
 import asyncio
@@ -21,7 +23,10 @@ from agent_system.environments.failure import EnvFailure
 
 
 class _Late(Exception):
-    """A deadline has passed; ``inside``: in the function itself. A ``TimeoutError`` is the environment's own."""
+    """A deadline has passed; ``inside``: in the function itself.
+
+    A ``TimeoutError`` is the environment's own.
+    """
 
     inside = False
 
@@ -30,13 +35,16 @@ class DaemonThread:
     """Runs functions one after another in a thread that never keeps the process alive."""
 
     def __init__(self) -> None:
-        self._pending: set[asyncio.Future] = set()  # calls neither finished nor given up at their deadline
+        self._pending: set[asyncio.Future] = (
+            set()
+        )  # calls neither finished nor given up at their deadline
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         self._running: asyncio.Future | None = None
         threading.Thread(target=self._run, daemon=True, name="environment").start()
 
     async def call(self, timeout_s: float, function: Callable[..., Any], *args: Any) -> Any:
-        """``function(*args)`` within ``timeout_s``, and as much again for each call before it. Raises ``_Late``.
+        """``function(*args)`` within ``timeout_s``, and as much again for each call before it.
+        Raises ``_Late``.
 
         A call that is given up before its turn is never made.
         """
@@ -66,7 +74,9 @@ class DaemonThread:
             try:
                 if future is None or not future.cancelled():
                     result = function(*args)
-            except BaseException as raised:  # the environment boundary; SystemExit must not end the thread either
+            except (
+                BaseException
+            ) as raised:  # the environment boundary; SystemExit must not end the thread either
                 settable = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
                 error = raised if settable else RuntimeError(repr(raised))
             self._running = None
@@ -97,7 +107,9 @@ async def _within(timeout_s: float, awaitable: Awaitable[Any]) -> Any:
         raise
 
 
-_SHARED: dict[str, DaemonThread] = {}  # of ``locked`` environments, by package name, for the whole process
+_SHARED: dict[
+    str, DaemonThread
+] = {}  # of ``locked`` environments, by package name, for the whole process
 _SHARED_LOCK = threading.Lock()
 
 
@@ -111,7 +123,9 @@ class LocalSlot:
     seconds: float = 0.0
     alive: bool = True
     load: int = 0
-    _made: list[Env] = field(default_factory=list)  # the environment; what a late ``make`` makes goes to its own list
+    _made: list[Env] = field(
+        default_factory=list
+    )  # the environment; what a late ``make`` makes goes to its own list
     _thread: DaemonThread | None = None
 
     def plays(self, group: str | None) -> bool:
@@ -125,7 +139,8 @@ class LocalSlot:
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Make one call within ``timeout_s``. Raises ``EnvFailure``.
 
-        An inline environment cannot be interrupted: a blocking call past its deadline fails once it returns.
+        An inline environment cannot be interrupted: a blocking call past its deadline fails once it
+        returns.
         """
         began = time.perf_counter()
         try:
@@ -161,7 +176,11 @@ class LocalSlot:
             if op == "step":
                 raise RuntimeError("step before reset")
             made.append(self.package.make(self.section))
-        return made[0].reset(args["task"], args["seed"]) if op == "reset" else made[0].step(args["action"])
+        return (
+            made[0].reset(args["task"], args["seed"])
+            if op == "reset"
+            else made[0].step(args["action"])
+        )
 
     def _runner(self) -> DaemonThread:
         if self.placement == "locked":
@@ -174,7 +193,9 @@ class LocalSlot:
         return self._thread
 
     def _forget(self) -> None:
-        """Drop the environment and close it after what runs in its thread: it may tolerate no other one."""
+        """Drop the environment and close it after what runs in its thread: it may tolerate no other
+        one.
+        """
         made, self._made = self._made, []
         thread, self._thread = self._thread, None
         if thread is None:

@@ -1,6 +1,7 @@
 """What crosses the socket between the pool and a worker: one JSON object a line.
 
-Numpy scalars become numbers; numpy arrays and images travel as dtype, shape and base64 text and arrive as arrays.
+Numpy scalars become numbers; numpy arrays and images travel as dtype, shape and base64 text and
+arrive as arrays.
 """
 
 import base64
@@ -56,9 +57,13 @@ def check_reset(result: Any) -> Observation:
 
 
 def check_step(result: Any) -> tuple[Observation, float, bool, dict[str, Any]]:
-    """``result`` with plain types if it is what ``Env.step`` must return; raises ``GarbageReturn`` otherwise."""
+    """``result`` with plain types if it is what ``Env.step`` must return; raises ``GarbageReturn``
+    otherwise.
+    """
     if not isinstance(result, (tuple, list)) or len(result) != 4:
-        raise GarbageReturn(f"step returned {_short(result)}, not (observation, reward, done, info)")
+        raise GarbageReturn(
+            f"step returned {_short(result)}, not (observation, reward, done, info)"
+        )
     observation, reward, done, info = result
     _check_observation(observation, "step")
     if not isinstance(reward, (numbers.Real, np.number, np.bool_)) or not math.isfinite(reward):
@@ -73,7 +78,9 @@ def _check_observation(value: Any, where: str) -> Observation:
     if not isinstance(value, Observation):
         raise GarbageReturn(f"{where} returned {_short(value)}, not an Observation")
     if not _is_text(value.text) or not (value.anchor is None or _is_text(value.anchor)):
-        raise GarbageReturn(f"{where}: an Observation's text, anchor are {_short(value.text)}, {_short(value.anchor)}")
+        raise GarbageReturn(
+            f"{where}: an Observation's text, anchor are {_short(value.text)}, {_short(value.anchor)}"
+        )
     _check_info(value.info, where)
     return value
 
@@ -86,7 +93,9 @@ def _check_info(info: Any, where: str) -> None:
             raise GarbageReturn(f"{where} returned info[{key!r}] = {_short(info[key])}, not a bool")
     actions = info.get("admissible_actions", ())
     if not isinstance(actions, (list, tuple)) or not all(map(_is_text, actions)):
-        raise GarbageReturn(f"{where} returned info['admissible_actions'] = {_short(actions)}, not a list of texts")
+        raise GarbageReturn(
+            f"{where} returned info['admissible_actions'] = {_short(actions)}, not a list of texts"
+        )
 
 
 def _is_text(value: Any) -> bool:
@@ -105,7 +114,11 @@ def _plain(value: Any) -> Any:
         array = np.ascontiguousarray(value)
         if array.dtype.hasobject:
             raise TypeError("an array of objects cannot be sent")
-        return {_ARRAY: base64.b64encode(array.tobytes()).decode(), "dtype": array.dtype.str, "shape": array.shape}
+        return {
+            _ARRAY: base64.b64encode(array.tobytes()).decode(),
+            "dtype": array.dtype.str,
+            "shape": array.shape,
+        }
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} cannot be sent as JSON")

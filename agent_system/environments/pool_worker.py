@@ -1,8 +1,8 @@
 """The environment worker process: hosts several environments and answers one JSON line per call.
 
-Started by the pool as ``python -m agent_system.environments.pool_worker FD PARENT_PID``. It imports the environment's
-package and nothing of the trainer. It dies with its parent: the kernel kills it when the parent dies (Linux), and a
-closed socket ends it.
+Started by the pool as ``python -m agent_system.environments.pool_worker FD PARENT_PID``. It imports
+the environment's package and nothing of the trainer. It dies with its parent: the kernel kills it
+when the parent dies (Linux), and a closed socket ends it.
 
     pool -> worker   {"target", "section", "sys_path"}                       once
     worker -> pool   {"hello", "asynchronous"} | {"failed", "missing"}       once
@@ -23,12 +23,14 @@ from typing import Any
 
 from agent_system.environments import pool_wire as wire
 from agent_system.environments.base import Env, EnvPackage
-from agent_system.environments.registry import get_package
+from agent_system.environments.env_registry import get_package
 from verl.utils.processes import die_with_parent
 
 
 class Host:
-    """The environments of this process by slot; one that raised is dropped and made anew at its next reset."""
+    """The environments of this process by slot; one that raised is dropped and made anew at its
+    next reset.
+    """
 
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
         self.package = package
@@ -63,14 +65,20 @@ class Host:
             else:
                 observation, reward, done, info = wire.check_step(result)
                 ok = [wire.pack_observation(observation), reward, done, info]
-            return wire.encode({"id": call["id"], "ok": ok, "seconds": time.perf_counter() - started})
+            return wire.encode(
+                {"id": call["id"], "ok": ok, "seconds": time.perf_counter() - started}
+            )
         except (wire.GarbageReturn, TypeError, ValueError) as error:
             return self.failed(call, "garbage", error)
 
     def failed(self, call: dict[str, Any], kind: str, error: Exception) -> bytes:
-        """The reply line for an environment that raised or returned garbage; its instance is dropped."""
+        """The reply line for an environment that raised or returned garbage; its instance is
+        dropped.
+        """
         self.drop(call["slot"])
-        detail = f"{call['op']}: {error!r}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}"
+        detail = (
+            f"{call['op']}: {error!r}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}"
+        )
         return wire.encode({"id": call["id"], "error": kind, "detail": detail})
 
     def drop(self, slot: int) -> None:
@@ -102,7 +110,9 @@ def serve_blocking(channel: socket.socket, lines: Any, host: Host) -> None:
 
 
 async def serve_async(channel: socket.socket, host: Host) -> None:
-    """Answer calls concurrently, those of one slot in order; for environments whose calls are coroutines."""
+    """Answer calls concurrently, those of one slot in order; for environments whose calls are
+    coroutines.
+    """
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE)
     locks: dict[int, asyncio.Lock] = {}
@@ -143,7 +153,9 @@ def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:
 
 
 def main(fd: int, parent: int) -> None:
-    """Serve the pool at the other end of socket ``fd`` until told to exit or until that end is closed."""
+    """Serve the pool at the other end of socket ``fd`` until told to exit or until that end is
+    closed.
+    """
     die_with_parent()
     if os.getppid() != parent:  # it died before the kernel knew what we ask
         return

@@ -15,8 +15,8 @@ SEED_BITS = 0x7FFFFFFF
 def env_section(env_config: Any) -> dict[str, Any]:
     """The section that the package of ``env_config.env_name`` receives.
 
-    ``env.<name>`` where the configuration has such a section, updated with ``env.kwargs``; ``max_steps`` and ``seed``
-    are taken from ``env`` where the section leaves them open.
+    ``env.<name>`` where the configuration has such a section, updated with ``env.kwargs``;
+    ``max_steps`` and ``seed`` are taken from ``env`` where the section leaves them open.
     """
     name = env_config.env_name.split("/", 1)[0]
     own = getattr(env_config, name, None) if name.isidentifier() else None
@@ -41,10 +41,13 @@ def epoch_order(count: int, *parts: int | str) -> list[int]:
 def panel_of(tasks: Sequence[Task], size: int) -> list[tuple[Task, int]]:
     """The validation panel: ``size`` tasks (all if fewer) with their environment seeds.
 
-    It depends on the tasks alone, not on the run's seed, so runs with different seeds are measured on the same panel.
+    It depends on the tasks alone, not on the run's seed, so runs with different seeds are measured
+    on the same panel.
     """
     ordered = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
-    return [(task, derive_seed("panel", task["task_id"], "env") & SEED_BITS) for task in ordered[:size]]
+    return [
+        (task, derive_seed("panel", task["task_id"], "env") & SEED_BITS) for task in ordered[:size]
+    ]
 
 
 def panel_digest(panel: Sequence[tuple[Task, int]]) -> str:
@@ -54,14 +57,20 @@ def panel_digest(panel: Sequence[tuple[Task, int]]) -> str:
 
 
 def check_disjoint(train: Sequence[Task], val: Sequence[Task]) -> None:
-    """Raise ``ValueError`` when a task id occurs twice or in both splits, or when a task lacks a required key."""
+    """Raise ``ValueError`` when a task id occurs twice or in both splits, or when a task lacks a
+    required key.
+    """
     for task in [*train, *val]:
         if not isinstance(task.get("task_id"), str) or not isinstance(task.get("data_source"), str):
-            raise ValueError(f"a task needs the strings task_id and data_source, got {str(task)[:200]}")
+            raise ValueError(
+                f"a task needs the strings task_id and data_source, got {str(task)[:200]}"
+            )
     ids = {"train": [task["task_id"] for task in train], "val": [task["task_id"] for task in val]}
     for split, names in ids.items():
         if len(set(names)) != len(names):
-            raise ValueError(f"{len(names) - len(set(names))} task ids occur more than once in split {split!r}")
+            raise ValueError(
+                f"{len(names) - len(set(names))} task ids occur more than once in split {split!r}"
+            )
     common = sorted(set(ids["train"]) & set(ids["val"]))
     if common:
         raise ValueError(f"{len(common)} tasks are in both train and val, the first: {common[0]!r}")

@@ -1,1 +1,3 @@
-"""Other trainers on this environment layer; each in a package of its own that imports what it adapts."""
+"""Other trainers on this environment layer; each in a package of its own that imports what it
+adapts.
+"""

@@ -10,7 +10,7 @@ import ray
 
 from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S
-from agent_system.multi_turn_rollout.settings import PlaySettings
+from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job
 
 logger = logging.getLogger(__name__)
@@ -19,19 +19,24 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class CollectorGroup:
-    """``env_config.num_collectors`` collector workers; whole groups (uids) are dealt out to them in turn.
+    """``env_config.num_collectors`` collector workers; whole groups (uids) are dealt out to them in
+    turn.
 
-    ``options`` are further arguments of every ``CollectorWorker``. Where the rollout workers are Ray actors the
-    collectors are too; otherwise there is one, in this process.
+    ``options`` are further arguments of every ``CollectorWorker``. Where the rollout workers are
+    Ray actors the collectors are too; otherwise there is one, in this process.
     """
 
-    def __init__(self, env_config: Any, tokenizer: Any, rollout_workers: Sequence[Any], **options: Any) -> None:
+    def __init__(
+        self, env_config: Any, tokenizer: Any, rollout_workers: Sequence[Any], **options: Any
+    ) -> None:
         self._env = env_config
         self._runner: asyncio.Runner | None = None
         if isinstance(rollout_workers[0], ray.actor.ActorHandle):
             remote = ray.remote(CollectorWorker).options(num_cpus=0)
             self._workers = [
-                remote.remote(env_config, tokenizer, list(rollout_workers), f"collector-{number}", **options)
+                remote.remote(
+                    env_config, tokenizer, list(rollout_workers), f"collector-{number}", **options
+                )
                 for number in range(env_config.num_collectors)
             ]
         else:
@@ -44,10 +49,14 @@ class CollectorGroup:
             return self._runner.run(self._workers[0].collect(jobs, settings))
         shards = shard_by_group(jobs, len(self._workers))
         pending = [
-            worker.collect.remote(shard, settings) for worker, shard in zip(self._workers, shards, strict=True) if shard
+            worker.collect.remote(shard, settings)
+            for worker, shard in zip(self._workers, shards, strict=True)
+            if shard
         ]
         parts: list[Collected] = ray.get(pending, timeout=self._deadline(len(jobs), settings))
-        by_index = {trajectory.job.index: trajectory for part in parts for trajectory in part.trajectories}
+        by_index = {
+            trajectory.job.index: trajectory for part in parts for trajectory in part.trajectories
+        }
         return Collected(
             [by_index[job.index] for job in jobs],
             max(part.play_s for part in parts),
@@ -67,15 +76,21 @@ class CollectorGroup:
         closing = [worker.close.remote() for worker in workers]
         _, late = ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
         if late:
-            logger.warning("%d collector workers did not close within %.0f s", len(late), CLOSE_TIMEOUT_S)
+            logger.warning(
+                "%d collector workers did not close within %.0f s", len(late), CLOSE_TIMEOUT_S
+            )
         for worker in workers:
             ray.kill(worker)
 
     def _deadline(self, jobs: int, settings: PlaySettings) -> float:
-        """Seconds after which something hangs that has deadlines of its own: every wait of every round added up."""
+        """Seconds after which something hangs that has deadlines of its own: every wait of every
+        round added up.
+        """
         env = self._env
         rounds = math.ceil(jobs / (env.num_workers * env.envs_per_worker))
-        episode = env.reset_timeout_s + settings.max_steps * (env.step_timeout_s + REQUEST_TIMEOUT_S)
+        episode = env.reset_timeout_s + settings.max_steps * (
+            env.step_timeout_s + REQUEST_TIMEOUT_S
+        )
         return START_TIMEOUT_S + rounds * episode + REQUEST_TIMEOUT_S
 
 

@@ -1,7 +1,8 @@
 """The collector worker: one asyncio loop that plays many trajectories at once.
 
-Every trajectory is a coroutine (``episode``). Nobody waits for the slowest environment of a batch; a trajectory that is
-over costs nothing. The environment pool and the engine connection stay open from call to call.
+Every trajectory is a coroutine (``episode``). Nobody waits for the slowest environment of a batch;
+a trajectory that is over costs nothing. The environment pool and the engine connection stay open
+from call to call.
 
     collect(jobs) ─▶ groups ─▶ trajectories ─┬─ tokens ──▶ EngineClient ──▶ rollout workers
                                              └─ actions ─▶ EnvironmentPool ─▶ environment processes
@@ -17,14 +18,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agents import EngineAgent
+from agent_system.environments.env_registry import get_package
 from agent_system.environments.pool import EnvironmentPool
-from agent_system.environments.registry import get_package
 from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, EngineClient, Sampling
-from agent_system.multi_turn_rollout.episode import Episode, Stage, expand_turn, gather_or_cancel
 from agent_system.multi_turn_rollout.packing import select_trajectories
-from agent_system.multi_turn_rollout.settings import PlaySettings
+from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from agent_system.multi_turn_rollout.trajectory_player import (
+    Stage,
+    TrajectoryPlayer,
+    expand_turn,
+    gather_or_cancel,
+)
 from agent_system.tokens.bridge import ChatBridge
 from rlvcr.alternatives import AlternativeSampler
 from rlvcr.levels import LevelCodec
@@ -36,8 +42,9 @@ from verl.utils.seeds import derive_seed
 class Collected:
     """Trajectories in the order of their jobs, and how long it took, in seconds.
 
-    ``play_s``: from the start until the last episode was over; ``thoughts_s``: from then until the last thought at
-    another level was there. ``restarts`` counts environment workers that died or hung and were replaced.
+    ``play_s``: from the start until the last episode was over; ``thoughts_s``: from then until the
+    last thought at another level was there. ``restarts`` counts environment workers that died or
+    hung and were replaced.
     """
 
     trajectories: list[Trajectory]
@@ -56,8 +63,9 @@ class Collected:
 class CollectorWorker:
     """Plays jobs on environments of ``env_config.env_name`` with tokens from ``rollout_workers``.
 
-    A Ray actor, or an object in this process. ``name`` tells the collectors of a run apart; ``external_lib`` is
-    imported before the environment is looked up; ``template_kwargs`` go to the chat template.
+    A Ray actor, or an object in this process. ``name`` tells the collectors of a run apart;
+    ``external_lib`` is imported before the environment is looked up; ``template_kwargs`` go to the
+    chat template.
     """
 
     def __init__(
@@ -91,8 +99,8 @@ class CollectorWorker:
     async def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
         """Play every job and return the trajectories in the order of ``jobs``.
 
-        Raises ``EngineError`` when a rollout worker failed and ``WorkerStartError`` when no environment can be started;
-        everything smaller is in the trajectories.
+        Raises ``EngineError`` when a rollout worker failed and ``WorkerStartError`` when no
+        environment can be started; everything smaller is in the trajectories.
         """
         async with self._start_lock:
             if not self._started:
@@ -103,19 +111,28 @@ class CollectorWorker:
         for job in jobs:
             groups[job.uid].append(job)
         began, restarted = time.perf_counter(), self._pool.counts["restarts"]
-        played = await gather_or_cancel(self._play_group(stage, members) for members in groups.values())
+        played = await gather_or_cancel(
+            self._play_group(stage, members) for members in groups.values()
+        )
         by_index = {trajectory.job.index: trajectory for group in played for trajectory in group}
         ended = max((trajectory.ended_at for trajectory in by_index.values()), default=began)
-        thoughts_s, restarts = time.perf_counter() - ended, self._pool.counts["restarts"] - restarted
+        thoughts_s, restarts = (
+            time.perf_counter() - ended,
+            self._pool.counts["restarts"] - restarted,
+        )
         return Collected([by_index[job.index] for job in jobs], ended - began, thoughts_s, restarts)
 
     async def _play_group(self, stage: Stage, jobs: list[Job]) -> list[Trajectory]:
-        group = await gather_or_cancel(Episode(stage, job).play(self._pool) for job in jobs)
+        group = await gather_or_cancel(
+            TrajectoryPlayer(stage, job).play(self._pool) for job in jobs
+        )
         alternatives = stage.settings.alternatives
         if alternatives is not None and alternatives.expand == "mixed_groups":
             kept = select_trajectories(group, self._env_config.on_abort)[0]
             if len({trajectory.reward for trajectory in kept}) > 1:
-                await gather_or_cancel(expand_turn(stage, t, turn) for t in kept for turn in t.turns)
+                await gather_or_cancel(
+                    expand_turn(stage, t, turn) for t in kept for turn in t.turns
+                )
         return group
 
     def _stage(self, settings: PlaySettings) -> Stage:
@@ -146,7 +163,12 @@ class CollectorWorker:
         ) -> SamplingResult | None:
             try:
                 return await self._engine.sample(
-                    prompt_ids, max_tokens=max_tokens, sampling=sampling, stop=stop, route=route, seed=seed
+                    prompt_ids,
+                    max_tokens=max_tokens,
+                    sampling=sampling,
+                    stop=stop,
+                    route=route,
+                    seed=seed,
                 )
             except EngineAborted:
                 return None

@@ -3,8 +3,9 @@
     trajectories ──sample()──▶ basket of worker 0 ──one submit per few milliseconds──▶ rollout worker 0
                  ◀──future──── poller of worker 0 ◀──one poll at a time────────────── rollout worker 0
 
-Requests that arrive within ``GATHER_S`` share one ``submit``. There is at most one ``poll`` under way per worker, and
-only while something is awaited. A trajectory keeps its worker (``route``), so that its prefix stays in its cache.
+Requests that arrive within ``GATHER_S`` share one ``submit``. There is at most one ``poll`` under
+way per worker, and only while something is awaited. A trajectory keeps its worker (``route``), so
+that its prefix stays in its cache.
 """
 
 import asyncio
@@ -25,7 +26,9 @@ class EngineError(RuntimeError):
 
 
 class EngineAborted(Exception):
-    """One request came to nothing (given up by the engine, or past its deadline); its trajectory is aborted."""
+    """One request came to nothing (given up by the engine, or past its deadline); its trajectory is
+    aborted.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,9 @@ class _Line:
     async def _poll(self) -> None:
         try:
             while self._awaited:
-                for result in await asyncio.wait_for(call(self._worker, "poll", self._client), self._timeout_s):
+                for result in await asyncio.wait_for(
+                    call(self._worker, "poll", self._client), self._timeout_s
+                ):
                     self._deliver(result)
                 self._expire()
         except Exception as error:  # the engine boundary
@@ -98,7 +103,9 @@ class _Line:
             return
         if result.stop_reason is StopReason.ABORT:
             reason = result.info.get("error", "no reason given")
-            future.set_exception(EngineAborted(f"the engine gave request {result.request_id} up: {reason}"))
+            future.set_exception(
+                EngineAborted(f"the engine gave request {result.request_id} up: {reason}")
+            )
         else:
             future.set_result(result)
 
@@ -108,13 +115,17 @@ class _Line:
         for request_id in late:
             future, _ = self._awaited.pop(request_id)
             if not future.done():
-                future.set_exception(EngineAborted(f"request {request_id} took more than {self._timeout_s:.0f} s"))
+                future.set_exception(
+                    EngineAborted(f"request {request_id} took more than {self._timeout_s:.0f} s")
+                )
 
     def _fail(self, error: Exception) -> None:
         awaited, self._awaited = self._awaited, {}
         for future, _ in awaited.values():
             if not future.done():
-                future.set_exception(EngineError(f"a rollout worker failed: {type(error).__name__}: {error}"))
+                future.set_exception(
+                    EngineError(f"a rollout worker failed: {type(error).__name__}: {error}")
+                )
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -126,12 +137,15 @@ class _Line:
 
 
 class EngineClient:
-    """Samples from ``workers`` (Ray handles of rollout workers, or objects with the same asynchronous methods).
+    """Samples from ``workers`` (Ray handles of rollout workers, or objects with the same
+    asynchronous methods).
 
     ``client`` names this caller at the workers. Use within one asyncio loop.
     """
 
-    def __init__(self, workers: Sequence[Any], client: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def __init__(
+        self, workers: Sequence[Any], client: str, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
         if not workers:
             raise ValueError("there is no rollout worker to sample from")
         self._lines = [_Line(worker, client, timeout_s) for worker in workers]
@@ -150,7 +164,8 @@ class EngineClient:
     ) -> SamplingResult:
         """One continuation of ``prompt_ids``; requests of the same ``route`` go to the same worker.
 
-        Raises ``EngineAborted`` when this request came to nothing, ``EngineError`` when the worker failed.
+        Raises ``EngineAborted`` when this request came to nothing, ``EngineError`` when the worker
+        failed.
         """
         request = SamplingRequest(
             request_id=f"{self._client}-{next(self._numbers)}",

@@ -1,7 +1,8 @@
 """History policies: which tokens the policy sees before its next turn.
 
-``append``: one ledger for the whole play. After each turn the bridge and the observation are added; nothing is rendered
-or encoded again. ``window``: every turn gets a ledger of its own, with a prompt that shows the last turns.
+``append``: one ledger for the whole play. After each turn the bridge and the observation are added;
+nothing is rendered or encoded again. ``window``: every turn gets a ledger of its own, with a prompt
+that shows the last turns.
 
 Both answer ``open_turn`` with the ledger of the next turn, or None where that turn would not fit.
 """
@@ -10,7 +11,7 @@ from typing import Protocol
 
 from agent_system.environments.base import Observation, Prompts
 from agent_system.memory import WindowMemory
-from agent_system.multi_turn_rollout.settings import PlaySettings
+from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Turn
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
@@ -34,7 +35,9 @@ def make_history(settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -
     return policies[settings.history](settings, bridge, prompts)
 
 
-def _first_ledger(settings: PlaySettings, bridge: ChatBridge, prompts: Prompts, user: str) -> TokenLedger | None:
+def _first_ledger(
+    settings: PlaySettings, bridge: ChatBridge, prompts: Prompts, user: str
+) -> TokenLedger | None:
     system = prompts.system(settings.levels)
     messages = [] if system is None else [{"role": "system", "content": system}]
     ids = bridge.first_prompt([*messages, {"role": "user", "content": user}])
@@ -84,7 +87,9 @@ class WindowHistory:
         """See ``History``."""
         if self._first is None:
             self._first = observation
-        user = self._prompts.window(self._first, self._memory.turns(), observation, self._settings.levels)
+        user = self._prompts.window(
+            self._first, self._memory.turns(), observation, self._settings.levels
+        )
         ledger = _first_ledger(self._settings, self._bridge, self._prompts, user)
         self.ledgers += [] if ledger is None else [ledger]
         return ledger

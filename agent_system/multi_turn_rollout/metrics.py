@@ -20,8 +20,9 @@ def summary(name: str, values: Iterable[float]) -> dict[str, float]:
 def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
     """``rollout/*`` of all trajectories, the aborted ones included.
 
-    ``active_ratio``: share of the playing time ``play_s`` (seconds) that a trajectory was under way, on average;
-    ``env_wait_s`` and ``engine_wait_s``: seconds a trajectory waited for its environment and for tokens, on average.
+    ``active_ratio``: share of the playing time ``play_s`` (seconds) that a trajectory was under
+    way, on average; ``env_wait_s`` and ``engine_wait_s``: seconds a trajectory waited for its
+    environment and for tokens, on average.
     """
     count = max(len(trajectories), 1)
     reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
@@ -35,7 +36,10 @@ def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[s
         "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
     }
     metrics |= {f"rollout/aborted_{reason}": float(n) for reason, n in sorted(reasons.items())}
-    return metrics | {f"rollout/truncated_{reason}": cuts[reason] / count for reason in ("steps", "length", "budget")}
+    return metrics | {
+        f"rollout/truncated_{reason}": cuts[reason] / count
+        for reason in ("steps", "length", "budget")
+    }
 
 
 def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -53,13 +57,17 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "episode/success_rate": float(np.mean([t.won for t in played])),
     }
     if turns:
-        metrics["episode/valid_action_ratio"] = float(np.mean([turn.is_action_valid for _, turn in turns]))
+        metrics["episode/valid_action_ratio"] = float(
+            np.mean([turn.is_action_valid for _, turn in turns])
+        )
         metrics["episode/turn_tokens"] = float(np.mean([turn.num_tokens for _, turn in turns]))
     sources: dict[str, list[bool]] = {}
     for trajectory in played:
         sources.setdefault(trajectory.job.data_source, []).append(trajectory.won)
     if len(sources) > 1:
-        metrics |= {f"episode/{source}/success_rate": float(np.mean(won)) for source, won in sources.items()}
+        metrics |= {
+            f"episode/{source}/success_rate": float(np.mean(won)) for source, won in sources.items()
+        }
     return metrics | _thinking_metrics([(t, turn) for t, turn in turns if turn.parsed is not None])
 
 
@@ -69,23 +77,41 @@ def _thinking_metrics(steps: list[tuple[Trajectory, Turn]]) -> dict[str, float]:
         return {}
     turns = [turn for _, turn in steps]
     failures = [turn.parsed.failure for turn in turns]
-    metrics = level_metrics([turn.chosen_level for turn in turns], [t.won for t, _ in steps], failures)
-    metrics["rlvcr/thought_tokens_mean"] = float(np.mean([turn.parsed.thought_tokens for turn in turns]))
+    metrics = level_metrics(
+        [turn.chosen_level for turn in turns], [t.won for t, _ in steps], failures
+    )
+    metrics["rlvcr/thought_tokens_mean"] = float(
+        np.mean([turn.parsed.thought_tokens for turn in turns])
+    )
     metrics["rlvcr/level_forced_share"] = float(np.mean([turn.forced > 0 for turn in turns]))
     return metrics
 
 
-def play_split(trajectories: Sequence[Trajectory], play_s: float, thoughts_s: float) -> dict[str, float]:
-    """Seconds of playing that went to the policy's turns, to environments and to alternative thoughts.
+def play_split(
+    trajectories: Sequence[Trajectory], play_s: float, thoughts_s: float
+) -> dict[str, float]:
+    """Seconds of playing that went to the policy's turns, to environments and to alternative
+    thoughts.
 
-    ``play_s`` is split over engine and environments by how long trajectories waited for each, and the engine's part
-    over turns and thoughts by the tokens sampled for them: all work at the same time, so this says where the playing
-    time goes, not how long each was busy. ``thoughts_s``, the wait for thoughts after the last episode, is theirs.
+    ``play_s`` is split over engine and environments by how long trajectories waited for each, and
+    the engine's part over turns and thoughts by the tokens sampled for them: all work at the same
+    time, so this says where the playing time goes, not how long each was busy. ``thoughts_s``, the
+    wait for thoughts after the last episode, is theirs.
     """
-    engine, env = sum(t.engine_wait_s for t in trajectories), sum(t.env_wait_s for t in trajectories)
+    engine, env = (
+        sum(t.engine_wait_s for t in trajectories),
+        sum(t.env_wait_s for t in trajectories),
+    )
     engine_s = play_s * engine / max(engine + env, 1e-9)
-    thoughts = sum(turn.alternatives.sampled_tokens for t in trajectories for turn in t.turns if turn.alternatives)
-    thinking_s = engine_s * thoughts / max(thoughts + sum(t.sampled_tokens for t in trajectories), 1)
+    thoughts = sum(
+        turn.alternatives.sampled_tokens
+        for t in trajectories
+        for turn in t.turns
+        if turn.alternatives
+    )
+    thinking_s = (
+        engine_s * thoughts / max(thoughts + sum(t.sampled_tokens for t in trajectories), 1)
+    )
     return {
         "gen_engine": engine_s - thinking_s,
         "gen_env": play_s - engine_s,

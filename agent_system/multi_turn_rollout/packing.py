@@ -1,13 +1,14 @@
-"""Trajectories into rows: one row per ledger, the format of ``verl.protocol`` as the trainer reads it.
+"""Trajectories into rows: one row per ledger, the format of ``verl.protocol`` as the trainer reads
+it.
 
     ledger    [prompt ........][agent][bridge env bridge][agent]
     row       prompts [P] left-padded | responses [R] right-padded
     mask                        1111   000000000000000000  1111
     step_ids                    0000   ------------------  1111
 
-With ``append`` history a trajectory is one row, with ``window`` history one row per step. P and R are the longest
-prompt and response of the batch. Where observations are images, ``multi_modal_data`` holds ``{"image": [...]}`` for
-every row: those of its steps in order.
+With ``append`` history a trajectory is one row, with ``window`` history one row per step. P and R
+are the longest prompt and response of the batch. Where observations are images,
+``multi_modal_data`` holds ``{"image": [...]}`` for every row: those of its steps in order.
 """
 
 import logging
@@ -37,11 +38,14 @@ class Row:
     turns: list[Turn]
 
 
-def select_trajectories(trajectories: Sequence[Trajectory], on_abort: str) -> tuple[list[Trajectory], dict[str, float]]:
+def select_trajectories(
+    trajectories: Sequence[Trajectory], on_abort: str
+) -> tuple[list[Trajectory], dict[str, float]]:
     """The trajectories to train on, and how many were left out and why.
 
-    ``drop_group`` leaves out every group (uid) with a broken trajectory, ``keep_rest`` the broken trajectories alone. A
-    trajectory in which nothing was sampled has no row and is left out too. Raises ``ValueError`` for another policy.
+    ``drop_group`` leaves out every group (uid) with a broken trajectory, ``keep_rest`` the broken
+    trajectories alone. A trajectory in which nothing was sampled has no row and is left out too.
+    Raises ``ValueError`` for another policy.
     """
     if on_abort not in ON_ABORT:
         raise ValueError(f"env.on_abort={on_abort!r}: allowed are {', '.join(ON_ABORT)}")
@@ -60,13 +64,18 @@ def select_trajectories(trajectories: Sequence[Trajectory], on_abort: str) -> tu
 
 
 def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """The rows of ``trajectories`` in order; a trajectory without any turn gives one row that samples nothing."""
+    """The rows of ``trajectories`` in order; a trajectory without any turn gives one row that
+    samples nothing.
+    """
     rows = []
     for trajectory in trajectories:
         by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             by_ledger.setdefault(turn.ledger, []).append(turn)
-        rows += [Row(trajectory, trajectory.ledgers[ledger], turns) for ledger, turns in by_ledger.items()]
+        rows += [
+            Row(trajectory, trajectory.ledgers[ledger], turns)
+            for ledger, turns in by_ledger.items()
+        ]
         if not by_ledger:
             rows.append(Row(trajectory, TokenLedger(), []))
     return rows
@@ -76,8 +85,8 @@ def pack(rows: Sequence[Row], pad_token_id: int, allow_retokenized: bool = False
     """``rows`` as a ``DataProto`` of B rows.
 
     Raises:
-        ValueError: There is no row, or a row holds tokens that were made from text instead of being sampled and
-            ``allow_retokenized`` is false.
+        ValueError: There is no row, or a row holds tokens that were made from text instead of being
+            sampled and ``allow_retokenized`` is false.
     """
     if not rows:
         raise ValueError("no rows to pack: every trajectory was left out")
@@ -96,7 +105,11 @@ def pack(rows: Sequence[Row], pad_token_id: int, allow_retokenized: bool = False
 
 
 def _tensors(
-    rows: Sequence[Row], splits: list[int], ends: list[int], widths: tuple[int, int], pad_token_id: int
+    rows: Sequence[Row],
+    splits: list[int],
+    ends: list[int],
+    widths: tuple[int, int],
+    pad_token_id: int,
 ) -> dict[str, torch.Tensor]:
     prompt_width, response_width = widths
     size = (len(rows), prompt_width + response_width)
@@ -148,7 +161,9 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def step_record(turn: Turn) -> dict[str, Any]:
-    """One step as plain data, for rollout files and reports; ``span`` counts from the row's first real token."""
+    """One step as plain data, for rollout files and reports; ``span`` counts from the row's first
+    real token.
+    """
     parsed = turn.parsed
     return {
         "step": turn.step,

@@ -15,14 +15,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import assert_same_start
-from agent_system.environments.registry import get_package
 from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
 from agent_system.multi_turn_rollout.packing import pack, row_steps, rows_of, select_trajectories
-from agent_system.multi_turn_rollout.settings import PlaySettings, asks_for_levels, check_prompts
+from agent_system.multi_turn_rollout.play_settings import (
+    PlaySettings,
+    asks_for_levels,
+    check_prompts,
+)
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from agent_system.tokens.probe import probe_template
 from rlvcr.level_metrics import CollapseWatch
@@ -37,13 +41,14 @@ REDRAWS = 3  # batches of other tasks in place of one that broke as a whole
 class TrajectoryCollector:
     """Plays tasks with the policy and returns what was played as rows.
 
-    ``config`` is the whole typed configuration. ``processor`` is for policies that see images; a text policy has none.
-    The engine is asked with tokens alone: who passes a processor brings workers that read ``multi_modal_data``.
+    ``config`` is the whole typed configuration. ``processor`` is for policies that see images; a
+    text policy has none. The engine is asked with tokens alone: who passes a processor brings
+    workers that read ``multi_modal_data``.
 
     Raises:
         TemplateUnsupported: The tokenizer's chat template does not suit ``env.history``.
-        ValueError: Thinking levels are asked for and cannot be read with this tokenizer, or the environment shows
-            images and there is no processor.
+        ValueError: Thinking levels are asked for and cannot be read with this tokenizer, or the
+            environment shows images and there is no processor.
     """
 
     def __init__(self, config: Any, tokenizer: Any, processor: Any = None) -> None:
@@ -53,7 +58,9 @@ class TrajectoryCollector:
         probe = probe_template(tokenizer, config.data.apply_chat_template_kwargs)
         probe.require(config.env.history)
         if config.env.history == "append" and not probe.keeps_thoughts:
-            logger.warning("this chat template drops <think> from earlier turns; with env.history=append they stay")
+            logger.warning(
+                "this chat template drops <think> from earlier turns; with env.history=append they stay"
+            )
         self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
         self.collapse = CollapseWatch(config.algorithm.rlvcr.collapse_patience)
         self._group: CollectorGroup | None = None
@@ -61,16 +68,19 @@ class TrajectoryCollector:
     def multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True
     ) -> DataProto:
-        """Play the tasks of ``gen_batch`` (``envs.gen_batch`` or ``envs.panel_batch``) and return their rows.
+        """Play the tasks of ``gen_batch`` (``envs.gen_batch`` or ``envs.panel_batch``) and return
+        their rows.
 
-        ``actor_rollout_wg`` offers ``rollout_workers`` and ``compute_log_prob(data)``. The result's ``meta_info`` holds
-        ``metrics``, ``timing`` (seconds) and ``tasks``, which are others than those of ``gen_batch`` where all of these
-        broke. Validation never thinks at other levels and keeps broken trajectories, which count as lost.
+        ``actor_rollout_wg`` offers ``rollout_workers`` and ``compute_log_prob(data)``. The result's
+        ``meta_info`` holds ``metrics``, ``timing`` (seconds) and ``tasks``, which are others than
+        those of ``gen_batch`` where all of these broke. Validation never thinks at other levels and
+        keeps broken trajectories, which count as lost.
 
         Raises:
             RuntimeError: Nothing is left to train on, not even of other tasks.
             GroupMismatch: Members of a group did not start from the same state.
-            EngineError, WorkerStartError: A rollout worker failed, or no environment can be started.
+            EngineError, WorkerStartError: A rollout worker failed, or no environment can be
+                started.
         """
         if not is_train:
             return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train=False)
@@ -87,24 +97,36 @@ class TrajectoryCollector:
         if is_train:
             return self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)[0]
         settings = self._settings(envs, is_train=False, thinking=False)
-        return self._rows(self._play(gen_batch, actor_rollout_wg, envs, settings), is_train=False)[0]
+        return self._rows(self._play(gen_batch, actor_rollout_wg, envs, settings), is_train=False)[
+            0
+        ]
 
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
-        """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories count as lost."""
+        """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories count
+        as lost.
+        """
         settings = self._settings(envs, is_train=False, thinking=False)
-        played = self._play(gen_batch, actor_rollout_wg, envs, replace(settings, temperature=0.0, plays=1))
+        played = self._play(
+            gen_batch, actor_rollout_wg, envs, replace(settings, temperature=0.0, plays=1)
+        )
         return self._rows(played, is_train=False)[0]
 
-    def rlvcr_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
-        """Play while thinking at other levels, pack, and score every thought with the policy that sampled."""
+    def rlvcr_multi_turn_loop(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any
+    ) -> DataProto:
+        """Play while thinking at other levels, pack, and score every thought with the policy that
+        sampled.
+        """
         data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
         return self._score(data, rows, actor_rollout_wg)
 
-    def dynamic_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
+    def dynamic_multi_turn_loop(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any
+    ) -> DataProto:
         """Play new tasks until as many groups as ``gen_batch`` has show returns that differ.
 
-        At most ``algorithm.filter_groups.max_num_gen_batches`` batches are played; what was found by then is used, and
-        where nothing was found, the last batch that did not break.
+        At most ``algorithm.filter_groups.max_num_gen_batches`` batches are played; what was found
+        by then is used, and where nothing was found, the last batch that did not break.
         """
         thinking = bool(self.config.algorithm.rlvcr.enable)
         settings = self._settings(envs, is_train=True, thinking=thinking)
@@ -112,7 +134,11 @@ class TrajectoryCollector:
         limit = self.config.algorithm.filter_groups.max_num_gen_batches
         every, kept, usable = Collected([], 0.0, 0.0), [], []
         for draw in range(limit):
-            batch = gen_batch if draw == 0 else envs.gen_batch(gen_batch.meta_info["global_step"], wanted, draw)
+            batch = (
+                gen_batch
+                if draw == 0
+                else envs.gen_batch(gen_batch.meta_info["global_step"], wanted, draw)
+            )
             played = self._play(batch, actor_rollout_wg, envs, settings)
             every.add(played)
             whole = select_trajectories(played.trajectories, self.config.env.on_abort)[0]
@@ -121,7 +147,9 @@ class TrajectoryCollector:
             if len(kept) == wanted:
                 break
         else:
-            logger.warning("%d batches gave %d of %d groups with returns that differ", limit, len(kept), wanted)
+            logger.warning(
+                "%d batches gave %d of %d groups with returns that differ", limit, len(kept), wanted
+            )
         data, rows = self._rows(every, chosen=[t for group in kept for t in group] or usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = draw + 1.0
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept))
@@ -139,7 +167,9 @@ class TrajectoryCollector:
         check_prompts(self.config, envs.package)
         return PlaySettings.from_config(self.config, envs.package, is_train, thinking)
 
-    def _play(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings) -> Collected:
+    def _play(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings
+    ) -> Collected:
         if self._group is None:
             self._group = CollectorGroup(
                 self.config.env,
@@ -154,7 +184,12 @@ class TrajectoryCollector:
         broken = [t for t in trajectories if t.aborted is not None]
         if broken:
             first = broken[0]
-            logger.warning("%d trajectories broke; first: %s %s", len(broken), first.aborted, first.abort_detail[:300])
+            logger.warning(
+                "%d trajectories broke; first: %s %s",
+                len(broken),
+                first.aborted,
+                first.abort_detail[:300],
+            )
         return collected
 
     # ------------------------------------------------------------------ rows
@@ -164,7 +199,8 @@ class TrajectoryCollector:
     ) -> tuple[DataProto, list]:
         """Play and pack; where breaks leave nothing to train on, play other tasks.
 
-        A dead environment worker takes all its trajectories along, and with ``drop_group`` their groups.
+        A dead environment worker takes all its trajectories along, and with ``drop_group`` their
+        groups.
         """
         settings = self._settings(envs, is_train=True, thinking=thinking)
         every = self._play(gen_batch, actor_rollout_wg, envs, settings)
@@ -172,7 +208,11 @@ class TrajectoryCollector:
             usable, left_out = select_trajectories(every.trajectories, self.config.env.on_abort)
             if usable or not left_out["rollout/left_out_aborted"]:
                 break
-            logger.warning("nothing of this batch is left to train on: playing other tasks (%d of %d)", draw, REDRAWS)
+            logger.warning(
+                "nothing of this batch is left to train on: playing other tasks (%d of %d)",
+                draw,
+                REDRAWS,
+            )
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             every.add(self._play(gen_batch, actor_rollout_wg, envs, settings))
@@ -183,7 +223,9 @@ class TrajectoryCollector:
     def _rows(
         self, played: Collected, is_train: bool = True, chosen: Sequence[Trajectory] | None = None
     ) -> tuple[DataProto, list]:
-        """Pack ``chosen`` trajectories, by default all that can be used; metrics are of everything ``played``."""
+        """Pack ``chosen`` trajectories, by default all that can be used; metrics are of everything
+        ``played``.
+        """
         began, usable, left_out = time.perf_counter(), played.trajectories, {}
         if is_train:
             usable, left_out = select_trajectories(played.trajectories, self.config.env.on_abort)
@@ -211,17 +253,24 @@ class TrajectoryCollector:
 
     def _score(self, data: DataProto, rows: list, actor_rollout_wg: Any) -> DataProto:
         began = time.perf_counter()
-        data = score_rows(data, row_steps(rows), actor_rollout_wg.compute_log_prob, self.config, self.codec)
+        data = score_rows(
+            data, row_steps(rows), actor_rollout_wg.compute_log_prob, self.config, self.codec
+        )
         data.meta_info["timing"]["scoring"] = time.perf_counter() - began
         return data
 
 
 def refuse_images(config: Any) -> None:
-    """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy cannot see."""
+    """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy
+    cannot see.
+    """
     found = get_package(config.env.env_name).images(env_section(config.env))
     if found is not None:
         key, value, text_value = found
-        where, policy = f"env.{config.env.env_name.split('/', 1)[0]}.{key}", config.actor_rollout_ref.model.path
+        where, policy = (
+            f"env.{config.env.env_name.split('/', 1)[0]}.{key}",
+            config.actor_rollout_ref.model.path,
+        )
         raise ValueError(
             f"{where}={value!r}: its observations are images, and the policy {policy} is played as one that reads text "
             f"only; allowed: {text_value}; fix: {where}={text_value}"

@@ -1,7 +1,7 @@
 """A played trajectory as data: what the collector workers hand back and what is packed into rows.
 
-A trajectory holds one ledger for each of its rows: a single one with ``append`` history, one per step with ``window``
-history. Every turn says which ledger holds its tokens and where.
+A trajectory holds one ledger for each of its rows: a single one with ``append`` history, one per
+step with ``window`` history. Every turn says which ledger holds its tokens and where.
 """
 
 from dataclasses import dataclass, field
@@ -32,9 +32,10 @@ class Job:
 class Turn:
     """One environment step: the observation, the turn that answered it, and what came of it.
 
-    Its tokens are ``ids[start:end]`` of ledger ``ledger``; the first ``forced`` of them, a level, were not sampled.
-    ``parsed`` is the step read as thinking level, thought and action (``rlvcr.levels``), ``alternatives`` what was
-    thought at the other levels; both None where not asked for. ``image`` is the observation's, None where it is text.
+    Its tokens are ``ids[start:end]`` of ledger ``ledger``; the first ``forced`` of them, a level,
+    were not sampled. ``parsed`` is the step read as thinking level, thought and action
+    (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not
+    asked for. ``image`` is the observation's, None where it is text.
     """
 
     step: int
@@ -69,8 +70,9 @@ class Turn:
 class Trajectory:
     """One play of ``job``. ``reward`` is the return; times are seconds.
 
-    ``truncated`` says why the episode was ended before the environment was done: ``steps``, ``length`` (a turn was cut)
-    or ``budget`` (no room for another turn). ``aborted`` says what broke.
+    ``truncated`` says why the episode was ended before the environment was done: ``steps``,
+    ``length`` (a turn was cut) or ``budget`` (no room for another turn). ``aborted`` says what
+    broke.
     """
 
     job: Job

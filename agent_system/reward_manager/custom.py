@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-FIX = (
-    "allowed: a function that the file defines; fix: custom_reward_function.path=FILE custom_reward_function.name=NAME"
-)
+FIX = "allowed: a function that the file defines; fix: custom_reward_function.path=FILE custom_reward_function.name=NAME"
 
 
 def load_function(path: str, name: str) -> Callable:
@@ -30,7 +28,9 @@ def load_function(path: str, name: str) -> Callable:
         public = [key for key in vars(module) if not key.startswith("_")]
         nearest = difflib.get_close_matches(name, public, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise AttributeError(f"custom_reward_function.name={name!r} is not defined in {path}{hint}; {FIX}")
+        raise AttributeError(
+            f"custom_reward_function.name={name!r} is not defined in {path}{hint}; {FIX}"
+        )
     function = getattr(module, name)
     if not callable(function):
         raise TypeError(f"custom_reward_function.name={name!r} in {path} is not a function; {FIX}")
@@ -38,7 +38,9 @@ def load_function(path: str, name: str) -> Callable:
 
 
 def _import(file: Path) -> ModuleType:
-    """The module, anew at each call; ``sys.modules`` knows it, since dataclasses and pickle look for it there."""
+    """The module, anew at each call; ``sys.modules`` knows it, since dataclasses and pickle look
+    for it there.
+    """
     place = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
     spec = importlib.util.spec_from_file_location(f"_custom_reward_function_{place}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -46,5 +48,7 @@ def _import(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's own code
         del sys.modules[spec.name]
-        raise ImportError(f"custom_reward_function.path={str(file)!r} does not import: {error!r}; {FIX}") from error
+        raise ImportError(
+            f"custom_reward_function.path={str(file)!r} does not import: {error!r}; {FIX}"
+        ) from error
     return module

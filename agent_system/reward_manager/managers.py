@@ -1,13 +1,15 @@
 """From played rows to ``token_level_scores`` [B, R].
 
-Group estimators take the sum over a row's scores as the outcome of the trajectory that the row belongs to, and count a
-trajectory once however many rows it has. Therefore *every row's scores sum to the outcome of its whole trajectory*:
+Group estimators take the sum over a row's scores as the outcome of the trajectory that the row
+belongs to, and count a trajectory once however many rows it has. Therefore *every row's scores sum
+to the outcome of its whole trajectory*:
 
     append, episode   one row:   0 0 0 . . . 0 0 0 . . . 0 0 R        R = r0 + r1 + r2 - penalties
     append, step      one row:   0 0 r0 . . . 0 0 r1 . . . 0 0 r2
     window, both      row k:     0 0 R                                 for each k
 
-(dots: environment tokens). Rewards of single steps are in ``step_rewards``, where step-level estimators read them.
+(dots: environment tokens). Rewards of single steps are in ``step_rewards``, where step-level
+estimators read them.
 """
 
 import inspect
@@ -32,20 +34,24 @@ LARGEST = torch.finfo(torch.float32).max
 class EpisodeRewardManager:
     """The trajectory's outcome on the last sampled token of each of its rows.
 
-    The outcome is the return of the episode, or what ``compute_score`` says, minus ``invalid_action_penalty`` for each
-    step whose action was not valid. ``compute_score(data_source, steps, extra_info)`` receives the step records of the
-    whole trajectory in order and a dictionary with ``task_id``, ``episode_reward``, ``won`` and ``uid``, and returns a
-    finite number.
+    The outcome is the return of the episode, or what ``compute_score`` says, minus
+    ``invalid_action_penalty`` for each step whose action was not valid.
+    ``compute_score(data_source, steps, extra_info)`` receives the step records of the whole
+    trajectory in order and a dictionary with ``task_id``, ``episode_reward``, ``won`` and ``uid``,
+    and returns a finite number.
     """
 
-    def __init__(self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None) -> None:
+    def __init__(
+        self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None
+    ) -> None:
         self.invalid_action_penalty = invalid_action_penalty
         self.compute_score = compute_score
 
     def __call__(self, data: DataProto) -> torch.Tensor:
         """``token_level_scores`` [B, R] float32.
 
-        Raises ``TypeError`` when the custom function returns no number, ``ValueError`` when it is not finite.
+        Raises ``TypeError`` when the custom function returns no number, ``ValueError`` when it is
+        not finite.
         """
         scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
         outcomes = torch.tensor(self.outcomes(data), dtype=torch.float32)
@@ -69,26 +75,34 @@ class EpisodeRewardManager:
 
     def _custom(self, data: DataProto, rows: list[int]) -> float:
         columns, first = data.non_tensor_batch, rows[0]
-        steps = sorted((step for row in rows for step in columns["steps"][row]), key=lambda step: step["step"])
+        steps = sorted(
+            (step for row in rows for step in columns["steps"][row]), key=lambda step: step["step"]
+        )
         extra = {
             "task_id": columns["task_id"][first],
             "episode_reward": float(columns["episode_rewards"][first]),
             "won": bool(columns["won"][first]),
             "uid": columns["uid"][first],
         }
-        score = self.compute_score(data_source=columns["data_source"][first], steps=steps, extra_info=extra)
+        score = self.compute_score(
+            data_source=columns["data_source"][first], steps=steps, extra_info=extra
+        )
         name = getattr(self.compute_score, "__name__", repr(self.compute_score))
         return _finite(score, f"custom_reward_function {name}, task_id {extra['task_id']!r}")
 
 
 class StepRewardManager(EpisodeRewardManager):
-    """Each step's reward on the last token sampled for it; the penalty of an invalid action at its own step.
+    """Each step's reward on the last token sampled for it; the penalty of an invalid action at its
+    own step.
 
-    A row that holds only a part of its trajectory (``window``) is scored as by ``EpisodeRewardManager``, because its
-    sum must be the trajectory's outcome. A custom function scores whole trajectories and is refused here.
+    A row that holds only a part of its trajectory (``window``) is scored as by
+    ``EpisodeRewardManager``, because its sum must be the trajectory's outcome. A custom function
+    scores whole trajectories and is refused here.
     """
 
-    def __init__(self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None) -> None:
+    def __init__(
+        self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None
+    ) -> None:
         if compute_score is not None:
             raise ValueError(
                 "reward_model.reward_manager=step and custom_reward_function.path exclude each other: the function "
@@ -106,7 +120,10 @@ class StepRewardManager(EpisodeRewardManager):
             scores[row] = 0.0
             step_ids = data.batch["step_ids"][row]
             steps = zip(
-                columns["step_index"][row], columns["step_rewards"][row], columns["is_action_valid"][row], strict=True
+                columns["step_index"][row],
+                columns["step_rewards"][row],
+                columns["is_action_valid"][row],
+                strict=True,
             )
             for step, reward, valid in steps:
                 last = int((step_ids == step).nonzero()[-1])
@@ -123,13 +140,15 @@ REWARD_MANAGERS: dict[str, type[EpisodeRewardManager]] = {
 def load_reward_manager(config: Any) -> EpisodeRewardManager:
     """The reward manager that ``config`` (the whole typed configuration) asks for.
 
-    Raises ``ValueError`` for an unknown manager or arguments that it does not take, and what ``load_function`` raises
-    for a custom function.
+    Raises ``ValueError`` for an unknown manager or arguments that it does not take, and what
+    ``load_function`` raises for a custom function.
     """
     name = config.reward_model.reward_manager
     if name not in REWARD_MANAGERS:
         known = ", ".join(REWARD_MANAGERS)
-        raise ValueError(f"reward_model.reward_manager={name!r}: unknown; allowed: {known}; fix: name one of them")
+        raise ValueError(
+            f"reward_model.reward_manager={name!r}: unknown; allowed: {known}; fix: name one of them"
+        )
     actor, custom = config.actor_rollout_ref.actor, config.custom_reward_function
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
     function = load_function(custom.path, custom.name) if custom.path else None
@@ -146,7 +165,9 @@ def load_reward_manager(config: Any) -> EpisodeRewardManager:
 
 
 def _finite(score: Any, who: str) -> float:
-    """The number that ``who`` returned, a Python one or a scalar of numpy or torch, if float32 can hold it."""
+    """The number that ``who`` returned, a Python one or a scalar of numpy or torch, if float32 can
+    hold it.
+    """
     if isinstance(score, (np.generic, np.ndarray, torch.Tensor)) and score.ndim == 0:
         score = score.item()
     if not isinstance(score, numbers.Real):

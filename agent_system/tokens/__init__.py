@@ -1,4 +1,5 @@
-"""Tokens of a conversation: the append-only ledger, the chat-template bridge and the template probe.
+"""Tokens of a conversation: the append-only ledger, the chat-template bridge and the template
+probe.
 
 What is trained on is tokenised here, and chat templates of such conversations are rendered here.
 """

@@ -3,9 +3,9 @@
     sampled turn    bridge                                 observation       bridge
     ... </action>   <|im_end|> \\n <|im_start|> user \\n   You see a desk.   <|im_end|> \\n <|im_start|> assistant \\n
 
-The template's own text is found once by anchors (``template.ChatTemplate``) and encoded once. Content is encoded with
-``split_special_tokens=True``, and cut inside the added tokens that the template writes: no text of an environment can
-act as a control token.
+The template's own text is found once by anchors (``template.ChatTemplate``) and encoded once.
+Content is encoded with ``split_special_tokens=True``, and cut inside the added tokens that the
+template writes: no text of an environment can act as a control token.
 """
 
 import contextlib
@@ -20,7 +20,9 @@ from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported
 
 TAG = re.compile(r"</?(level|think|action)>")  # prompts show these as the policy says them
-ENCODED_TEXTS = 8192  # distinct texts whose tokens are remembered: observations repeat within a group
+ENCODED_TEXTS = (
+    8192  # distinct texts whose tokens are remembered: observations repeat within a group
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +48,21 @@ def without_end(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int
 class ChatBridge:
     """First prompts and bridges of one tokenizer, as token ids.
 
-    ``tokenizer`` is a Hugging Face tokenizer with a chat template; ``template_kwargs`` go to the template.
+    ``tokenizer`` is a Hugging Face tokenizer with a chat template; ``template_kwargs`` go to the
+    template.
 
     Raises:
-        TemplateUnsupported: See ``ChatTemplate``; ``between`` raises it where the template cannot continue a
-            conversation, so that a template which only suits ``env.history=window`` still gives first prompts.
+        TemplateUnsupported: See ``ChatTemplate``; ``between`` raises it where the template cannot
+            continue a conversation, so that a template which only suits ``env.history=window``
+            still gives first prompts.
     """
 
     def __init__(self, tokenizer, template_kwargs: dict[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_kwargs)
-        self._control = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
+        self._control = frozenset(tokenizer.all_special_ids) | frozenset(
+            tokenizer.added_tokens_decoder
+        )
         self.encode_text = lru_cache(ENCODED_TEXTS)(self._encode_text)
         self.encode_template = lru_cache(256)(self._encode_template)
 
@@ -67,33 +73,50 @@ class ChatBridge:
 
     @cached_property
     def end_of_turn_id(self) -> int | None:
-        """The control token that closes an assistant turn in the template; None where plain text closes it."""
+        """The control token that closes an assistant turn in the template; None where plain text
+        closes it.
+        """
         before = self._tail[0]
         return before[0] if before and before[0] in self._control else None
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a turn when sampled: the template's end of turn and the tokenizer's end of sequence."""
-        return frozenset(i for i in (self.end_of_turn_id, self.tokenizer.eos_token_id) if i is not None)
+        """Tokens that end a turn when sampled: the template's end of turn and the tokenizer's end
+        of sequence.
+        """
+        return frozenset(
+            i for i in (self.end_of_turn_id, self.tokenizer.eos_token_id) if i is not None
+        )
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of ``messages`` with the generation prompt; a template that opens ``<think>`` opens it here."""
+        """Token ids of ``messages`` with the generation prompt; a template that opens ``<think>``
+        opens it here.
+        """
         if messages[0]["role"] == "system" and not self.template.takes_system:
             system, first, *rest = messages
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest]
         ids: list[int] = []
         for piece in self.template.pieces(tuple(message["role"] for message in messages)):
-            encoded = self.encode_template(piece) if isinstance(piece, str) else self._content(messages[piece])
+            encoded = (
+                self.encode_template(piece)
+                if isinstance(piece, str)
+                else self._content(messages[piece])
+            )
             ids.extend(encoded)
         return ids
 
     def between(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
         """The bridge after a turn of ``sampled_ids``.
 
-        An end-of-turn token that the policy sampled is not repeated; a missing one is part of ``before``.
+        An end-of-turn token that the policy sampled is not repeated; a missing one is part of
+        ``before``.
         """
         before, after = self._tail
-        if sampled_ids and self.end_of_turn_id is not None and sampled_ids[-1] == self.end_of_turn_id:
+        if (
+            sampled_ids
+            and self.end_of_turn_id is not None
+            and sampled_ids[-1] == self.end_of_turn_id
+        ):
             before = before[1:]
         return Bridge(before, self._content({"role": "user", "content": observation}), after)
 
@@ -104,23 +127,34 @@ class ChatBridge:
         ledger.append(bridge.after, SegmentKind.BRIDGE, turn=turn, episode=episode)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
-        """The text of a sampled turn without the tokens that ended it; tags and other tokens stay visible."""
+        """The text of a sampled turn without the tokens that ended it; tags and other tokens stay
+        visible.
+        """
         said = without_end(sampled_ids, self.end_ids)
-        return self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            said, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
     def _content(self, message: Message) -> tuple[int, ...]:
         text = message["content"]
         return self.encode_text(text.strip() if self.template.trims else text)
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
-        cuts = [found.start() + 1 for found in self._unmarked.finditer(text)] if self._unmarked else []
+        cuts = (
+            [found.start() + 1 for found in self._unmarked.finditer(text)] if self._unmarked else []
+        )
         parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
-        encoded = (self.tokenizer(part, add_special_tokens=False, split_special_tokens=True) for part in parts)
+        encoded = (
+            self.tokenizer(part, add_special_tokens=False, split_special_tokens=True)
+            for part in parts
+        )
         return tuple(i for part in encoded for i in part["input_ids"])
 
     @cached_property
     def _unmarked(self) -> re.Pattern | None:
-        """Control tokens that the tokenizer does not mark as special, and so would not split; None: there are none."""
+        """Control tokens that the tokenizer does not mark as special, and so would not split; None:
+        there are none.
+        """
         pieces = [piece for piece in self.template.pieces(("user",)) if isinstance(piece, str)]
         with contextlib.suppress(TemplateUnsupported):
             pieces += self.template.between()

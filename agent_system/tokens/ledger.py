@@ -1,8 +1,8 @@
 """The token ledger: what was shown to the policy and what it sampled, once and for good.
 
-A ledger only grows. Every token belongs to one segment, every segment has one kind, and all masks are derived from the
-kinds. The tokens a policy sampled are stored as they were sampled: they are never decoded and encoded again, because
-that changes about one turn in ten at temperature 1.
+A ledger only grows. Every token belongs to one segment, every segment has one kind, and all masks
+are derived from the kinds. The tokens a policy sampled are stored as they were sampled: they are
+never decoded and encoded again, because that changes about one turn in ten at temperature 1.
 
     prompt   agent         bridge              env            bridge                      agent
     [P P P]  [A A A A]     [EOT \\n user \\n]  [O O O O]      [EOT \\n assistant \\n]     [A A A]
@@ -27,7 +27,9 @@ class SegmentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``ids`` written by ``kind`` from position ``start`` of the ledger on; ``logprobs`` only for the agent's."""
+    """``ids`` written by ``kind`` from position ``start`` of the ledger on; ``logprobs`` only for
+    the agent's.
+    """
 
     ids: tuple[int, ...]
     kind: SegmentKind
@@ -72,19 +74,34 @@ class TokenLedger:
         """Add a segment at the end and return it.
 
         Raises:
-            ValueError: An agent segment without exactly one log-prob per token (unless ``retokenized``, which means
-                that its tokens were made from text and may not be trained on by default), a log-prob on tokens
-                the agent did not sample, or a prompt segment after an agent segment.
+            ValueError: An agent segment without exactly one log-prob per token (unless
+                ``retokenized``, which means that its tokens were made from text and may not be
+                trained on by default), a log-prob on tokens the agent did not sample, or a prompt
+                segment after an agent segment.
         """
         logprobs = () if logprobs is None else tuple(logprobs)
         if kind is SegmentKind.AGENT and not retokenized and len(logprobs) != len(ids):
-            raise ValueError(f"an agent segment of {len(ids)} tokens came with {len(logprobs)} log-probs")
+            raise ValueError(
+                f"an agent segment of {len(ids)} tokens came with {len(logprobs)} log-probs"
+            )
         if kind is not SegmentKind.AGENT and logprobs:
-            raise ValueError(f"a segment of kind {kind.value!r} was not sampled and cannot have log-probs")
+            raise ValueError(
+                f"a segment of kind {kind.value!r} was not sampled and cannot have log-probs"
+            )
         if kind is SegmentKind.PROMPT and any(s.kind is SegmentKind.AGENT for s in self._segments):
-            raise ValueError("the prompt comes before the first agent segment; later text is of kind env or bridge")
+            raise ValueError(
+                "the prompt comes before the first agent segment; later text is of kind env or bridge"
+            )
         segment = Segment(
-            tuple(ids), kind, len(self._ids), logprobs, turn, episode, policy_version, stop_reason, retokenized
+            tuple(ids),
+            kind,
+            len(self._ids),
+            logprobs,
+            turn,
+            episode,
+            policy_version,
+            stop_reason,
+            retokenized,
         )
         self._ids.extend(segment.ids)
         self._segments.append(segment)
@@ -134,7 +151,9 @@ class TokenLedger:
         return self._spread(-1, lambda segment: segment.turn)
 
     def logprobs(self) -> list[float]:
-        """The log-prob of every sampled token, 0.0 elsewhere (and where retokenized tokens have none)."""
+        """The log-prob of every sampled token, 0.0 elsewhere (and where retokenized tokens have
+        none).
+        """
         values = [0.0] * len(self._ids)
         for segment in self.agent_segments:
             values[segment.start : segment.start + len(segment.logprobs)] = segment.logprobs

@@ -1,4 +1,6 @@
-"""Tokens of a conversation without a chat template: the texts one after the other, nothing between them."""
+"""Tokens of a conversation without a chat template: the texts one after the other, nothing between
+them.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +14,8 @@ from agent_system.tokens.template import Message, TemplateUnsupported, has_chat_
 class PlainBridge:
     """``ChatBridge`` for a tokenizer that has no chat template.
 
-    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``; nothing else is asked of it.
+    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``; nothing
+    else is asked of it.
     """
 
     end_of_turn_id = None
@@ -21,9 +24,12 @@ class PlainBridge:
         self.tokenizer = tokenizer
         eos = getattr(tokenizer, "eos_token_id", None)
         self.end_ids = frozenset({eos}) if isinstance(eos, int) else frozenset()
-        # Only a tokenizer with control tokens can be made to read them in a text, and only such a one knows the option.
+        # Only a tokenizer with control tokens can be made to read them in a text, and only such a
+        # one knows the option.
         specials = getattr(tokenizer, "all_special_ids", None)
-        self._safe = {"split_special_tokens": True} if isinstance(specials, list) and specials else {}
+        self._safe = (
+            {"split_special_tokens": True} if isinstance(specials, list) and specials else {}
+        )
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the contents of ``messages``, a line break between two of them."""
@@ -51,11 +57,12 @@ class PlainBridge:
 
 
 def bridge_for_appending(tokenizer: Any) -> ChatBridge | PlainBridge:
-    """The bridge for conversations that only grow: the chat template's, or a plain one where there is no template.
+    """The bridge for conversations that only grow: the chat template's, or a plain one where there
+    is no template.
 
     Raises:
-        TemplateUnsupported: The template does not keep earlier turns as they were, so that a conversation cannot be
-            one growing token sequence; the message says why.
+        TemplateUnsupported: The template does not keep earlier turns as they were, so that a
+            conversation cannot be one growing token sequence; the message says why.
     """
     if not has_chat_template(tokenizer):
         return PlainBridge(tokenizer)

@@ -1,8 +1,8 @@
 """Does a chat template keep a conversation's earlier text when the conversation goes on?
 
-``append`` history sends the policy its own earlier tokens followed by the bridge. That is what the template would have
-written only if every prompt is a prefix of the next one. A template that rewrites history needs ``window`` history,
-where each step renders a new prompt.
+``append`` history sends the policy its own earlier tokens followed by the bridge. That is what the
+template would have written only if every prompt is a prefix of the next one. A template that
+rewrites history needs ``window`` history, where each step renders a new prompt.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateProbe:
-    """``reason`` says why not ``append``. ``opens_thought``: the generation prompt opens ``<think>``.
+    """``reason`` says why not ``append``. ``opens_thought``: the generation prompt opens
+    ``<think>``.
 
-    ``keeps_thoughts``: thoughts in ``<think>`` of earlier turns stay when the template renders them. Where they do not,
-    ``append`` still works (the policy sees its own tokens), but a model trained on that template has seen earlier
-    turns without their thoughts.
+    ``keeps_thoughts``: thoughts in ``<think>`` of earlier turns stay when the template renders
+    them. Where they do not, ``append`` still works (the policy sees its own tokens), but a model
+    trained on that template has seen earlier turns without their thoughts.
     """
 
     verdict: Verdict
@@ -52,7 +53,9 @@ class TemplateProbe:
 
 
 def probe_template(tokenizer, template_kwargs: dict | None = None) -> TemplateProbe:
-    """Render conversations of one to three turns and say what the tokenizer's template can be used for."""
+    """Render conversations of one to three turns and say what the tokenizer's template can be used
+    for.
+    """
     try:
         template = ChatTemplate(tokenizer, template_kwargs)
         opened = template.generation_prompt()
@@ -68,11 +71,15 @@ def probe_template(tokenizer, template_kwargs: dict | None = None) -> TemplatePr
     keeps_thoughts = "" in thoughts
     # Where the template opens the thought, a turn without one is not what the policy writes.
     reason = plain if not opens_thought else ("" if keeps_thoughts else thoughts[0])
-    return TemplateProbe(Verdict.WINDOW if reason else Verdict.APPEND, reason, opens_thought, keeps_thoughts)
+    return TemplateProbe(
+        Verdict.WINDOW if reason else Verdict.APPEND, reason, opens_thought, keeps_thoughts
+    )
 
 
 def _thinking_turns(opened: str):
-    """The ways in which a thinking turn can be handed to a template: inside the content, or as a field of its own."""
+    """The ways in which a thinking turn can be handed to a template: inside the content, or as a
+    field of its own.
+    """
     start = opened[opened.rindex(THINK) :] if opened.rstrip().endswith(THINK) else f"{THINK}\n"
     yield lambda i: {"content": f"{start}thought{i}\n</think>\n\n{anchor(i)}"}
     yield lambda i: {"content": f"{THINK}thought{i}</think>{anchor(i)}"}
@@ -80,7 +87,9 @@ def _thinking_turns(opened: str):
 
 
 def _why_not_prefix(template: ChatTemplate, words) -> str:
-    """Empty where each prompt, with the words that answer it, is a prefix of the next one; else the reason."""
+    """Empty where each prompt, with the words that answer it, is a prefix of the next one; else the
+    reason.
+    """
     messages: list[dict] = []
     prompt, tails = "", set()
     for turn in range(TURNS):
@@ -99,7 +108,11 @@ def _why_not_prefix(template: ChatTemplate, words) -> str:
             tails.add(shown.rpartition(anchor(turn - 1))[2].replace(anchor(100 + turn), ""))
         prompt = text
         messages.append({"role": "assistant", **words(turn)})
-    return "" if len(tails) == 1 else "the text it puts between two turns depends on how many came before"
+    return (
+        ""
+        if len(tails) == 1
+        else "the text it puts between two turns depends on how many came before"
+    )
 
 
 def _shows(shown: str, answer: dict) -> bool:

@@ -4,12 +4,13 @@
     python scripts/bench/collector.py --waiting              # steps that take 10 ms to 1 s
     python scripts/bench/collector.py --tasks 32 --slots 64 env.max_steps=20
 
-Both play the same trajectories with the same engine, which has a process of its own as in a training run: the same
-tasks, and every turn sampled with a seed of its own (the last line says how many trajectories agree in every token).
-Both have ``--slots`` environments. In lock-step a batch of trajectories fills them, nobody samples before all have seen
-the answers of their environments, no environment steps before the slowest turn is sampled, and the next batch starts
-when the last trajectory is over. The two take turns, ``--rounds`` times each, after a round that warms up; the ratio is
-of the medians.
+Both play the same trajectories with the same engine, which has a process of its own as in a
+training run: the same tasks, and every turn sampled with a seed of its own (the last line says how
+many trajectories agree in every token). Both have ``--slots`` environments. In lock-step a batch of
+trajectories fills them, nobody samples before all have seen the answers of their environments, no
+environment steps before the slowest turn is sampled, and the next batch starts when the last
+trajectory is over. The two take turns, ``--rounds`` times each, after a round that warms up; the
+ratio is of the medians.
 """
 
 import argparse
@@ -23,18 +24,25 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker  # noqa: E402
-from agent_system.multi_turn_rollout.engine_client import EngineClient, call  # noqa: E402
-from agent_system.multi_turn_rollout.episode import Episode, gather_or_cancel  # noqa: E402
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory  # noqa: E402
-from scripts.bench.play import Stage  # noqa: E402
-from verl.utils.sampling import SamplingResult  # noqa: E402
+from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
+from agent_system.multi_turn_rollout.engine_client import EngineClient, call
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from agent_system.multi_turn_rollout.trajectory_player import TrajectoryPlayer, gather_or_cancel
+from scripts.bench.play import Stage
+from verl.utils.sampling import SamplingResult
 
-WAITING = ["env.env_name=scripts.bench.waiting:PACKAGE", "env.kwargs={}", "env.max_steps=16", "env.max_turn_tokens=64"]
+WAITING = [
+    "env.env_name=scripts.bench.waiting:PACKAGE",
+    "env.kwargs={}",
+    "env.max_steps=16",
+    "env.max_turn_tokens=64",
+]
 
 
 class LockStep:
-    """Passes requests on when everyone who still plays has asked, and results back when all of them are there."""
+    """Passes requests on when everyone who still plays has asked, and results back when all of them
+    are there.
+    """
 
     def __init__(self, client: EngineClient) -> None:
         self._client, self.playing = client, 0
@@ -58,11 +66,15 @@ class LockStep:
             asked, self._asked = self._asked, []
             self._round = asyncio.ensure_future(self._sample_all(asked))
 
-    async def _sample_all(self, asked: list[tuple[asyncio.Future, list[int], dict[str, Any]]]) -> None:
+    async def _sample_all(
+        self, asked: list[tuple[asyncio.Future, list[int], dict[str, Any]]]
+    ) -> None:
         sampling = (self._client.sample(ids, **request) for _, ids, request in asked)
         results = await asyncio.gather(*sampling, return_exceptions=True)
         for (future, _, _), result in zip(asked, results, strict=True):
-            future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)
+            future.set_exception(result) if isinstance(
+                result, BaseException
+            ) else future.set_result(result)
 
     async def close(self) -> None:
         """Close the client."""
@@ -70,7 +82,9 @@ class LockStep:
 
 
 class LockStepCollector(CollectorWorker):
-    """Plays batches of as many trajectories as there are environments, one batch after the other, in lock-step."""
+    """Plays batches of as many trajectories as there are environments, one batch after the other,
+    in lock-step.
+    """
 
     def __init__(self, *args: Any, slots: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,7 +104,7 @@ class LockStepCollector(CollectorWorker):
 
     async def _play_one(self, stage: Any, job: Job) -> Trajectory:
         try:
-            return await Episode(stage, job).play(self._pool)
+            return await TrajectoryPlayer(stage, job).play(self._pool)
         finally:
             self._engine.leave()
 
@@ -101,7 +115,9 @@ def tokens(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
 
 
 async def measure(stage: Stage, slots: int, rounds: int) -> dict[str, Any]:
-    """Seconds of every round of both collectors; what they played last; how many agree in every round."""
+    """Seconds of every round of both collectors; what they played last; how many agree in every
+    round.
+    """
     collectors = {
         "asynchronous": stage.collector(name="async"),
         "lock-step": stage.collector(LockStepCollector, name="lock", slots=slots),
@@ -119,15 +135,25 @@ async def measure(stage: Stage, slots: int, rounds: int) -> dict[str, Any]:
     for collector in collectors.values():
         await collector.close()
     await call(stage.engine, "close")
-    return {"seconds": {name: s[1:] for name, s in seconds.items()}, "played": played["asynchronous"], "same": same}
+    return {
+        "seconds": {name: s[1:] for name, s in seconds.items()},
+        "played": played["asynchronous"],
+        "same": same,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config-name", default="quickstart")
-    parser.add_argument("--waiting", action="store_true", help="play the environment of scripts/bench/waiting.py")
-    parser.add_argument("--tasks", type=int, default=16, help="groups of env.rollout.n trajectories")
+    parser.add_argument(
+        "--waiting", action="store_true", help="play the environment of scripts/bench/waiting.py"
+    )
+    parser.add_argument(
+        "--tasks", type=int, default=16, help="groups of env.rollout.n trajectories"
+    )
     parser.add_argument("--slots", type=int, default=32, help="environments that both have")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -138,12 +164,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = asyncio.run(measure(stage, args.slots, args.rounds))
     played = found["played"]
     steps = sum(len(trajectory.turns) for trajectory in played)
-    print(f"{stage.cfg.env.env_name}: {len(played)} trajectories, {steps} steps, {args.slots} environments")
+    print(
+        f"{stage.cfg.env.env_name}: {len(played)} trajectories, {steps} steps, {args.slots} environments"
+    )
     for name, seconds in found["seconds"].items():
         each = " ".join(f"{value:.1f}" for value in seconds)
         print(f"{name:12} {len(played) / median(seconds):6.2f} trajectories/s   ({each} s)")
     fast, slow = (median(seconds) for seconds in found["seconds"].values())
-    print(f"ratio {slow / fast:.2f}; {found['same']} of {len(played) * args.rounds} trajectories agree in every token")
+    print(
+        f"ratio {slow / fast:.2f}; {found['same']} of {len(played) * args.rounds} trajectories agree in every token"
+    )
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 python scripts/bench/env_steps.py                             # all of them
 python scripts/bench/env_steps.py number_line textworld_express --cpu-seconds 10
 
-Every environment plays random possible actions alone in a process of its own. "Per core" counts the CPU seconds that
-this process and its children (a JVM) used, so that what else runs on the machine matters little; "here" counts seconds
-on the clock.
+Every environment plays random possible actions alone in a process of its own. "Per core" counts the
+CPU seconds that this process and its children (a JVM) used, so that what else runs on the machine
+matters little; "here" counts seconds on the clock.
 """
 
 import argparse
@@ -24,8 +24,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent_system.environments.base import Env, Observation  # noqa: E402
-from agent_system.environments.registry import get_package  # noqa: E402
+from agent_system.environments.base import Env, Observation
+from agent_system.environments.env_registry import get_package
 
 CASES: dict[str, dict[str, Any]] = {
     "number_line": {},
@@ -40,12 +40,26 @@ CASES: dict[str, dict[str, Any]] = {
     "textarena/GuessTheNumber": {"game": "GuessTheNumber"},
     "textarena/FrozenLake": {"game": "FrozenLake"},
     "textworld/treasure_hunter": {"game": "treasure_hunter", "train_games": 4, "val_games": 1},
-    "textworld/cooking": {"game": "cooking", "train_games": 4, "val_games": 1, "recipe": 2, "take": 2, "go": 6},
+    "textworld/cooking": {
+        "game": "cooking",
+        "train_games": 4,
+        "val_games": 1,
+        "recipe": 2,
+        "take": 2,
+        "go": 6,
+    },
     "textworld_express/coin": {"game": "coin"},
     "textworld_express/cookingworld": {"game": "cookingworld"},
 }
 # played where an environment does not list what is possible
-ANYWHERE = ("look around", "inventory", "go to kitchen", "open cupboard", "look at stove", "teleport to hallway")
+ANYWHERE = (
+    "look around",
+    "inventory",
+    "go to kitchen",
+    "open cupboard",
+    "look at stove",
+    "teleport to hallway",
+)
 EPISODE = 20  # steps at most
 
 
@@ -65,14 +79,18 @@ def megabytes() -> float:
 def episode(env: Env, observation: Observation, rng: random.Random) -> int:
     """Play random actions to the end or for ``EPISODE`` steps; return how many."""
     for step in range(EPISODE):
-        observation, _, done, _ = env.step(rng.choice(observation.info.get("admissible_actions") or ANYWHERE))
+        observation, _, done, _ = env.step(
+            rng.choice(observation.info.get("admissible_actions") or ANYWHERE)
+        )
         if done:
             return step + 1
     return EPISODE
 
 
 def repeat(work: Callable[[], Any], budget: float) -> tuple[int, float, float]:
-    """Do ``work`` again and again; return how often, CPU seconds and seconds of the last stretch, of ``budget``."""
+    """Do ``work`` again and again; return how often, CPU seconds and seconds of the last stretch,
+    of ``budget``.
+    """
     times = 1
     while True:
         cpu, clock = cpu_seconds(), time.perf_counter()
@@ -98,7 +116,9 @@ def measure(label: str, section: dict[str, Any], budget: float) -> dict[str, Any
     resets, spent, _ = repeat(lambda: env.reset(next(played), 0), budget)
     reset = spent / resets
     steps: list[int] = []
-    episodes, spent, wall = repeat(lambda: steps.append(episode(env, env.reset(next(played), 0), rng)), budget)
+    episodes, spent, wall = repeat(
+        lambda: steps.append(episode(env, env.reset(next(played), 0), rng)), budget
+    )
     count = sum(steps[-episodes:])
     numbers = {
         "placement": env.placement,
@@ -115,30 +135,46 @@ def measure(label: str, section: dict[str, Any], budget: float) -> dict[str, Any
 
 def main() -> None:
     """Measure what the command line names and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"of: {', '.join(CASES)}; a name stands for all that begin with it")
-    parser.add_argument("--cpu-seconds", type=float, default=5.0, help="CPU seconds per environment and phase")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", help=f"of: {', '.join(CASES)}; a name stands for all that begin with it"
+    )
+    parser.add_argument(
+        "--cpu-seconds", type=float, default=5.0, help="CPU seconds per environment and phase"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(measure(*json.loads(options.child))))
         return
-    labels = [label for label in CASES if not options.names or label.startswith(tuple(options.names))]
+    labels = [
+        label for label in CASES if not options.names or label.startswith(tuple(options.names))
+    ]
     if not labels:
         parser.error(f"no environment is called {options.names}; there are: {', '.join(CASES)}")
-    print(f"{'environment':32}{'placement':>10}{'start s':>9}{'reset ms':>10}{'steps/s per core':>18}", end="")
+    print(
+        f"{'environment':32}{'placement':>10}{'start s':>9}{'reset ms':>10}{'steps/s per core':>18}",
+        end="",
+    )
     print(f"{'with resets':>13}{'here':>8}{'MB':>7}")
     with tempfile.TemporaryDirectory() as folder:
         for label in labels:
             stored = {"data_dir": folder} if label.startswith(("alfworld", "textworld/")) else {}
             job = json.dumps([label, CASES[label] | stored, options.cpu_seconds])
-            done = subprocess.run([sys.executable, __file__, "--child", job], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, __file__, "--child", job], capture_output=True, text=True
+            )
             if done.returncode != 0:
                 print(f"{label:32}{(done.stderr.strip().splitlines() or ['?'])[-1]}")
                 continue
             n = json.loads(done.stdout.splitlines()[-1])
             print(f"{label:32}{n['placement']:>10}{n['start_s']:9.2f}{n['reset_ms']:10.2f}", end="")
-            print(f"{n['steps_per_core']:18.0f}{n['with_resets']:13.0f}{n['here']:8.0f}{n['mb']:7.0f}", flush=True)
+            print(
+                f"{n['steps_per_core']:18.0f}{n['with_resets']:13.0f}{n['here']:8.0f}{n['mb']:7.0f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""What an RLVCR iteration costs beside a GRPO iteration on the same trajectories and the same model.
+"""What an RLVCR iteration costs beside a GRPO iteration on the same trajectories and the same
+model.
 
     python scripts/bench/iteration.py                                           # configs/quickstart.yaml
     python scripts/bench/iteration.py --config-name smoke --steps 3 algorithm.rlvcr.step_fraction=1.0
 
-Starts ``main_ppo`` with each estimator in turn, ``--rounds`` times. The learning rate is 0 and every turn is sampled
-with a seed of its own, so both play the same trajectories at every step (the last line says how many answers agree;
-rounding lets a few of them part). The first step of a run warms up and does not count; what is shown are medians of
-``timing_s/*`` over the others, in seconds. RLVCR's scoring pass gives the old log-probs, too.
+Starts ``main_ppo`` with each estimator in turn, ``--rounds`` times. The learning rate is 0 and
+every turn is sampled with a seed of its own, so both play the same trajectories at every step (the
+last line says how many answers agree; rounding lets a few of them part). The first step of a run
+warms up and does not count; what is shown are medians of ``timing_s/*`` over the others, in
+seconds. RLVCR's scoring pass gives the old log-probs, too.
 """
 
 import argparse
@@ -21,8 +23,8 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from verl.utils import jsonl  # noqa: E402
-from verl.utils.run_dir import RunDirectory  # noqa: E402
+from verl.record.run_dir import RunDirectory
+from verl.utils import jsonl
 
 ESTIMATORS = ("rlvcr", "grpo")
 PARTS = {
@@ -68,10 +70,16 @@ def run(estimator: str, place: Path, args: argparse.Namespace) -> list[dict]:
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *words(estimator, place, args)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("wb") as out:
-        status = subprocess.run(command, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT).returncode
+        status = subprocess.run(
+            command, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT
+        ).returncode
     if status:
-        raise SystemExit(f"{estimator} ended with exit status {status}; the last of {log}:\n{log.read_text()[-3000:]}")
-    steps = [line for line in jsonl.read(RunDirectory(place).metrics_path) if "timing_s/step" in line]
+        raise SystemExit(
+            f"{estimator} ended with exit status {status}; the last of {log}:\n{log.read_text()[-3000:]}"
+        )
+    steps = [
+        line for line in jsonl.read(RunDirectory(place).metrics_path) if "timing_s/step" in line
+    ]
     return steps[1:]
 
 
@@ -84,7 +92,10 @@ def agreement(places: dict[str, Path], steps: int) -> tuple[int, int]:
     """(answers that are the same in both runs, answers compared) over all steps."""
     same = compared = 0
     for step in range(1, steps + 1):
-        said = {estimator: answers(RunDirectory(place).rollout_path(step)) for estimator, place in places.items()}
+        said = {
+            estimator: answers(RunDirectory(place).rollout_path(step))
+            for estimator, place in places.items()
+        }
         first, second = said.values()
         common = first.keys() & second.keys()
         compared += len(common)
@@ -95,7 +106,9 @@ def agreement(places: dict[str, Path], steps: int) -> tuple[int, int]:
 def answers(path: Path) -> dict[tuple[str, int], str]:
     """(trajectory, step) -> what the policy said, from a rollout file."""
     return {
-        (row["traj_uid"], step["step"]): step["response"] for row in jsonl.read(path) for step in row.get("steps", ())
+        (row["traj_uid"], step["step"]): step["response"]
+        for row in jsonl.read(path)
+        for step in row.get("steps", ())
     }
 
 
@@ -127,9 +140,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="An RLVCR iteration against a GRPO iteration.")
     parser.add_argument("--config-name", default="quickstart")
-    parser.add_argument("--steps", type=int, default=4, help="steps of each run; the first does not count")
-    parser.add_argument("--rounds", type=int, default=1, help="runs of each estimator, in alternating order")
-    parser.add_argument("--keep", type=Path, help="directory for runs and logs; left out: a temporary one")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="steps of each run; the first does not count"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="runs of each estimator, in alternating order"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="directory for runs and logs; left out: a temporary one"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for both runs")
     args = parser.parse_intermixed_args(argv)
     if args.steps < 2:

@@ -6,11 +6,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import make_envs
-from agent_system.environments.registry import get_package
 from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
+from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.rollout_loop import jobs_of
-from agent_system.multi_turn_rollout.settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job
 from verl.single_controller.ray import init_ray
 from verl.trainer.config.load import load_config
@@ -18,16 +18,23 @@ from verl.workers.rollout import RolloutWorker
 
 
 class Stage:
-    """Everything to play ``tasks`` groups of ``env.rollout.n`` with: config, tokenizer, settings, jobs and engine.
+    """Everything to play ``tasks`` groups of ``env.rollout.n`` with: config, tokenizer, settings,
+    jobs and engine.
 
     The engine is an object in this process, or, with ``actor``, a Ray actor as in a training run.
     """
 
-    def __init__(self, config_name: str, overrides: Sequence[str], tasks: int, actor: bool = False) -> None:
-        self.cfg = load_config(config_name, ["algorithm.adv_estimator=grpo", "env.levels=true", *overrides])
+    def __init__(
+        self, config_name: str, overrides: Sequence[str], tasks: int, actor: bool = False
+    ) -> None:
+        self.cfg = load_config(
+            config_name, ["algorithm.adv_estimator=grpo", "env.levels=true", *overrides]
+        )
         self.path = self.cfg.actor_rollout_ref.model.path
         self.tokenizer = AutoTokenizer.from_pretrained(self.path)
-        self.settings = PlaySettings.from_config(self.cfg, get_package(self.cfg.env.env_name), is_train=True)
+        self.settings = PlaySettings.from_config(
+            self.cfg, get_package(self.cfg.env.env_name), is_train=True
+        )
         envs = make_envs(self.cfg)[0]
         self.jobs = jobs_of(envs.gen_batch(1, tasks))
         envs.close()
@@ -39,11 +46,19 @@ class Stage:
             make = ray.remote(RolloutWorker).options(max_concurrency=64, num_cpus=0).remote
         self.engine = make(self.cfg.actor_rollout_ref, self.path, num_threads=1)
 
-    def collector(self, kind: type[CollectorWorker] = CollectorWorker, **options: Any) -> CollectorWorker:
-        """A collector that asks this engine, made as a training run makes it; ``options`` are further arguments."""
+    def collector(
+        self, kind: type[CollectorWorker] = CollectorWorker, **options: Any
+    ) -> CollectorWorker:
+        """A collector that asks this engine, made as a training run makes it; ``options`` are
+        further arguments.
+        """
         template_kwargs = self.cfg.data.apply_chat_template_kwargs
-        return kind(self.cfg.env, self.tokenizer, [self.engine], template_kwargs=template_kwargs, **options)
+        return kind(
+            self.cfg.env, self.tokenizer, [self.engine], template_kwargs=template_kwargs, **options
+        )
 
     def apart(self, name: str) -> list[Job]:
-        """The jobs, to be played with seeds that belong to ``name``: other samples of the same tasks."""
+        """The jobs, to be played with seeds that belong to ``name``: other samples of the same
+        tasks.
+        """
         return [replace(job, traj_uid=f"{name}/{job.traj_uid}") for job in self.jobs]

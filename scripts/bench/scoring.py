@@ -1,13 +1,15 @@
-"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per thought.
+"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
+thought.
 
     python scripts/bench/scoring.py                                  # a policy of the quickstart's size, random weights
     python scripts/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 --dtype bfloat16 --device cuda
 
-For each context length the same batch is put through three passes, in turn, ``--repeats`` times; the fastest of each
-counts. *old*: the old-log-prob pass alone. *shared*: the same pass with every step's alternatives as branches, which
-gives old log-probs and scores. *naive*: the old-log-prob pass, then one sequence ``context + thought + action`` for
-each of the four thoughts of every step, packed into micro-batches of the same size. Tokens are tokens forwarded, CPU
-seconds those of this process.
+For each context length the same batch is put through three passes, in turn, ``--repeats`` times;
+the fastest of each counts. *old*: the old-log-prob pass alone. *shared*: the same pass with every
+step's alternatives as branches, which gives old log-probs and scores. *naive*: the old-log-prob
+pass, then one sequence ``context + thought + action`` for each of the four thoughts of every step,
+packed into micro-batches of the same size. Tokens are tokens forwarded, CPU seconds those of this
+process.
 """
 
 import argparse
@@ -22,12 +24,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from verl.models.loader import load_causal_lm, new_causal_lm  # noqa: E402
-from verl.models.policy import PolicyModel  # noqa: E402
-from verl.protocol import DataProto, object_array  # noqa: E402
-from verl.trainer.config.schema.sft import NewPolicyConfig  # noqa: E402
-from verl.workers.branch_scores import score_rows  # noqa: E402
-from verl.workers.engine import TrainEngine  # noqa: E402
+from verl.models.loader import load_causal_lm, new_causal_lm
+from verl.models.policy import PolicyModel
+from verl.protocol import DataProto, object_array
+from verl.trainer.config.schema.sft import NewPolicyConfig
+from verl.workers.branch_scores import score_rows
+from verl.workers.engine import TrainEngine
 
 VOCAB = 800
 PROMPT, TAGS = 60, 4  # tokens: of the first prompt; of a level and its tags
@@ -78,21 +80,35 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
 
 
 def make_batch(context: int, args: argparse.Namespace) -> DataProto:
-    """Rows of about ``context`` tokens in append history, with spans and branches as ``rlvcr.scoring`` makes them."""
+    """Rows of about ``context`` tokens in append history, with spans and branches as
+    ``rlvcr.scoring`` makes them.
+    """
     draw = np.random.default_rng(context)
     rows, spans, branches = [], [], []
     for _ in range(args.rows):
         length, mask, row_spans, row_branches = PROMPT, [0] * PROMPT, [], []
         ids = draw.integers(10, VOCAB, 2 * context + 512)
         while length < context:
-            thought, action = (int(draw.integers(size // 2, size * 3 // 2 + 1)) for size in (args.thought, args.action))
+            thought, action = (
+                int(draw.integers(size // 2, size * 3 // 2 + 1))
+                for size in (args.thought, args.action)
+            )
             start, first = length, length + TAGS + thought + 2
             step = len(row_spans)
             row_spans.append({"step": step, "level": 1, "start": first, "end": first + action + 1})
             for level in (2, 3, 4):
                 other = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + 2
-                tokens = [*draw.integers(10, VOCAB, other).tolist(), *ids[first : first + action + 1].tolist()]
-                asked = {"step": step, "level": level, "start": start, "token_ids": tokens, "target_start": other}
+                tokens = [
+                    *draw.integers(10, VOCAB, other).tolist(),
+                    *ids[first : first + action + 1].tolist(),
+                ]
+                asked = {
+                    "step": step,
+                    "level": level,
+                    "start": start,
+                    "token_ids": tokens,
+                    "target_start": other,
+                }
                 row_branches.append(asked)
             seen = int(draw.integers(args.observation // 2, args.observation * 3 // 2 + 1))
             mask += [1] * (first + action + 1 - start) + [0] * seen
@@ -106,19 +122,31 @@ def make_batch(context: int, args: argparse.Namespace) -> DataProto:
 def pack_rows(rows, spans, branches=None) -> DataProto:
     """Unpadded (ids, mask of sampled tokens) as a batch; a row's first token is its prompt."""
     width = max(len(mask) for _, mask in rows) - 1
-    ids, attention = torch.zeros(len(rows), width + 1, dtype=torch.long), torch.zeros(len(rows), width + 1)
+    ids, attention = (
+        torch.zeros(len(rows), width + 1, dtype=torch.long),
+        torch.zeros(len(rows), width + 1),
+    )
     mask = torch.zeros(len(rows), width, dtype=torch.long)
     for row, (tokens, sampled) in enumerate(rows):
         ids[row, : len(tokens)] = torch.as_tensor(tokens)
         attention[row, : len(tokens)] = 1
         mask[row, : len(tokens) - 1] = torch.as_tensor(sampled[1:])
-    tensors = {"input_ids": ids, "attention_mask": attention.long(), "responses": ids[:, 1:], "response_mask": mask}
+    tensors = {
+        "input_ids": ids,
+        "attention_mask": attention.long(),
+        "responses": ids[:, 1:],
+        "response_mask": mask,
+    }
     columns = {"spans": spans} if branches is None else {"spans": spans, "branches": branches}
-    return DataProto.from_dict(tensors, {name: object_array(column) for name, column in columns.items()})
+    return DataProto.from_dict(
+        tensors, {name: object_array(column) for name, column in columns.items()}
+    )
 
 
 def naive_batch(data: DataProto) -> DataProto:
-    """Every thought of every step as a row of its own, ``context + thought + action``, whose action is scored."""
+    """Every thought of every step as a row of its own, ``context + thought + action``, whose action
+    is scored.
+    """
     rows, spans = [], []
     for row, (row_spans, row_branches) in enumerate(
         zip(data.non_tensor_batch["spans"], data.non_tensor_batch["branches"], strict=True)
@@ -130,12 +158,25 @@ def naive_batch(data: DataProto) -> DataProto:
             whole.append((branch, sequence, branch["start"] + branch["target_start"]))
         for asked, sequence, first in whole:
             rows.append((sequence, [0] * len(sequence)))
-            spans.append([{"step": asked["step"], "level": asked["level"], "start": first, "end": len(sequence)}])
+            spans.append(
+                [
+                    {
+                        "step": asked["step"],
+                        "level": asked["level"],
+                        "start": first,
+                        "end": len(sequence),
+                    }
+                ]
+            )
     return pack_rows(rows, spans)
 
 
-def measure(engine: TrainEngine, context: int, args: argparse.Namespace) -> tuple[DataProto, dict[str, Cost], float]:
-    """Costs of the three passes on one batch, and the largest difference between shared and naive scores."""
+def measure(
+    engine: TrainEngine, context: int, args: argparse.Namespace
+) -> tuple[DataProto, dict[str, Cost], float]:
+    """Costs of the three passes on one batch, and the largest difference between shared and naive
+    scores.
+    """
     data = make_batch(context, args)
     plain, naive = data.select(list(data.batch.keys()), []), naive_batch(data)
     own, others = int(data.batch["attention_mask"].sum()), int(naive.batch["attention_mask"].sum())
@@ -195,12 +236,18 @@ def table_row(context: int, data: DataProto, costs: dict[str, Cost], difference:
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Prefix-shared scoring against naive scoring.")
-    parser.add_argument("--model", help="policy directory; left out: random weights in the quickstart's size")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[300, 1000, 3000], help="tokens of a row")
+    parser.add_argument(
+        "--model", help="policy directory; left out: random weights in the quickstart's size"
+    )
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=[300, 1000, 3000], help="tokens of a row"
+    )
     parser.add_argument("--rows", type=int, default=4, help="rows of a batch")
     parser.add_argument("--thought", type=int, default=12, help="tokens of a thought, on average")
     parser.add_argument("--action", type=int, default=6, help="tokens of an action, on average")
-    parser.add_argument("--observation", type=int, default=20, help="tokens between two turns, on average")
+    parser.add_argument(
+        "--observation", type=int, default=20, help="tokens between two turns, on average"
+    )
     parser.add_argument("--max-tokens", type=int, default=8192, help="tokens of a micro-batch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
@@ -210,7 +257,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     engine = make_engine(args)
     size = sum(parameter.numel() for parameter in engine.module.parameters())
-    print(f"{size / 1e6:.1f} million parameters, {args.dtype} on {engine.device}, {args.threads} threads\n\n{HEADER}")
+    print(
+        f"{size / 1e6:.1f} million parameters, {args.dtype} on {engine.device}, {args.threads} threads\n\n{HEADER}"
+    )
     for context in args.contexts:
         print(table_row(context, *measure(engine, context, args)), flush=True)
 

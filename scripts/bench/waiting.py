@@ -15,8 +15,8 @@ STEPS = (4, 12)  # fewest and most of an episode
 class WaitingEnv:
     """Waits, and is won after the steps that its task asks for, whatever the policy does.
 
-    How long a step takes follows from the task and all actions so far: the members of a group wait at different times,
-    and who says the same again waits as long again.
+    How long a step takes follows from the task and all actions so far: the members of a group wait
+    at different times, and who says the same again waits as long again.
     """
 
     placement = "inline"
@@ -48,8 +48,13 @@ class WaitingEnv:
 def tasks(section: dict[str, Any], split: str) -> list[Task]:
     """200 tasks, the same in every process."""
     names = [f"waiting/{split}/{number}" for number in range(200)]
-    return [{"task_id": name, "data_source": "waiting", "steps": random.Random(name).randint(*STEPS)} for name in names]
+    return [
+        {"task_id": name, "data_source": "waiting", "steps": random.Random(name).randint(*STEPS)}
+        for name in names
+    ]
 
 
 # Any policy says one of these soon, so that turns are short and none is cut.
-PACKAGE = EnvPackage("waiting", WaitingEnv, tasks, NumberLinePrompts, project, stop=tuple("aeiou .<>"))
+PACKAGE = EnvPackage(
+    "waiting", WaitingEnv, tasks, NumberLinePrompts, project, stop=tuple("aeiou .<>")
+)

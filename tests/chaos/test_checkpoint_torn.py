@@ -1,4 +1,6 @@
-"""A process killed at any moment of a save leaves the previous checkpoint usable and no torn one under its name."""
+"""A process killed at any moment of a save leaves the previous checkpoint usable and no torn one
+under its name.
+"""
 
 import signal
 import subprocess
@@ -46,8 +48,8 @@ manager.save(2, writer, {"n": 2})
 print("finished")
 """
 
-# the second save: 4 writes, 5 fsyncs of data files, then manifest, directory; the rename; one fsync of the root; the
-# retired first checkpoint is set aside (rename, fsync) and removed
+# the second save: 4 writes, 5 fsyncs of data files, then manifest, directory; the rename; one fsync
+# of the root; the retired first checkpoint is set aside (rename, fsync) and removed
 MOMENTS = [
     ("write", 2, 1),
     ("write", 4, 1),

@@ -1,4 +1,6 @@
-"""Faults of environments in the middle of a batch, through the collector: the run goes on without what they hit."""
+"""Faults of environments in the middle of a batch, through the collector: the run goes on without
+what they hit.
+"""
 
 import pytest
 
@@ -11,7 +13,11 @@ from tests.helpers.tiny_model import make_tiny_tokenizer
 LINE = "tests.helpers.faulty_envs:LINE"
 GROUPS, N = 6, 3  # on two workers: nine trajectories on each
 ONE_WORKER = {"kill": "dead", "noise": "garbage", "hang": "timeout"}
-ONE_TRAJECTORY = {"raise": "error", "none": "garbage", "half a character": "garbage"}  # tests of the pool have more
+ONE_TRAJECTORY = {
+    "raise": "error",
+    "none": "garbage",
+    "half a character": "garbage",
+}  # tests of the pool have more
 FAULTS = ONE_WORKER | ONE_TRAJECTORY
 
 
@@ -22,7 +28,9 @@ def tokenizer():
 
 @pytest.fixture
 def play(tokenizer, monkeypatch):
-    """``play(fault, **env)``: the rows of a batch in which the twentieth step of an environment goes wrong."""
+    """``play(fault, **env)``: the rows of a batch in which the twentieth step of an environment
+    goes wrong.
+    """
 
     def run(fault, workers=2, groups=GROUPS, **env):
         step, asked = PoolSession.step, []
@@ -32,7 +40,11 @@ def play(tokenizer, monkeypatch):
             return await step(session, fault if len(asked) == 20 else action)
 
         monkeypatch.setattr(PoolSession, "step", faulty)
-        sizes = {"num_workers": workers, "envs_per_worker": GROUPS * N // workers, "step_timeout_s": 1.0}
+        sizes = {
+            "num_workers": workers,
+            "envs_per_worker": GROUPS * N // workers,
+            "step_timeout_s": 1.0,
+        }
         config = make_config(LINE, n=N, **sizes, **env)
         group, envs, _ = make_world(tokenizer, config)
         collector, known = TrajectoryCollector(config, tokenizer), children()
@@ -73,5 +85,10 @@ def check(data, fault):
 def test_where_a_dead_worker_took_everything_other_tasks_are_played(play, on_abort):
     data = play("kill", workers=1, on_abort=on_abort)
     metrics, columns = data.meta_info["metrics"], data.non_tensor_batch
-    assert metrics["rollout/aborted_env_dead"] == metrics["rollout/left_out_aborted"] == GROUPS * N == len(data)
+    assert (
+        metrics["rollout/aborted_env_dead"]
+        == metrics["rollout/left_out_aborted"]
+        == GROUPS * N
+        == len(data)
+    )
     assert columns["won"].all() and {uid.split("-")[2] for uid in columns["uid"]} == {"1"}

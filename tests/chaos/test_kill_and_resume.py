@@ -1,4 +1,5 @@
-"""A running job is ended by ``kill -9``, then by SIGTERM; the same command goes on where the last checkpoint is.
+"""A running job is ended by ``kill -9``, then by SIGTERM; the same command goes on where the last
+checkpoint is.
 
 killed ──▶ terminated ──▶ resumed      three starts of one command
 """
@@ -17,7 +18,8 @@ from verl.utils.checkpoint import CheckpointManager, verify_checkpoint
 pytestmark = [NEEDS_VLLM, pytest.mark.slow, pytest.mark.timeout(3 * TIMEOUT_S)]
 TOTAL = 4
 GONE_S = 30
-# Ray's agents notice at once that their node is gone, and then wait a minute for its control server before they exit.
+# Ray's agents notice at once that their node is gone, and then wait a minute for its control server
+# before they exit.
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 AGENTS_GONE_S = 90
 SCHEDULE = [
@@ -32,7 +34,9 @@ SCHEDULE = [
 
 @dataclass
 class Killed:
-    """A job whose driver was killed: its command line, run directory, newest checkpoint, and who outlived it."""
+    """A job whose driver was killed: its command line, run directory, newest checkpoint, and who
+    outlived it.
+    """
 
     job: Job
     words: list[str]

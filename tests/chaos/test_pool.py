@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from agent_system.environments import registry
+from agent_system.environments import env_registry
 from agent_system.environments.pool import EnvFailure, EnvironmentPool, WorkerStartError
 from tests.helpers.faulty_envs import RETURNS, OverlapEnv
 from tests.helpers.jobs import children
@@ -90,7 +90,9 @@ def test_sessions_of_a_group_share_a_worker():
             sessions = [await lent.enter_async_context(pool.session(group)) for group in order]
             workers = [session._slot.worker for session in sessions]
         a, b = workers[:2]
-        assert a is not b and workers[:7] == [a, b, a, b, a, b, b], "no group: the least busy worker"
+        assert a is not b and workers[:7] == [a, b, a, b, a, b, b], (
+            "no group: the least busy worker"
+        )
         assert workers[7] is a, "the only one with a free slot"
         assert not a.groups and not b.groups and a.busy == b.busy == 0
 
@@ -135,7 +137,10 @@ def test_a_hung_step_is_cut_at_its_deadline_and_waiting_sessions_get_the_replace
             await hangs.reset(TASK, 0)
             await neighbour.reset(TASK, 0)
             waiting = asyncio.create_task(one_episode(pool))
-            hung, beside = asyncio.create_task(hangs.step("hang")), asyncio.create_task(neighbour.step("go"))
+            hung, beside = (
+                asyncio.create_task(hangs.step("hang")),
+                asyncio.create_task(neighbour.step("go")),
+            )
             await fails("timeout", hung)
             await fails("dead", beside)
             assert await waiting == ["step 1", "step 2", "step 3"]
@@ -146,14 +151,17 @@ def test_a_hung_step_is_cut_at_its_deadline_and_waiting_sessions_get_the_replace
 
 def test_a_call_does_not_pay_for_the_neighbours_before_it():
     async def test(pool):
-        # 12 environments of one process, each step 0.1 s: the last waits 1.2 s and is still within its 0.6 s deadline
+        # 12 environments of one process, each step 0.1 s: the last waits 1.2 s and is still within
+        # its 0.6 s deadline
         played = await asyncio.gather(*(one_episode(pool, steps=1) for _ in range(12)))
         assert len(played) == 12
 
     play(test, "tests.helpers.faulty_envs:SLOW", workers=1, slots=12, step_timeout_s=0.6)
 
 
-@pytest.mark.parametrize(("fault", "kind"), [("raise", "error"), ("hang", "timeout"), ("kill", "dead")])
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("raise", "error"), ("hang", "timeout"), ("kill", "dead")]
+)
 def test_faults_in_reset(fault, kind):
     async def test(pool):
         async with pool.session() as env:
@@ -275,7 +283,14 @@ def test_placements_inside_the_process(placement):
                 await fails(kind, env.step(fault))
             assert await one_episode(pool)
 
-    play(test, "tests.helpers.faulty_envs:LOCAL", workers=1, slots=2, step_timeout_s=0.5, placement=placement)
+    play(
+        test,
+        "tests.helpers.faulty_envs:LOCAL",
+        workers=1,
+        slots=2,
+        step_timeout_s=0.5,
+        placement=placement,
+    )
 
 
 def test_one_call_at_a_time_where_the_class_is_locked():
@@ -305,16 +320,27 @@ def test_a_call_that_hangs_in_a_locked_class_holds_up_the_others_until_it_return
             await fails("timeout", hung)
             await fails("timeout", waits)
             for _ in range(3):
-                await fails("timeout", late.step("go"))  # at its own deadline, however many have failed before
+                await fails(
+                    "timeout", late.step("go")
+                )  # at its own deadline, however many have failed before
             assert OverlapEnv.steps_begun == 1, "what was given up before its turn is not played"
             go_on.set()
             observation = await beside.reset(TASK, 0)
-            assert observation.text.startswith("start") and not (await beside.step("go"))[3]["overlap"]
+            assert (
+                observation.text.startswith("start") and not (await beside.step("go"))[3]["overlap"]
+            )
             await until(lambda: OverlapEnv.closed == 3)
         assert pool.stats()["failed_timeout"] == 5
 
     try:
-        play(test, "tests.helpers.faulty_envs:OVERLAP", workers=1, slots=3, step_timeout_s=0.3, placement="locked")
+        play(
+            test,
+            "tests.helpers.faulty_envs:OVERLAP",
+            workers=1,
+            slots=3,
+            step_timeout_s=0.3,
+            placement="locked",
+        )
     finally:
         go_on.set()
 
@@ -330,7 +356,9 @@ def test_what_a_late_make_brings_is_no_later_sessions_environment():
             assert (await env.reset(TASK, 0)).info["env"] == first
 
     async def main():
-        pool = await EnvironmentPool(FAULTY, {"start_s": 0.6}, 1, 1, 0.3, placement="thread").start()
+        pool = await EnvironmentPool(
+            FAULTY, {"start_s": 0.6}, 1, 1, 0.3, placement="thread"
+        ).start()
         await test(pool)
         await pool.close()
 
@@ -345,8 +373,12 @@ def test_what_an_environment_raises_is_no_hang(placement, kind_of_env, fault):
         async with pool.session() as env, pool.session() as neighbour:
             await env.reset(TASK, 0)
             await neighbour.reset(TASK, 0)
-            failed, (observation, *_) = await asyncio.gather(fails("error", env.step(fault)), neighbour.step("go"))
-            assert observation.text == "step 1" and ("TimeoutError" in str(failed) or "StopIteration" in str(failed))
+            failed, (observation, *_) = await asyncio.gather(
+                fails("error", env.step(fault)), neighbour.step("go")
+            )
+            assert observation.text == "step 1" and (
+                "TimeoutError" in str(failed) or "StopIteration" in str(failed)
+            )
             assert (await neighbour.step("go"))[0].text == "step 2"
         assert pool.stats()["failed_timeout"] == pool.stats()["restarts"] == 0
 
@@ -377,7 +409,7 @@ def test_an_environment_that_cannot_start_ends_the_run_with_its_reason():
 
     with pytest.raises(WorkerStartError, match="no such engine"):
         asyncio.run(start({"fail_start": True}))
-    with pytest.raises(registry.MissingExtra, match="no_such_engine"):
+    with pytest.raises(env_registry.MissingExtra, match="no_such_engine"):
         asyncio.run(start({"missing": True}))
     assert not children() - known
 

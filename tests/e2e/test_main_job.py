@@ -1,4 +1,6 @@
-"""The main job from nothing to the report: cold start, Ray, vLLM, ALFWorld, RLVCR; then its run directory is read."""
+"""The main job from nothing to the report: cold start, Ray, vLLM, ALFWorld, RLVCR; then its run
+directory is read.
+"""
 
 import json
 import math
@@ -8,13 +10,17 @@ import pytest
 import yaml
 
 from tests.helpers.smoke_job import NEEDS_VLLM, STEPS, TIMEOUT_S
+from verl.record.tracking import read_metrics
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager, verify_checkpoint
-from verl.utils.tracking import read_metrics
 
 pytestmark = [NEEDS_VLLM, pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 60)]
 GONE_S = 20
-LOADS = (r"""\b(?:src|href|action|data)\s*=\s*["']([^"']+)""", r"""url\(\s*["']?([^"')]+)""", r"@import\s+(\S+)")
+LOADS = (
+    r"""\b(?:src|href|action|data)\s*=\s*["']([^"']+)""",
+    r"""url\(\s*["']?([^"')]+)""",
+    r"@import\s+(\S+)",
+)
 NAMES = (
     "training/global_step",
     "training/epoch",
@@ -54,7 +60,10 @@ def metrics(main_job) -> list[dict]:
 @pytest.fixture(scope="module")
 def rollouts(main_job) -> dict[int, list[dict]]:
     """The trajectories of every training step."""
-    return {step: list(jsonl.read(main_job.run / "rollouts" / f"{step}.jsonl")) for step in range(1, STEPS + 1)}
+    return {
+        step: list(jsonl.read(main_job.run / "rollouts" / f"{step}.jsonl"))
+        for step in range(1, STEPS + 1)
+    }
 
 
 def test_no_process_is_left(main_job):
@@ -64,7 +73,10 @@ def test_no_process_is_left(main_job):
 def test_the_resolved_config_and_the_facts_are_written(main_job):
     config = yaml.safe_load((main_job.run / "config.yaml").read_text())
     assert config["trainer"]["total_training_steps"] == STEPS
-    assert config["algorithm"]["adv_estimator"] == "rlvcr" and config["actor_rollout_ref"]["rollout"]["name"] == "vllm"
+    assert (
+        config["algorithm"]["adv_estimator"] == "rlvcr"
+        and config["actor_rollout_ref"]["rollout"]["name"] == "vllm"
+    )
     assert config["algorithm"]["rlvcr"]["enable"] is True, "derived values are written, not null"
     facts = json.loads((main_job.run / "env.json").read_text())
     assert len(facts["starts"]) == 1
@@ -82,7 +94,13 @@ def test_every_step_has_the_metrics_of_the_run_directory(metrics):
 
 def test_the_panel_is_played_before_and_after(metrics):
     for record in (metrics[0], metrics[-1]):
-        assert 0 <= record["val/success_rate_low"] <= record["val/success_rate"] <= record["val/success_rate_high"] <= 1
+        assert (
+            0
+            <= record["val/success_rate_low"]
+            <= record["val/success_rate"]
+            <= record["val/success_rate_high"]
+            <= 1
+        )
         assert record["val/tasks"] == 4
     assert all("val/success_rate" not in record for record in metrics[1:-1])
 
@@ -149,5 +167,8 @@ def test_checkpoints_verify_and_hold_tensors_and_json_only(main_job):
 
 
 def test_the_cold_start_left_a_policy_and_its_run(main_job):
-    assert {path.suffix for path in (main_job.root / "policy").iterdir()} >= {".json", ".safetensors"}
+    assert {path.suffix for path in (main_job.root / "policy").iterdir()} >= {
+        ".json",
+        ".safetensors",
+    }
     assert read_metrics(main_job.root / "sft")[-1]["step"] > 0

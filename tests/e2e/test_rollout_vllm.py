@@ -1,6 +1,8 @@
-"""The vLLM engine on CPU: what it samples, and what it says about it, is what transformers says on the same tokens.
+"""The vLLM engine on CPU: what it samples, and what it says about it, is what transformers says on
+the same tokens.
 
-Weights are perturbed strongly before a sync, because a part of the engine that keeps old weights raises no error.
+Weights are perturbed strongly before a sync, because a part of the engine that keeps old weights
+raises no error.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ from verl.utils.sampling import SamplingRequest, StopReason
 
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine; CUDA has tests of its own")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the CPU engine; CUDA has tests of its own"
+)
 TIMEOUT_S = 240
 END = 1  # <|im_end|> in the tiny tokenizer
 CASES = [("float32", True), ("float32", False), ("bfloat16", True), ("bfloat16", False)]
@@ -40,7 +44,11 @@ class Case:
         gaps = []
         for request in requests:
             result = results[request.request_id]
-            gaps.append(np.abs(result.logprobs - reference_logprobs(model, request, result.token_ids).numpy()))
+            gaps.append(
+                np.abs(
+                    result.logprobs - reference_logprobs(model, request, result.token_ids).numpy()
+                )
+            )
         return np.concatenate(gaps), results
 
 
@@ -50,7 +58,9 @@ def pool():
         yield pool
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'tied' if case[1] else 'untied'}")
+@pytest.fixture(
+    scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'tied' if case[1] else 'untied'}"
+)
 def case(request, pool, tmp_path_factory):
     dtype, tie = request.param
     directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), tie=tie, std=0.07)
@@ -111,9 +121,13 @@ def test_tokens_follow_the_distribution(engine):
     with torch.no_grad():
         logits = load(engine.directory)(torch.tensor([prompt])).logits[0, -1]
     expected = (logits / 0.5).softmax(-1).numpy()
-    counts = np.bincount([result.token_ids[0] for result in results.values()], minlength=len(expected))
+    counts = np.bincount(
+        [result.token_ids[0] for result in results.values()], minlength=len(expected)
+    )
     likely = expected * len(requests) >= 5
-    chi_square = ((counts - expected * len(requests)) ** 2 / (expected * len(requests)))[likely].sum()
+    chi_square = ((counts - expected * len(requests)) ** 2 / (expected * len(requests)))[
+        likely
+    ].sum()
     freedom = likely.sum()
     assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
 
@@ -124,7 +138,9 @@ def test_the_seed_decides_whatever_shares_the_batch(engine):
     for name, result in together.items():
         assert staggered[name].token_ids == result.token_ids
         np.testing.assert_allclose(staggered[name].logprobs, result.logprobs, atol=1e-4)
-    other = [SamplingRequest(r.request_id, r.prompt_ids, r.max_tokens, seed=r.seed + 1) for r in ask(8)]
+    other = [
+        SamplingRequest(r.request_id, r.prompt_ids, r.max_tokens, seed=r.seed + 1) for r in ask(8)
+    ]
     assert engine.call(remote.serve, other)["r0"].token_ids != together["r0"].token_ids
 
 

@@ -1,4 +1,6 @@
-"""Twenty questions end to end: the training script, TRL with vLLM colocated on CPU, and ``main_ppo``."""
+"""Twenty questions end to end: the training script, TRL with vLLM colocated on CPU, and
+``main_ppo``.
+"""
 
 import json
 import math
@@ -8,12 +10,21 @@ import sys
 import pytest
 
 from tests.helpers.jobs import Job, start
-from verl.utils.tracking import read_metrics
+from verl.record.tracking import read_metrics
 
 pytest.importorskip("trl")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TIMEOUT_S = 300
-TINY = ["--words=8", "--turns=4", "--episodes=200", "--epochs=1", "--steps=2", "--groups=2", "--updates=2", "--plays=8"]
+TINY = [
+    "--words=8",
+    "--turns=4",
+    "--episodes=200",
+    "--epochs=1",
+    "--steps=2",
+    "--groups=2",
+    "--updates=2",
+    "--plays=8",
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +69,21 @@ def test_the_same_policy_trains_under_main_ppo(taught, tmp_path):
 
 
 def test_vllm_colocated_on_cpu_follows_the_trainer(tmp_path):
-    """The engine samples with the trainer's weights, also after they changed; without the sync it would not."""
+    """The engine samples with the trainer's weights, also after they changed; without the sync it
+    would not.
+    """
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")
     if torch.cuda.is_available():
         pytest.skip("the CPU engine")
-    job = Job([sys.executable, "-m", "tests.helpers.trl_vllm", str(tmp_path / "work")], tmp_path / "log.txt")
+    job = Job(
+        [sys.executable, "-m", "tests.helpers.trl_vllm", str(tmp_path / "work")],
+        tmp_path / "log.txt",
+    )
     job.finish(TIMEOUT_S)
-    found = json.loads(re.findall(r"^\{.*\}$", (tmp_path / "log.txt").read_text(), re.MULTILINE)[-1])
+    found = json.loads(
+        re.findall(r"^\{.*\}$", (tmp_path / "log.txt").read_text(), re.MULTILINE)[-1]
+    )
     assert max(found["start"], found["synced"]) < 0.1, "bfloat16: TRL leaves vLLM's dtype at auto"
     assert found["stale"] > 1.0, "the change of weights is too small to be noticed"
     assert found["steps"] == 1

@@ -1,4 +1,6 @@
-"""Every kind of run the recipe knows, two steps each: a tiny policy on the number line, the engine without vLLM."""
+"""Every kind of run the recipe knows, two steps each: a tiny policy on the number line, the engine
+without vLLM.
+"""
 
 import math
 from pathlib import Path
@@ -7,8 +9,8 @@ import pytest
 
 from tests.helpers.jobs import start
 from tests.helpers.line_policy import write_line_policy
+from verl.record.tracking import read_metrics
 from verl.utils import jsonl
-from verl.utils.tracking import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 TIMEOUT_S = 240
@@ -47,10 +49,15 @@ def policy(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def play(policy, tmp_path):
-    """Run ``STEPS`` steps with the words given; returns metrics per step and the rows of the last step."""
+    """Run ``STEPS`` steps with the words given; returns metrics per step and the rows of the last
+    step.
+    """
 
     def play(*words: str) -> tuple[list[dict], list[dict]]:
-        place = [f"actor_rollout_ref.model.path={policy}", f"trainer.default_local_dir={tmp_path}/run"]
+        place = [
+            f"actor_rollout_ref.model.path={policy}",
+            f"trainer.default_local_dir={tmp_path}/run",
+        ]
         job = start([*COMMON, *place, *words], tmp_path / "log.txt")
         job.finish(TIMEOUT_S)
         assert job.left_over(GONE_S) == []
@@ -69,15 +76,23 @@ def finite(metrics: list[dict], *names: str) -> bool:
 
 
 def test_gae_trains_a_critic(play):
-    metrics, rows = play("algorithm.adv_estimator=gae", "algorithm.lam=0.95", "critic.optim.lr=1e-3")
-    assert finite(metrics, "critic/vf_loss", "critic/grad_norm", "critic/values/mean", "actor/pg_loss")
+    metrics, rows = play(
+        "algorithm.adv_estimator=gae", "algorithm.lam=0.95", "critic.optim.lr=1e-3"
+    )
+    assert finite(
+        metrics, "critic/vf_loss", "critic/grad_norm", "critic/values/mean", "actor/pg_loss"
+    )
     assert metrics[-1]["actor/grad_norm"] > 0
     assert any(step["advantage"] for row in rows for step in row["steps"])
 
 
 def test_gigpo_with_a_window_of_history(play):
-    metrics, rows = play("algorithm.adv_estimator=gigpo", "env.history=window", "env.history_length=2")
-    assert finite(metrics, "actor/pg_loss", "actor/grad_norm", "critic/advantages/mean", "episode/reward")
+    metrics, rows = play(
+        "algorithm.adv_estimator=gigpo", "env.history=window", "env.history_length=2"
+    )
+    assert finite(
+        metrics, "actor/pg_loss", "actor/grad_norm", "critic/advantages/mean", "episode/reward"
+    )
     assert all(len(row["steps"]) == 1 for row in rows), "a row is a step"
     trajectories = {row["traj_uid"] for row in rows}
     assert len(trajectories) == 16
@@ -98,14 +113,22 @@ def test_a_module_of_ones_own_on_two_ranks_with_a_reference_policy(play):
         "actor_rollout_ref.actor.use_kl_loss=true",
         "actor_rollout_ref.actor.kl_loss_coef=0.01",
     )
-    assert finite(metrics, "actor/kl_loss", "actor/reward_kl_penalty", "actor/pg_loss", "actor/grad_norm")
-    assert abs(metrics[0]["actor/reward_kl_penalty"]) < 1e-4, "the reference is the policy as it started"
+    assert finite(
+        metrics, "actor/kl_loss", "actor/reward_kl_penalty", "actor/pg_loss", "actor/grad_norm"
+    )
+    assert abs(metrics[0]["actor/reward_kl_penalty"]) < 1e-4, (
+        "the reference is the policy as it started"
+    )
     assert metrics[1]["actor/kl_loss"] > 0
 
 
 def test_copo_reweights_by_the_scores_of_four_thoughts(play):
     metrics, rows = play("algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob")
-    assert finite(metrics, "actor/pg_loss", "rlvcr/score_logprob", "rlvcr/level_share_1", "timing_s/step")
+    assert finite(
+        metrics, "actor/pg_loss", "rlvcr/score_logprob", "rlvcr/level_share_1", "timing_s/step"
+    )
     scored = [step["contexts"] for row in rows for step in row["steps"] if step["contexts"]]
-    assert all([context["original"] for context in contexts].count(True) == 1 for contexts in scored)
+    assert all(
+        [context["original"] for context in contexts].count(True) == 1 for contexts in scored
+    )
     assert max(map(len, scored)) > 1, "no thought of this policy was usable"

@@ -1,6 +1,8 @@
-"""A frozen play: every tensor and column of its rows, under both history policies, with thinking credit.
+"""A frozen play: every tensor and column of its rows, under both history policies, with thinking
+credit.
 
-``python -m tests.golden.test_golden_trajectory`` writes the expected rows anew; read the difference before keeping it.
+``python -m tests.golden.test_golden_trajectory`` writes the expected rows anew; read the difference
+before keeping it.
 """
 
 import json
@@ -24,7 +26,10 @@ TURNS = {  # member -> what it says, turn by turn
         "<level>2</level><think>doors</think><action>look</action>",
         "<level>1</level><think></think><action>open red</action><|im_end|>",
     ),
-    1: ("<action>jump</action>", "<level>4</level><think>I wonder, and wonder, and wonder, and wonder"),
+    1: (
+        "<action>jump</action>",
+        "<level>4</level><think>I wonder, and wonder, and wonder, and wonder",
+    ),
 }
 
 
@@ -37,14 +42,19 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     raw.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     raw.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|pad|>", clean_up_tokenization_spaces=False
+        tokenizer_object=raw,
+        eos_token="<|im_end|>",
+        pad_token="<|pad|>",
+        clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
 class Speaker:
-    """The first member to speak follows ``TURNS[0]``, the other one ``TURNS[1]``; thoughts name their level."""
+    """The first member to speak follows ``TURNS[0]``, the other one ``TURNS[1]``; thoughts name
+    their level.
+    """
 
     def __init__(self) -> None:
         self.spoken = {0: 0, 1: 0}
@@ -64,26 +74,37 @@ def frozen_scores(data: DataProto) -> DataProto:
     """Scores that depend on level and length alone, as exact binary fractions."""
 
     def entry(level: int, question: dict, count: int) -> dict:
-        values = {"logprob": -level / 4, "entropy": (level * level) / 8, "prob": 1 / (1 << level), "seq_prob": 0.5}
+        values = {
+            "logprob": -level / 4,
+            "entropy": (level * level) / 8,
+            "prob": 1 / (1 << level),
+            "seq_prob": 0.5,
+        }
         return {"step": question["step"], "level": level, "num_tokens": count, **values}
 
     branches, spans = data.non_tensor_batch["branches"], data.non_tensor_batch["spans"]
     mask = data.batch["response_mask"].float()
     answers = {
         "branch_scores": [
-            [entry(b["level"], b, len(b["token_ids"]) - b["target_start"]) for b in row] for row in branches
+            [entry(b["level"], b, len(b["token_ids"]) - b["target_start"]) for b in row]
+            for row in branches
         ],
-        "span_scores": [[entry(s["level"], s, s["end"] - s["start"]) for s in row] for row in spans],
+        "span_scores": [
+            [entry(s["level"], s, s["end"] - s["start"]) for s in row] for row in spans
+        ],
     }
     return DataProto.from_dict(
-        {"old_log_probs": -0.5 * mask, "entropys": 0.25 * mask}, {k: object_array(v) for k, v in answers.items()}
+        {"old_log_probs": -0.5 * mask, "entropys": 0.25 * mask},
+        {k: object_array(v) for k, v in answers.items()},
     )
 
 
 def play(history: str) -> dict:
     """The rows of the frozen play as plain data."""
     tokenizer = byte_tokenizer()
-    config = make_config("tests.golden.two_doors:PACKAGE", history, n=2, levels=True, kwargs={}, max_steps=3)
+    config = make_config(
+        "tests.golden.two_doors:PACKAGE", history, n=2, levels=True, kwargs={}, max_steps=3
+    )
     config.algorithm.rlvcr.enable = True
     config.algorithm.rlvcr.cost_coef = 0.5
     config.env.max_turn_tokens = 40
@@ -119,7 +140,9 @@ def render(value, depth: int = 2) -> str:
     if depth < 0 or not isinstance(value, dict):
         return json.dumps(value)
     pad = "  " * (3 - depth)
-    entries = ",\n".join(f"{pad}{json.dumps(key)}: {render(entry, depth - 1)}" for key, entry in value.items())
+    entries = ",\n".join(
+        f"{pad}{json.dumps(key)}: {render(entry, depth - 1)}" for key, entry in value.items()
+    )
     return "{\n" + entries + "\n" + pad[2:] + "}"
 
 

@@ -1,4 +1,6 @@
-"""A frozen environment of three steps, so that the golden trajectory depends on nothing else: find the red door."""
+"""A frozen environment of three steps, so that the golden trajectory depends on nothing else: find
+the red door.
+"""
 
 import re
 
@@ -8,7 +10,10 @@ ACTION = re.compile(r"<action>(.*?)</action>")
 
 
 class TwoDoors:
-    """Look first, then the colour is known; opening the right door wins. Anything else is not valid."""
+    """Look first, then the colour is known; opening the right door wins.
+
+    Anything else is not valid.
+    """
 
     placement = "inline"
 

@@ -1,4 +1,6 @@
-"""The prefix-shared scoring pass on a CUDA device: long contexts, both dtypes, against a forward per thought."""
+"""The prefix-shared scoring pass on a CUDA device: long contexts, both dtypes, against a forward
+per thought.
+"""
 
 import argparse
 
@@ -25,7 +27,9 @@ def nccl():
 
 def arguments(device, dtype, rows=2):
     sizes = {"thought": 12, "action": 6, "observation": 60, "max_tokens": 32768}
-    return argparse.Namespace(**sizes, rows=rows, model=None, contexts=CONTEXTS, device=device, dtype=dtype)
+    return argparse.Namespace(
+        **sizes, rows=rows, model=None, contexts=CONTEXTS, device=device, dtype=dtype
+    )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -34,11 +38,16 @@ def test_rule_09_shared_equals_naive_on_cuda(context, dtype):
     args = arguments("cuda", dtype)
     engine, data = scoring.make_engine(args), scoring.make_batch(context, args)
     limits = {"max_tokens": args.max_tokens}
-    shared, naive = score_rows(engine, data, **limits), score_rows(engine, scoring.naive_batch(data), **limits)
+    shared, naive = (
+        score_rows(engine, data, **limits),
+        score_rows(engine, scoring.naive_batch(data), **limits),
+    )
     assert shared.log_probs.device.type == "cpu"
     assert scoring.largest_difference(shared, naive) < TOLERANCE[dtype]
     plain = score_rows(engine, data.select(list(data.batch.keys()), []), **limits)
-    torch.testing.assert_close(shared.log_probs, plain.log_probs, atol=10 * TOLERANCE[dtype], rtol=0)
+    torch.testing.assert_close(
+        shared.log_probs, plain.log_probs, atol=10 * TOLERANCE[dtype], rtol=0
+    )
 
 
 def test_cuda_gives_what_the_cpu_gives():
@@ -48,4 +57,6 @@ def test_cuda_gives_what_the_cpu_gives():
         engine, data = scoring.make_engine(args), scoring.make_batch(1024, args)
         found[device] = score_rows(engine, data, max_tokens=args.max_tokens)
     for name in ("log_probs", "entropy"):
-        torch.testing.assert_close(getattr(found["cuda"], name), getattr(found["cpu"], name), atol=1e-3, rtol=0)
+        torch.testing.assert_close(
+            getattr(found["cuda"], name), getattr(found["cpu"], name), atol=1e-3, rtol=0
+        )

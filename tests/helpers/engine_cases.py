@@ -1,4 +1,6 @@
-"""What the tests of all rollout engines share: a config section, a driver loop, and the reference they are held to."""
+"""What the tests of all rollout engines share: a config section, a driver loop, and the reference
+they are held to.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,14 +30,18 @@ def rollout_section(**changes) -> SimpleNamespace:
 def prompts(count: int, vocab: int = 390) -> list[list[int]]:
     """Prompts of different lengths (12 to 96 tokens)."""
     return [
-        [(7 * index + 3 * place) % (vocab - 10) + 5 for place in range(12 + 12 * (index % 8))] for index in range(count)
+        [(7 * index + 3 * place) % (vocab - 10) + 5 for place in range(12 + 12 * (index % 8))]
+        for index in range(count)
     ]
 
 
 def ask(count: int, **fields) -> list[SamplingRequest]:
     """``count`` seeded requests."""
     options = {"max_tokens": 12} | fields
-    return [SamplingRequest(f"r{i}", ids, seed=100 + i, **options) for i, ids in enumerate(prompts(count))]
+    return [
+        SamplingRequest(f"r{i}", ids, seed=100 + i, **options)
+        for i, ids in enumerate(prompts(count))
+    ]
 
 
 def play(engine, requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
@@ -49,7 +55,8 @@ def play(engine, requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
 
 
 def reference_logprobs(model, request: SamplingRequest, token_ids: list[int]):
-    """Log-probs [T] of ``token_ids`` from one full forward of ``model``, after temperature, top-k and top-p.
+    """Log-probs [T] of ``token_ids`` from one full forward of ``model``, after temperature, top-k
+    and top-p.
 
     Truncation is written out token by token here, unlike in the engines.
     """
@@ -75,7 +82,9 @@ def reference_logprobs(model, request: SamplingRequest, token_ids: list[int]):
 
 
 def perturb(model, seed: int = 1, scale: float = 0.5):
-    """Shift every weight of ``model`` by much; return the new weights as (name, float32 array), tied ones once."""
+    """Shift every weight of ``model`` by much; return the new weights as (name, float32 array),
+    tied ones once.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -83,7 +92,9 @@ def perturb(model, seed: int = 1, scale: float = 0.5):
         for parameter in model.parameters():
             spread = parameter.std() if parameter.dim() > 1 else parameter.abs().mean()
             parameter.add_(scale * spread * torch.randn(parameter.shape, generator=generator))
-    return [(name, parameter.detach().numpy().copy()) for name, parameter in model.named_parameters()]
+    return [
+        (name, parameter.detach().numpy().copy()) for name, parameter in model.named_parameters()
+    ]
 
 
 def load(directory: Path):

@@ -1,7 +1,9 @@
-"""A module of a user's own: an environment, an engine, an estimator and a policy loss under names of their own."""
+"""A module of a user's own: an environment, an engine, an estimator and a policy loss under names
+of their own.
+"""
 
 from agent_system.environments import register_env
-from verl.trainer.ppo.core_algos import (
+from verl.algos import (
     OUTCOME_INPUTS,
     compute_grpo_outcome_advantage,
     compute_policy_loss_vanilla,
@@ -18,7 +20,9 @@ register_engine("my_engine", "verl.workers.rollout.hf:HFEngine")
 def my_estimator(token_level_rewards, response_mask, index, reference, traj_index=None):
     """GRPO; it only looks at the reference policy's log-probs."""
     assert reference.shape == response_mask.shape
-    return compute_grpo_outcome_advantage(token_level_rewards, response_mask, index, traj_index=traj_index)
+    return compute_grpo_outcome_advantage(
+        token_level_rewards, response_mask, index, traj_index=traj_index
+    )
 
 
 @register_policy_loss("my_loss")

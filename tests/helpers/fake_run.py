@@ -1,22 +1,37 @@
-"""A run directory as a training run of a given length would leave it; invented figures, real formats."""
+"""A run directory as a training run of a given length would leave it; invented figures, real
+formats.
+"""
 
 import math
 import random
 from pathlib import Path
 
+from verl.record.run_dir import RunDirectory
 from verl.utils import jsonl
-from verl.utils.run_dir import RunDirectory
 
 CONFIG = {
     "actor_rollout_ref": {
         "model": {"path": "data/quickstart/policy"},
-        "actor": {"optim": {"lr": 4e-4}, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "ppo_mini_batches": 4},
+        "actor": {
+            "optim": {"lr": 4e-4},
+            "clip_ratio_low": 0.2,
+            "clip_ratio_high": 0.28,
+            "ppo_mini_batches": 4,
+        },
         "rollout": {"name": "vllm", "temperature": 1.0},
     },
-    "algorithm": {"adv_estimator": "rlvcr", "rlvcr": {"score": "logprob", "combine": "gated", "step_advantage_w": 0.3}},
+    "algorithm": {
+        "adv_estimator": "rlvcr",
+        "rlvcr": {"score": "logprob", "combine": "gated", "step_advantage_w": 0.3},
+    },
     "data": {"train_batch_size": 16},
     "env": {"env_name": "alfworld", "max_steps": 15, "rollout": {"n": 8}, "val_tasks": 128},
-    "trainer": {"project_name": "rlvcr", "experiment_name": "quickstart", "total_training_steps": 30, "seed": 0},
+    "trainer": {
+        "project_name": "rlvcr",
+        "experiment_name": "quickstart",
+        "total_training_steps": 30,
+        "seed": 0,
+    },
 }
 THOUGHTS = {
     1: "",
@@ -30,7 +45,12 @@ PLACES = ("countertop 1", "cabinet 2", "shelf 1", "drawer 3", "desk 1")
 def metrics_at(step: int, total: int, draw: random.Random) -> dict:
     """Invented metrics of one training step of a run that learns."""
     progress = 1 / (1 + math.exp(-8 * (step / total - 0.45)))
-    shares = [0.25 + 0.30 * progress, 0.25 + 0.1 * progress, 0.25 - 0.15 * progress, 0.25 - 0.25 * progress * 0.8]
+    shares = [
+        0.25 + 0.30 * progress,
+        0.25 + 0.1 * progress,
+        0.25 - 0.15 * progress,
+        0.25 - 0.25 * progress * 0.8,
+    ]
     shares = [share + draw.uniform(-0.02, 0.02) for share in shares]
     shares = [share / sum(shares) for share in shares]
     gen, score, update = draw.uniform(5.2, 6.4), draw.uniform(0.8, 1.1), draw.uniform(2.5, 3.1)
@@ -43,7 +63,10 @@ def metrics_at(step: int, total: int, draw: random.Random) -> dict:
         "rollout/aborted": 0,
         "response_length/mean": 900 - 250 * progress,
         **{f"rlvcr/level_share_{k}": share for k, share in enumerate(shares, start=1)},
-        **{f"rlvcr/level_success_{k}": 0.38 + 0.3 * progress + 0.02 * k + draw.gauss(0, 0.03) for k in (1, 2, 3, 4)},
+        **{
+            f"rlvcr/level_success_{k}": 0.38 + 0.3 * progress + 0.02 * k + draw.gauss(0, 0.03)
+            for k in (1, 2, 3, 4)
+        },
         "rlvcr/thought_tokens_mean": 9.2 - 4.5 * progress,
         "rlvcr/score_logprob": -0.9 + 0.4 * progress + draw.gauss(0, 0.02),
         "rlvcr/score_entropy": 0.8 - 0.35 * progress + draw.gauss(0, 0.02),
@@ -99,7 +122,9 @@ def step_record(step: int, draw: random.Random, last: bool, won: bool) -> dict:
     pieces = response.replace("<", "\x00<").replace(">", ">\x00").split("\x00")
     words = [word for piece in pieces for word in _words(piece)]
     split = next(i for i, word in enumerate(words) if word == "<action>")
-    credit = [[word, round(base + (0.3 * think if i < split else 0.0), 5)] for i, word in enumerate(words)]
+    credit = [
+        [word, round(base + (0.3 * think if i < split else 0.0), 5)] for i, word in enumerate(words)
+    ]
     return {
         "step": step,
         "observation": f"You arrive at {place}. On the {place}, you see a keychain 2, and a pen 1."
@@ -129,7 +154,9 @@ def _words(piece: str) -> list[str]:
     return [(" " if i else "") + word for i, word in enumerate(piece.split(" ")) if word]
 
 
-def trajectories(step: int, groups: int, members: int, rate: float, draw: random.Random, credit: bool = True):
+def trajectories(
+    step: int, groups: int, members: int, rate: float, draw: random.Random, credit: bool = True
+):
     """Invented rollout lines of one step."""
     for group in range(groups):
         for member in range(members):
@@ -137,7 +164,10 @@ def trajectories(step: int, groups: int, members: int, rate: float, draw: random
             length = draw.randint(3, 9)
             steps = [step_record(k, draw, k == length - 1, won) for k in range(length)]
             if not credit:
-                steps = [{k: v for k, v in s.items() if k not in ("advantage", "token_credit")} for s in steps]
+                steps = [
+                    {k: v for k, v in s.items() if k not in ("advantage", "token_credit")}
+                    for s in steps
+                ]
             yield {
                 "uid": f"train-{step}-0-{group}",
                 "traj_uid": f"train-{step}-0-{group}-{member}",

@@ -72,14 +72,21 @@ class FaultyEnv:
     def reset(self, task, seed):
         self.steps = 0
         self._misbehave(task.get("fault", ""))
-        return Observation(f"start {task['task_id']} {seed} pid {os.getpid()}", info={"env": id(self)})
+        return Observation(
+            f"start {task['task_id']} {seed} pid {os.getpid()}", info={"env": id(self)}
+        )
 
     def step(self, action):
         self.steps += 1
         bad = self._misbehave(action)
         if bad is not None:
             return bad[0]
-        return Observation(f"step {self.steps}"), 0.5, False, {"won": False, "is_action_valid": True}
+        return (
+            Observation(f"step {self.steps}"),
+            0.5,
+            False,
+            {"won": False, "is_action_valid": True},
+        )
 
     def _misbehave(self, fault):
         if fault in RETURNS:
@@ -128,7 +135,9 @@ class SlowEnv(FaultyEnv):
 
 
 class OverlapEnv(FaultyEnv):
-    """Tells whether another instance was being stepped at the same time; one that hangs does so until ``go_on``."""
+    """Tells whether another instance was being stepped at the same time; one that hangs does so
+    until ``go_on``.
+    """
 
     inside = threading.Semaphore(1)
     go_on = threading.Event()

@@ -1,4 +1,6 @@
-"""Policies that know the answer, for the environments of this repository: ``GOLD[env_name](task)`` plays one task."""
+"""Policies that know the answer, for the environments of this repository: ``GOLD[env_name](task)``
+plays one task.
+"""
 
 from agent_system.environments.base import Task
 from tests.helpers.winning import Act, plan
@@ -34,14 +36,18 @@ def look_it_up(task: Task) -> Act:
         title = next(searches, None)
         if title is not None:
             return f"search[{title}]"
-        assert task["answers"][0] in prompt, f"{task['question']}: the answer was not among what was found"
+        assert task["answers"][0] in prompt, (
+            f"{task['question']}: the answer was not among what was found"
+        )
         return f"answer[{task['answers'][0]}]"
 
     return act
 
 
 def buy_the_goal(task: Task) -> Act:
-    """Search for what is wanted, go through the result pages to the product, choose its options, buy."""
+    """Search for what is wanted, go through the result pages to the product, choose its options,
+    buy.
+    """
     goal = task["goal"]
     options = iter(goal["options"].values())
     words = f"{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}"

@@ -1,4 +1,5 @@
-"""Training jobs as a user starts them: a command line in a process of its own, a deadline, and who is left afterwards.
+"""Training jobs as a user starts them: a command line in a process of its own, a deadline, and who
+is left afterwards.
 
 job = start(words, log); job.finish(240); job.left_over(30) == []
 """
@@ -22,13 +23,22 @@ TAIL = 6000  # characters of the log that an assertion shows
 
 
 class Job:
-    """A running command and everything it ever started, found by looking at its descendants again and again."""
+    """A running command and everything it ever started, found by looking at its descendants again
+    and again.
+    """
 
     def __init__(self, words: list[str], log: Path) -> None:
         self.log = log
-        environ = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        environ = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+        }
         with log.open("ab") as out:
-            self.process = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                words, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT
+            )
         self._known: set[psutil.Process] = {psutil.Process(self.process.pid)}
         atexit.register(self.end)  # a test session that is interrupted leaves nothing behind
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -57,7 +67,9 @@ class Job:
         assert status == 0, f"exit status {status}\n{self.said()}"
 
     def wait(self, timeout_s: float) -> int:
-        """The exit status; where it does not come, end the whole family and fail with the job's last words."""
+        """The exit status; where it does not come, end the whole family and fail with the job's
+        last words.
+        """
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -85,12 +97,17 @@ class Job:
         return [process for process in list(self._known) if _alive(process)]
 
     def left_over(self, timeout_s: float, apart_from: tuple[str, ...] = ()) -> list[str]:
-        """Command lines of what is still alive ``timeout_s`` after this call; returns early when nothing is.
+        """Command lines of what is still alive ``timeout_s`` after this call; returns early when
+        nothing is.
 
         Processes whose command line begins with one of ``apart_from`` do not count.
         """
         deadline = time.monotonic() + timeout_s
-        while left := [line for line in map(_command, self.family()) if line and not line.startswith(apart_from)]:
+        while left := [
+            line
+            for line in map(_command, self.family())
+            if line and not line.startswith(apart_from)
+        ]:
             if time.monotonic() > deadline:
                 return left
             time.sleep(LOOK_S)

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from agent_system.environments.base import Env, Task
 from tests.helpers.winning import Act, Policy, plan
 
-FEEDBACK = re.compile(r"Submitted \[([\d ]+)\]\. Feedback: (\d) black peg\(s\), (\d) white peg\(s\)")
+FEEDBACK = re.compile(
+    r"Submitted \[([\d ]+)\]\. Feedback: (\d) black peg\(s\), (\d) white peg\(s\)"
+)
 
 
 def gold(env: Env) -> Policy:
-    """The actions that the library itself gives, without those that its own list of possible actions does not hold.
+    """The actions that the library itself gives, without those that its own list of possible
+    actions does not hold.
 
-    Played on ``env`` first; what does not win there is an error of the library and not of the collector.
+    Played on ``env`` first; what does not win there is an error of the library and not of the
+    collector.
     """
 
     known: dict[str, list[str]] = {}
@@ -60,20 +64,33 @@ def walk_around_holes(task: Task) -> Act:
     """The shortest way on the board that was printed last."""
 
     def act(prompt: str) -> str:
-        lines = [line for line in prompt.rpartition("Current Board:")[2].splitlines() if line.startswith("|")]
+        lines = [
+            line
+            for line in prompt.rpartition("Current Board:")[2].splitlines()
+            if line.startswith("|")
+        ]
         board = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-        start = next((r, c) for r, row in enumerate(board) for c, cell in enumerate(row) if cell == "P")
+        start = next(
+            (r, c) for r, row in enumerate(board) for c, cell in enumerate(row) if cell == "P"
+        )
         first: dict[tuple[int, int], str] = {start: ""}
         edge = [start]
         for row, column in edge:  # grows while it is read: breadth first
-            for move, (down, right) in {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}.items():
+            for move, (down, right) in {
+                "up": (-1, 0),
+                "down": (1, 0),
+                "left": (0, -1),
+                "right": (0, 1),
+            }.items():
                 cell = row + down, column + right
                 if not (0 <= cell[0] < len(board) and 0 <= cell[1] < len(board)) or cell in first:
                     continue
                 if board[cell[0]][cell[1]] != "H":
                     first[cell] = first[row, column] or move
                     edge.append(cell)
-        goal = next((r, c) for r, row in enumerate(board) for c, cell in enumerate(row) if cell == "G")
+        goal = next(
+            (r, c) for r, row in enumerate(board) for c, cell in enumerate(row) if cell == "G"
+        )
         return first[goal]
 
     return act

@@ -1,11 +1,18 @@
-"""A tiny policy that has seen number-line plays on all four thinking levels: for tests of whole jobs."""
+"""A tiny policy that has seen number-line plays on all four thinking levels: for tests of whole
+jobs.
+"""
 
 import json
 import random
 import sys
 from pathlib import Path
 
-from agent_system.environments.env_package.number_line.package import MOVES, NumberLineEnv, NumberLinePrompts, tasks
+from agent_system.environments.env_package.number_line.package import (
+    MOVES,
+    NumberLineEnv,
+    NumberLinePrompts,
+    tasks,
+)
 from tests.helpers.jobs import Job
 from tests.helpers.tiny_model import make_tiny_policy
 
@@ -22,11 +29,15 @@ TIMEOUT_S = 240
 
 
 def write_line_policy(directory: Path) -> Path:
-    """Train the policy with ``main_sft`` on episodes below ``directory``; returns its own directory."""
+    """Train the policy with ``main_sft`` on episodes below ``directory``; returns its own
+    directory.
+    """
     episodes = directory / "episodes.jsonl"
     draw = random.Random(0)
     train = tasks(SECTION, "train")
-    lines = [{"task_id": str(i), "messages": _episode(draw.choice(train), draw)} for i in range(EPISODES)]
+    lines = [
+        {"task_id": str(i), "messages": _episode(draw.choice(train), draw)} for i in range(EPISODES)
+    ]
     episodes.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = [
         f"model.path={make_tiny_policy(directory / 'random')}",
@@ -39,21 +50,28 @@ def write_line_policy(directory: Path) -> Path:
         "env.env_name=number_line",
         "optim.lr=1e-2",
     ]
-    Job([sys.executable, "-m", "verl.trainer.main_sft", *words], directory / "sft.log").finish(TIMEOUT_S)
+    Job([sys.executable, "-m", "verl.trainer.main_sft", *words], directory / "sft.log").finish(
+        TIMEOUT_S
+    )
     return directory / "policy"
 
 
 def _episode(task: dict, draw: random.Random) -> list[dict[str, str]]:
     env, prompts = NumberLineEnv(SECTION), NumberLinePrompts(SECTION)
     seen, done = env.reset(task, 0), False
-    messages = [{"role": "system", "content": prompts.system(True)}, {"role": "user", "content": seen.text}]
+    messages = [
+        {"role": "system", "content": prompts.system(True)},
+        {"role": "user", "content": seen.text},
+    ]
     while not done:
         level = draw.randint(1, 4)
         way = "right" if env.target > env.position else "left"
         far = abs(env.target - env.position) >= 3
         action = f"jump {way}" if far else way
         action = draw.choice(list(MOVES)) if draw.random() < 0.3 else action
-        thought = THOUGHTS[level].format(position=env.position, steps=env.steps, target=env.target, way=way)
+        thought = THOUGHTS[level].format(
+            position=env.position, steps=env.steps, target=env.target, way=way
+        )
         text = f"<level>{level}</level><think>{thought}</think><action>{action}</action>"
         messages.append({"role": "assistant", "content": text})
         seen, _, done, _ = env.step(action)

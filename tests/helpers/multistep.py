@@ -1,4 +1,6 @@
-"""Environments, models and agents to test a ``MultistepEnv`` with, written as callers outside would write them."""
+"""Environments, models and agents to test a ``MultistepEnv`` with, written as callers outside would
+write them.
+"""
 
 from types import SimpleNamespace
 
@@ -8,7 +10,10 @@ from verl.utils.sampling import StopReason
 
 
 class CountTo(MultistepEnv):
-    """Say the next number until the target is reached; reward 1 for a right one. In the older style."""
+    """Say the next number until the target is reached; reward 1 for a right one.
+
+    In the older style.
+    """
 
     def _initialize_episode(self, session_id, task_info):
         return {"at": 0, "target": task_info.get("target", 2), "done": False}
@@ -32,11 +37,16 @@ class OldModel:
 
     def generate(self, prompts, sampling_params=None, **kw):
         self.prompts.append(list(prompts))
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=self.token_ids)]) for _ in prompts]
+        return [
+            SimpleNamespace(outputs=[SimpleNamespace(token_ids=self.token_ids)]) for _ in prompts
+        ]
 
 
 class Speaker:
-    """The source's agent: ``get_action`` returns text and a state. Says ``words`` in turn and counts in its state."""
+    """The source's agent: ``get_action`` returns text and a state.
+
+    Says ``words`` in turn and counts in its state.
+    """
 
     def __init__(self, *words):
         self.words, self.seen = words, []
@@ -48,10 +58,17 @@ class Speaker:
 
 
 class TokenSpeaker:
-    """Returns the tokens of ``words`` as sampled ones, with log-probs -0.1, -0.2, ...; the last turn may be cut."""
+    """Returns the tokens of ``words`` as sampled ones, with log-probs -0.1, -0.2, ...; the last
+    turn may be cut.
+    """
 
     def __init__(self, tokenizer, *words, max_turn_tokens=8, cut=()):
-        self.tokenizer, self.words, self.max_turn_tokens, self.cut = tokenizer, words, max_turn_tokens, cut
+        self.tokenizer, self.words, self.max_turn_tokens, self.cut = (
+            tokenizer,
+            words,
+            max_turn_tokens,
+            cut,
+        )
         self.prompts, self.turns = [], 0
 
     def act_batch(self, conversations):

@@ -1,4 +1,6 @@
-"""``compute_log_prob`` the slow way: one forward of a transformers model for the row and for every branch."""
+"""``compute_log_prob`` the slow way: one forward of a transformers model for the row and for every
+branch.
+"""
 
 import torch
 
@@ -47,13 +49,21 @@ class NaiveScorer:
             mask = data.batch["response_mask"][row].bool()
             old[row, : len(real) - prompt], entropys[row, : len(real) - prompt] = found, entropy
             old[row][~mask] = entropys[row][~mask] = 0.0
-            branches, spans = data.non_tensor_batch["branches"][row], data.non_tensor_batch["spans"][row]
+            branches, spans = (
+                data.non_tensor_batch["branches"][row],
+                data.non_tensor_batch["spans"][row],
+            )
             span_scores.append([self.entry(s, real, s["start"], s["end"]) for s in spans])
             branch_scores.append([])
             for branch in branches:
                 ids = real[: branch["start"]] + branch["token_ids"]
-                branch_scores[-1].append(self.entry(branch, ids, branch["start"] + branch["target_start"], len(ids)))
+                branch_scores[-1].append(
+                    self.entry(branch, ids, branch["start"] + branch["target_start"], len(ids))
+                )
         return DataProto.from_dict(
             {"old_log_probs": old, "entropys": entropys},
-            {"branch_scores": object_array(branch_scores), "span_scores": object_array(span_scores)},
+            {
+                "branch_scores": object_array(branch_scores),
+                "span_scores": object_array(span_scores),
+            },
         )

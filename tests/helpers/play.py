@@ -1,4 +1,6 @@
-"""A small world to play in: configuration, tasks on the number line, a policy that walks to the target."""
+"""A small world to play in: configuration, tasks on the number line, a policy that walks to the
+target.
+"""
 
 import re
 
@@ -11,14 +13,19 @@ THOUGHTS = {2: "I see the target", 3: "I tried nothing yet", 4: "first right the
 
 
 class Group:
-    """What the collector needs of the trainer's workers. ``score(data)`` stands for ``compute_log_prob``."""
+    """What the collector needs of the trainer's workers.
+
+    ``score(data)`` stands for ``compute_log_prob``.
+    """
 
     def __init__(self, engines, score=None) -> None:
         self.rollout_workers = engines
         self.compute_log_prob = score
 
 
-def make_config(env_name: str = "number_line", history: str = "append", n: int = 2, levels: bool = False, **env):
+def make_config(
+    env_name: str = "number_line", history: str = "append", n: int = 2, levels: bool = False, **env
+):
     config = default_config()
     config.env.env_name = env_name
     config.env.history = history
@@ -43,7 +50,9 @@ def walk(text: str) -> str:
 
 
 def walking_policy(levels: bool = False):
-    """A script for ``ScriptedEngine``: walks to the target; with levels, level 1 + position % 4 (and its thought)."""
+    """A script for ``ScriptedEngine``: walks to the target; with levels, level 1 + position % 4
+    (and its thought).
+    """
 
     def script(request, prompt: str) -> str:
         if prompt.endswith("<think>"):
@@ -58,7 +67,9 @@ def walking_policy(levels: bool = False):
 
 
 def make_world(tokenizer, config, script=None, engines: int = 1, score=None, delay_s: float = 0.0):
-    """``(group, train_envs, engines)`` for ``TrajectoryCollector.multi_turn_loop``; plays last three steps or more."""
+    """``(group, train_envs, engines)`` for ``TrajectoryCollector.multi_turn_loop``; plays last
+    three steps or more.
+    """
     script = script or walking_policy(bool(config.env.levels))
     workers = [ScriptedEngine(tokenizer, script, delay_s) for _ in range(engines)]
     envs = make_envs(config)[0]

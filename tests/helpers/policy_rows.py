@@ -28,7 +28,9 @@ def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
 
 def critic_config(path: str | Path, **values: Any) -> CriticConfig:
     """A ``critic`` section in float32 with the values it would share with the actor filled in."""
-    config = CriticConfig(dtype="float32", ppo_mini_batches=1, ppo_micro_batch_size_per_gpu=3, ppo_epochs=1)
+    config = CriticConfig(
+        dtype="float32", ppo_mini_batches=1, ppo_micro_batch_size_per_gpu=3, ppo_epochs=1
+    )
     config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz = 3, False
     config.model.path, config.optim.lr = str(path), 1e-2
     for key, value in values.items():
@@ -37,9 +39,11 @@ def critic_config(path: str | Path, **values: Any) -> CriticConfig:
 
 
 def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
-    """Rows of random tokens with ragged prompts and responses, advantages, old log-probs, weights and level positions.
+    """Rows of random tokens with ragged prompts and responses, advantages, old log-probs, weights
+    and level positions.
 
-    Two rows make a trajectory, ``group`` rows a group. In every row some response positions are not sampled.
+    Two rows make a trajectory, ``group`` rows a group. In every row some response positions are not
+    sampled.
     """
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, VOCAB, (rows, PROMPT + RESPONSE), generator=g)
@@ -74,7 +78,9 @@ def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
 
 
 def add_branches(data: DataProto, seed: int = 0) -> DataProto:
-    """The rows with ragged branches (three at one start, others elsewhere, none in the last row) and spans."""
+    """The rows with ragged branches (three at one start, others elsewhere, none in the last row)
+    and spans.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def number(low: int, high: int) -> int:
@@ -88,9 +94,19 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
             size = number(1, 9)
             ids = torch.randint(3, VOCAB, (size,), generator=g).tolist()
             mine.append(
-                {"step": row, "level": level, "start": start, "token_ids": ids, "target_start": number(0, size)}
+                {
+                    "step": row,
+                    "level": level,
+                    "start": start,
+                    "token_ids": ids,
+                    "target_start": number(0, size),
+                }
             )
         branches.append(mine)
         spans.append([{"step": row, "level": 9, "start": length - 3, "end": length}])
-    columns = {**data.non_tensor_batch, "branches": object_array(branches), "spans": object_array(spans)}
+    columns = {
+        **data.non_tensor_batch,
+        "branches": object_array(branches),
+        "spans": object_array(spans),
+    }
     return DataProto.from_dict(dict(data.batch.items()), columns, data.meta_info)

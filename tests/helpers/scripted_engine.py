@@ -1,4 +1,6 @@
-"""A rollout worker without a model: a script says what is "sampled", so that a whole play is known in advance."""
+"""A rollout worker without a model: a script says what is "sampled", so that a whole play is known
+in advance.
+"""
 
 import asyncio
 import math
@@ -11,15 +13,21 @@ Script = Callable[[SamplingRequest, str], "str | list[int] | StopReason"]
 
 
 class ScriptedEngine:
-    """``script(request, prompt_text)`` returns the text or the tokens to sample, or ``StopReason.ABORT``.
+    """``script(request, prompt_text)`` returns the text or the tokens to sample, or
+    ``StopReason.ABORT``.
 
-    A script that raises ends the play. A turn longer than ``max_tokens`` is cut. Log-probs are -1/4, -2/4, ... in
-    order, so that a misplaced one is seen. ``requests`` keeps what was asked, ``submits`` the sizes of the messages,
-    ``polls`` how many polls were under way.
+    A script that raises ends the play. A turn longer than ``max_tokens`` is cut. Log-probs are
+    -1/4, -2/4, ... in order, so that a misplaced one is seen. ``requests`` keeps what was asked,
+    ``submits`` the sizes of the messages, ``polls`` how many polls were under way.
     """
 
     def __init__(self, tokenizer, script: Script, delay_s: float = 0.0, version: int = 0) -> None:
-        self.tokenizer, self.script, self.delay_s, self.version = tokenizer, script, delay_s, version
+        self.tokenizer, self.script, self.delay_s, self.version = (
+            tokenizer,
+            script,
+            delay_s,
+            version,
+        )
         self.requests: list[SamplingRequest] = []
         self.submits: list[int] = []
         self.polls = 0
@@ -53,7 +61,9 @@ class ScriptedEngine:
     def _finish(self, request: SamplingRequest) -> None:
         try:
             self._done[request.client].put_nowait(self._result(request))
-        except Exception as failure:  # a timer's exception would be lost, and its play would wait for ever
+        except (
+            Exception
+        ) as failure:  # a timer's exception would be lost, and its play would wait for ever
             self._done[request.client].put_nowait(failure)
 
     def _result(self, request: SamplingRequest) -> SamplingResult:
@@ -61,7 +71,11 @@ class ScriptedEngine:
         if isinstance(said, StopReason):
             result = SamplingResult(request.request_id, [], [], said, self.version)
         else:
-            ids = self.tokenizer(said, add_special_tokens=False)["input_ids"] if isinstance(said, str) else list(said)
+            ids = (
+                self.tokenizer(said, add_special_tokens=False)["input_ids"]
+                if isinstance(said, str)
+                else list(said)
+            )
             reason = StopReason.LENGTH if len(ids) > request.max_tokens else StopReason.STOP
             ids = ids[: request.max_tokens]
             logprobs = [-(1 + i) / 4 for i in range(len(ids))]

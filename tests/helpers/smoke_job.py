@@ -1,4 +1,6 @@
-"""The smallest real job: cold start, Ray, vLLM and ALFWorld from one command, with every path in one directory."""
+"""The smallest real job: cold start, Ray, vLLM and ALFWorld from one command, with every path in
+one directory.
+"""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,11 +12,15 @@ from tests.helpers.jobs import Job, start
 
 STEPS = 3
 TIMEOUT_S = 420
-NEEDS_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")  # not imported: it is slow
+NEEDS_VLLM = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed"
+)  # not imported: it is slow
 
 
 def smoke_words(root: Path, run: str, *more: str) -> list[str]:
-    """The command line after ``main_ppo``: games, episodes, policy and the run directory ``run`` lie below ``root``."""
+    """The command line after ``main_ppo``: games, episodes, policy and the run directory ``run``
+    lie below ``root``.
+    """
     cold_start = [
         "data.episodes=32",
         "data.val_episodes=0",
@@ -50,7 +56,9 @@ class FinishedJob:
 
 
 def run_smoke_job(root: Path) -> FinishedJob:
-    """Run ``STEPS`` steps of RLVCR from nothing; validation before the first and after the last step."""
+    """Run ``STEPS`` steps of RLVCR from nothing; validation before the first and after the last
+    step.
+    """
     schedule = [f"trainer.total_training_steps={STEPS}", f"trainer.test_freq={STEPS}"]
     job = start(smoke_words(root, "run", *schedule), root / "log.txt")
     job.finish(TIMEOUT_S)

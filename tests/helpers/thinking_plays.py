@@ -1,7 +1,9 @@
-"""Plays in which every step acts and thinks differently, and what a plain forward says of each of their contexts.
+"""Plays in which every step acts and thinks differently, and what a plain forward says of each of
+their contexts.
 
-``Reference`` knows nothing of ledgers, spans or branches: it writes the conversation as text with the chat template,
-puts a thought and ``<action>`` behind it, and asks a transformers model for the words of the action.
+``Reference`` knows nothing of ledgers, spans or branches: it writes the conversation as text with
+the chat template, puts a thought and ``<action>`` behind it, and asks a transformers model for the
+words of the action.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,13 @@ from tests.helpers.play import PLACE, make_config, make_world
 from verl.protocol import DataProto
 
 STEPS = 4
-ACTIONS = ("right", "go to desk 12", "jump right", "look at the mug on cabinet 1", "7")  # 1 to 12 tokens
+ACTIONS = (
+    "right",
+    "go to desk 12",
+    "jump right",
+    "look at the mug on cabinet 1",
+    "7",
+)  # 1 to 12 tokens
 
 
 def thought_of(level: int, step: int, start: int) -> str:
@@ -35,7 +43,9 @@ def level_of(step: int, start: int) -> int:
 
 
 def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Callable:
-    """A script for ``ScriptedEngine``; plays of four steps, one of them (level 4) with an empty thought at times."""
+    """A script for ``ScriptedEngine``; plays of four steps, one of them (level 4) with an empty
+    thought at times.
+    """
 
     def script(request, prompt: str) -> str:
         places = PLACE.findall(prompt)
@@ -43,7 +53,9 @@ def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Cal
         if prompt.endswith("<think>"):
             return thought(int(prompt[-len("k</level><think>")]), step, start) + "</think>"
         level, action = level_of(step, start), ACTIONS[(step + start) % len(ACTIONS)]
-        block = "" if level == 1 and start % 2 else f"<think>{thought_of(level, step, start)}</think>"
+        block = (
+            "" if level == 1 and start % 2 else f"<think>{thought_of(level, step, start)}</think>"
+        )
         return f"<level>{level}</level>{block}<action>{action}</action>"
 
     return script
@@ -77,7 +89,9 @@ def real_tokens(data: DataProto, row: int) -> list[int]:
 
 def steps_of(data: DataProto) -> list[tuple[int, dict]]:
     """Row number and record of every step."""
-    return [(row, step) for row, steps in enumerate(data.non_tensor_batch["steps"]) for step in steps]
+    return [
+        (row, step) for row, steps in enumerate(data.non_tensor_batch["steps"]) for step in steps
+    ]
 
 
 def plays_of(data: DataProto) -> dict[str, list[tuple[int, dict]]]:
@@ -101,13 +115,17 @@ class Reference:
         seen = [Observation(record["observation"]) for record in play]
         if self.history == "window":
             past = [(record["observation"], record["action"]) for record in play[:step]]
-            messages.append({"role": "user", "content": self.prompts.window(seen[0], past, seen[step], True)})
+            messages.append(
+                {"role": "user", "content": self.prompts.window(seen[0], past, seen[step], True)}
+            )
         else:
             for number in range(step + 1):
                 messages.append({"role": "user", "content": seen[number].text})
                 messages.append({"role": "assistant", "content": play[number]["response"]})
             messages.pop()
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
 
     def thinking(self, record: dict, context: dict) -> str:
         """What stands between the conversation and the action in one of a step's contexts."""
@@ -139,13 +157,19 @@ class Reference:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def differences(self, data: DataProto) -> list[float]:
-        """For every context of every step, the largest difference between its four scores and the reference."""
+        """For every context of every step, the largest difference between its four scores and the
+        reference.
+        """
         found = []
         for play in plays_of(data).values():
             records = [record for _, record in play]
             for number, record in enumerate(records):
                 before = self.said_before(records, number)
                 for context in record["contexts"]:
-                    expected = self.measure(before + self.thinking(record, context), record["action"])
-                    found.append(max(abs(context[name] - value) for name, value in expected.items()))
+                    expected = self.measure(
+                        before + self.thinking(record, context), record["action"]
+                    )
+                    found.append(
+                        max(abs(context[name] - value) for name, value in expected.items())
+                    )
         return found

@@ -1,6 +1,7 @@
 """A tiny Qwen3 policy with its own byte-level BPE tokenizer, made from nothing in about a second.
 
-``make_tiny_policy`` writes a directory that transformers and vLLM both load. The weights are random but seeded.
+``make_tiny_policy`` writes a directory that transformers and vLLM both load. The weights are random
+but seeded.
 """
 
 import itertools
@@ -16,7 +17,18 @@ CHAT_TEMPLATE = (
 )
 VERBS = ("go to", "take", "put", "open", "close", "examine", "heat", "cool", "clean", "look at")
 THINGS = ("apple", "mug", "plate", "knife", "book", "lamp", "towel", "egg", "potato", "soap")
-PLACES = ("cabinet", "drawer", "shelf", "table", "fridge", "microwave", "sink", "sofa", "desk", "bed")
+PLACES = (
+    "cabinet",
+    "drawer",
+    "shelf",
+    "table",
+    "fridge",
+    "microwave",
+    "sink",
+    "sofa",
+    "desk",
+    "bed",
+)
 
 
 def _corpus() -> list[str]:
@@ -25,20 +37,29 @@ def _corpus() -> list[str]:
         f"On the {place} you see a {thing}. Nothing happens."
         for verb, thing, place in itertools.product(VERBS, THINGS, PLACES)
     ]
-    lines.append("I have not tried this yet, so first I plan where to search and which door could be closed.")
+    lines.append(
+        "I have not tried this yet, so first I plan where to search and which door could be closed."
+    )
     syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
-    lines += [f"{a}{b}{a} {b}{a}" for a, b in itertools.combinations(syllables, 2)]  # room for larger vocabularies
+    lines += [
+        f"{a}{b}{a} {b}{a}" for a, b in itertools.combinations(syllables, 2)
+    ]  # room for larger vocabularies
     return lines
 
 
 def make_tiny_tokenizer(vocab: int = 400):
-    """A ``PreTrainedTokenizerFast`` of at most ``vocab`` tokens; digits, tags and specials are single tokens."""
+    """A ``PreTrainedTokenizerFast`` of at most ``vocab`` tokens; digits, tags and specials are
+    single tokens.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -50,7 +71,10 @@ def make_tiny_tokenizer(vocab: int = 400):
     raw.train_from_iterator(_corpus(), trainer)
     raw.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|pad|>", clean_up_tokenization_spaces=False
+        tokenizer_object=raw,
+        eos_token="<|im_end|>",
+        pad_token="<|pad|>",
+        clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -66,10 +90,12 @@ def make_tiny_policy(
     seed: int = 0,
     std: float = 0.05,
 ) -> Path:
-    """Write a random Qwen3 policy (float32 safetensors), its tokenizer and generation config; return the directory.
+    """Write a random Qwen3 policy (float32 safetensors), its tokenizer and generation config;
+    return the directory.
 
-    The vocabulary is exactly the tokenizer's, so every sampled id decodes. ``hidden`` is a multiple of 32;
-    ``tie`` shares the embedding with the output head; ``std`` is the initial spread of the weights.
+    The vocabulary is exactly the tokenizer's, so every sampled id decodes. ``hidden`` is a multiple
+    of 32; ``tie`` shares the embedding with the output head; ``std`` is the initial spread of the
+    weights.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -1,4 +1,6 @@
-"""A ``GRPOEnvTrainer`` on a random tiny policy and a few words of twenty questions, in a second or two."""
+"""A ``GRPOEnvTrainer`` on a random tiny policy and a few words of twenty questions, in a second or
+two.
+"""
 
 import importlib
 import string
@@ -12,7 +14,9 @@ GROUP = 4
 
 
 def import_trl_without_vllm() -> None:
-    """TRL imports all of vLLM where it is installed, for half a minute on a busy machine; these tests do not use it."""
+    """TRL imports all of vLLM where it is installed, for half a minute on a busy machine; these
+    tests do not use it.
+    """
     importlib.import_module("trl.import_utils").is_vllm_available = lambda *args, **kwargs: False
 
 
@@ -24,9 +28,11 @@ def make_trainer(
     with_vllm: bool = False,
     **options: Any,
 ):
-    """Groups of ``GROUP`` trials, eight rows a step. ``options`` go to ``GRPOConfig``, ``trainer`` to the trainer.
+    """Groups of ``GROUP`` trials, eight rows a step. ``options`` go to ``GRPOConfig``, ``trainer``
+    to the trainer.
 
-    Without ``rewards`` the reward is the length of the last answer, so that a random policy's trials differ.
+    Without ``rewards`` the reward is the length of the last answer, so that a random policy's
+    trials differ.
     """
     if not with_vllm:
         import_trl_without_vllm()
@@ -39,7 +45,9 @@ def make_trainer(
     path = make_tiny_policy(directory / "policy", hidden=32, layers=1, std=0.2)
     if env is None:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        env = TwentyQuestionsEnv(tokenizer, system_prompt="Ask.", words=WORDS, max_steps_per_episode=3)
+        env = TwentyQuestionsEnv(
+            tokenizer, system_prompt="Ask.", words=WORDS, max_steps_per_episode=3
+        )
         env.stop = tuple(string.ascii_letters)  # a random policy says one of these soon
     settings = {
         "output_dir": str(directory / "run"),

@@ -1,7 +1,9 @@
-"""A ``GRPOEnvTrainer`` with vLLM colocated, as a command of its own: vLLM rearranges the process it lives in.
+"""A ``GRPOEnvTrainer`` with vLLM colocated, as a command of its own: vLLM rearranges the process it
+lives in.
 
-Prints one JSON object: the largest difference between sampling log-probs and a forward pass of the trainer on the same
-tokens, before training (``start``), with changed weights before a sync (``stale``) and after it (``synced``).
+Prints one JSON object: the largest difference between sampling log-probs and a forward pass of the
+trainer on the same tokens, before training (``start``), with changed weights before a sync
+(``stale``) and after it (``synced``).
 """
 
 import json
@@ -33,7 +35,12 @@ def main(directory: Path) -> None:
     from tests.helpers.trl_trainer import make_trainer
 
     trainer = make_trainer(
-        directory, with_vllm=True, use_vllm=True, vllm_mode="colocate", vllm_max_model_length=512, max_steps=1
+        directory,
+        with_vllm=True,
+        use_vllm=True,
+        vllm_mode="colocate",
+        vllm_max_model_length=512,
+        max_steps=1,
     )
     found = {"start": difference(trainer)}
     with torch.no_grad():

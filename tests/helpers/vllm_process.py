@@ -1,7 +1,9 @@
-"""One process of its own for vLLM: it rearranges torch and the environment of whatever process it lives in.
+"""One process of its own for vLLM: it rearranges torch and the environment of whatever process it
+lives in.
 
-The functions below run in that process, submitted to the pool of ``one_process``; an engine started by ``start``
-stays there until the next ``start``. Starting a second engine is cheap, as vLLM is imported once.
+The functions below run in that process, submitted to the pool of ``one_process``; an engine started
+by ``start`` stays there until the next ``start``. Starting a second engine is cheap, as vLLM is
+imported once.
 """
 
 import asyncio
@@ -76,8 +78,12 @@ def refusal(method: str, *args) -> str:
     return ""
 
 
-def through_worker(first: list[SamplingRequest], second: list[SamplingRequest], weights: list) -> list[SamplingResult]:
-    """Submit ``first``, then ``second`` while it runs, update the weights, submit ``second`` again; all results."""
+def through_worker(
+    first: list[SamplingRequest], second: list[SamplingRequest], weights: list
+) -> list[SamplingResult]:
+    """Submit ``first``, then ``second`` while it runs, update the weights, submit ``second`` again;
+    all results.
+    """
 
     async def collect(worker: RolloutWorker, count: int) -> list[SamplingResult]:
         results = []

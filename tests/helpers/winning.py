@@ -1,9 +1,11 @@
-"""Can an environment be won through the real collector? A scripted policy plays; nothing is sampled by a model.
+"""Can an environment be won through the real collector? A scripted policy plays; nothing is sampled
+by a model.
 
     data = wins("frozen_lake", lambda task: plan(shortest_path(task["map"])), slippery=False)
 
-Every trajectory has a scripted engine of its own, so that a policy is a function of the task: ``policy(task)`` gives
-``act(prompt) -> action``, called once per turn with the whole prompt as text.
+Every trajectory has a scripted engine of its own, so that a policy is a function of the task:
+``policy(task)`` gives ``act(prompt) -> action``, called once per turn with the whole prompt as
+text.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,15 +35,22 @@ def play_episodes(
     env_name: str, policy: Policy, *, groups: int = 2, n: int = 2, history: str = "append", levels: bool = False,
     split: str = "train", max_steps: int = 40, processor: Any = None, **section: Any,
 ) -> DataProto:  # fmt: skip
-    """The rows of ``groups`` tasks of ``split`` that ``policy`` played ``n`` times each; ``section`` is env.kwargs."""
-    config = make_config(env_name, history, n, levels, kwargs=section, max_steps=max_steps, max_turn_tokens=256)
+    """The rows of ``groups`` tasks of ``split`` that ``policy`` played ``n`` times each;
+    ``section`` is env.kwargs.
+    """
+    config = make_config(
+        env_name, history, n, levels, kwargs=section, max_steps=max_steps, max_turn_tokens=256
+    )
     config.env.num_workers = 1
     config.env.envs_per_worker = groups * n
     config.data.max_prompt_length, config.data.max_response_length = PROMPT_TOKENS, RESPONSE_TOKENS
     tokenizer = make_tiny_tokenizer()
     envs = dict(zip(("train", "val"), make_envs(config), strict=True))[split]
     batch = envs.gen_batch(1, groups)
-    engines = [ScriptedEngine(tokenizer, _speak(policy(task), levels)) for task in batch.non_tensor_batch["task"]]
+    engines = [
+        ScriptedEngine(tokenizer, _speak(policy(task), levels))
+        for task in batch.non_tensor_batch["task"]
+    ]
     collector = TrajectoryCollector(config, tokenizer, processor)
     try:
         return collector.multi_turn_loop(batch, Group(engines), envs)
@@ -50,7 +59,9 @@ def play_episodes(
 
 
 def wins(env_name: str, policy: Policy, **settings: Any) -> DataProto:
-    """Play as ``play_episodes`` does and assert that every trajectory was won with valid actions only."""
+    """Play as ``play_episodes`` does and assert that every trajectory was won with valid actions
+    only.
+    """
     data = play_episodes(env_name, policy, **settings)
     columns = data.non_tensor_batch
     lost = [
@@ -66,6 +77,8 @@ def wins(env_name: str, policy: Policy, **settings: Any) -> DataProto:
 
 
 def _speak(act: Act, levels: bool) -> Callable:
-    """A script for ``ScriptedEngine``: the policy's actions in tags, thinking on level 2 where levels are asked for."""
+    """A script for ``ScriptedEngine``: the policy's actions in tags, thinking on level 2 where
+    levels are asked for.
+    """
     head = "<level>2</level><think>as planned</think>" if levels else "<think>as planned</think>"
     return lambda request, prompt: f"{head}<action>{act(prompt)}</action>"

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvcr.core_rlvcr import thinking_advantage, thinking_reweight
-from verl.trainer.ppo.core_algos import (
+from verl.algos import (
     LOSS_AGG_MODES,
     agg_loss,
     get_adv_estimator_fn,
@@ -64,13 +64,17 @@ def test_outcome_advantages_follow_a_permutation_and_ignore_padding(batch, name,
 def test_repeating_the_rows_of_a_trajectory_changes_no_advantage(batch, name, data):
     rewards, mask, index = batch
     if name == "opo":
-        mask = torch.ones_like(mask)  # its baseline weighs trajectories by their tokens, which repetition multiplies
+        mask = torch.ones_like(
+            mask
+        )  # its baseline weighs trajectories by their tokens, which repetition multiplies
     times = data.draw(st.lists(st.integers(1, 3), min_size=len(index), max_size=len(index)))
     times = [times[0]] * len(index) if name == "opo" else times
     rows = [i for i, n in enumerate(times) for _ in range(n)]
     estimator = get_adv_estimator_fn(name)
     whole, _ = estimator(rewards, mask, index=index, traj_index=list(range(len(index))))
-    repeated, _ = estimator(rewards[rows], mask[rows], index=[index[i] for i in rows], traj_index=rows)
+    repeated, _ = estimator(
+        rewards[rows], mask[rows], index=[index[i] for i in rows], traj_index=rows
+    )
     torch.testing.assert_close(repeated, whole[rows])
 
 
@@ -93,8 +97,12 @@ def test_a_constant_added_to_all_returns_of_a_group_changes_nothing(batch, name,
 def test_any_split_into_micro_batches_adds_up_to_the_whole_loss(batch, mode, data):
     losses, mask, index = batch
     losses = losses + torch.randn(losses.shape, generator=torch.Generator().manual_seed(0))
-    weights = torch.tensor(data.draw(st.lists(st.floats(0.125, 4, width=32), min_size=len(index), max_size=len(index))))
-    part_of = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=len(index), max_size=len(index))))
+    weights = torch.tensor(
+        data.draw(st.lists(st.floats(0.125, 4, width=32), min_size=len(index), max_size=len(index)))
+    )
+    part_of = torch.tensor(
+        data.draw(st.lists(st.integers(0, 3), min_size=len(index), max_size=len(index)))
+    )
     whole = agg_loss(losses, mask, mode, weights)
     parts = [part_of == k for k in range(4)]
     denominator = sum(loss_denominator(mask[p], mode, weights[p]) for p in parts)
@@ -117,7 +125,11 @@ def test_trajectory_weights_make_trajectories_count_the_same(rows, mode):
 groups_of_four = st.lists(st.floats(-50, 50, width=32), min_size=4, max_size=4)
 
 
-@given(groups_of_four, st.lists(st.booleans(), min_size=4, max_size=4), st.sampled_from(["mean_norm", "mean_std_norm"]))
+@given(
+    groups_of_four,
+    st.lists(st.booleans(), min_size=4, max_size=4),
+    st.sampled_from(["mean_norm", "mean_std_norm"]),
+)
 def test_thinking_advantages_of_a_group_sum_to_zero_and_stay_bounded(scores, valid, mode):
     members = [k for k in range(4) if valid[k]]
     rows = torch.tensor([scores] * 4)

@@ -24,9 +24,13 @@ TURNS = st.lists(st.tuples(SAMPLED, TEXT), min_size=1, max_size=6)
 
 def play(turns) -> TokenLedger:
     ledger = TokenLedger()
-    ledger.append(bridge().first_prompt([{"role": "user", "content": turns[0][1]}]), SegmentKind.PROMPT)
+    ledger.append(
+        bridge().first_prompt([{"role": "user", "content": turns[0][1]}]), SegmentKind.PROMPT
+    )
     for turn, (sampled, text) in enumerate(turns):
-        ledger.append(sampled, SegmentKind.AGENT, logprobs=[-(1.0 + turn)] * len(sampled), turn=turn)
+        ledger.append(
+            sampled, SegmentKind.AGENT, logprobs=[-(1.0 + turn)] * len(sampled), turn=turn
+        )
         bridge().extend(ledger, bridge().between(sampled, text), turn=turn + 1)
     return ledger
 
@@ -40,7 +44,9 @@ def test_trained_tokens_are_the_sampled_ones_in_order(turns):
     assert trained == [token for sampled, _ in turns for token in sampled]
     logprobs = [value for value, flag in zip(ledger.logprobs(), mask, strict=True) if flag]
     assert logprobs == [-(1.0 + turn) for turn, (sampled, _) in enumerate(turns) for _ in sampled]
-    assert all(value == 0.0 for value, flag in zip(ledger.logprobs(), mask, strict=True) if not flag)
+    assert all(
+        value == 0.0 for value, flag in zip(ledger.logprobs(), mask, strict=True) if not flag
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,9 +54,13 @@ def test_trained_tokens_are_the_sampled_ones_in_order(turns):
 def test_segments_tile_the_ledger_and_masks_agree(turns):
     ledger = play(turns)
     assert [token for segment in ledger.segments for token in segment.ids] == ledger.ids
-    assert [segment.start for segment in ledger.segments[1:]] == [segment.end for segment in ledger.segments[:-1]]
+    assert [segment.start for segment in ledger.segments[1:]] == [
+        segment.end for segment in ledger.segments[:-1]
+    ]
     assert ledger.full_attention_mask() == [1] * len(ledger)
-    assert [turn >= 0 for turn in ledger.turn_ids()] == [flag == 1 for flag in ledger.completion_only_mask()]
+    assert [turn >= 0 for turn in ledger.turn_ids()] == [
+        flag == 1 for flag in ledger.completion_only_mask()
+    ]
     assert sum(ledger.completion_only_mask()[: ledger.prompt_length]) == 0
 
 

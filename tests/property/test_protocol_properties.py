@@ -1,4 +1,6 @@
-"""Laws that hold for any table: cutting and joining, padding and unpadding, shipping and storing lose nothing."""
+"""Laws that hold for any table: cutting and joining, padding and unpadding, shipping and storing
+lose nothing.
+"""
 
 import pickle
 import tempfile
@@ -13,7 +15,11 @@ from verl.single_controller.base.decorator import Dispatch, Registration, plan_c
 
 thorough = settings(deadline=None, max_examples=60)  # no deadline: the machine may be busy
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.tuples(inner, inner)
@@ -27,9 +33,14 @@ VALUES = st.recursive(
 def tables(draw, min_rows: int = 0) -> DataProto:
     rows = draw(st.integers(min_rows, 9))
     width = draw(st.integers(0, 3))
-    tensors = {"id": torch.arange(rows), "x": torch.arange(rows * width).view(rows, width).to(torch.bfloat16)}
+    tensors = {
+        "id": torch.arange(rows),
+        "x": torch.arange(rows * width).view(rows, width).to(torch.bfloat16),
+    }
     records = draw(st.lists(VALUES, min_size=rows, max_size=rows))
-    scores = np.array(draw(st.lists(st.floats(width=32), min_size=rows, max_size=rows)), dtype=np.float32)
+    scores = np.array(
+        draw(st.lists(st.floats(width=32), min_size=rows, max_size=rows)), dtype=np.float32
+    )
     keep = draw(st.sets(st.sampled_from(["x", "record", "score"])))
     others = {k: v for k, v in {"record": records, "score": scores}.items() if k in keep}
     chosen = {k: v for k, v in tensors.items() if k == "id" or k in keep}
@@ -81,7 +92,9 @@ def test_every_row_is_repeated_equally_often(table, times, interleave):
     ids = table.repeat(times, interleave).batch["id"].tolist()
     assert len(ids) == times * len(table)
     expected = range(len(table))
-    assert ids == ([i for i in expected for _ in range(times)] if interleave else [*expected] * times)
+    assert ids == (
+        [i for i in expected for _ in range(times)] if interleave else [*expected] * times
+    )
 
 
 @thorough
@@ -89,7 +102,9 @@ def test_every_row_is_repeated_equally_often(table, times, interleave):
 def test_a_mask_and_its_complement_share_the_rows_out(table, bits):
     mask = np.array(bits[: len(table)], dtype=bool)
     chosen, rest = table[mask], table[~mask]
-    assert sorted(chosen.batch["id"].tolist() + rest.batch["id"].tolist()) == list(range(len(table)))
+    assert sorted(chosen.batch["id"].tolist() + rest.batch["id"].tolist()) == list(
+        range(len(table))
+    )
     assert_same(table[np.flatnonzero(mask)], chosen)
 
 
@@ -116,7 +131,10 @@ def test_storing_is_the_identity(table):
 def test_popped_and_remaining_columns_unite_to_the_whole(table, wanted):
     whole = table[:]
     rest = table[:]
-    popped = rest.pop([k for k in wanted if k in rest.tensor_keys()], [k for k in wanted if k in rest.non_tensor_batch])
+    popped = rest.pop(
+        [k for k in wanted if k in rest.tensor_keys()],
+        [k for k in wanted if k in rest.non_tensor_batch],
+    )
     assert set(popped.keys()) | set(rest.keys()) == set(whole.keys())
     assert not set(popped.keys()) & set(rest.keys())
     assert_same(rest.union(popped), whole)

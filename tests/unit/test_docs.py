@@ -1,4 +1,6 @@
-"""What the documentation shows works: blocks marked ``python test`` run, files and keys that pages name exist."""
+"""What the documentation shows works: blocks marked ``python test`` run, files and keys that pages
+name exist.
+"""
 
 import importlib
 import re
@@ -14,14 +16,24 @@ from verl.trainer.config.keys import owner, schema_keys
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```python test\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-BLOCKS = [(page, number, code) for page in PAGES for number, code in enumerate(BLOCK.findall(page.read_text()))]
-SECTIONS = "data|actor_rollout_ref|critic|algorithm|env|trainer|cold_start|ray_init|custom_reward_function"
+BLOCKS = [
+    (page, number, code)
+    for page in PAGES
+    for number, code in enumerate(BLOCK.findall(page.read_text()))
+]
+SECTIONS = (
+    "data|actor_rollout_ref|critic|algorithm|env|trainer|cold_start|ray_init|custom_reward_function"
+)
 KEY = re.compile(rf"(?<![\w./])((?:{SECTIONS})(?:\.[a-z_A-Z0-9]+)+)(?![\w/*<({{])")
-FILE = re.compile(r"(?<![\w/.<-])((?:agent_system|verl|rlvcr|scripts|configs|docs)/[\w./]+\.(?:py|yaml|md|sh))")
+FILE = re.compile(
+    r"(?<![\w/.<-])((?:agent_system|verl|rlvcr|scripts|configs|docs)/[\w./]+\.(?:py|yaml|md|sh))"
+)
 CONFIG = re.compile(r"--config-name[ =](\w+)")
 
 
-@pytest.mark.parametrize(("page", "number", "code"), BLOCKS, ids=[f"{p.stem}-{n}" for p, n, _ in BLOCKS])
+@pytest.mark.parametrize(
+    ("page", "number", "code"), BLOCKS, ids=[f"{p.stem}-{n}" for p, n, _ in BLOCKS]
+)
 def test_the_block_runs(page, number, code, tmp_path, monkeypatch):
     name = f"docs_{page.stem}_{number}"
     (tmp_path / f"{name}.py").write_text(code)
@@ -42,7 +54,9 @@ def test_there_are_blocks_to_run():
 def test_files_configs_and_keys_exist(page):
     text = page.read_text()
     assert [name for name in FILE.findall(text) if not (ROOT / name).is_file()] == []
-    assert [name for name in CONFIG.findall(text) if name not in config_names() and name != "NAME"] == []
+    assert [
+        name for name in CONFIG.findall(text) if name not in config_names() and name != "NAME"
+    ] == []
     keys = [schema_keys(schema) for schema in (PPOConfig, SFTConfig)]
     named = {key for key in KEY.findall(text) if not key.endswith((".py", ".md", ".json"))}
     assert sorted(key for key in named if not any(owner(key, schema) for schema in keys)) == []

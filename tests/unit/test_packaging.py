@@ -1,4 +1,6 @@
-"""What ``pip install .`` takes along: every file below the packages, and the configs that ``main_ppo`` starts from."""
+"""What ``pip install .`` takes along: every file below the packages, and the configs that
+``main_ppo`` starts from.
+"""
 
 import runpy
 from fnmatch import fnmatch
@@ -27,7 +29,11 @@ def test_every_file_below_the_packages_is_shipped(arguments):
     packages, patterns = set(arguments["packages"]), arguments["package_data"]
     tops = {name.split(".")[0] for name in packages}
     found = [file for top in tops for file in (ROOT / top).rglob("*") if file.is_file()]
-    files = [file for file in found if not any(part == "__pycache__" or part[0] == "." for part in file.parts[1:])]
+    files = [
+        file
+        for file in found
+        if not any(part == "__pycache__" or part[0] == "." for part in file.parts[1:])
+    ]
     assert len(files) > 150
     for file in files:
         home = file.parent
@@ -35,11 +41,17 @@ def test_every_file_below_the_packages_is_shipped(arguments):
             home = home.parent
         name, below = ".".join(home.relative_to(ROOT).parts), file.relative_to(home).as_posix()
         taken = [*patterns.get("", ()), *patterns.get(name, ()), "*.py"]
-        fits = [pattern for pattern in taken if pattern.count("/") == below.count("/") and fnmatch(below, pattern)]
+        fits = [
+            pattern
+            for pattern in taken
+            if pattern.count("/") == below.count("/") and fnmatch(below, pattern)
+        ]
         assert fits, f"{file} is in no wheel: package_data of setup.py has {taken}"
 
 
 def test_the_configs_lie_where_an_installed_package_looks_for_them(arguments):
     assert {"configs", "verl.trainer.config"} <= set(arguments["packages"])
     assert EXPERIMENTS_DIR.relative_to(ROOT) == Path("configs") and BASE_DIR.parents[2] == ROOT
-    assert (EXPERIMENTS_DIR / "quickstart.yaml").is_file() and (EXPERIMENTS_DIR / "quickstart_sft.yaml").is_file()
+    assert (EXPERIMENTS_DIR / "quickstart.yaml").is_file() and (
+        EXPERIMENTS_DIR / "quickstart_sft.yaml"
+    ).is_file()

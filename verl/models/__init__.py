@@ -1,1 +1,3 @@
-"""Models: loading a policy or value model, LoRA, packed and branched attention, export in Hugging Face format."""
+"""Models: loading a policy or value model, LoRA, packed and branched attention, export in Hugging
+Face format.
+"""

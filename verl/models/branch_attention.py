@@ -1,8 +1,8 @@
 """Branches: continuations of a row's prefix, computed in the same forward as the row itself.
 
-A branch of row ``b`` attends to the row's unpadded tokens ``[0, start)`` and causally to itself; its position ids
-continue from ``start``. One pass over ``trunk + branches`` replaces one forward of ``start + branch`` tokens for each
-branch.
+A branch of row ``b`` attends to the row's unpadded tokens ``[0, start)`` and causally to itself;
+its position ids continue from ``start``. One pass over ``trunk + branches`` replaces one forward of
+``start + branch`` tokens for each branch.
 
 Example: a row of 6 tokens with two branches at 4 and one at 2 is packed as ::
 
@@ -18,13 +18,16 @@ import torch
 
 from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
 
-# Branches of a row share one attention call until it has this many queries: fewer calls against a longer mask.
+# Branches of a row share one attention call until it has this many queries: fewer calls against a
+# longer mask.
 BLOCK_QUERIES = 96
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A continuation of a row: it sees the row's unpadded tokens ``[0, start)``; ``token_ids`` are its own."""
+    """A continuation of a row: it sees the row's unpadded tokens ``[0, start)``; ``token_ids`` are
+    its own.
+    """
 
     start: int
     token_ids: Sequence[int]
@@ -34,8 +37,9 @@ class Branch:
 class PackedBranches:
     """Rows and branches as one sequence.
 
-    input_ids, position_ids [T]; ``offsets[b]`` packed index of row b's first token; ``branch_offsets[b][i]`` packed
-    index of the first token of the i-th branch of row b (in the order given).
+    input_ids, position_ids [T]; ``offsets[b]`` packed index of row b's first token;
+    ``branch_offsets[b][i]`` packed index of the first token of the i-th branch of row b (in the
+    order given).
     """
 
     input_ids: torch.Tensor
@@ -46,11 +50,14 @@ class PackedBranches:
 
 
 def pack(
-    rows: Sequence[torch.Tensor], branches: Sequence[Sequence[Branch]] | None = None, device: torch.device | str = "cpu"
+    rows: Sequence[torch.Tensor],
+    branches: Sequence[Sequence[Branch]] | None = None,
+    device: torch.device | str = "cpu",
 ) -> PackedBranches:
     """Pack unpadded rows (each [length] int64) and the branches of each row.
 
-    Raises ``ValueError`` for an empty row or branch and for a start outside ``0 < start <= length``.
+    Raises ``ValueError`` for an empty row or branch and for a start outside ``0 < start <=
+    length``.
     """
     lengths = [len(row) for row in rows]
     if min(lengths, default=1) < 1:
@@ -88,7 +95,9 @@ def pack(
 def _check(row: Sequence[Branch], length: int) -> None:
     for branch in row:
         if not 0 < branch.start <= length:
-            raise ValueError(f"branch start {branch.start} is outside 1..{length}, the tokens of its row")
+            raise ValueError(
+                f"branch start {branch.start} is outside 1..{length}, the tokens of its row"
+            )
         if not len(branch.token_ids):
             raise ValueError("a branch needs at least one token")
 
@@ -108,7 +117,9 @@ def _blocks(row: Sequence[Branch]) -> list[list[int]]:
     return blocks
 
 
-def _branch_block(block: list[Branch], first: int, trunk: int, device: torch.device | str) -> BranchBlock:
+def _branch_block(
+    block: list[Branch], first: int, trunk: int, device: torch.device | str
+) -> BranchBlock:
     sizes = torch.tensor([len(branch.token_ids) for branch in block])
     starts = torch.tensor([branch.start for branch in block])
     queries, prefix = int(sizes.sum()), int(starts.max())
@@ -125,9 +136,16 @@ def _branch_block(block: list[Branch], first: int, trunk: int, device: torch.dev
     return BranchBlock(first, first + queries, trunk, prefix, mask.to(device))
 
 
-def naive_sequences(rows: Sequence[torch.Tensor], branches: Sequence[Sequence[Branch]]) -> list[list[torch.Tensor]]:
-    """Reference: each branch as the plain sequence ``row[:start] + token_ids``, to be forwarded on its own."""
+def naive_sequences(
+    rows: Sequence[torch.Tensor], branches: Sequence[Sequence[Branch]]
+) -> list[list[torch.Tensor]]:
+    """Reference: each branch as the plain sequence ``row[:start] + token_ids``, to be forwarded on
+    its own.
+    """
     return [
-        [torch.cat([tokens[: b.start], torch.as_tensor(b.token_ids, dtype=torch.long)]) for b in row]
+        [
+            torch.cat([tokens[: b.start], torch.as_tensor(b.token_ids, dtype=torch.long)])
+            for b in row
+        ]
         for tokens, row in zip(rows, branches, strict=True)
     ]

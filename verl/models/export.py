@@ -19,16 +19,22 @@ def hf_names(
 ) -> dict[str, torch.Tensor]:
     """Full state of a wrapper as the weights of the plain model.
 
-    ``prefix`` ("lm.") is removed, LoRA adapters are merged (``scales`` from ``lora_scales``), and ``tied`` names that
-    only repeat another weight are left out, as ``save_pretrained`` does.
+    ``prefix`` ("lm.") is removed, LoRA adapters are merged (``scales`` from ``lora_scales``), and
+    ``tied`` names that only repeat another weight are left out, as ``save_pretrained`` does.
     """
-    plain = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    plain = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
     merged = merge_lora(plain, scales)
     return {name: tensor for name, tensor in merged.items() if name not in tied}
 
 
 def tied_names(lm: nn.Module) -> set[str]:
-    """Names of weights that are the same parameter as another one that comes first, such as a tied ``lm_head``."""
+    """Names of weights that are the same parameter as another one that comes first, such as a tied
+    ``lm_head``.
+    """
     seen: dict[int, str] = {}
     repeated = set()
     for name, parameter in lm.named_parameters(remove_duplicate=False):
@@ -39,8 +45,12 @@ def tied_names(lm: nn.Module) -> set[str]:
     return repeated
 
 
-def save_hf(lm: nn.Module, state: dict[str, torch.Tensor], directory: str | Path, source: str | Path | None) -> None:
-    """Write config, ``model.safetensors`` (``state``, names as ``hf_names``) and the tokenizer files of ``source``."""
+def save_hf(
+    lm: nn.Module, state: dict[str, torch.Tensor], directory: str | Path, source: str | Path | None
+) -> None:
+    """Write config, ``model.safetensors`` (``state``, names as ``hf_names``) and the tokenizer
+    files of ``source``.
+    """
     from safetensors.torch import save_file
 
     directory = Path(directory)

@@ -6,10 +6,12 @@ FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", "*.safetensors", "pyto
 
 
 def model_directory(path: str) -> str:
-    """``path`` where it is a directory, else the cached copy of the hub model of that name, fetched if need be.
+    """``path`` where it is a directory, else the cached copy of the hub model of that name, fetched
+    if need be.
 
-    ``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` mean what they mean to ``huggingface_hub``. Raises
-    ``FileNotFoundError`` for what is neither a directory nor to be had from the hub.
+    ``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` mean what they mean to
+    ``huggingface_hub``. Raises ``FileNotFoundError`` for what is neither a directory nor to be had
+    from the hub.
     """
     if Path(path).is_dir():
         return path
@@ -18,7 +20,13 @@ def model_directory(path: str) -> str:
 
     try:
         found = Path(snapshot_download(path, allow_patterns=FILES))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:  # OSError: no connection, nothing in the cache
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        OSError,
+    ) as error:  # OSError: no connection, nothing in the cache
         why = str(error).strip().splitlines()[0]
-        raise FileNotFoundError(f"{path!r} is neither a directory nor a model that the hub gives: {why}") from error
+        raise FileNotFoundError(
+            f"{path!r} is neither a directory nor a model that the hub gives: {why}"
+        ) from error
     return str(found)

@@ -17,10 +17,13 @@ from verl.models.packed_attention import PACKED_ATTENTION, register_packed_atten
 def check_model_dir(path: str | Path | None) -> Path:
     """The directory of a model, made sure of.
 
-    Raises ``FileNotFoundError`` that says what is missing: the path, the directory, or its ``config.json``.
+    Raises ``FileNotFoundError`` that says what is missing: the path, the directory, or its
+    ``config.json``.
     """
     if not path:
-        raise FileNotFoundError("no model path is set; give actor_rollout_ref.model.path a local directory")
+        raise FileNotFoundError(
+            "no model path is set; give actor_rollout_ref.model.path a local directory"
+        )
     directory = Path(path)
     if not directory.is_dir():
         raise FileNotFoundError(
@@ -28,7 +31,9 @@ def check_model_dir(path: str | Path | None) -> Path:
             "Hugging Face format, hub names are not resolved"
         )
     if not (directory / "config.json").is_file():
-        raise FileNotFoundError(f"'{directory}' has no config.json, so it is not a Hugging Face model directory")
+        raise FileNotFoundError(
+            f"'{directory}' has no config.json, so it is not a Hugging Face model directory"
+        )
     return directory
 
 
@@ -51,9 +56,9 @@ def load_causal_lm(
 ) -> nn.Module:
     """A ``transformers`` causal LM on the CPU, ready for packed rows.
 
-    Weights are ``dtype`` (the master weights, float32 for training). With ``lora_rank > 0`` only the adapters
-    require gradients. Raises ``FileNotFoundError`` for a missing path, config or weights, ``ValueError`` for
-    attention that packed rows cannot compute.
+    Weights are ``dtype`` (the master weights, float32 for training). With ``lora_rank > 0`` only
+    the adapters require gradients. Raises ``FileNotFoundError`` for a missing path, config or
+    weights, ``ValueError`` for attention that packed rows cannot compute.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -70,7 +75,9 @@ def load_causal_lm(
         model = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=dtype, attn_implementation=PACKED_ATTENTION, **local
         )
-    return prepare_for_training(model, gradient_checkpointing, lora_rank, lora_alpha, target_modules)
+    return prepare_for_training(
+        model, gradient_checkpointing, lora_rank, lora_alpha, target_modules
+    )
 
 
 def prepare_for_training(
@@ -93,13 +100,17 @@ def prepare_for_training(
 
 
 def new_causal_lm(config: Any, seed: int) -> nn.Module:
-    """A causal LM of ``config`` with random weights that depend on ``seed`` alone, in float32, for packed rows."""
+    """A causal LM of ``config`` with random weights that depend on ``seed`` alone, in float32, for
+    packed rows.
+    """
     from transformers import AutoModelForCausalLM
 
     register_packed_attention()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed & 0x7FFFFFFF)
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=PACKED_ATTENTION)
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation=PACKED_ATTENTION
+        )
     return prepare_for_training(model.float())
 
 

@@ -6,10 +6,11 @@ branches of all rows::
     | row 0 | row 1 | row 2 |  branches of row 0 | branches of row 1 | ...
       causal  causal  causal    trunk[0:start) of their row + themselves, causally
 
-``PackedLayout`` says where everything lies. It reaches the attention layers as keyword argument ``layout`` through
-transformers' ``AttentionInterface``, so every architecture that uses the interface works unchanged.
-Neither padding nor a ``[T, T]`` mask is ever made: each row is one causal call of scaled dot-product attention, rows of
-similar length share a call, and a branch block is one call against the keys it may see.
+``PackedLayout`` says where everything lies. It reaches the attention layers as keyword argument
+``layout`` through transformers' ``AttentionInterface``, so every architecture that uses the
+interface works unchanged. Neither padding nor a ``[T, T]`` mask is ever made: each row is one
+causal call of scaled dot-product attention, rows of similar length share a call, and a branch block
+is one call against the keys it may see.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ import torch
 import torch.nn.functional as F
 
 PACKED_ATTENTION = "verl_packed"
-# Share of padding up to which rows are attended to in one call. On a CPU that saves a seventh of the time of rows of
-# about 200 tokens; with more padding, or longer rows, there is nothing to gain.
+# Share of padding up to which rows are attended to in one call. On a CPU that saves a seventh of
+# the time of rows of about 200 tokens; with more padding, or longer rows, there is nothing to gain.
 MAX_ROW_PADDING = 0.05
 
 
@@ -45,8 +46,9 @@ class RowGroup:
 class BranchBlock:
     """Consecutive branch tokens that share one attention call.
 
-    Queries are packed positions ``[start, end)``; keys are trunk positions ``[trunk, trunk + prefix)`` and the queries'
-    own positions. ``mask`` [end - start, prefix + end - start] is added to the logits: 0 or -inf.
+    Queries are packed positions ``[start, end)``; keys are trunk positions ``[trunk, trunk +
+    prefix)`` and the queries' own positions. ``mask`` [end - start, prefix + end - start] is added
+    to the logits: 0 or -inf.
     """
 
     start: int
@@ -58,7 +60,9 @@ class BranchBlock:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Which packed token may see which: trunk rows of ``lengths`` and, after them, ``blocks`` of branch tokens."""
+    """Which packed token may see which: trunk rows of ``lengths`` and, after them, ``blocks`` of
+    branch tokens.
+    """
 
     lengths: tuple[int, ...]
     groups: tuple[RowGroup, ...]
@@ -71,7 +75,9 @@ class PackedLayout:
 
 
 def layout_of_rows(lengths: list[int], device: torch.device | str = "cpu") -> PackedLayout:
-    """Layout of rows with the given lengths (tokens), without branches; neighbours of similar length share a call."""
+    """Layout of rows with the given lengths (tokens), without branches; neighbours of similar
+    length share a call.
+    """
     offsets = [0, *accumulate(lengths)]
     groups, first = [], 0
     for i in range(1, len(lengths) + 1):
@@ -96,7 +102,9 @@ def _row_group(lengths: list[int], start: int, device: torch.device | str) -> Ro
     # a padded key position repeats the row's last token; causality hides it from every real query
     gather = start + first[:, None] + torch.minimum(column[None, :], size[:, None] - 1)
     scatter = real.reshape(-1).nonzero().squeeze(-1)
-    return RowGroup(start, end, len(lengths), longest, gather.reshape(-1).to(device), scatter.to(device))
+    return RowGroup(
+        start, end, len(lengths), longest, gather.reshape(-1).to(device), scatter.to(device)
+    )
 
 
 def packed_attention(
@@ -112,8 +120,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention function for ``AttentionInterface``.
 
-    query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K; returns ([1, T, H, D], None).
-    Raises ``ValueError`` without a layout, and for a sliding window shorter than a row.
+    query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K; returns ([1, T, H, D],
+    None). Raises ``ValueError`` without a layout, and for a sliding window shorter than a row.
     """
     if layout is None:
         raise ValueError("a model with packed attention is called without layout=PackedLayout(...)")
@@ -128,21 +136,29 @@ def packed_attention(
     return torch.cat(parts, dim=1), None
 
 
-def _attend_rows(group: RowGroup, query, key, value, scaling: float | None, dropout: float) -> torch.Tensor:
+def _attend_rows(
+    group: RowGroup, query, key, value, scaling: float | None, dropout: float
+) -> torch.Tensor:
     """Causal attention of one row group; returns [1, tokens, H, D]."""
     if group.gather is None:
         one = [x[:, :, group.start : group.end] for x in (query, key, value)]
         out = F.scaled_dot_product_attention(*one, is_causal=True, scale=scaling, dropout_p=dropout)
         return out.transpose(1, 2)
     rows = [
-        x[0].transpose(0, 1).index_select(0, group.gather).unflatten(0, (group.rows, group.length)).transpose(1, 2)
+        x[0]
+        .transpose(0, 1)
+        .index_select(0, group.gather)
+        .unflatten(0, (group.rows, group.length))
+        .transpose(1, 2)
         for x in (query, key, value)
     ]
     out = F.scaled_dot_product_attention(*rows, is_causal=True, scale=scaling, dropout_p=dropout)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, group.scatter)[None]
 
 
-def _attend_block(block: BranchBlock, query, key, value, scaling: float | None, dropout: float) -> torch.Tensor:
+def _attend_block(
+    block: BranchBlock, query, key, value, scaling: float | None, dropout: float
+) -> torch.Tensor:
     """Attention of one block of branch tokens; returns [1, tokens, H, D]."""
     own, seen = slice(block.start, block.end), slice(block.trunk, block.trunk + block.prefix)
     keys = torch.cat([key[:, :, seen], key[:, :, own]], dim=2)
@@ -155,7 +171,9 @@ def _attend_block(block: BranchBlock, query, key, value, scaling: float | None, 
 
 
 def register_packed_attention() -> None:
-    """Make ``attn_implementation="verl_packed"`` known to transformers; calling it again changes nothing."""
+    """Make ``attn_implementation="verl_packed"`` known to transformers; calling it again changes
+    nothing.
+    """
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -1,4 +1,7 @@
-"""The two trained models: a policy that scores tokens, a value model that scores states. Both read packed rows."""
+"""The two trained models: a policy that scores tokens, a value model that scores states.
+
+Both read packed rows.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +15,9 @@ from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
 
 
 class PolicyModel(nn.Module):
-    """A causal LM whose forward returns scores of chosen tokens only; logits of other tokens are never computed."""
+    """A causal LM whose forward returns scores of chosen tokens only; logits of other tokens are
+    never computed.
+    """
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
@@ -39,14 +44,18 @@ class PolicyModel(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """The backbone of a causal LM with a scalar head: the value of the state before each chosen token."""
+    """The backbone of a causal LM with a scalar head: the value of the state before each chosen
+    token.
+    """
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
         self.config = lm.config
         self.backbone = lm.base_model
         self.value_head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
-        nn.init.zeros_(self.value_head.weight)  # values start at 0, so that the first advantages are the returns
+        nn.init.zeros_(
+            self.value_head.weight
+        )  # values start at 0, so that the first advantages are the returns
         nn.init.zeros_(self.value_head.bias)
 
     @property
@@ -55,7 +64,11 @@ class ValueModel(nn.Module):
         return decoder_layers(self.backbone)
 
     def forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, layout: PackedLayout, index: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        layout: PackedLayout,
+        index: torch.Tensor,
     ) -> torch.Tensor:
         """Values [N] float32 at packed positions ``index`` [N]; input_ids, position_ids [T]."""
         hidden = last_hidden(self.backbone, input_ids, position_ids, layout)
@@ -67,7 +80,9 @@ def last_hidden(
     backbone: nn.Module, input_ids: torch.Tensor, position_ids: torch.Tensor, layout: PackedLayout
 ) -> torch.Tensor:
     """Last hidden states [T, H] of one packed sequence."""
-    out = backbone(input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout)
+    out = backbone(
+        input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
+    )
     return out.last_hidden_state[0]
 
 
@@ -83,9 +98,13 @@ def refuse_scaled_logits(config) -> None:
     """Raise ``ValueError`` for architectures that change logits after the output head."""
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         if getattr(config, name, None) not in (None, 1.0):
-            raise ValueError(f"{config.model_type}: {name} is not supported by the packed scoring pass")
+            raise ValueError(
+                f"{config.model_type}: {name} is not supported by the packed scoring pass"
+            )
 
 
 def value_model_from(path: str | Path, **options) -> ValueModel:
-    """A value model whose backbone starts from the causal LM at ``path`` (options as ``load_causal_lm``)."""
+    """A value model whose backbone starts from the causal LM at ``path`` (options as
+    ``load_causal_lm``).
+    """
     return ValueModel(load_causal_lm(path, **options))

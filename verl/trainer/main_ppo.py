@@ -1,7 +1,8 @@
-"""Train a policy with an algorithm of the PPO family: ``python -m verl.trainer.main_ppo [key=value ...]``.
+"""Train a policy with an algorithm of the PPO family: ``python -m verl.trainer.main_ppo [key=value
+...]``.
 
-Without arguments the embedded default (``configs/quickstart.yaml``) is trained on whatever device there is; a command
-line that names its own policy starts from the neutral ``ppo_trainer``.
+Without arguments the embedded default (``configs/quickstart.yaml``) is trained on whatever device
+there is; a command line that names its own policy starts from the neutral ``ppo_trainer``.
 """
 
 import logging
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
-from verl.trainer.registered import registered_names, start_problems
+from verl.trainer.launch.extensions import registered_names, start_problems
 
 logger = logging.getLogger(__name__)
 MODEL_PATH = "actor_rollout_ref.model.path="
@@ -24,7 +25,7 @@ def default_config_name(overrides: Sequence[str]) -> str:
 
 def train(cfg: PPOConfig) -> None:
     """Start the run that ``cfg`` describes; everything heavy is imported from here on."""
-    from verl.trainer.launch import run_ppo
+    from verl.trainer.launch.ppo import run_ppo
 
     run_ppo(cfg)
 

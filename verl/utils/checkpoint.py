@@ -8,8 +8,8 @@
         ...                       whatever the writer wrote (safetensors for tensors, JSON for state)
     root/.partial-<host>-<pid>-*  a save or a removal under way; left behind only by a crash, removed by the next save
 
-A checkpoint counts as valid when all files of its manifest are there with the size and the digest it names. One driver
-saves into a root at a time; any number of processes may read.
+A checkpoint counts as valid when all files of its manifest are there with the size and the digest
+it names. One driver saves into a root at a time; any number of processes may read.
 """
 
 import hashlib
@@ -43,19 +43,23 @@ class CheckpointError(RuntimeError):
 def verify_checkpoint(path: str | Path) -> dict[str, Any]:
     """The manifest of a valid checkpoint.
 
-    Raises ``CheckpointError`` for the first file that is missing or differs. Files the manifest does not name are
-    left unread.
+    Raises ``CheckpointError`` for the first file that is missing or differs. Files the manifest
+    does not name are left unread.
     """
     path = Path(path)
     manifest = _read_manifest(path)
     for name, entry in manifest["files"].items():
         if _digest(path / name) != entry["sha256"]:
-            raise CheckpointError(f"{path / name}: the content is not what {MANIFEST} names (SHA-256 differs)")
+            raise CheckpointError(
+                f"{path / name}: the content is not what {MANIFEST} names (SHA-256 differs)"
+            )
     return manifest
 
 
 class CheckpointManager:
-    """Saves, finds and retires the checkpoints under ``root``; ``max_to_keep`` None keeps all of them."""
+    """Saves, finds and retires the checkpoints under ``root``; ``max_to_keep`` None keeps all of
+    them.
+    """
 
     def __init__(self, root: str | Path, max_to_keep: int | None = None) -> None:
         if max_to_keep is not None and max_to_keep < 1:
@@ -66,12 +70,15 @@ class CheckpointManager:
     def save(self, step: int, writer: Callable[[Path], None], state: dict[str, Any]) -> Path:
         """Make ``root/global_step_<step>`` and retire old checkpoints; returns the new directory.
 
-        ``writer(directory)`` writes the tensors; ``state`` must be JSON. A checkpoint of the same step is replaced.
-        When anything raises, nothing is left behind and the other checkpoints are as they were.
+        ``writer(directory)`` writes the tensors; ``state`` must be JSON. A checkpoint of the same
+        step is replaced. When anything raises, nothing is left behind and the other checkpoints are
+        as they were.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
-        encoded = json.dumps(state, indent=1)  # before the writer: a state that is no JSON should cost no time
+        encoded = json.dumps(
+            state, indent=1
+        )  # before the writer: a state that is no JSON should cost no time
         self.root.mkdir(parents=True, exist_ok=True)
         self._remove_stale_partials()
         final = self.root / f"global_step_{step}"
@@ -90,10 +97,16 @@ class CheckpointManager:
         return final
 
     def steps(self) -> dict[int, Path]:
-        """Step → directory of everything that bears a checkpoint's name, valid or not, in ascending order."""
+        """Step → directory of everything that bears a checkpoint's name, valid or not, in ascending
+        order.
+        """
         if not self.root.is_dir():
             return {}
-        matches = [(_STEP_DIR.fullmatch(entry.name), entry) for entry in self.root.iterdir() if entry.is_dir()]
+        matches = [
+            (_STEP_DIR.fullmatch(entry.name), entry)
+            for entry in self.root.iterdir()
+            if entry.is_dir()
+        ]
         return dict(sorted((int(match[1]), entry) for match, entry in matches if match))
 
     def latest_valid(self) -> Path | None:
@@ -121,14 +134,22 @@ class CheckpointManager:
         return json.loads((Path(path) / STATE).read_text(encoding="utf-8"))
 
     def _new_partial(self) -> Path:
-        path = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{socket.gethostname()}-{os.getpid()}-", dir=self.root))
+        path = Path(
+            tempfile.mkdtemp(
+                prefix=f"{PARTIAL}{socket.gethostname()}-{os.getpid()}-", dir=self.root
+            )
+        )
         umask = os.umask(0)
         os.umask(umask)
-        path.chmod(0o777 & ~umask)  # mkdtemp makes it private; a checkpoint is as readable as its siblings
+        path.chmod(
+            0o777 & ~umask
+        )  # mkdtemp makes it private; a checkpoint is as readable as its siblings
         return path
 
     def _retire(self, saved_step: int) -> None:
-        """Keep the newest ``max_to_keep`` whole checkpoints and, whatever their number, the newest valid one."""
+        """Keep the newest ``max_to_keep`` whole checkpoints and, whatever their number, the newest
+        valid one.
+        """
         if self.max_to_keep is None:
             return
         steps = self.steps()
@@ -150,7 +171,8 @@ class CheckpointManager:
         return saved_step
 
     def _set_aside(self, path: Path) -> Path:
-        # before its removal: one that is cut short must not leave a torn directory under a checkpoint's name
+        # before its removal: one that is cut short must not leave a torn directory under a
+        # checkpoint's name
         aside = self._new_partial()
         os.rename(path, aside / path.name)
         _sync(self.root)
@@ -166,7 +188,9 @@ class CheckpointManager:
 def _write_state_and_manifest(directory: Path, step: int, encoded_state: str) -> None:
     for reserved in (STATE, MANIFEST):
         if (directory / reserved).exists():
-            raise CheckpointError(f"the writer made {reserved}, a name the checkpoint needs for itself")
+            raise CheckpointError(
+                f"the writer made {reserved}, a name the checkpoint needs for itself"
+            )
     (directory / STATE).write_text(encoded_state, encoding="utf-8")
     files = {}
     for path in sorted(directory.rglob("*")):
@@ -188,7 +212,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or STATE not in manifest["files"]:
+    if (
+        not isinstance(manifest, dict)
+        or not isinstance(manifest.get("files"), dict)
+        or STATE not in manifest["files"]
+    ):
         raise CheckpointError(f"{path / MANIFEST}: not a manifest")
     for name, entry in manifest["files"].items():
         _check_entry(path, name, entry)
@@ -204,7 +232,9 @@ def _check_entry(path: Path, name: str, entry: Any) -> None:
     if file.is_symlink() or not file.is_file():
         raise CheckpointError(f"{file}: missing")
     if file.stat().st_size != entry["size"]:
-        raise CheckpointError(f"{file}: {file.stat().st_size} bytes, {MANIFEST} names {entry['size']}")
+        raise CheckpointError(
+            f"{file}: {file.stat().st_size} bytes, {MANIFEST} names {entry['size']}"
+        )
 
 
 def _looks_whole(path: Path) -> bool:

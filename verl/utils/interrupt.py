@@ -1,4 +1,5 @@
-"""Ending a run from outside: the first SIGTERM or Ctrl-C unwinds it in order, a second one ends the process at once.
+"""Ending a run from outside: the first SIGTERM or Ctrl-C unwinds it in order, a second one ends the
+process at once.
 
 with Interruption() as interruption:
     train()                    # raises KeyboardInterrupt wherever it is
@@ -19,8 +20,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Interruption:
     """A block that SIGTERM and SIGINT leave by a ``KeyboardInterrupt``, which ends with the block.
 
-    It is a plain ``KeyboardInterrupt`` because Ray passes on no other exception that is raised while it waits. Outside
-    the main thread, where Python handles no signals, nothing changes.
+    It is a plain ``KeyboardInterrupt`` because Ray passes on no other exception that is raised
+    while it waits. Outside the main thread, where Python handles no signals, nothing changes.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,9 @@ class Interruption:
 
 @contextlib.contextmanager
 def sigterm_handler_kept() -> Iterator[None]:
-    """A block after which SIGTERM means what it meant before; where that was the default, what the block set stays."""
+    """A block after which SIGTERM means what it meant before; where that was the default, what the
+    block set stays.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -11,7 +11,9 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can carry it: arrays and tensors become lists, numbers that are not finite become null."""
+    """``value`` as JSON can carry it: arrays and tensors become lists, numbers that are not finite
+    become null.
+    """
     if isinstance(value, (str, bool)) or value is None:
         return value
     if isinstance(value, float):
@@ -64,7 +66,9 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def write(path: Path, records: Iterable[dict[str, Any]]) -> int:
-    """Write ``records`` to ``path`` so that it holds either all of them or what it held before; returns how many."""
+    """Write ``records`` to ``path`` so that it holds either all of them or what it held before;
+    returns how many.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     count = 0

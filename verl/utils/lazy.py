@@ -6,7 +6,9 @@ from typing import Any
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """``__getattr__`` and ``__all__`` of ``package``; ``homes`` says in which of its modules a name is defined."""
+    """``__getattr__`` and ``__all__`` of ``package``; ``homes`` says in which of its modules a name
+    is defined.
+    """
 
     def resolve(name: str) -> Any:
         if name not in homes:

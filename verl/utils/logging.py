@@ -11,11 +11,14 @@ PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 QUIET = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 
 
-def setup_logging(log_file: str | Path | None = None, level: str = "INFO", console: Console | None = None) -> None:
-    """Send this process's log to the terminal (or stderr as plain lines) and, appending, to ``log_file``.
+def setup_logging(
+    log_file: str | Path | None = None, level: str = "INFO", console: Console | None = None
+) -> None:
+    """Send this process's log to the terminal (or stderr as plain lines) and, appending, to
+    ``log_file``.
 
-    ``console`` is the rich console that also draws the progress bar, so that lines do not tear it. A second call
-    replaces the handlers of the first.
+    ``console`` is the rich console that also draws the progress bar, so that lines do not tear it.
+    A second call replaces the handlers of the first.
     """
     root = logging.getLogger()
     for handler in [h for h in root.handlers if getattr(h, "of_setup_logging", False)]:

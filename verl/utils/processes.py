@@ -8,6 +8,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends (Linux; elsewhere nothing happens)."""
+    """Ask the kernel to kill this process when the thread that started it ends (Linux; elsewhere
+    nothing happens).
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

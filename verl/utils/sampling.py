@@ -1,6 +1,7 @@
 """What travels between a collector and a rollout engine: one request for tokens, one result.
 
-Plain dataclasses without torch, so that both sides can import them cheaply and Ray can ship them fast.
+Plain dataclasses without torch, so that both sides can import them cheaply and Ray can ship them
+fast.
 """
 
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ class StopReason(StrEnum):
 class SamplingRequest:
     """Ask for one continuation of ``prompt_ids``.
 
-    ``stop`` holds strings; the tokens that complete one are kept in the result. ``client`` names the caller whose
-    ``poll`` receives the result. ``top_k`` -1 and ``top_p`` 1.0 mean no truncation; ``temperature`` 0 is greedy.
+    ``stop`` holds strings; the tokens that complete one are kept in the result. ``client`` names
+    the caller whose ``poll`` receives the result. ``top_k`` -1 and ``top_p`` 1.0 mean no
+    truncation; ``temperature`` 0 is greedy.
     """
 
     request_id: str
@@ -36,7 +38,9 @@ class SamplingRequest:
 
 @dataclass(slots=True)
 class SamplingResult:
-    """The sampled tokens with the log-probability (after temperature and truncation) each was sampled with."""
+    """The sampled tokens with the log-probability (after temperature and truncation) each was
+    sampled with.
+    """
 
     request_id: str
     token_ids: list[int]

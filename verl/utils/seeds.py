@@ -9,21 +9,27 @@ import numpy as np
 
 
 def derive_seed(*parts: int | str | float | bool | None) -> int:
-    """A seed in [0, 2**63) that depends on ``parts`` alone: same parts, same seed, on every machine.
+    """A seed in [0, 2**63) that depends on ``parts`` alone: same parts, same seed, on every
+    machine.
 
-    Types count: ``derive_seed(1)`` and ``derive_seed("1")`` differ, as do ``("ab", "c")`` and ``("a", "bc")``.
-    Use ``seed & 0x7FFFFFFF`` where 32 bits are asked for. Raises ``TypeError`` for a part that is not a plain value.
+    Types count: ``derive_seed(1)`` and ``derive_seed("1")`` differ, as do ``("ab", "c")`` and
+    ``("a", "bc")``. Use ``seed & 0x7FFFFFFF`` where 32 bits are asked for. Raises ``TypeError`` for
+    a part that is not a plain value.
     """
     for part in parts:
         if not (part is None or isinstance(part, (int, str, float, bool, np.integer))):
-            raise TypeError(f"derive_seed: {type(part).__name__} is not an int, str, float, bool or None")
+            raise TypeError(
+                f"derive_seed: {type(part).__name__} is not an int, str, float, bool or None"
+            )
     plain = [int(part) if isinstance(part, np.integer) else part for part in parts]
     digest = hashlib.blake2b(json.dumps(plain).encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch (all devices) of this process; also ``PYTHONHASHSEED`` for its children."""
+    """Seed Python, numpy and torch (all devices) of this process; also ``PYTHONHASHSEED`` for its
+    children.
+    """
     import torch  # here, so that environment processes can derive seeds without loading torch
 
     os.environ["PYTHONHASHSEED"] = str(seed & 0x7FFFFFFF)

@@ -1,4 +1,6 @@
-"""Split rows of different lengths into parts of nearly equal token counts, or of bounded token counts."""
+"""Split rows of different lengths into parts of nearly equal token counts, or of bounded token
+counts.
+"""
 
 import heapq
 from collections.abc import Sequence
@@ -11,12 +13,14 @@ import torch
 def get_seqlen_balanced_partitions(
     seqlen_list: Sequence[int], k_partitions: int, equal_size: bool = False
 ) -> list[list[int]]:
-    """Partition indices ``0..n-1`` into ``k_partitions`` non-empty parts whose summed lengths are close.
+    """Partition indices ``0..n-1`` into ``k_partitions`` non-empty parts whose summed lengths are
+    close.
 
-    Largest differencing method (Karmarkar & Karp, 1982): states of k partial sums are merged, largest spread first,
-    each time pairing the heaviest part of one with the lightest of the other. ``equal_size`` also gives every part
-    the same number of indices. Each part is sorted. Raises ``ValueError`` when there are fewer rows than parts, or
-    when ``equal_size`` does not divide evenly.
+    Largest differencing method (Karmarkar & Karp, 1982): states of k partial sums are merged,
+    largest spread first, each time pairing the heaviest part of one with the lightest of the other.
+    ``equal_size`` also gives every part the same number of indices. Each part is sorted. Raises
+    ``ValueError`` when there are fewer rows than parts, or when ``equal_size`` does not divide
+    evenly.
     """
     n = len(seqlen_list)
     if k_partitions < 1 or n < k_partitions:
@@ -43,7 +47,9 @@ def _push(heap: list, parts: list[tuple[int, list[int]]], tie_breaker: count) ->
 
 
 def _fill_empty(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Give every empty part the shortest row of the part that has most rows (only zero lengths leave one empty)."""
+    """Give every empty part the shortest row of the part that has most rows (only zero lengths
+    leave one empty).
+    """
     for part in parts:
         if not part:
             donor = max(parts, key=len)
@@ -58,9 +64,9 @@ def token_bounded_partitions(
 ) -> list[list[int]]:
     """Balanced parts of at most ``max_token_len`` tokens each, every index in exactly one part.
 
-    There are at least ``min_partitions`` parts and a multiple of ``divided_by``, as far as there are rows. The
-    smallest count whose balanced split fits is taken; where balancing does not fit, first-fit-decreasing does.
-    Raises ``ValueError`` for a row that is longer than the bound.
+    There are at least ``min_partitions`` parts and a multiple of ``divided_by``, as far as there
+    are rows. The smallest count whose balanced split fits is taken; where balancing does not fit,
+    first-fit-decreasing does. Raises ``ValueError`` for a row that is longer than the bound.
     """
     lengths = [int(length) for length in lengths]
     n = len(lengths)
@@ -115,13 +121,15 @@ def rearrange_micro_batches(
     min_num_micro_batch: int | None = None,
     lengths: Sequence[int] | None = None,
 ) -> tuple[list[Any], list[list[int]]]:
-    """Split ``batch`` into micro-batches of at most ``max_token_len`` real tokens; every row appears once.
+    """Split ``batch`` into micro-batches of at most ``max_token_len`` real tokens; every row
+    appears once.
 
-    ``batch`` is a dict of tensors, a ``TensorDict`` or a ``DataProto`` with ``attention_mask [B, L]``; ``lengths``
-    ``[B]`` replaces the token counts read from the mask. With a ``dp_group`` of torch.distributed all ranks end up
-    with the same number of micro-batches, so that their collective calls pair up.
-    Returns the micro-batches and, for each, its row indices; ``get_reverse_idx`` of the concatenated indices
-    restores the order. Raises ``ValueError`` where a row exceeds the bound or a rank has too few rows.
+    ``batch`` is a dict of tensors, a ``TensorDict`` or a ``DataProto`` with ``attention_mask [B,
+    L]``; ``lengths`` ``[B]`` replaces the token counts read from the mask. With a ``dp_group`` of
+    torch.distributed all ranks end up with the same number of micro-batches, so that their
+    collective calls pair up. Returns the micro-batches and, for each, its row indices;
+    ``get_reverse_idx`` of the concatenated indices restores the order. Raises ``ValueError`` where
+    a row exceeds the bound or a rank has too few rows.
     """
     if lengths is None:
         mask = (batch.batch if hasattr(batch, "non_tensor_batch") else batch)["attention_mask"]
@@ -133,7 +141,9 @@ def rearrange_micro_batches(
     return [_select(batch, part) for part in parts], parts
 
 
-def _agree(parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: Any) -> list[list[int]]:
+def _agree(
+    parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: Any
+) -> list[list[int]]:
     most = torch.tensor([len(parts)])
     if torch.distributed.get_backend(dp_group) == "nccl":
         most = most.cuda()
@@ -141,7 +151,9 @@ def _agree(parts: list[list[int]], lengths: Sequence[int], max_token_len: int, d
     if int(most) == len(parts):
         return parts
     if int(most) > len(lengths):
-        raise ValueError(f"another rank needs {int(most)} micro-batches but this one holds only {len(lengths)} rows")
+        raise ValueError(
+            f"another rank needs {int(most)} micro-batches but this one holds only {len(lengths)} rows"
+        )
     balanced = get_seqlen_balanced_partitions(lengths, int(most))
     fits = max(sum(lengths[i] for i in part) for part in balanced) <= max_token_len
     return balanced if fits else _split_to(parts, int(most))
@@ -149,11 +161,17 @@ def _agree(parts: list[list[int]], lengths: Sequence[int], max_token_len: int, d
 
 def _select(batch: Any, rows: list[int]) -> Any:
     index = torch.as_tensor(rows, dtype=torch.long)
-    return {key: value[index] for key, value in batch.items()} if isinstance(batch, dict) else batch[index]
+    return (
+        {key: value[index] for key, value in batch.items()}
+        if isinstance(batch, dict)
+        else batch[index]
+    )
 
 
 def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
-    """The inverse permutation: ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i`` of the original order."""
+    """The inverse permutation: ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i`` of the
+    original order.
+    """
     reverse = [0] * len(idx_map)
     for position, original in enumerate(idx_map):
         reverse[original] = position

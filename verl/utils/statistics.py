@@ -8,9 +8,11 @@ import numpy as np
 def bootstrap_interval(
     values: Sequence[float], confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of ``values`` (Efron 1979); ``(nan, nan)`` without values.
+    """Percentile bootstrap interval of the mean of ``values`` (Efron 1979); ``(nan, nan)`` without
+    values.
 
-    ``values`` are independent outcomes, one per task (won 0/1, returns ...). The same values give the same interval.
+    ``values`` are independent outcomes, one per task (won 0/1, returns ...). The same values give
+    the same interval.
     """
     sample = np.asarray(values, dtype=np.float64)
     if not 0 < confidence < 1:
@@ -18,5 +20,7 @@ def bootstrap_interval(
     if len(sample) == 0:
         return float("nan"), float("nan")
     drawn = np.random.default_rng(seed).integers(0, len(sample), size=(resamples, len(sample)))
-    low, high = np.quantile(sample[drawn].mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(
+        sample[drawn].mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2]
+    )
     return float(low), float(high)

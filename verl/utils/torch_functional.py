@@ -1,6 +1,8 @@
-"""Masked statistics and per-token log-probabilities and entropies that never materialise a softmax of all logits.
+"""Masked statistics and per-token log-probabilities and entropies that never materialise a softmax
+of all logits.
 
-Reductions run in float32 (float64 for float64 input). Values at masked positions are never read, so they may be NaN.
+Reductions run in float32 (float64 for float64 input). Values at masked positions are never read, so
+they may be NaN.
 """
 
 import torch
@@ -16,7 +18,9 @@ def _work_dtype(values: Tensor) -> torch.dtype:
 
 
 def masked_sum(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
-    """Sum of ``values`` where ``mask`` is non-zero, over ``axis`` or everything; same shapes ``[...]``."""
+    """Sum of ``values`` where ``mask`` is non-zero, over ``axis`` or everything; same shapes
+    ``[...]``.
+    """
     selected = torch.where(mask.bool(), values.to(_work_dtype(values)), 0.0)
     return selected.sum() if axis is None else selected.sum(dim=axis)
 
@@ -28,7 +32,9 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
-    """Variance of the selected values, with Bessel's correction if ``unbiased``; 0 for fewer than two of them."""
+    """Variance of the selected values, with Bessel's correction if ``unbiased``; 0 for fewer than
+    two of them.
+    """
     count = mask.bool().sum()
     variance = masked_mean((values - masked_mean(values, mask)) ** 2, mask)
     if unbiased:
@@ -37,7 +43,9 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scale the selected values to unit variance and, if ``shift_mean``, zero mean; 0 where not selected."""
+    """Scale the selected values to unit variance and, if ``shift_mean``, zero mean; 0 where not
+    selected.
+    """
     mean = masked_mean(values, mask)
     whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
     if not shift_mean:
@@ -46,19 +54,25 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
 
 
 class _TokenStatistics(torch.autograd.Function):
-    """Log-prob of the labels and entropy of every row of ``[N, V]`` logits, chunk by chunk in both directions.
+    """Log-prob of the labels and entropy of every row of ``[N, V]`` logits, chunk by chunk in both
+    directions.
 
-    Only the logits themselves are kept for the backward pass; float32 copies exist for one chunk at a time.
-    With ``p = softmax(x / T)``: d logp_y / dx = (1[y] - p) / T and dH / dx = -p (log p + H) / T.
+    Only the logits themselves are kept for the backward pass; float32 copies exist for one chunk at
+    a time. With ``p = softmax(x / T)``: d logp_y / dx = (1[y] - p) / T and dH / dx = -p (log p + H)
+    / T.
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
         work = _work_dtype(logits)
         log_probs = torch.empty(logits.shape[0], dtype=work, device=logits.device)
         entropies = torch.zeros_like(log_probs)
         for rows in _chunks(logits):
-            chunk = (logits[rows].to(work) / temperature).log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
+            chunk = (
+                (logits[rows].to(work) / temperature).log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
+            )
             log_probs[rows] = chunk.gather(-1, labels[rows].unsqueeze(-1)).squeeze(-1)
             if with_entropy:
                 entropies[rows] = -(chunk.exp() * chunk).sum(-1)
@@ -72,7 +86,11 @@ class _TokenStatistics(torch.autograd.Function):
         logits, labels, entropies = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         for rows in _chunks(logits):
-            chunk = (logits[rows].to(entropies.dtype) / ctx.temperature).log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
+            chunk = (
+                (logits[rows].to(entropies.dtype) / ctx.temperature)
+                .log_softmax(-1)
+                .clamp_(min=_LOWEST_LOG_PROB)
+            )
             weight = grad_entropies[rows].unsqueeze(-1) * (chunk + entropies[rows].unsqueeze(-1))
             weight += grad_log_probs[rows].unsqueeze(-1)
             part = chunk.exp_().mul_(weight).neg_()
@@ -86,53 +104,76 @@ def _chunks(logits: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
 
 
-def _token_statistics(logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+def _token_statistics(
+    logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     if labels.shape != logits.shape[:-1]:
-        raise ValueError(f"labels {tuple(labels.shape)} are not logits {tuple(logits.shape)} without the last axis")
+        raise ValueError(
+            f"labels {tuple(labels.shape)} are not logits {tuple(logits.shape)} without the last axis"
+        )
     flat = logits.reshape(-1, logits.shape[-1])
-    log_probs, entropies = _TokenStatistics.apply(flat, labels.reshape(-1).long(), temperature, with_entropy)
+    log_probs, entropies = _TokenStatistics.apply(
+        flat, labels.reshape(-1).long(), temperature, with_entropy
+    )
     return log_probs.view(labels.shape), entropies.view(labels.shape)
 
 
-def logprobs_and_entropy_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of ``labels [...]`` and entropies (nats) under ``softmax(logits [..., V] / temperature)``.
+def logprobs_and_entropy_from_logits(
+    logits: Tensor, labels: Tensor, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of ``labels [...]`` and entropies (nats) under ``softmax(logits [..., V] /
+    temperature)``.
 
-    One pass for both, float32 out (float64 for float64 logits). Raises ``ValueError`` for a temperature that is not
-    positive or for labels of another shape; so do the two functions below.
+    One pass for both, float32 out (float64 for float64 logits). Raises ``ValueError`` for a
+    temperature that is not positive or for labels of another shape; so do the two functions below.
     """
     return _token_statistics(logits, labels, temperature, True)
 
 
 def logprobs_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
-    """``[...]`` log-probability of ``labels [...]`` under ``softmax(logits [..., V] / temperature)``, float32."""
+    """``[...]`` log-probability of ``labels [...]`` under ``softmax(logits [..., V] /
+    temperature)``, float32.
+    """
     return _token_statistics(logits, labels, temperature, False)[0]
 
 
 def entropy_from_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """``[...]`` entropy in nats, ``-sum_v p log p``, of ``softmax(logits [..., V] / temperature)``, float32."""
+    """``[...]`` entropy in nats, ``-sum_v p log p``, of ``softmax(logits [..., V] / temperature)``,
+    float32.
+    """
     labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
     return _token_statistics(logits, labels, temperature, True)[1]
 
 
 def subset_entropy(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """``[...]`` entropy in nats of the distribution ``[..., V]`` restricted to ``token_ids [K]`` and renormalised."""
+    """``[...]`` entropy in nats of the distribution ``[..., V]`` restricted to ``token_ids [K]``
+    and renormalised.
+    """
     chosen = logits.index_select(-1, token_ids.to(logits.device))
     log_probs = chosen.to(_work_dtype(logits)).log_softmax(-1).clamp(min=_LOWEST_LOG_PROB)
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def pad_sequence_to_length(tensor: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False) -> Tensor:
-    """Pad ``[..., L]`` to ``[..., max_seq_len]``; a tensor already that long or longer is returned as it is."""
+def pad_sequence_to_length(
+    tensor: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False
+) -> Tensor:
+    """Pad ``[..., L]`` to ``[..., max_seq_len]``; a tensor already that long or longer is returned
+    as it is.
+    """
     missing = max_seq_len - tensor.shape[-1]
     if missing <= 0:
         return tensor
-    return torch.nn.functional.pad(tensor, (missing, 0) if left_pad else (0, missing), value=pad_token_id)
+    return torch.nn.functional.pad(
+        tensor, (missing, 0) if left_pad else (0, missing), value=pad_token_id
+    )
 
 
 def last_selected(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of ``mask`` [B, L] that select something, and the column of their last selected position."""
+    """Rows of ``mask`` [B, L] that select something, and the column of their last selected
+    position.
+    """
     selected = mask.bool()
     columns = torch.arange(selected.shape[1], device=selected.device).expand_as(selected)
     last = torch.where(selected, columns, -1).amax(-1)

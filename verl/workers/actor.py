@@ -38,11 +38,21 @@ class ActorWorker(Worker):
     """
 
     def __init__(
-        self, config: Any, role: str = "actor", seed: int = 0, num_threads: int | None = None, device: str = "auto"
+        self,
+        config: Any,
+        role: str = "actor",
+        seed: int = 0,
+        num_threads: int | None = None,
+        device: str = "auto",
     ) -> None:
         if role not in ("actor", "ref"):
             raise ValueError(f"role={role!r}; a policy worker is 'actor' or 'ref'")
-        self.config, self.role, self.seed, self.device_name = config, role, seed, resolve_device(device)
+        self.config, self.role, self.seed, self.device_name = (
+            config,
+            role,
+            seed,
+            resolve_device(device),
+        )
         if num_threads:
             torch.set_num_threads(num_threads)
         self.engine: TrainEngine | None = None
@@ -52,7 +62,10 @@ class ActorWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the policy and shard it. Raises ``FileNotFoundError`` for a missing model directory."""
+        """Load the policy and shard it.
+
+        Raises ``FileNotFoundError`` for a missing model directory.
+        """
         seed_everything(self.seed)
         self.init_process_group("cpu:gloo,cuda:nccl" if self.device_name == "cuda" else "gloo")
         model, actor, ref = self.config.model, self.config.actor, self.config.ref
@@ -81,10 +94,12 @@ class ActorWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens (zero elsewhere), without gradient.
+        """``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens (zero elsewhere), without
+        gradient.
 
-        Both are at ``meta_info["temperature"]``. With ``branches`` (and ``spans``) in ``non_tensor_batch`` the same
-        pass also gives ``branch_scores`` and ``span_scores``, at temperature 1; see ``verl.workers.branch_scores``.
+        Both are at ``meta_info["temperature"]``. With ``branches`` (and ``spans``) in
+        ``non_tensor_batch`` the same pass also gives ``branch_scores`` and ``span_scores``, at
+        temperature 1; see ``verl.workers.branch_scores``.
         """
         limits = self._scoring_limits(self.config.rollout)
         found = score_rows(self.engine, data, self._temperature(data), **limits)
@@ -96,9 +111,13 @@ class ActorWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """``ref_log_prob`` [B, R] of the sampled tokens under this worker's weights, at the rollout temperature."""
+        """``ref_log_prob`` [B, R] of the sampled tokens under this worker's weights, at the rollout
+        temperature.
+        """
         plain = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
-        found = score_rows(self.engine, plain, self._temperature(data), **self._scoring_limits(self.config.ref))
+        found = score_rows(
+            self.engine, plain, self._temperature(data), **self._scoring_limits(self.config.ref)
+        )
         return DataProto.from_dict({"ref_log_prob": found.log_probs})
 
     def _temperature(self, data: DataProto) -> float:
@@ -108,25 +127,35 @@ class ActorWorker(Worker):
         actor = self.config.actor
         by_tokens = section.log_prob_use_dynamic_bsz
         if actor.use_dynamic_bsz if by_tokens is None else by_tokens:
-            return {"max_tokens": section.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu}
-        return {"max_rows": section.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu}
+            return {
+                "max_tokens": section.log_prob_max_token_len_per_gpu
+                or actor.ppo_max_token_len_per_gpu
+            }
+        return {
+            "max_rows": section.log_prob_micro_batch_size_per_gpu
+            or actor.ppo_micro_batch_size_per_gpu
+        }
 
     # ------------------------------------------------------------------ updating
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_actor(self, data: DataProto) -> DataProto:
-        """``ppo_epochs`` passes over the rows; returns ``meta_info["metrics"]``, equal on every rank.
+        """``ppo_epochs`` passes over the rows; returns ``meta_info["metrics"]``, equal on every
+        rank.
 
-        The number of optimizer steps depends on groups and trajectories alone, and the gradient of a step is that of
-        its whole mini-batch, however it is cut into micro-batches and ranks. Rows without advantage are not computed
-        where no other term of the loss would move the weights; a step of such rows alone is counted and not taken.
-        Steps with a non-finite gradient are left out and counted.
+        The number of optimizer steps depends on groups and trajectories alone, and the gradient of
+        a step is that of its whole mini-batch, however it is cut into micro-batches and ranks. Rows
+        without advantage are not computed where no other term of the loss would move the weights; a
+        step of such rows alone is counted and not taken. Steps with a non-finite gradient are left
+        out and counted.
         """
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
         started = time.perf_counter()
         rows, section = Rows(data, self.device_name), self.config.actor
-        data = drop_padding(data)  # copies are the last rows; one without rows of its own passes a copy through
+        data = drop_padding(
+            data
+        )  # copies are the last rows; one without rows of its own passes a copy through
         loss = self._policy_loss(data)
         step = int(data.meta_info.get("global_step", self.updates))
         records, tokens = [], 0
@@ -138,13 +167,22 @@ class ActorWorker(Worker):
                     records.append(({"pg_loss": 0.0}, self.engine.pass_over()))
                     continue
                 share = partial(self._share, loss, rows, data, whole)
-                records.append(optimizer_step(self.engine, rows, computed, section, share, loss.metrics))
+                records.append(
+                    optimizer_step(self.engine, rows, computed, section, share, loss.metrics)
+                )
                 tokens += sum(rows.lengths[row] for row in computed)
         self.updates += 1
-        return DataProto(meta_info={"metrics": update_metrics("actor", records, tokens, time.perf_counter() - started)})
+        return DataProto(
+            meta_info={
+                "metrics": update_metrics("actor", records, tokens, time.perf_counter() - started)
+            }
+        )
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
-        ids, weight = data.meta_info.get("level_token_ids"), float(data.meta_info.get("level_entropy_coef", 0.0))
+        ids, weight = (
+            data.meta_info.get("level_token_ids"),
+            float(data.meta_info.get("level_entropy_coef", 0.0)),
+        )
         if ids is None or "level_mask" not in data.tensor_keys():
             return PolicyLoss(self.config.actor)
         return PolicyLoss(self.config.actor, torch.as_tensor(ids, device=self.device_name), weight)
@@ -164,9 +202,11 @@ class ActorWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_weights(self) -> list[tuple[str, Any]]:
-        """All weights under their Hugging Face names, float32, LoRA merged, on rank 0; an empty list elsewhere.
+        """All weights under their Hugging Face names, float32, LoRA merged, on rank 0; an empty
+        list elsewhere.
 
-        Tied weights appear once. On CPU the values are numpy arrays, on CUDA tensors in host memory.
+        Tied weights appear once. On CPU the values are numpy arrays, on CUDA tensors in host
+        memory.
         """
         weights = self._hf_weights()
         if self.device_name == "cpu":
@@ -179,9 +219,13 @@ class ActorWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, directory: str) -> None:
-        """Write what ``actor.checkpoint.contents`` lists into ``directory``; the caller makes it atomic."""
+        """Write what ``actor.checkpoint.contents`` lists into ``directory``; the caller makes it
+        atomic.
+        """
         contents = self.config.actor.checkpoint.contents
-        save_engine(self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents)
+        save_engine(
+            self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents
+        )
         if "hf_model" in contents:
             self.export_hf(str(Path(directory) / "hf_model"))
 

@@ -1,4 +1,5 @@
-"""The few collective operations the workers need, as plain numbers in and out; on one rank they do nothing.
+"""The few collective operations the workers need, as plain numbers in and out; on one rank they do
+nothing.
 
 Only tensors travel: object collectives would pickle what comes from a socket.
 """
@@ -15,27 +16,37 @@ TIMEOUT = timedelta(minutes=30)
 
 
 def resolve_device(device: str) -> str:
-    """``cpu`` or ``cuda``; ``auto`` takes CUDA where there is one. Raises ``RuntimeError`` for cuda without one."""
+    """``cpu`` or ``cuda``; ``auto`` takes CUDA where there is one.
+
+    Raises ``RuntimeError`` for cuda without one.
+    """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("device=cuda, but PyTorch sees no CUDA device; set trainer.device=cpu or auto")
+        raise RuntimeError(
+            "device=cuda, but PyTorch sees no CUDA device; set trainer.device=cpu or auto"
+        )
     return device
 
 
 def init_distributed(device: str) -> None:
-    """Join the process group that ``MASTER_ADDR``, ``RANK`` and ``WORLD_SIZE`` describe; alone, one without a port."""
+    """Join the process group that ``MASTER_ADDR``, ``RANK`` and ``WORLD_SIZE`` describe; alone, one
+    without a port.
+    """
     if dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group(backend, timeout=TIMEOUT)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+        dist.init_process_group(
+            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT
+        )
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
-    """One-dimensional mesh over all ranks, or (replicate, shard) when ``fsdp_size`` is smaller than the world.
+    """One-dimensional mesh over all ranks, or (replicate, shard) when ``fsdp_size`` is smaller than
+    the world.
 
     Raises ``ValueError`` when the world is no multiple of ``fsdp_size``.
     """
@@ -44,7 +55,9 @@ def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
         return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
     if world % fsdp_size:
         raise ValueError(f"fsdp_size={fsdp_size} does not divide the {world} ranks")
-    return init_device_mesh(device, (world // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(
+        device, (world // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard")
+    )
 
 
 def world_size() -> int:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from verl.algos import compute_value_loss
 from verl.models.policy import value_model_from
 from verl.protocol import DataProto
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker import Worker
-from verl.trainer.ppo.core_algos import compute_value_loss
 from verl.utils.seeds import seed_everything
 from verl.workers.collectives import max_over_ranks, resolve_device
 from verl.workers.engine import TrainEngine
@@ -32,7 +32,9 @@ class CriticWorker(Worker):
         device: ``auto``, ``cpu`` or ``cuda``.
     """
 
-    def __init__(self, config: Any, seed: int = 0, num_threads: int | None = None, device: str = "auto") -> None:
+    def __init__(
+        self, config: Any, seed: int = 0, num_threads: int | None = None, device: str = "auto"
+    ) -> None:
         self.config, self.seed, self.device_name = config, seed, resolve_device(device)
         if num_threads:
             torch.set_num_threads(num_threads)
@@ -41,7 +43,10 @@ class CriticWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the backbone and shard it. Raises ``FileNotFoundError`` for a missing model directory."""
+        """Load the backbone and shard it.
+
+        Raises ``FileNotFoundError`` for a missing model directory.
+        """
         seed_everything(self.seed)
         self.init_process_group("cpu:gloo,cuda:nccl" if self.device_name == "cuda" else "gloo")
         model = self.config.model
@@ -84,7 +89,9 @@ class CriticWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_critic(self, data: DataProto) -> DataProto:
-        """``ppo_epochs`` passes of the clipped value loss; returns ``meta_info["metrics"]``, equal on every rank."""
+        """``ppo_epochs`` passes of the clipped value loss; returns ``meta_info["metrics"]``, equal
+        on every rank.
+        """
         started = time.perf_counter()
         rows, section = Rows(data, self.device_name), self.config
         data = drop_padding(data)
@@ -98,7 +105,9 @@ class CriticWorker(Worker):
         self.updates += 1
         tokens = sum(rows.lengths[: len(data)]) * (section.ppo_epochs or 1)
         return DataProto(
-            meta_info={"metrics": update_metrics("critic", records, tokens, time.perf_counter() - started)}
+            meta_info={
+                "metrics": update_metrics("critic", records, tokens, time.perf_counter() - started)
+            }
         )
 
     def _share(
@@ -129,9 +138,13 @@ class CriticWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, directory: str) -> None:
-        """Write what ``critic.checkpoint.contents`` lists into ``directory``; the caller makes it atomic."""
+        """Write what ``critic.checkpoint.contents`` lists into ``directory``; the caller makes it
+        atomic.
+        """
         contents = self.config.checkpoint.contents
-        save_engine(self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents)
+        save_engine(
+            self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents
+        )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, directory: str) -> None:

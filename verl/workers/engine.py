@@ -1,8 +1,10 @@
-"""FSDP2 model engine: shard, run, step, save. The same code for gloo on CPUs and NCCL on GPUs, for one rank and many.
+"""FSDP2 model engine: shard, run, step, save. The same code for gloo on CPUs and NCCL on GPUs, for
+one rank and many.
 
     rows ──pack──▶ [1, T] tokens ──forward──▶ scores ──loss──▶ backward ──(last micro-batch)──▶ clip, AdamW, schedule
 
-Master weights are float32. With ``dtype=bfloat16`` the layers compute in bfloat16 and gradients are reduced in float32.
+Master weights are float32. With ``dtype=bfloat16`` the layers compute in bfloat16 and gradients are
+reduced in float32.
 """
 
 import contextlib
@@ -26,7 +28,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one optimizer step did: gradient norm before clipping, learning rate, whether it was taken or left out."""
+    """What one optimizer step did: gradient norm before clipping, learning rate, whether it was
+    taken or left out.
+    """
 
     grad_norm: float
     lr: float
@@ -38,7 +42,8 @@ class TrainEngine:
     """Owns a model on this rank's device, and its optimizer.
 
     Args:
-        module: a ``PolicyModel`` or ``ValueModel`` with float32 weights on the CPU; equal on every rank.
+        module: a ``PolicyModel`` or ``ValueModel`` with float32 weights on the CPU; equal on every
+            rank.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: what the layers compute in, ``float32`` or ``bfloat16``.
         fsdp: the ``fsdp_config`` section (``param_offload, optimizer_offload, offload_policy,
@@ -120,7 +125,9 @@ class TrainEngine:
 
     @contextlib.contextmanager
     def resident(self, training: bool = False) -> Iterator[None]:
-        """Parameters (and, for training, optimizer state) are on the device inside, and back where they rest after."""
+        """Parameters (and, for training, optimizer state) are on the device inside, and back where
+        they rest after.
+        """
         if self.moves:
             self.module.to(self.device)
             if training:
@@ -134,9 +141,11 @@ class TrainEngine:
     # ------------------------------------------------------------------ training
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Accumulate the gradient of this rank's share of the mini-batch loss; ``last`` reduces over ranks.
+        """Accumulate the gradient of this rank's share of the mini-batch loss; ``last`` reduces
+        over ranks.
 
-        Losses of all micro-batches and ranks *add up*: each is divided by the mini-batch's global denominator before.
+        Losses of all micro-batches and ranks *add up*: each is divided by the mini-batch's global
+        denominator before.
         """
         self.module.set_requires_gradient_sync(last)
         # FSDP averages over ranks, so that the sum needs the factor back
@@ -145,8 +154,9 @@ class TrainEngine:
     def step(self) -> StepReport:
         """Clip, take one AdamW step and advance the schedule.
 
-        A gradient that is not finite is thrown away and counted. A gradient of exactly zero leaves the weights
-        untouched: momentum and weight decay alone would otherwise move them without any evidence.
+        A gradient that is not finite is thrown away and counted. A gradient of exactly zero leaves
+        the weights untouched: momentum and weight decay alone would otherwise move them without any
+        evidence.
         """
         lr = self._next_lr()
         trained = [p for p in self.module.parameters() if p.grad is not None]
@@ -158,10 +168,14 @@ class TrainEngine:
         self.optimizer.zero_grad(set_to_none=True)
         if not finite:
             logger.warning("gradient norm is %s: optimizer step %d is left out", norm, self.steps)
-        return StepReport(grad_norm=norm if finite else 0.0, lr=lr, skipped=not finite, zero=norm == 0.0)
+        return StepReport(
+            grad_norm=norm if finite else 0.0, lr=lr, skipped=not finite, zero=norm == 0.0
+        )
 
     def pass_over(self) -> StepReport:
-        """Count a step whose gradient is known to be zero: the schedule advances, nothing else does."""
+        """Count a step whose gradient is known to be zero: the schedule advances, nothing else
+        does.
+        """
         return StepReport(grad_norm=0.0, lr=self._next_lr(), zero=True)
 
     def _next_lr(self) -> float:

@@ -1,11 +1,13 @@
-"""State of a ``TrainEngine`` in files without pickle: weights and AdamW moments as safetensors, the rest as JSON.
+"""State of a ``TrainEngine`` in files without pickle: weights and AdamW moments as safetensors, the
+rest as JSON.
 
     weights.safetensors      full float32 weights                     (rank 0)
     optimizer.safetensors    ``<parameter>|exp_avg`` and so on, full   (rank 0)
     engine.json              optimizer steps tried, format             (rank 0)
     rng_rank<r>.safetensors  random states of the rank                 (every rank)
 
-The files hold no trace of the sharding, so a checkpoint of two ranks continues on one, and the other way round.
+The files hold no trace of the sharding, so a checkpoint of two ranks continues on one, and the
+other way round.
 """
 
 import json
@@ -29,7 +31,8 @@ def _full(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
-    """All weights by the module's names, on the CPU of rank 0 (empty elsewhere); every rank must call it.
+    """All weights by the module's names, on the CPU of rank 0 (empty elsewhere); every rank must
+    call it.
 
     Tied weights appear once, under their first name.
     """
@@ -45,7 +48,10 @@ def _saved_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def load_weights(engine: TrainEngine, weights: dict[str, torch.Tensor]) -> None:
-    """Copy full weights into the shards. Raises ``ValueError`` naming weights that are missing, extra or misshapen."""
+    """Copy full weights into the shards.
+
+    Raises ``ValueError`` naming weights that are missing, extra or misshapen.
+    """
     mine = dict(engine.module.named_parameters()) | dict(_saved_buffers(engine.module))
     if mine.keys() != weights.keys():
         odd = sorted(mine.keys() ^ weights.keys())[:5]
@@ -66,8 +72,13 @@ def _like(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
 
 
-def save_engine(engine: TrainEngine, directory: str | Path, optimizer: bool = True, extra: bool = True) -> None:
-    """Write the state into ``directory``; every rank must call it. The caller makes the directory atomic."""
+def save_engine(
+    engine: TrainEngine, directory: str | Path, optimizer: bool = True, extra: bool = True
+) -> None:
+    """Write the state into ``directory``; every rank must call it.
+
+    The caller makes the directory atomic.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     weights = full_weights(engine)
@@ -78,17 +89,24 @@ def save_engine(engine: TrainEngine, directory: str | Path, optimizer: bool = Tr
         save_file(weights, directory / "weights.safetensors")
         if engine.optimizer is not None and optimizer:
             save_file(moments, directory / "optimizer.safetensors")
-        (directory / "engine.json").write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
+        (directory / "engine.json").write_text(
+            json.dumps({"format": FORMAT, "steps": engine.steps})
+        )
     if world_size() > 1:
         dist.barrier()
 
 
 def load_engine(engine: TrainEngine, directory: str | Path) -> None:
-    """Continue from what ``save_engine`` wrote. Raises ``ValueError`` where it does not fit this model."""
+    """Continue from what ``save_engine`` wrote.
+
+    Raises ``ValueError`` where it does not fit this model.
+    """
     directory = Path(directory)
     record = json.loads((directory / "engine.json").read_text())
     if record["format"] != FORMAT:
-        raise ValueError(f"{directory}: engine state of format {record['format']}, this version reads {FORMAT}")
+        raise ValueError(
+            f"{directory}: engine state of format {record['format']}, this version reads {FORMAT}"
+        )
     load_weights(engine, load_file(directory / "weights.safetensors"))
     engine.steps = int(record["steps"])
     moments = directory / "optimizer.safetensors"

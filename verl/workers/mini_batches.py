@@ -1,4 +1,6 @@
-"""Which rows make one optimizer step: whole trajectories, groups together, the same on one rank and on many."""
+"""Which rows make one optimizer step: whole trajectories, groups together, the same on one rank and
+on many.
+"""
 
 import math
 from collections.abc import Iterable
@@ -18,12 +20,14 @@ def _numbers(values: Iterable) -> torch.Tensor:
 def mini_batches(
     data: DataProto, seed: int, tasks_per_step: int | None = None, num_steps: int | None = None
 ) -> list[list[int]]:
-    """This rank's rows of every mini-batch; all ranks get equally many lists, some of which may be empty.
+    """This rank's rows of every mini-batch; all ranks get equally many lists, some of which may be
+    empty.
 
-    Groups (``uid``) are put in a seeded random order, trajectories (``traj_uid``) of a group behind one another, and
-    the sequence of trajectories is cut into parts that differ by at most one trajectory: ``num_steps`` of them,
-    or, without it, one for each ``tasks_per_step`` groups. Neither the number of rows nor their distribution over ranks
-    matters. Rows without these columns are trajectories and groups of their own.
+    Groups (``uid``) are put in a seeded random order, trajectories (``traj_uid``) of a group behind
+    one another, and the sequence of trajectories is cut into parts that differ by at most one
+    trajectory: ``num_steps`` of them, or, without it, one for each ``tasks_per_step`` groups.
+    Neither the number of rows nor their distribution over ranks matters. Rows without these columns
+    are trajectories and groups of their own.
     """
     columns = data.non_tensor_batch
     own = [f"rank {rank()} row {i}" for i in range(len(data))]
@@ -39,7 +43,11 @@ def mini_batches(
 
 
 def _parts(
-    traj: np.ndarray, group: np.ndarray, seed: int, tasks_per_step: int | None, num_steps: int | None
+    traj: np.ndarray,
+    group: np.ndarray,
+    seed: int,
+    tasks_per_step: int | None,
+    num_steps: int | None,
 ) -> dict[int, int]:
     """Number of a trajectory -> number of its mini-batch."""
     group_of = dict(zip(traj.tolist(), group.tolist(), strict=True))

@@ -10,8 +10,9 @@ import torch
 def build_optimizer(parameters: Iterable[torch.nn.Parameter], optim: Any) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; matrices decay, vectors (norms, biases) do not.
 
-    ``optim`` has ``lr, betas, eps, weight_decay``. A parameter whose gradient is always zero is moved by weight
-    decay alone; ``TrainEngine.step`` therefore skips the step when the whole gradient is zero.
+    ``optim`` has ``lr, betas, eps, weight_decay``. A parameter whose gradient is always zero is
+    moved by weight decay alone; ``TrainEngine.step`` therefore skips the step when the whole
+    gradient is zero.
     """
     trained = [p for p in parameters if p.requires_grad]
     groups = [
@@ -19,7 +20,9 @@ def build_optimizer(parameters: Iterable[torch.nn.Parameter], optim: Any) -> tor
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=float(optim.lr), betas=tuple(optim.betas), eps=float(optim.eps), foreach=True)
+    return torch.optim.AdamW(
+        groups, lr=float(optim.lr), betas=tuple(optim.betas), eps=float(optim.eps), foreach=True
+    )
 
 
 def warmup_steps(optim: Any, total_steps: int) -> int:
@@ -30,11 +33,17 @@ def warmup_steps(optim: Any, total_steps: int) -> int:
 
 
 def check_schedule(optim: Any) -> None:
-    """Raise ``ValueError`` for a schedule that cannot be computed: it depends on a total number of steps not given."""
-    by_ratio = (optim.lr_warmup_steps is None or optim.lr_warmup_steps < 0) and optim.lr_warmup_steps_ratio > 0
+    """Raise ``ValueError`` for a schedule that cannot be computed: it depends on a total number of
+    steps not given.
+    """
+    by_ratio = (
+        optim.lr_warmup_steps is None or optim.lr_warmup_steps < 0
+    ) and optim.lr_warmup_steps_ratio > 0
     if (optim.warmup_style == "cosine" or by_ratio) and (optim.total_training_steps or -1) <= 0:
         what = "warmup_style=cosine" if optim.warmup_style == "cosine" else "lr_warmup_steps_ratio"
-        raise ValueError(f"{what} needs optim.total_training_steps, the number of optimizer steps of the whole run")
+        raise ValueError(
+            f"{what} needs optim.total_training_steps, the number of optimizer steps of the whole run"
+        )
 
 
 def learning_rate(step: int, optim: Any, total_steps: int) -> float:

@@ -3,8 +3,9 @@
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
            - level_entropy_coef * entropy of the level digit
 
-Every term is divided by the denominator of the *mini-batch*, summed over micro-batches and ranks beforehand; so the
-shares add up, and neither the micro-batching nor the number of ranks changes the gradient.
+Every term is divided by the denominator of the *mini-batch*, summed over micro-batches and ranks
+beforehand; so the shares add up, and neither the micro-batching nor the number of ranks changes the
+gradient.
 """
 
 from dataclasses import dataclass
@@ -12,16 +13,18 @@ from typing import Any
 
 import torch
 
+from verl.algos import ADVANTAGES_ONLY, agg_loss, get_policy_loss_fn, kl_penalty, loss_denominator
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import ADVANTAGES_ONLY, agg_loss, get_policy_loss_fn, kl_penalty, loss_denominator
 from verl.workers.collectives import sum_over_ranks
 from verl.workers.rows import Rows
 
 
 @dataclass(frozen=True)
 class Denominators:
-    """Of one mini-batch over all ranks: of the aggregated losses, sampled tokens, level positions, rows computed."""
+    """Of one mini-batch over all ranks: of the aggregated losses, sampled tokens, level positions,
+    rows computed.
+    """
 
     loss: float
     tokens: float
@@ -34,15 +37,24 @@ def denominators(
 ) -> Denominators:
     """Denominators of the mini-batch whose rows on this rank are ``rows``; a collective call.
 
-    Where only the rows ``computed`` go through the model, tokens and levels are theirs (metrics are means over what was
-    computed) and the loss is still divided by that of all rows.
+    Where only the rows ``computed`` go through the model, tokens and levels are theirs (metrics are
+    means over what was computed) and the loss is still divided by that of all rows.
     """
     batch, index = data.batch, torch.as_tensor(rows, dtype=torch.long)
     counted = index if computed is None else torch.as_tensor(computed, dtype=torch.long)
     mask, sampled = batch["response_mask"][index].bool(), batch["response_mask"][counted].bool()
     weights = batch["loss_weights"][index] if "loss_weights" in data.tensor_keys() else None
-    levels = batch["level_mask"][counted].bool() & sampled if "level_mask" in data.tensor_keys() else torch.zeros(0)
-    local = [loss_denominator(mask, loss_agg_mode, weights), sampled.sum(), levels.sum(), len(counted)]
+    levels = (
+        batch["level_mask"][counted].bool() & sampled
+        if "level_mask" in data.tensor_keys()
+        else torch.zeros(0)
+    )
+    local = [
+        loss_denominator(mask, loss_agg_mode, weights),
+        sampled.sum(),
+        levels.sum(),
+        len(counted),
+    ]
     return Denominators(*sum_over_ranks([float(value) for value in local]))
 
 
@@ -56,7 +68,10 @@ class PolicyLoss:
     """
 
     def __init__(
-        self, actor: Any, level_token_ids: torch.Tensor | None = None, level_entropy_coef: float = 0.0
+        self,
+        actor: Any,
+        level_token_ids: torch.Tensor | None = None,
+        level_entropy_coef: float = 0.0,
     ) -> None:
         self.actor = actor
         self.level_token_ids = level_token_ids
@@ -67,18 +82,32 @@ class PolicyLoss:
         self.metrics += ["level_entropy"] if level_token_ids is not None else []
 
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
-        """The ``rows`` that can have a gradient: where advantages are the only reason for one, those with any."""
+        """The ``rows`` that can have a gradient: where advantages are the only reason for one,
+        those with any.
+        """
         actor, of_levels = self.actor, self.level_token_ids is not None and self.level_entropy_coef
-        if actor.policy_loss.loss_mode not in ADVANTAGES_ONLY or actor.entropy_coeff or actor.use_kl_loss or of_levels:
+        if (
+            actor.policy_loss.loss_mode not in ADVANTAGES_ONLY
+            or actor.entropy_coeff
+            or actor.use_kl_loss
+            or of_levels
+        ):
             return rows
         index = torch.as_tensor(rows, dtype=torch.long)
         moves = (data.batch["advantages"][index] != 0) & data.batch["response_mask"][index].bool()
         return index[moves.any(-1)].tolist()
 
     def __call__(
-        self, scores: TokenScores, rows: Rows, data: DataProto, index: list[int], whole: Denominators
+        self,
+        scores: TokenScores,
+        rows: Rows,
+        data: DataProto,
+        index: list[int],
+        whole: Denominators,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Loss of the rows ``index`` with ``scores`` of their sampled tokens, and the detached metrics to be summed."""
+        """Loss of the rows ``index`` with ``scores`` of their sampled tokens, and the detached
+        metrics to be summed.
+        """
         log_probs, entropy = scores.log_probs, scores.entropy
         actor, device = self.actor, log_probs.device
         batch = data.batch[torch.as_tensor(index)].to(device)
@@ -111,13 +140,17 @@ class PolicyLoss:
             "entropy": entropy.sum() / (whole.tokens or 1.0),
         }
         if actor.entropy_coeff:
-            loss = loss - actor.entropy_coeff * agg_loss(rows.unpack(entropy, index), mask, **shared)
+            loss = loss - actor.entropy_coeff * agg_loss(
+                rows.unpack(entropy, index), mask, **shared
+            )
         if actor.use_kl_loss:
             divergence = kl_penalty(new, batch["ref_log_prob"], actor.kl_loss_type)
             found["kl_loss"] = agg_loss(divergence, mask, **shared)
             loss = loss + actor.kl_loss_coef * found["kl_loss"]
         if scores.level_entropy is not None:
-            at_level = rows.unpack(scores.level_entropy, index) * (batch["level_mask"].bool() & mask)
+            at_level = rows.unpack(scores.level_entropy, index) * (
+                batch["level_mask"].bool() & mask
+            )
             found["level_entropy"] = at_level.sum() / (whole.levels or 1.0)
             loss = loss - self.level_entropy_coef * found["level_entropy"]
         return loss, {name: value.detach() for name, value in found.items()}

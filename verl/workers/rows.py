@@ -1,7 +1,7 @@
 """From padded rows to packed micro-batches and back.
 
-The batch is ``[B, P + R]`` with padding on both sides; the model reads ``[1, T]`` without any. ``Rows`` holds the
-unpadded tokens of every row and where each response position went.
+The batch is ``[B, P + R]`` with padding on both sides; the model reads ``[1, T]`` without any.
+``Rows`` holds the unpadded tokens of every row and where each response position went.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ from verl.single_controller.base.decorator import PADDING_ROWS
 class Rows:
     """The rows of a batch without padding.
 
-    ``tokens[b]`` [length] real tokens of row b; ``place`` [B, R] unpadded index of every response position;
-    ``mask`` [B, R] bool, the sampled positions; ``responses`` [B, R].
-    Raises ``ValueError`` for an empty row and for a row whose first token is a sampled one (nothing predicts it).
+    ``tokens[b]`` [length] real tokens of row b; ``place`` [B, R] unpadded index of every response
+    position; ``mask`` [B, R] bool, the sampled positions; ``responses`` [B, R]. Raises
+    ``ValueError`` for an empty row and for a row whose first token is a sampled one (nothing
+    predicts it).
     """
 
     def __init__(self, data: DataProto, device: str = "cpu") -> None:
@@ -34,13 +35,17 @@ class Rows:
         self.place = (attention.long().cumsum(-1) - 1)[:, -self.width :]
         unpredicted = (self.mask & (self.place < 1)).any(-1)
         if unpredicted.any():
-            raise ValueError(f"row {int(unpredicted.nonzero()[0])} starts with a sampled token; a row needs a prompt")
+            raise ValueError(
+                f"row {int(unpredicted.nonzero()[0])} starts with a sampled token; a row needs a prompt"
+            )
         self.device = device
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def pack(self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None) -> PackedBranches:
+    def pack(
+        self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None
+    ) -> PackedBranches:
         """The given rows, with the branches of each, as one packed sequence on the device."""
         return pack([self.tokens[row] for row in rows], branches, self.device)
 
@@ -49,7 +54,9 @@ class Rows:
         """One sequence [length] of tokens as a packed sequence of its own."""
         return pack([tokens], None, device)
 
-    def targets(self, packed: PackedBranches, rows: Sequence[int], temperature: float = 1.0) -> Targets:
+    def targets(
+        self, packed: PackedBranches, rows: Sequence[int], temperature: float = 1.0
+    ) -> Targets:
         """All sampled tokens of the given rows, row by row."""
         index = torch.as_tensor(rows)
         mask = self.mask[index]
@@ -58,9 +65,13 @@ class Rows:
         return Targets(before[mask].to(self.device), tokens.to(self.device), temperature)
 
     def unpack(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Values [N] of ``targets`` at their response positions, zero elsewhere: [len(rows), R]; differentiable."""
+        """Values [N] of ``targets`` at their response positions, zero elsewhere: [len(rows), R];
+        differentiable.
+        """
         mask = self.mask[torch.as_tensor(rows)].to(values.device)
-        return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+        return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(
+            mask, values
+        )
 
 
 def drop_padding(data: DataProto) -> DataProto:
@@ -72,16 +83,19 @@ def drop_padding(data: DataProto) -> DataProto:
 def micro_batches(
     lengths: Sequence[int], max_rows: int | None = None, max_tokens: int | None = None
 ) -> list[list[int]]:
-    """Row indices of micro-batches: rows sorted by length and cut at ``max_tokens`` tokens, or at ``max_rows`` rows.
+    """Row indices of micro-batches: rows sorted by length and cut at ``max_tokens`` tokens, or at
+    ``max_rows`` rows.
 
-    Sorted, because neighbours of similar length share an attention call. A row longer than ``max_tokens`` gets a
-    micro-batch of its own.
+    Sorted, because neighbours of similar length share an attention call. A row longer than
+    ``max_tokens`` gets a micro-batch of its own.
     """
     parts: list[list[int]] = []
     tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         full = bool(parts) and (
-            tokens + lengths[row] > max_tokens if max_tokens else len(parts[-1]) >= (max_rows or len(lengths))
+            tokens + lengths[row] > max_tokens
+            if max_tokens
+            else len(parts[-1]) >= (max_rows or len(lengths))
         )
         if not parts or full:
             parts.append([])

@@ -1,4 +1,6 @@
-"""The update loop that actor and critic share: epochs x mini-batches x micro-batches, exact under any split."""
+"""The update loop that actor and critic share: epochs x mini-batches x micro-batches, exact under
+any split.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,15 +15,17 @@ from verl.workers.engine import StepReport, TrainEngine
 from verl.workers.mini_batches import mini_batches
 from verl.workers.rows import Rows, micro_batches
 
-# index of rows -> this micro-batch's share of the mini-batch loss, and metrics to be summed; [] -> zero loss
+# index of rows -> this micro-batch's share of the mini-batch loss, and metrics to be summed; [] ->
+# zero loss
 Share = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 
 def plan_mini_batches(data: DataProto, section: Any, *seed: int | str) -> Iterator[list[int]]:
     """This rank's rows of every optimizer step of an update, epoch by epoch.
 
-    ``section`` has ``ppo_epochs, shuffle, ppo_mini_batches`` and ``ppo_mini_batch_size``. With ``shuffle`` every epoch
-    cuts the trajectories anew; without it all epochs of an update take the same mini-batches.
+    ``section`` has ``ppo_epochs, shuffle, ppo_mini_batches`` and ``ppo_mini_batch_size``. With
+    ``shuffle`` every epoch cuts the trajectories anew; without it all epochs of an update take the
+    same mini-batches.
     """
     for epoch in range(section.ppo_epochs or 1):
         number = derive_seed(*seed, epoch if section.shuffle else 0)
@@ -29,16 +33,25 @@ def plan_mini_batches(data: DataProto, section: Any, *seed: int | str) -> Iterat
 
 
 def optimizer_step(
-    engine: TrainEngine, rows: Rows, part: Sequence[int], section: Any, share: Share, names: Sequence[str]
+    engine: TrainEngine,
+    rows: Rows,
+    part: Sequence[int],
+    section: Any,
+    share: Share,
+    names: Sequence[str],
 ) -> tuple[dict[str, float], StepReport]:
     """Accumulate the gradient of the mini-batch ``part`` in micro-batches and take one step.
 
-    Returns the metrics ``names``, summed over micro-batches and ranks (zero where none was measured), and the report.
+    Returns the metrics ``names``, summed over micro-batches and ranks (zero where none was
+    measured), and the report.
     """
     limits = {"max_rows": section.ppo_micro_batch_size_per_gpu}
     if section.use_dynamic_bsz:
         limits = {"max_tokens": section.ppo_max_token_len_per_gpu}
-    cuts = [[part[i] for i in cut] for cut in micro_batches([rows.lengths[row] for row in part], **limits)]
+    cuts = [
+        [part[i] for i in cut]
+        for cut in micro_batches([rows.lengths[row] for row in part], **limits)
+    ]
     # all ranks run equally many passes, for each of them is a collective operation
     passes = int(max_over_ranks([len(cuts)])[0])
     sums = {name: torch.zeros(()) for name in names}
@@ -54,13 +67,17 @@ def optimizer_step(
 def update_metrics(
     role: str, records: list[tuple[dict[str, float], StepReport]], tokens: int, seconds: float
 ) -> dict[str, float]:
-    """Means over the optimizer steps that measured something, counts of steps left out, and what an update cost.
+    """Means over the optimizer steps that measured something, counts of steps left out, and what an
+    update cost.
 
-    ``tokens`` real tokens of this rank, all epochs counted; ``seconds`` of this rank. Equal on every rank.
+    ``tokens`` real tokens of this rank, all epochs counted; ``seconds`` of this rank. Equal on
+    every rank.
     """
     measured, reports = [m for m, _ in records], [r for _, r in records]
     names = dict.fromkeys(name for found in measured for name in found)
-    metrics = {f"{role}/{name}": float(np.mean([m[name] for m in measured if name in m])) for name in names}
+    metrics = {
+        f"{role}/{name}": float(np.mean([m[name] for m in measured if name in m])) for name in names
+    }
     kept = [r.grad_norm for r in reports if not r.skipped]
     metrics |= {
         f"{role}/grad_norm": float(np.mean(kept)) if kept else 0.0,

@@ -1,12 +1,13 @@
-"""``MultistepEnv``: an environment that runs whole trials, tokens included, for an agent and a list of tasks.
+"""``MultistepEnv``: an environment that runs whole trials, tokens included, for an agent and a list
+of tasks.
 
     run_trial(rows) ─▶ trials ─┬─▶ agent: one batch of turns for all trials that play ─┐
                                │                                                       ▼
     results ◀── all over? ◀────┴── state, reward, done ◀── _step_episode, trial by trial
 
-A trial is ``episodes_per_trial`` episodes of the same task in one conversation, so that an agent can use in a later
-episode what it found out in an earlier one. The first ``free_shots`` episodes explore: the return is the sum of the
-rewards of the others, and all turns are trained on it.
+A trial is ``episodes_per_trial`` episodes of the same task in one conversation, so that an agent
+can use in a later episode what it found out in an earlier one. The first ``free_shots`` episodes
+explore: the return is the sum of the rewards of the others, and all turns are trained on it.
 """
 
 import itertools
@@ -31,27 +32,33 @@ class MultistepEnv:
     """Base class: a child says what a task is, what the agent sees, and what an action does.
 
     A child writes ``_initialize_episode``, ``_format_prompt`` and ``_step_episode``; it may write
-    ``_calculate_reward``, ``_format_episode``, ``_format_outcome``, ``get_rubric`` and the two datasets.
+    ``_calculate_reward``, ``_format_episode``, ``_format_outcome``, ``get_rubric`` and the two
+    datasets.
 
     Args:
-        tokenizer: A Hugging Face tokenizer whose chat template (if it has one) keeps earlier turns; None: no token
-            work is done, every token list in the results is empty, and all else works.
+        tokenizer: A Hugging Face tokenizer whose chat template (if it has one) keeps earlier turns;
+            None: no token work is done, every token list in the results is empty, and all else
+            works.
         env_id: The name of the environment; session ids begin with it.
         system_prompt: The system message; none where empty.
         max_steps_per_episode: Turns after which an episode ends ``truncated``.
         episodes_per_trial: Episodes of the same task, one after the other.
         free_shots: How many of the first episodes are played without reward.
-        trial_mode: ``all_episodes``, as above; ``last_episode``: every episode is a conversation of its own, and the
-            last one's tokens and reward are the result.
+        trial_mode: ``all_episodes``, as above; ``last_episode``: every episode is a conversation of
+            its own, and the last one's tokens and reward are the result.
         mask_mode: Trained are ``all`` turns of the agent, or the ``final`` one only.
-        max_length: The longest token sequence of a trial; None: the tokenizer's ``model_max_length``.
-        step_workers: Threads that play ``_step_episode`` of different sessions, for environments that wait for others.
+        max_length: The longest token sequence of a trial; None: the tokenizer's
+            ``model_max_length``.
+        step_workers: Threads that play ``_step_episode`` of different sessions, for environments
+            that wait for others.
 
-    ``active_states[session_id]`` is the state of a session under way; ``completed_episodes[session_id]`` what came of a
-    finished one (``reward``, ``steps``, ``llm_actions``, ``episodes``, ...), for the last ``KEPT_SESSIONS`` of them.
+    ``active_states[session_id]`` is the state of a session under way;
+    ``completed_episodes[session_id]`` what came of a finished one (``reward``, ``steps``,
+    ``llm_actions``, ``episodes``, ...), for the last ``KEPT_SESSIONS`` of them.
 
     Raises:
-        ValueError: ``episodes_per_trial < 1``, ``free_shots`` not in ``[0, episodes_per_trial)``, or an unknown mode.
+        ValueError: ``episodes_per_trial < 1``, ``free_shots`` not in ``[0, episodes_per_trial)``,
+            or an unknown mode.
         TemplateUnsupported: The chat template rewrites earlier turns.
     """
 
@@ -71,7 +78,10 @@ class MultistepEnv:
         step_workers: int = 1,
     ) -> None:
         _check(max_steps_per_episode, episodes_per_trial, free_shots)
-        for name, value, allowed in (("trial_mode", trial_mode, TRIAL_MODES), ("mask_mode", mask_mode, MASK_MODES)):
+        for name, value, allowed in (
+            ("trial_mode", trial_mode, TRIAL_MODES),
+            ("mask_mode", mask_mode, MASK_MODES),
+        ):
             if value not in allowed:
                 raise ValueError(f"{name}={value!r}: allowed are {', '.join(allowed)}")
         self.tokenizer, self.env_id, self.system_prompt = tokenizer, env_id, system_prompt
@@ -87,23 +97,34 @@ class MultistepEnv:
     # ---- what a child says -----------------------------------------------------------------------------------------
 
     def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> Any:
-        """The state (a dict, usually) at the start of an episode. The same ``task_info`` must give the same task."""
-        raise NotImplementedError(f"{type(self).__name__} must define _initialize_episode(session_id, task_info)")
+        """The state (a dict, usually) at the start of an episode.
+
+        The same ``task_info`` must give the same task.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _initialize_episode(session_id, task_info)"
+        )
 
     def _format_prompt(self, state: Any, step: int) -> str:
         """What the agent is told in ``state`` before its turn number ``step`` (from 0)."""
         raise NotImplementedError(f"{type(self).__name__} must define _format_prompt(state, step)")
 
-    def _step_episode(self, session_id: str, action: str) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Play ``action`` in ``active_states[session_id]``; return the next state, reward, done, info."""
-        raise NotImplementedError(f"{type(self).__name__} must define _step_episode(session_id, action)")
+    def _step_episode(
+        self, session_id: str, action: str
+    ) -> tuple[Any, float, bool, dict[str, Any]]:
+        """Play ``action`` in ``active_states[session_id]``; return the next state, reward, done,
+        info.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _step_episode(session_id, action)"
+        )
 
     def _calculate_reward(self, rewards: list[float]) -> float:
         """The reward of a finished episode.
 
-        A child's parameters are filled by their names: ``session_id``, ``task_info``, ``state``, ``rewards``,
-        ``actions``, ``steps``, ``done``, ``info``; one of any other name gets the episode's record, as it will be in
-        ``completed_episodes``.
+        A child's parameters are filled by their names: ``session_id``, ``task_info``, ``state``,
+        ``rewards``, ``actions``, ``steps``, ``done``, ``info``; one of any other name gets the
+        episode's record, as it will be in ``completed_episodes``.
         """
         return float(sum(rewards))
 
@@ -122,18 +143,24 @@ class MultistepEnv:
 
     def get_train_dataset(self) -> Any:
         """A ``datasets.Dataset`` whose rows hold what ``_initialize_episode`` needs."""
-        raise NotImplementedError(f"{type(self).__name__} has no training tasks of its own: pass a dataset")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no training tasks of its own: pass a dataset"
+        )
 
     def get_eval_dataset(self) -> Any:
         """The same, for tasks that are not trained on."""
-        raise NotImplementedError(f"{type(self).__name__} has no evaluation tasks of its own: pass a dataset")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no evaluation tasks of its own: pass a dataset"
+        )
 
     # ---- what callers use ------------------------------------------------------------------------------------------
 
     def trial_reward(
         self, completions: Any = None, session_ids: Sequence[str] | None = None, **columns: Any
     ) -> list[float | None]:
-        """The return of every session; 0.0 with a warning for an unknown one, None for one that was aborted."""
+        """The return of every session; 0.0 with a warning for an unknown one, None for one that was
+        aborted.
+        """
         if session_ids is None:
             logger.warning("the rubric of %s got no session_ids: every reward is 0", self.env_id)
             return [0.0] * len(completions or ())
@@ -146,7 +173,9 @@ class MultistepEnv:
             return 0.0
         return None if record["aborted"] else float(record["reward"])
 
-    def generate(self, prompts: Any, llm: Any = None, sampling_params: Any = None, **options: Any) -> dict[str, list]:
+    def generate(
+        self, prompts: Any, llm: Any = None, sampling_params: Any = None, **options: Any
+    ) -> dict[str, list]:
         """``run_trial`` under the name that older callers know."""
         return self.run_trial(prompts, llm=llm, sampling_params=sampling_params, **options)
 
@@ -163,17 +192,23 @@ class MultistepEnv:
         """Play one trial per input and return everything that was seen, sampled and earned.
 
         Args:
-            inputs: Dataset rows (dicts), or a dict of columns; or lists of messages, which then open the conversations.
-            llm, sampling_params: A model to sample from where no ``agent`` is given (see ``DirectOutputAgent``).
+            inputs: Dataset rows (dicts), or a dict of columns; or lists of messages, which then
+                open the conversations.
+            llm, sampling_params: A model to sample from where no ``agent`` is given (see
+                ``DirectOutputAgent``).
             agent: Who plays; see ``agent_system.agents.base`` for the two kinds.
-            max_completion_length: The most tokens after the first prompt; a turn that would not fit ends the trial.
+            max_completion_length: The most tokens after the first prompt; a turn that would not fit
+                ends the trial.
 
         Returns:
-            Lists with one entry per input. With one value per token: ``full_token_ids``, ``full_attention_mask`` (all
+            Lists with one entry per input. With one value per token: ``full_token_ids``,
+                ``full_attention_mask`` (all
             1), ``completion_only_mask`` (1 on the agent's tokens) and ``logprobs`` (of the agent's tokens, 0
-            elsewhere). ``prompt_lengths``: tokens before the first sampled one. ``final_completion_messages``: the last
+            elsewhere). ``prompt_lengths``: tokens before the first sampled one.
+                ``final_completion_messages``: the last
             assistant message, in a list. ``session_ids``, ``rewards`` (returns), ``turn_rewards`` and ``stop_reasons``
-            by episode, ``episode_boundaries`` (token ranges), ``truncated``, ``aborted``, and ``retokenized``: whether
+            by episode, ``episode_boundaries`` (token ranges), ``truncated``, ``aborted``, and
+                ``retokenized``: whether
             tokens were made from an agent's words instead of being sampled. ``ids``, ``messages`` and ``mask`` are
             other names of ``full_token_ids``, ``final_completion_messages`` and ``completion_only_mask``.
 
@@ -187,11 +222,15 @@ class MultistepEnv:
                 raise ValueError("run_trial needs an agent, or an llm to make one from")
             agent = DirectOutputAgent(llm, sampling_params)
         runner = TrialRunner(self, agent, self._limits_for(agent, max_completion_length))
-        trials = [Trial(f"{self.env_id}-{next(self._numbers)}", *entry) for entry in _entries(inputs)]
+        trials = [
+            Trial(f"{self.env_id}-{next(self._numbers)}", *entry) for entry in _entries(inputs)
+        ]
         return trial_results(runner.run(trials), self.mask_mode)
 
     def close_session(self, trial: Trial) -> None:
-        """Move a finished session from ``active_states`` to ``completed_episodes``; the oldest ones are forgotten."""
+        """Move a finished session from ``active_states`` to ``completed_episodes``; the oldest ones
+        are forgotten.
+        """
         self.active_states.pop(trial.session_id, None)
         self.completed_episodes[trial.session_id] = trial.record()
         while len(self.completed_episodes) > KEPT_SESSIONS:
@@ -219,7 +258,9 @@ def _check(max_steps: int, episodes: int, free_shots: int) -> None:
 def _entries(inputs: Any) -> list[tuple[dict[str, Any], list[Message]]]:
     """(task, messages in front) of every input; see ``run_trial``."""
     if isinstance(inputs, Mapping):
-        inputs = [dict(zip(inputs, values, strict=True)) for values in zip(*inputs.values(), strict=True)]
+        inputs = [
+            dict(zip(inputs, values, strict=True)) for values in zip(*inputs.values(), strict=True)
+        ]
     return [_entry(entry) for entry in inputs]
 
 

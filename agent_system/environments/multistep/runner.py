@@ -1,4 +1,6 @@
-"""Playing trials: ask the agent for a turn of every trial that plays, step the environments, until all are over."""
+"""Playing trials: ask the agent for a turn of every trial that plays, step the environments, until
+all are over.
+"""
 
 import inspect
 import logging
@@ -33,7 +35,9 @@ class TrialRunner:
         self._each(self._begin_episode, trials)
         while playing := [trial for trial in trials if not trial.over]:
             conversations = [trial.transcript.conversation() for trial in playing]
-            actions, states = ask(self.agent, conversations, [trial.agent_state for trial in playing])
+            actions, states = ask(
+                self.agent, conversations, [trial.agent_state for trial in playing]
+            )
             for trial, state in zip(playing, states, strict=True):
                 trial.agent_state = state
             self._each(self._advance, playing, actions)
@@ -72,7 +76,9 @@ class TrialRunner:
         self._store(trial, state)
         episode.rewards.append(float(reward))
         episode.info = info or {}
-        episode.done = bool(done) or (isinstance(episode.state, Mapping) and bool(episode.state.get("done")))
+        episode.done = bool(done) or (
+            isinstance(episode.state, Mapping) and bool(episode.state.get("done"))
+        )
         if not episode.done and len(episode.actions) < self.env.max_steps_per_episode:
             self._tell(trial, self.env._format_prompt(episode.state, len(episode.actions)))
             return
@@ -80,7 +86,9 @@ class TrialRunner:
         self._end_episode(trial)
 
     def _store(self, trial: Trial, state: Any) -> None:
-        """Keep the state that a hook returned; one that returned None has changed ``active_states`` itself."""
+        """Keep the state that a hook returned; one that returned None has changed ``active_states``
+        itself.
+        """
         if state is not None:
             self.env.active_states[trial.session_id] = state
         trial.episode.state = self.env.active_states[trial.session_id]
@@ -94,10 +102,18 @@ class TrialRunner:
         episode = trial.episode
         names = ("state", "rewards", "actions", "done", "info")
         known = {name: getattr(episode, name) for name in names}
-        known |= {"session_id": trial.session_id, "task_info": trial.task_info, "steps": len(episode.actions)}
+        known |= {
+            "session_id": trial.session_id,
+            "task_info": trial.task_info,
+            "steps": len(episode.actions),
+        }
         episode.reward = float(_call_with(self.env._calculate_reward, known, episode.record()))
         no_room = self._remembers and episode.truncated == "budget"
-        if len(trial.episodes) < self.env.episodes_per_trial and not no_room and episode.truncated != "abort":
+        if (
+            len(trial.episodes) < self.env.episodes_per_trial
+            and not no_room
+            and episode.truncated != "abort"
+        ):
             self._begin_episode(trial)
             return
         counted = trial.episodes[self.env.free_shots :] if self._remembers else trial.episodes[-1:]
@@ -108,8 +124,12 @@ class TrialRunner:
         trial.over = True
         self.env.close_session(trial)
 
-    def _each(self, function: Callable[..., None], trials: Sequence[Trial], *columns: Iterable[Any]) -> None:
-        """Call ``function`` for every trial; one whose environment fails is aborted, the others play on."""
+    def _each(
+        self, function: Callable[..., None], trials: Sequence[Trial], *columns: Iterable[Any]
+    ) -> None:
+        """Call ``function`` for every trial; one whose environment fails is aborted, the others
+        play on.
+        """
 
         def guarded(trial: Trial, *values: Any) -> None:
             try:
@@ -127,13 +147,17 @@ class TrialRunner:
 
 
 def _call_with(function: Callable[..., Any], known: Mapping[str, Any], otherwise: Any) -> Any:
-    """Call ``function`` with the ``known`` values of its parameters' names; ``otherwise`` for a required other one."""
+    """Call ``function`` with the ``known`` values of its parameters' names; ``otherwise`` for a
+    required other one.
+    """
     chosen = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             chosen |= known
         elif name in known:
             chosen[name] = known[name]
-        elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+        elif (
+            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        ):
             chosen[name] = otherwise
     return function(**chosen)

@@ -1,4 +1,6 @@
-"""One growing conversation, in messages and, where there is a tokenizer, in the tokens that were seen and sampled."""
+"""One growing conversation, in messages and, where there is a tokenizer, in the tokens that were
+seen and sampled.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ from verl.utils.sampling import StopReason
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Numbers of tokens: the whole sequence, what follows the first prompt, and the longest turn an agent may take."""
+    """Numbers of tokens: the whole sequence, what follows the first prompt, and the longest turn an
+    agent may take.
+    """
 
     sequence: float = math.inf
     completion: float = math.inf
@@ -23,18 +27,24 @@ class Limits:
 class Transcript:
     """What was said. ``bridge`` is None where no tokens are kept; then ``ledger`` is None as well.
 
-    ``opening`` are messages in front of everything: a system message, examples, what a caller wants to be said first.
+    ``opening`` are messages in front of everything: a system message, examples, what a caller wants
+    to be said first.
     """
 
     def __init__(
-        self, bridge: ChatBridge | PlainBridge | None, opening: Sequence[Message], limits: Limits = Limits()
+        self,
+        bridge: ChatBridge | PlainBridge | None,
+        opening: Sequence[Message],
+        limits: Limits = Limits(),
     ) -> None:
         self.messages: list[Message] = [dict(message) for message in opening]
         self.ledger = None if bridge is None else TokenLedger()
         self._bridge, self._limits = bridge, limits
 
     def hear(self, text: str, turn: int, episode: int) -> bool:
-        """Add what the environment says before ``turn``; False (and nothing added) where that turn would not fit."""
+        """Add what the environment says before ``turn``; False (and nothing added) where that turn
+        would not fit.
+        """
         messages = _with_user(self.messages, text)
         if self._bridge is not None and not self._hear_tokens(messages, text, turn, episode):
             return False
@@ -44,7 +54,8 @@ class Transcript:
     def say(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
         """Add a turn of the agent; return its text and why it ended.
 
-        The tokens of an ``Action`` are kept as they were sampled. A bare text is encoded and marked ``retokenized``.
+        The tokens of an ``Action`` are kept as they were sampled. A bare text is encoded and marked
+        ``retokenized``.
         """
         if isinstance(action, str):
             text, reason = action, StopReason.STOP
@@ -75,14 +86,18 @@ class Transcript:
 
     def _fits(self, length: int, completion: int) -> bool:
         turn = self._limits.turn
-        return length + turn <= self._limits.sequence and completion + turn <= self._limits.completion
+        return (
+            length + turn <= self._limits.sequence and completion + turn <= self._limits.completion
+        )
 
     def _text(self, action: Action) -> str:
         if self._bridge is None or not hasattr(self._bridge.tokenizer, "decode"):
             return action.text
         return self._bridge.decode(action.token_ids)
 
-    def _say_tokens(self, action: Action | str, turn: int, episode: int, reason: StopReason) -> None:
+    def _say_tokens(
+        self, action: Action | str, turn: int, episode: int, reason: StopReason
+    ) -> None:
         sampled = not isinstance(action, str)
         self.ledger.append(
             action.token_ids if sampled else self._bridge.encode_template(action),
@@ -97,7 +112,9 @@ class Transcript:
 
 
 def _with_user(messages: Sequence[Message], text: str) -> list[Message]:
-    """``messages`` with ``text`` said by the user; two user messages in a row become one, and none is said twice."""
+    """``messages`` with ``text`` said by the user; two user messages in a row become one, and none
+    is said twice.
+    """
     if not messages or messages[-1]["role"] != "user":
         return [*messages, {"role": "user", "content": text}]
     last = messages[-1]["content"]

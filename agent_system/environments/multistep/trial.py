@@ -17,8 +17,9 @@ MASK_MODES = ("all", "final")
 class Episode:
     """One play of the task. ``reward`` is set when it is over.
 
-    ``truncated`` says why it was ended early: ``steps``, ``length`` (a turn was cut), ``abort`` (the engine gave a turn
-    up) or ``budget`` (no room for another turn). ``free``: its reward does not count.
+    ``truncated`` says why it was ended early: ``steps``, ``length`` (a turn was cut), ``abort``
+    (the engine gave a turn up) or ``budget`` (no room for another turn). ``free``: its reward does
+    not count.
     """
 
     number: int
@@ -52,8 +53,8 @@ class Episode:
 class Trial:
     """The episodes of one session, played one after the other on the same task.
 
-    ``opening``: messages in front of the first prompt. ``aborted`` says what broke; such a trial has no return and is
-    not to be learnt from.
+    ``opening``: messages in front of the first prompt. ``aborted`` says what broke; such a trial
+    has no return and is not to be learnt from.
     """
 
     session_id: str
@@ -73,7 +74,9 @@ class Trial:
         return self.episodes[-1]
 
     def record(self) -> dict[str, Any]:
-        """The trial as ``completed_episodes`` shows it: its last episode, with the return of the trial as reward."""
+        """The trial as ``completed_episodes`` shows it: its last episode, with the return of the
+        trial as reward.
+        """
         episodes = [episode.record() for episode in self.episodes]
         last = episodes[-1] if episodes else Episode(0).record()
         return {
@@ -88,7 +91,9 @@ class Trial:
 
 
 def trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
-    """What ``run_trial`` returns: one entry per trial in every list, empty token lists where no tokens are kept."""
+    """What ``run_trial`` returns: one entry per trial in every list, empty token lists where no
+    tokens are kept.
+    """
     ledgers = [trial.transcript.ledger or TokenLedger() for trial in trials]
     results = {
         "full_token_ids": [list(ledger.ids) for ledger in ledgers],
@@ -98,7 +103,9 @@ def trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
         "session_ids": [trial.session_id for trial in trials],
         "rewards": [trial.total for trial in trials],
         "turn_rewards": [[list(episode.rewards) for episode in trial.episodes] for trial in trials],
-        "stop_reasons": [[list(episode.stop_reasons) for episode in trial.episodes] for trial in trials],
+        "stop_reasons": [
+            [list(episode.stop_reasons) for episode in trial.episodes] for trial in trials
+        ],
         "episode_boundaries": [_boundaries(trial) for trial in trials],
         "truncated": [trial.episode.truncated if trial.episodes else None for trial in trials],
         "aborted": [trial.aborted for trial in trials],
@@ -106,12 +113,18 @@ def trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
         "prompt_lengths": [ledger.prompt_length for ledger in ledgers],
         "retokenized": [ledger.retokenized for ledger in ledgers],
     }
-    aliases = {"ids": "full_token_ids", "messages": "final_completion_messages", "mask": "completion_only_mask"}
+    aliases = {
+        "ids": "full_token_ids",
+        "messages": "final_completion_messages",
+        "mask": "completion_only_mask",
+    }
     return results | {alias: results[name] for alias, name in aliases.items()}
 
 
 def completion_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
-    """1 on the tokens to be trained: all the agent's (``all``), or those of its last turn (``final``)."""
+    """1 on the tokens to be trained: all the agent's (``all``), or those of its last turn
+    (``final``).
+    """
     mask = ledger.completion_only_mask()
     if mask_mode == "all" or not ledger.agent_segments:
         return mask
@@ -125,12 +138,16 @@ def _final_messages(trial: Trial) -> list[dict[str, str]]:
 
 
 def _boundaries(trial: Trial) -> list[tuple[int, int]]:
-    """The token range [start, end) of every episode that the ledger holds; an episode begins where its text begins."""
+    """The token range [start, end) of every episode that the ledger holds; an episode begins where
+    its text begins.
+    """
     ledger = trial.transcript.ledger
     if ledger is None:
         return []
     begins: dict[int, int] = {}
     for segment in ledger.segments:
-        begins.setdefault(segment.episode, 0 if segment.kind is SegmentKind.PROMPT else segment.start)
+        begins.setdefault(
+            segment.episode, 0 if segment.kind is SegmentKind.PROMPT else segment.start
+        )
     starts = sorted(begins.values())
     return list(itertools.pairwise([*starts, len(ledger)]))

@@ -1,10 +1,17 @@
-"""TRL: ``GRPOEnvTrainer`` trains a policy on a ``MultistepEnv``. Needs the extra ``trl``; loaded on first use."""
+"""TRL: ``GRPOEnvTrainer`` trains a policy on a ``MultistepEnv``.
+
+Needs the extra ``trl``; loaded on first use.
+"""
 
 from verl.utils.lazy import lazy
 
 _resolve, __all__ = lazy(
     __name__,
-    {"GRPOEnvTrainer": "trainer", "full_sequence_batch": "full_sequence", "masked_grpo_loss": "full_sequence"},
+    {
+        "GRPOEnvTrainer": "trainer",
+        "full_sequence_batch": "full_sequence",
+        "masked_grpo_loss": "full_sequence",
+    },
 )
 
 

@@ -10,8 +10,12 @@ OLD_LOGPS = ("sampling", "recompute")
 LOSS_PATHS = ("trl", "full_sequence")
 
 
-def check(env: MultistepEnv, args: Any, processing_class: Any, old_logps: str, loss_path: str) -> None:
-    """Raise ``ValueError`` with everything that is wrong and how to mend it; ``args`` is a ``trl.GRPOConfig``."""
+def check(
+    env: MultistepEnv, args: Any, processing_class: Any, old_logps: str, loss_path: str
+) -> None:
+    """Raise ``ValueError`` with everything that is wrong and how to mend it; ``args`` is a
+    ``trl.GRPOConfig``.
+    """
     problems = [*_tokens(env, processing_class), *_choices(old_logps, loss_path), *_sampling(args)]
     if loss_path == "full_sequence":
         problems += _full_sequence(args, old_logps)
@@ -27,7 +31,10 @@ def _tokens(env: MultistepEnv, processing_class: Any) -> Iterator[str]:
 
 
 def _choices(old_logps: str, loss_path: str) -> Iterator[str]:
-    for name, value, allowed in (("old_logps", old_logps, OLD_LOGPS), ("loss_path", loss_path, LOSS_PATHS)):
+    for name, value, allowed in (
+        ("old_logps", old_logps, OLD_LOGPS),
+        ("loss_path", loss_path, LOSS_PATHS),
+    ):
         if value not in allowed:
             yield f"{name}={value!r}: allowed are {', '.join(allowed)}"
 

@@ -1,8 +1,9 @@
 """The masked GRPO loss on whole sequences: pure tensor functions.
 
-A batch holds ``prompt_completion_ids``, ``attention_mask``, ``completion_only_mask`` (1 on the tokens of the agent)
-and, where they are known, ``old_per_token_logps`` and ``ref_per_token_logps``: all ``[B, T]``, position t for token t
-given the tokens before it; ``advantages`` is ``[B]`` or ``[B, T]``. The mask of the loss is no mask of the attention.
+A batch holds ``prompt_completion_ids``, ``attention_mask``, ``completion_only_mask`` (1 on the
+tokens of the agent) and, where they are known, ``old_per_token_logps`` and ``ref_per_token_logps``:
+all ``[B, T]``, position t for token t given the tokens before it; ``advantages`` is ``[B]`` or
+``[B, T]``. The mask of the loss is no mask of the attention.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 
 def full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The batch of whole sequences that TRL's ``inputs`` (prompts ``[B, P]``, completions ``[B, C]``) stand for."""
+    """The batch of whole sequences that TRL's ``inputs`` (prompts ``[B, P]``, completions ``[B,
+    C]``) stand for.
+    """
     prompt, completion_mask = inputs["prompt_mask"], inputs["completion_mask"]
     agent = completion_mask * inputs["tool_mask"] if "tool_mask" in inputs else completion_mask
     batch = {
@@ -28,12 +31,16 @@ def full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             values = inputs[name]
             batch[name] = torch.cat([values.new_zeros(prompt.shape), values], dim=1)
     if batch["advantages"].dim() == 2 and batch["advantages"].shape[1] > 1:
-        batch["advantages"] = torch.cat([batch["advantages"].new_zeros(prompt.shape), batch["advantages"]], dim=1)
+        batch["advantages"] = torch.cat(
+            [batch["advantages"].new_zeros(prompt.shape), batch["advantages"]], dim=1
+        )
     return batch
 
 
 def per_token_logps(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-prob [B, T] of every token of ``ids`` [B, T] under ``logits`` [B, T, V]; 0 for the first token."""
+    """Log-prob [B, T] of every token of ``ids`` [B, T] under ``logits`` [B, T, V]; 0 for the first
+    token.
+    """
     scaled = logits[:, :-1].float() / temperature
     chosen = torch.log_softmax(scaled, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
     return torch.nn.functional.pad(chosen, (1, 0))
@@ -53,21 +60,26 @@ def masked_grpo_loss(
     max_completion_length: int | None = None,
     num_tokens: Tensor | float | None = None,
 ) -> Tensor:
-    """GRPO's clipped loss and KL penalty on the log-probs ``logps`` [B, T], everything masked before it is used.
+    """GRPO's clipped loss and KL penalty on the log-probs ``logps`` [B, T], everything masked
+    before it is used.
 
-    With ratio r = exp(new - old): ``-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)``, r at most ``delta``,
-    plus ``beta`` times ``exp(ref - new) - (ref - new) - 1`` (times r with ``bias_correction``). Without
-    ``old_per_token_logps`` the new ones stand in, so that r is 1. ``level="sequence"``: r is the exponential of the
-    mean difference over the masked tokens.
+    With ratio r = exp(new - old): ``-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)``, r at
+    most ``delta``, plus ``beta`` times ``exp(ref - new) - (ref - new) - 1`` (times r with
+    ``bias_correction``). Without ``old_per_token_logps`` the new ones stand in, so that r is 1.
+    ``level="sequence"``: r is the exponential of the mean difference over the masked tokens.
 
-    ``loss_type``: mean over rows of token means (``grpo``), token mean (``bnpo``), token sum over rows times
-    ``max_completion_length`` (``dr_grpo``), or over ``num_tokens`` of the whole optimizer step (``dapo``; None: of this
-    batch). Rows without a masked token add nothing.
+    ``loss_type``: mean over rows of token means (``grpo``), token mean (``bnpo``), token sum over
+    rows times ``max_completion_length`` (``dr_grpo``), or over ``num_tokens`` of the whole
+    optimizer step (``dapo``; None: of this batch). Rows without a masked token add nothing.
     """
     if loss_type not in LOSS_TYPES:
-        raise ValueError(f"loss_type={loss_type!r}: the loss on whole sequences knows {', '.join(LOSS_TYPES)}")
+        raise ValueError(
+            f"loss_type={loss_type!r}: the loss on whole sequences knows {', '.join(LOSS_TYPES)}"
+        )
     mask = batch["completion_only_mask"].to(logps.dtype)
-    advantages = batch["advantages"] if batch["advantages"].dim() == 2 else batch["advantages"].unsqueeze(1)
+    advantages = (
+        batch["advantages"] if batch["advantages"].dim() == 2 else batch["advantages"].unsqueeze(1)
+    )
     new = logps * mask
     old = batch.get("old_per_token_logps")
     old = new.detach() if old is None else old * mask
@@ -88,6 +100,8 @@ def masked_grpo_loss(
     if loss_type == "dr_grpo":
         return losses.sum() / (len(losses) * (max_completion_length or mask.shape[1]))
     tokens = (
-        mask.sum() if num_tokens is None or loss_type == "bnpo" else torch.as_tensor(num_tokens, dtype=losses.dtype)
+        mask.sum()
+        if num_tokens is None or loss_type == "bnpo"
+        else torch.as_tensor(num_tokens, dtype=losses.dtype)
     )
     return losses.sum() / tokens.clamp(min=1)

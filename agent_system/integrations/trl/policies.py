@@ -1,4 +1,6 @@
-"""Where turns are sampled while TRL trains: each has ``generate`` as ``DirectOutputAgent`` expects it of a model."""
+"""Where turns are sampled while TRL trains: each has ``generate`` as ``DirectOutputAgent`` expects
+it of a model.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +15,9 @@ from verl.workers.rollout.hf import HFEngine
 
 @dataclass(frozen=True, slots=True)
 class TurnSampling:
-    """How a turn is drawn; ``top_k`` 0 and ``top_p`` 1.0 mean no truncation, ``stop`` holds strings that end it."""
+    """How a turn is drawn; ``top_k`` 0 and ``top_p`` 1.0 mean no truncation, ``stop`` holds strings
+    that end it.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -41,8 +45,8 @@ class SampledOutput:
 class LivePolicy:
     """Samples from the model that is being trained, without a copy of it.
 
-    ``borrow()`` is a context in which the model is there to be called. What is drawn depends on ``seed`` and on how
-    often was drawn before.
+    ``borrow()`` is a context in which the model is there to be called. What is drawn depends on
+    ``seed`` and on how often was drawn before.
     """
 
     def __init__(
@@ -58,21 +62,32 @@ class LivePolicy:
         self._max_num_seqs = max_num_seqs
         self._calls = itertools.count()
 
-    def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[SampledOutput]:
+    def generate(
+        self, prompts: Sequence[Any], sampling_params: TurnSampling
+    ) -> list[SampledOutput]:
         """One turn per prompt, in order; a prompt is ``{"prompt_token_ids": [...]}`` or text."""
         seed = derive_seed("turns of a live policy", self._seed, next(self._calls))
         with self._borrow() as model:
-            engine = HFEngine.on_model(model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=self._max_num_seqs)
+            engine = HFEngine.on_model(
+                model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=self._max_num_seqs
+            )
             for number, prompt in enumerate(prompts):
                 engine.add(self._request(str(number), prompt, sampling_params))
             results = {}
             while engine.has_work():
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
-        return [SampledOutput((SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value),)) for t in turns]
+        return [
+            SampledOutput((SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value),))
+            for t in turns
+        ]
 
     def _request(self, name: str, prompt: Any, sampling: TurnSampling) -> SamplingRequest:
-        ids = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else self.tokenizer(prompt)["input_ids"]
+        ids = (
+            prompt["prompt_token_ids"]
+            if isinstance(prompt, Mapping)
+            else self.tokenizer(prompt)["input_ids"]
+        )
         return SamplingRequest(
             name,
             list(ids),
@@ -90,7 +105,9 @@ class ServerPolicy:
     def __init__(self, client: Any, tokenizer: Any, end_ids: Iterable[int]) -> None:
         self.client, self.tokenizer, self._end_ids = client, tokenizer, frozenset(end_ids)
 
-    def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[SampledOutput]:
+    def generate(
+        self, prompts: Sequence[Any], sampling_params: TurnSampling
+    ) -> list[SampledOutput]:
         """One turn per prompt, in order."""
         sampling = sampling_params
         told = self.client.generate(
@@ -104,12 +121,19 @@ class ServerPolicy:
             generation_kwargs={"stop": list(sampling.stop), "include_stop_str_in_output": True},
         )
         pairs = zip(told["completion_ids"], told["logprobs"], strict=True)
-        return [SampledOutput((self._turn(list(ids), logprobs, sampling),)) for ids, logprobs in pairs]
+        return [
+            SampledOutput((self._turn(list(ids), logprobs, sampling),)) for ids, logprobs in pairs
+        ]
 
-    def _turn(self, ids: list[int], logprobs: Sequence[Sequence[float]], sampling: TurnSampling) -> SampledTurn:
-        """The client tells no finish reason: a full turn that ends with nothing that ends turns was cut."""
+    def _turn(
+        self, ids: list[int], logprobs: Sequence[Sequence[float]], sampling: TurnSampling
+    ) -> SampledTurn:
+        """The client tells no finish reason: a full turn that ends with nothing that ends turns was
+        cut.
+        """
         ended = bool(ids) and (
-            ids[-1] in self._end_ids or self.tokenizer.decode(ids).endswith(sampling.stop or ("\0",))
+            ids[-1] in self._end_ids
+            or self.tokenizer.decode(ids).endswith(sampling.stop or ("\0",))
         )
         reason = "stop" if ended or len(ids) < sampling.max_tokens else "length"
         return SampledTurn(ids, [entry[0] for entry in logprobs], reason)

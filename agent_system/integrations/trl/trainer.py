@@ -4,8 +4,9 @@
                                    │                                               │
     TRL: rewards by session ids, advantages, loss on the agent's tokens, logging ◀─┘
 
-TRL's part is untouched: a trial comes back as one prompt (up to the first sampled token) and one completion, in which
-``env_mask`` is 1 on the tokens of the agent and 0 on those of the environment. All of them are attended to.
+TRL's part is untouched: a trial comes back as one prompt (up to the first sampled token) and one
+completion, in which ``env_mask`` is 1 on the tokens of the agent and 0 on those of the environment.
+All of them are attended to.
 """
 
 import contextlib
@@ -22,7 +23,11 @@ from trl.models import unwrap_model_for_generation
 from agent_system.agents import DirectOutputAgent
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.integrations.trl.checks import check
-from agent_system.integrations.trl.full_sequence import full_sequence_batch, masked_grpo_loss, per_token_logps
+from agent_system.integrations.trl.full_sequence import (
+    full_sequence_batch,
+    masked_grpo_loss,
+    per_token_logps,
+)
 from agent_system.integrations.trl.policies import LivePolicy, ServerPolicy, TurnSampling
 
 logger = logging.getLogger(__name__)
@@ -34,19 +39,25 @@ class GRPOEnvTrainer(GRPOTrainer):
     """Trains ``model`` on the trials that ``env`` plays with it.
 
     Args:
-        model, args, callbacks, optimizers, peft_config: As in ``trl.GRPOTrainer``. ``args.max_completion_length``
-            bounds everything after the first prompt of a trial, ``args.num_generations`` is the group size.
+        model, args, callbacks, optimizers, peft_config: As in ``trl.GRPOTrainer``.
+            ``args.max_completion_length`` bounds everything after the first prompt of a trial,
+            ``args.num_generations`` is the group size.
         env: Plays trials; it needs a tokenizer, which is the default ``processing_class``.
-        reward_funcs: By default ``env.get_rubric()``; they get ``session_ids`` and the columns of the dataset.
-        train_dataset, eval_dataset: Rows for ``env``, no ``prompt`` column needed; by default the environment's own.
-        agent: Plays instead of the policy that is trained; its actions must be that policy's tokens.
-        sampling_params: Handed to the sampler as it is; by default made from ``args``, ``max_turn_tokens`` and
-            ``env.stop``.
-        max_turn_tokens: The longest turn. A trial ends when no more turn of that length fits, so by default it is
-            ``args.max_completion_length`` over twice the turns of a trial, and at least ``MIN_TURN_TOKENS``.
-        old_logps: ``sampling``: the log-probs that tokens were sampled with are the old policy's, which also corrects
-            for differences between vLLM and the trainer, so that TRL's own correction is switched off. Where top_p,
-            top_k and the like change what is sampled, and with ``recompute``, it goes TRL's way; note that its default
+        reward_funcs: By default ``env.get_rubric()``; they get ``session_ids`` and the columns of
+            the dataset.
+        train_dataset, eval_dataset: Rows for ``env``, no ``prompt`` column needed; by default the
+            environment's own.
+        agent: Plays instead of the policy that is trained; its actions must be that policy's
+            tokens.
+        sampling_params: Handed to the sampler as it is; by default made from ``args``,
+            ``max_turn_tokens`` and ``env.stop``.
+        max_turn_tokens: The longest turn. A trial ends when no more turn of that length fits, so by
+            default it is ``args.max_completion_length`` over twice the turns of a trial, and at
+            least ``MIN_TURN_TOKENS``.
+        old_logps: ``sampling``: the log-probs that tokens were sampled with are the old policy's,
+            which also corrects for differences between vLLM and the trainer, so that TRL's own
+            correction is switched off. Where top_p, top_k and the like change what is sampled, and
+            with ``recompute``, it goes TRL's way; note that its default
             ``vllm_importance_sampling_mode`` drops whole sequences.
         loss_path: ``trl``, or ``full_sequence``: the same loss from the logits of whole sequences.
         allow_retokenized: Train on tokens that were made from an agent's words.
@@ -84,8 +95,14 @@ class GRPOEnvTrainer(GRPOTrainer):
             from agent_system.integrations.trl.vllm_on_cpu import prepare_process, weight_sync
 
             prepare_process()
-        if args.use_vllm and _takes_sampled(args, old_logps) and args.vllm_importance_sampling_correction:
-            logger.info("old log-probs are those of sampling: vllm_importance_sampling_correction is switched off")
+        if (
+            args.use_vllm
+            and _takes_sampled(args, old_logps)
+            and args.vllm_importance_sampling_correction
+        ):
+            logger.info(
+                "old log-probs are those of sampling: vllm_importance_sampling_correction is switched off"
+            )
             args.vllm_importance_sampling_correction = False
         if eval_dataset is None and args.eval_strategy != "no":
             eval_dataset = env.get_eval_dataset()
@@ -115,7 +132,9 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def _make_agent(self, sampling_params: Any) -> DirectOutputAgent:
         if self.use_vllm and self.vllm_mode == "colocate":
-            return DirectOutputAgent(self.vllm_generation.llm, sampling_params or self._vllm_sampling())
+            return DirectOutputAgent(
+                self.vllm_generation.llm, sampling_params or self._vllm_sampling()
+            )
         if self.use_vllm:
             client = getattr(self.vllm_generation, "vllm_client", None)  # on the main process only
             policy = ServerPolicy(client, self._tokenizer, self.eos_token_ids)
@@ -125,7 +144,9 @@ class GRPOEnvTrainer(GRPOTrainer):
         return DirectOutputAgent(policy, sampling_params or self._turn_sampling(), self._tokenizer)
 
     def _turn_sampling(self) -> TurnSampling:
-        return TurnSampling(self.max_turn_tokens, self.temperature, self.top_p, self.top_k, tuple(self.env.stop))
+        return TurnSampling(
+            self.max_turn_tokens, self.temperature, self.top_p, self.top_k, tuple(self.env.stop)
+        )
 
     def _vllm_sampling(self) -> Any:
         from vllm import SamplingParams
@@ -163,7 +184,10 @@ class GRPOEnvTrainer(GRPOTrainer):
                 model.train(training)
 
     def _play(self, rows: list[dict[str, Any]]) -> dict[str, list]:
-        """The trials of this process's ``rows``. A server is asked by the main process, for all of them."""
+        """The trials of this process's ``rows``.
+
+        A server is asked by the main process, for all of them.
+        """
         if not (self.use_vllm and self.vllm_mode == "server"):
             return self._run_trial(rows)
         everything = gather_object(rows)
@@ -175,12 +199,16 @@ class GRPOEnvTrainer(GRPOTrainer):
         return mine
 
     def _run_trial(self, rows: list[dict[str, Any]]) -> dict[str, list]:
-        trials = self.env.run_trial(rows, agent=self.agent, max_completion_length=self.max_completion_length)
+        trials = self.env.run_trial(
+            rows, agent=self.agent, max_completion_length=self.max_completion_length
+        )
         records = [self.env.completed_episodes[session_id] for session_id in trials["session_ids"]]
         return trials | {"records": records}
 
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, list]:
-        """TRL's rollout function: the trials of the rows that ``_generate_and_score_completions`` has put aside."""
+        """TRL's rollout function: the trials of the rows that ``_generate_and_score_completions``
+        has put aside.
+        """
         del prompts, trainer
         self._trials = trials = self._play(self._rows)
         if any(trials["retokenized"]) and not self.allow_retokenized:
@@ -189,19 +217,28 @@ class GRPOEnvTrainer(GRPOTrainer):
                 "sampled. Use an agent that returns agent_system.agents.Action, or allow_retokenized=True"
             )
         for opening, record in zip(self._openings, trials["records"], strict=True):
-            opening[:] = _opening_of(record["messages"])  # TRL holds these lists: they go to reward functions and logs
+            opening[:] = _opening_of(
+                record["messages"]
+            )  # TRL holds these lists: they go to reward functions and logs
         rows = [self._completion(trials, index) for index in range(len(self._rows))]
         names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
         return columns | {"session_ids": trials["session_ids"]}
 
-    def _completion(self, trials: dict[str, list], index: int) -> tuple[list[int], list[int], list[float], list[int]]:
-        """Prompt, completion, its log-probs and mask. A trial that came to its end gets an end token, not trained."""
+    def _completion(
+        self, trials: dict[str, list], index: int
+    ) -> tuple[list[int], list[int], list[float], list[int]]:
+        """Prompt, completion, its log-probs and mask.
+
+        A trial that came to its end gets an end token, not trained.
+        """
         ids, start = trials["full_token_ids"][index], trials["prompt_lengths"][index]
         end = self._tokenizer.eos_token_id
         completion, mask = ids[start:], trials["completion_only_mask"][index][start:]
         logprobs = trials["logprobs"][index][start:]
-        complete = trials["truncated"][index] in (None, "steps") and trials["aborted"][index] is None
+        complete = (
+            trials["truncated"][index] in (None, "steps") and trials["aborted"][index] is None
+        )
         if not completion or (complete and completion[-1] not in self.eos_token_ids):
             completion, mask, logprobs = [*completion, end], [*mask, 0], [*logprobs, 0.0]
         return ids[:start] or [end], completion, logprobs, mask
@@ -211,7 +248,9 @@ class GRPOEnvTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._rows = [dict(row) for row in inputs]
         self._openings = [[{"role": "user", "content": ""}] for _ in inputs]
-        rows = [{**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)]
+        rows = [
+            {**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)
+        ]
         output = super()._generate_and_score_completions(rows)
         if _takes_sampled(self.args, self.old_logps) and _all_known(self._trials):
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
@@ -219,16 +258,24 @@ class GRPOEnvTrainer(GRPOTrainer):
             output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
         return output
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> torch.Tensor:
         """Reward functions see the agent's last message, not the whole trial decoded as one."""
         return super()._calculate_rewards(
             inputs, prompts, self._trials["final_completion_messages"], completion_ids_list
         )
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> torch.Tensor:
-        """TRL's loss; with ``loss_path="full_sequence"``, or for a batch of whole sequences, ``masked_grpo_loss``."""
+        """TRL's loss; with ``loss_path="full_sequence"``, or for a batch of whole sequences,
+        ``masked_grpo_loss``.
+        """
         if self.loss_path == "trl" and _SOURCE_KEY not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         batch = inputs if _SOURCE_KEY in inputs else full_sequence_batch(inputs)
@@ -256,24 +303,32 @@ class GRPOEnvTrainer(GRPOTrainer):
 
 
 def _takes_sampled(args: GRPOConfig, old_logps: str) -> bool:
-    """Whether sampling log-probs are the old policy's: asked for, and of the whole distribution, as the loss computes
-    them."""
-    whole = args.top_p == 1.0 and not args.top_k and not args.min_p and args.repetition_penalty == 1.0
+    """Whether sampling log-probs are the old policy's: asked for, and of the whole distribution, as
+    the loss computes them."""
+    whole = (
+        args.top_p == 1.0 and not args.top_k and not args.min_p and args.repetition_penalty == 1.0
+    )
     return old_logps == "sampling" and whole
 
 
 def _turn_tokens(env: MultistepEnv, max_completion_length: int) -> int:
-    """The longest turn by default: half of what is there for each turn of a trial; environments say the rest."""
+    """The longest turn by default: half of what is there for each turn of a trial; environments say
+    the rest.
+    """
     turns = env.max_steps_per_episode * env.episodes_per_trial
     return min(max_completion_length, max(MIN_TURN_TOKENS, max_completion_length // (2 * turns)))
 
 
 def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """The messages before the first one of the assistant."""
-    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    first = next(
+        (i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages)
+    )
     return [dict(message) for message in messages[:first]] or [{"role": "user", "content": ""}]
 
 
 def _all_known(trials: dict[str, list]) -> bool:
     """Whether every token of the agent was sampled and came with its log-prob."""
-    return not any(trials["retokenized"]) and all(math.isfinite(value) for row in trials["logprobs"] for value in row)
+    return not any(trials["retokenized"]) and all(
+        math.isfinite(value) for row in trials["logprobs"] for value in row
+    )

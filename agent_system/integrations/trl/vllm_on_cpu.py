@@ -1,4 +1,6 @@
-"""vLLM colocated with TRL's trainer on a CPU: what to set before it starts, and a weight sync that works there."""
+"""vLLM colocated with TRL's trainer on a CPU: what to set before it starts, and a weight sync that
+works there.
+"""
 
 import os
 from collections.abc import Callable
@@ -22,15 +24,21 @@ def prepare_process() -> None:
 def weight_sync(generation: Any) -> Callable[[], None]:
     """A replacement for ``sync_weights`` of TRL's ``VLLMGeneration`` in ``colocate`` mode.
 
-    TRL loads tensors into vLLM's modules one by one; on CPU these have been repacked, so that this fails. The reload
-    goes through vLLM, renews the packed output head, and drops the prefix cache.
+    TRL loads tensors into vLLM's modules one by one; on CPU these have been repacked, so that this
+    fails. The reload goes through vLLM, renews the packed output head, and drops the prefix cache.
     """
 
     def sync() -> None:
-        weights = [(name, tensor.detach().clone()) for name, tensor in generation._iter_named_params()]
+        weights = [
+            (name, tensor.detach().clone()) for name, tensor in generation._iter_named_params()
+        ]
         generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        repack_output_head(generation.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model())
+        repack_output_head(
+            generation.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+        )
         if not generation.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM kept its prefix cache after a weight update: cached keys would be of old weights")
+            raise RuntimeError(
+                "vLLM kept its prefix cache after a weight update: cached keys would be of old weights"
+            )
 
     return sync

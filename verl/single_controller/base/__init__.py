@@ -1,4 +1,6 @@
-"""Workers, groups of workers and the registration of their methods; independent of what runs the processes."""
+"""Workers, groups of workers and the registration of their methods; independent of what runs the
+processes.
+"""
 
 from verl.utils.lazy import lazy
 

@@ -13,9 +13,9 @@ DP_COMPUTE_PROTO     its rows of every ``DataProto``, other arguments  one ``Dat
 RANK_ZERO            rank 0 alone: all arguments                       rank 0's answer
 ===================  ================================================  ==========================================
 
-DP_COMPUTE_PROTO pads the table to a multiple of the world size with repeated rows and drops them from the answer. Each
-shard says in ``meta_info["padding_rows"]`` how many of its last rows are such copies, so that a worker which sums over
-rows (a loss, a metric) can leave them out.
+DP_COMPUTE_PROTO pads the table to a multiple of the world size with repeated rows and drops them
+from the answer. Each shard says in ``meta_info["padding_rows"]`` how many of its last rows are such
+copies, so that a worker which sums over rows (a loss, a metric) can leave them out.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,9 @@ import numpy as np
 
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
-PADDING_ROWS = "padding_rows"  # meta_info: how many of the last rows are copies that only even out the ranks
+PADDING_ROWS = (
+    "padding_rows"  # meta_info: how many of the last rows are copies that only even out the ranks
+)
 _ATTRIBUTE = "__group_registration__"
 
 Call = tuple[tuple, dict[str, Any]]  # positional and keyword arguments of one rank
@@ -69,12 +71,15 @@ def register(
 ) -> Callable[[Callable], Callable]:
     """Make a worker's method callable on the group.
 
-    The method itself is left as it is. With ``blocking=False`` the group call returns a ``GroupFuture`` at once.
-    Raises ``ValueError`` when rank 0 alone is to execute a call whose data are split over all ranks.
+    The method itself is left as it is. With ``blocking=False`` the group call returns a
+    ``GroupFuture`` at once. Raises ``ValueError`` when rank 0 alone is to execute a call whose data
+    are split over all ranks.
     """
     splits = dispatch_mode in (Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE, Dispatch.DP_COMPUTE_PROTO)
     if execute_mode is Execute.RANK_ZERO and splits:
-        raise ValueError(f"{dispatch_mode.name} deals the data to all ranks; it cannot execute on rank 0 alone")
+        raise ValueError(
+            f"{dispatch_mode.name} deals the data to all ranks; it cannot execute on rank 0 alone"
+        )
     registration = Registration(dispatch_mode, execute_mode, blocking, timeout_s)
 
     def mark(method: Callable) -> Callable:
@@ -92,7 +97,8 @@ def registration_of(method: Any) -> Registration | None:
 def registered_methods(worker_cls: type) -> dict[str, Registration]:
     """Names and registrations of the group methods of a class, those of its bases included.
 
-    An override that carries no ``register`` of its own keeps the registration of the method it overrides.
+    An override that carries no ``register`` of its own keeps the registration of the method it
+    overrides.
     """
     found: dict[str, Registration] = {}
     for cls in reversed(worker_cls.__mro__):
@@ -101,8 +107,11 @@ def registered_methods(worker_cls: type) -> dict[str, Registration]:
     return found
 
 
-def plan_calls(registration: Registration, world_size: int, args: tuple, kwargs: dict) -> tuple[list[Call], Collect]:
-    """The calls of ranks 0, 1, ... (rank 0 alone gets a list of one) and the function that joins their answers.
+def plan_calls(
+    registration: Registration, world_size: int, args: tuple, kwargs: dict
+) -> tuple[list[Call], Collect]:
+    """The calls of ranks 0, 1, ... (rank 0 alone gets a list of one) and the function that joins
+    their answers.
 
     Raises ``ValueError`` when the arguments cannot be dealt to ``world_size`` ranks.
     """
@@ -129,7 +138,9 @@ def _has_one_per_rank(value: Any, world_size: int) -> bool:
 
 
 def _dealt(world_size: int, args: tuple, kwargs: dict) -> list[Call]:
-    return [(tuple(a[i] for a in args), {k: v[i] for k, v in kwargs.items()}) for i in range(world_size)]
+    return [
+        (tuple(a[i] for a in args), {k: v[i] for k, v in kwargs.items()}) for i in range(world_size)
+    ]
 
 
 def _all_to_all(world_size: int, args: tuple, kwargs: dict) -> tuple[list[Call], Collect]:
@@ -142,7 +153,9 @@ def _dp_compute(world_size: int, args: tuple, kwargs: dict) -> tuple[list[Call],
     named = {**{f"argument {i}": v for i, v in enumerate(args)}, **kwargs}
     wrong = [name for name, value in named.items() if not _has_one_per_rank(value, world_size)]
     if wrong:
-        raise ValueError(f"DP_COMPUTE needs lists with one entry for each of {world_size} ranks; not so: {wrong}")
+        raise ValueError(
+            f"DP_COMPUTE needs lists with one entry for each of {world_size} ranks; not so: {wrong}"
+        )
     return _dealt(world_size, args, kwargs), list
 
 
@@ -151,7 +164,9 @@ def _dp_compute_proto(world_size: int, args: tuple, kwargs: dict) -> tuple[list[
     sizes = {len(table) for table in tables if table.keys()}
     if not tables or len(sizes) > 1:
         found = f"tables of {sorted(sizes)} rows" if tables else "no DataProto"
-        raise ValueError(f"DP_COMPUTE_PROTO needs tables of one length among its arguments, found {found}")
+        raise ValueError(
+            f"DP_COMPUTE_PROTO needs tables of one length among its arguments, found {found}"
+        )
     size = sizes.pop() if sizes else 0
     padding = -size % world_size
     dealt_args = [_shards(v, world_size) for v in args]

@@ -1,4 +1,7 @@
-"""What can go wrong between the driver and its workers. Messages name the worker, its rank and the method."""
+"""What can go wrong between the driver and its workers.
+
+Messages name the worker, its rank and the method.
+"""
 
 
 class WorkerError(RuntimeError):

@@ -6,14 +6,17 @@ from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, register
 
-LISTEN_FD = "VERL_MASTER_LISTEN_FD"  # a listening socket that rank 0's process holds for the rendezvous
+LISTEN_FD = (
+    "VERL_MASTER_LISTEN_FD"  # a listening socket that rank 0's process holds for the rendezvous
+)
 
 
 class Worker:
     """One rank of a group.
 
-    Before the constructor runs, the environment holds ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
-    ``MASTER_ADDR`` and ``MASTER_PORT``. Outside a group they default to a group of one.
+    Before the constructor runs, the environment holds ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
+    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. Outside a group they default to a
+    group of one.
     """
 
     @property
@@ -33,7 +36,9 @@ class Worker:
 
     @property
     def device(self) -> Any:
-        """The ``torch.device`` this rank computes on: its CUDA device where it was given one, else the CPU."""
+        """The ``torch.device`` this rank computes on: its CUDA device where it was given one, else
+        the CPU.
+        """
         import torch
 
         if not torch.cuda.is_available() or torch.cuda.device_count() == 0:
@@ -45,9 +50,10 @@ class Worker:
     def init_process_group(self, backend: str | None = None, timeout_s: float = 600.0) -> None:
         """Join the group's ``torch.distributed`` default process group; every rank has to call it.
 
-        ``backend`` None means ``nccl`` where the rank has a CUDA device and ``gloo`` elsewhere. Workers that share a
-        process share its group, so a second call only checks that it asks for the same backend. ``timeout_s`` bounds
-        the rendezvous and each collective. Raises ``RuntimeError`` when a group with another backend exists.
+        ``backend`` None means ``nccl`` where the rank has a CUDA device and ``gloo`` elsewhere.
+        Workers that share a process share its group, so a second call only checks that it asks for
+        the same backend. ``timeout_s`` bounds the rendezvous and each collective. Raises
+        ``RuntimeError`` when a group with another backend exists.
         """
         import torch
         import torch.distributed as dist
@@ -56,13 +62,17 @@ class Worker:
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         if dist.is_initialized():
             if dist.get_backend_config() != str(dist.BackendConfig(dist.Backend(backend))):
-                raise RuntimeError(f"the process group runs {dist.get_backend_config()}, not {backend}")
+                raise RuntimeError(
+                    f"the process group runs {dist.get_backend_config()}, not {backend}"
+                )
             return
         if device.type == "cuda":
             torch.cuda.set_device(device)
         timeout = timedelta(seconds=timeout_s)
         store = self._rendezvous(timeout)
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+        dist.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
+        )
 
     def _rendezvous(self, timeout: timedelta) -> Any:
         import torch.distributed as dist
@@ -76,9 +86,12 @@ class Worker:
             world_size=self.world_size,
             is_master=self.rank == 0,
             timeout=timeout,
-            # the socket was bound when its port was announced: nobody else can have taken the port since
+            # the socket was bound when its port was announced: nobody else can have taken the port
+            # since
             master_listen_fd=int(held) if held is not None else None,
         )
 
     def close(self) -> None:
-        """Called once before the group is shut down in good order; override to release what the worker holds."""
+        """Called once before the group is shut down in good order; override to release what the
+        worker holds.
+        """

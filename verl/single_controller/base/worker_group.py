@@ -1,4 +1,7 @@
-"""WorkerGroup: many workers, one object. What runs the workers (Ray, for one) is left to subclasses."""
+"""WorkerGroup: many workers, one object.
+
+What runs the workers (Ray, for one) is left to subclasses.
+"""
 
 import difflib
 import functools
@@ -6,18 +9,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from verl.single_controller.base.decorator import Call, Collect, Registration, plan_calls, registered_methods
+from verl.single_controller.base.decorator import (
+    Call,
+    Collect,
+    Registration,
+    plan_calls,
+    registered_methods,
+)
 
 
 class GroupFuture:
     """The answer of a non-blocking group call.
 
-    May be handed to another group call in place of the value. ``wait(timeout_s)`` must return the ranks' answers in
-    rank order or raise.
+    May be handed to another group call in place of the value. ``wait(timeout_s)`` must return the
+    ranks' answers in rank order or raise.
     """
 
     def __init__(
-        self, wait: Callable[[float], list[Any]], done: Callable[[], bool], collect: Collect, timeout_s: float
+        self,
+        wait: Callable[[float], list[Any]],
+        done: Callable[[], bool],
+        collect: Collect,
+        timeout_s: float,
     ) -> None:
         self._wait, self._done, self._collect, self._timeout_s = wait, done, collect, timeout_s
         self._value: Any = None
@@ -28,15 +41,21 @@ class GroupFuture:
         return self._ready or self._done()
 
     def get(self, timeout_s: float | None = None) -> Any:
-        """The value of the call; waits for it at most ``timeout_s`` (default: the call's own deadline)."""
+        """The value of the call; waits for it at most ``timeout_s`` (default: the call's own
+        deadline).
+        """
         if not self._ready:
-            self._value = self._collect(self._wait(self._timeout_s if timeout_s is None else timeout_s))
+            self._value = self._collect(
+                self._wait(self._timeout_s if timeout_s is None else timeout_s)
+            )
             self._ready = True
         return self._value
 
 
 class WorkerGroup(ABC):
-    """Offers each registered method of ``worker_cls`` as a method of its own, dealt to and collected from the ranks."""
+    """Offers each registered method of ``worker_cls`` as a method of its own, dealt to and
+    collected from the ranks.
+    """
 
     def __init__(self, worker_cls: type, world_size: int, name: str, call_timeout_s: float) -> None:
         self.worker_cls = worker_cls
@@ -46,7 +65,9 @@ class WorkerGroup(ABC):
         self._methods = registered_methods(worker_cls)
         taken = [method for method in self._methods if hasattr(type(self), method)]
         if taken:
-            raise ValueError(f"{worker_cls.__name__}: {taken} are methods of every group; name the worker's otherwise")
+            raise ValueError(
+                f"{worker_cls.__name__}: {taken} are methods of every group; name the worker's otherwise"
+            )
         for method, registration in self._methods.items():
             setattr(self, method, self._bind(method, registration))
 
@@ -67,17 +88,25 @@ class WorkerGroup(ABC):
         """Start the registered ``method`` and return at once, whatever its ``blocking`` says."""
         if method not in self._methods:
             getattr(self, method)  # raises with the nearest match
-            raise AttributeError(f"{method!r} is not a registered method of {self.worker_cls.__name__}")
+            raise AttributeError(
+                f"{method!r} is not a registered method of {self.worker_cls.__name__}"
+            )
         return self._submit(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call ``method``, registered or not, with the same arguments on every rank; the answers in rank order."""
+        """Call ``method``, registered or not, with the same arguments on every rank; the answers in
+        rank order.
+        """
         args, kwargs = _materialise(args, kwargs)
-        return self._future(method, [(args, kwargs)] * self.world_size, list, self.call_timeout_s).get()
+        return self._future(
+            method, [(args, kwargs)] * self.world_size, list, self.call_timeout_s
+        ).get()
 
     def execute_rank_zero(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call ``method``, registered or not, on rank 0 alone."""
-        return self._future(method, [_materialise(args, kwargs)], list, self.call_timeout_s).get()[0]
+        return self._future(method, [_materialise(args, kwargs)], list, self.call_timeout_s).get()[
+            0
+        ]
 
     def _bind(self, method: str, registration: Registration) -> Callable:
         @functools.wraps(getattr(self.worker_cls, method))
@@ -87,14 +116,20 @@ class WorkerGroup(ABC):
 
         return call
 
-    def _submit(self, method: str, registration: Registration, args: tuple, kwargs: dict) -> GroupFuture:
+    def _submit(
+        self, method: str, registration: Registration, args: tuple, kwargs: dict
+    ) -> GroupFuture:
         args, kwargs = _materialise(args, kwargs)
         calls, collect = plan_calls(registration, self.world_size, args, kwargs)
-        timeout_s = self.call_timeout_s if registration.timeout_s is None else registration.timeout_s
+        timeout_s = (
+            self.call_timeout_s if registration.timeout_s is None else registration.timeout_s
+        )
         return self._future(method, calls, collect, timeout_s)
 
     @abstractmethod
-    def _future(self, method: str, calls: list[Call], collect: Collect, timeout_s: float) -> GroupFuture:
+    def _future(
+        self, method: str, calls: list[Call], collect: Collect, timeout_s: float
+    ) -> GroupFuture:
         """Start ``calls[i]`` on rank i."""
 
     @abstractmethod

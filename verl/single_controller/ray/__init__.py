@@ -1,4 +1,6 @@
-"""Worker groups as Ray actors: resource pools, groups, colocation of roles, and starting Ray itself."""
+"""Worker groups as Ray actors: resource pools, groups, colocation of roles, and starting Ray
+itself.
+"""
 
 from verl.utils.lazy import lazy
 

@@ -6,35 +6,46 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from verl.single_controller.base.errors import WorkerDiedError, WorkerError, WorkerTimeoutError
 
 logger = logging.getLogger(__name__)
 
-# After one rank fails, the others are given this long to fail too: a rank that loses its peer in a collective often
-# reports before Ray has noticed that the peer's process is gone, and the death is the cause worth telling.
+# After one rank fails, the others are given this long to fail too: a rank that loses its peer in a
+# collective often reports before Ray has noticed that the peer's process is gone, and the death is
+# the cause worth telling.
 _CAUSE_GRACE_S = 2.0
 
 
 def ray_get(ref: Any, timeout_s: float, what: str) -> Any:
-    """The value of one object reference; ``what`` says in errors what was waited for ("rollout worker 0: ready")."""
+    """The value of one object reference; ``what`` says in errors what was waited for ("rollout
+    worker 0: ready").
+    """
     return gather([ref], timeout_s, [what])[0]
 
 
 def gather(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list[Any]:
     """The values of ``refs`` in order, or the first failure as soon as it is known.
 
-    Raises ``WorkerTimeoutError`` naming the labels still pending after ``timeout_s`` seconds, ``WorkerDiedError``
-    when a process is gone, and an exception raised by the remote method itself as that exception with a note of the
-    label.
+    Raises ``WorkerTimeoutError`` naming the labels still pending after ``timeout_s`` seconds,
+    ``WorkerDiedError`` when a process is gone, and an exception raised by the remote method itself
+    as that exception with a note of the label.
     """
     deadline = time.monotonic() + timeout_s
     label_of = dict(zip(refs, labels, strict=True))
     values: dict[Any, Any] = {}
     pending = list(label_of)
     while pending:
-        ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        ready, pending = ray.wait(
+            pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic())
+        )
         if not ready:
             late = ", ".join(label_of[ref] for ref in pending)
             raise WorkerTimeoutError(f"no answer after {timeout_s:g} s from: {late}")
@@ -46,24 +57,33 @@ def gather(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list
 
 def is_done(refs: Sequence[Any]) -> bool:
     """Whether every reference has a value or an error."""
-    ready, _ = ray.wait(list(dict.fromkeys(refs)), num_returns=len(set(refs)), timeout=0, fetch_local=False)
+    ready, _ = ray.wait(
+        list(dict.fromkeys(refs)), num_returns=len(set(refs)), timeout=0, fetch_local=False
+    )
     return len(ready) == len(set(refs))
 
 
 def _fetch(ref: Any, label: str, timeout_s: float, values: dict[Any, Any]) -> Exception | None:
     """Put the value of a finished reference into ``values``, or return what went wrong."""
     try:
-        # the answer exists; a moment for its transfer is due even when the deadline falls on this instant
+        # the answer exists; a moment for its transfer is due even when the deadline falls on this
+        # instant
         values[ref] = ray.get(ref, timeout=max(5.0, timeout_s))
     except GetTimeoutError:
-        return WorkerTimeoutError(f"the answer could not be fetched in {timeout_s:g} s from: {label}")
+        return WorkerTimeoutError(
+            f"the answer could not be fetched in {timeout_s:g} s from: {label}"
+        )
     except RayTaskError as error:
         error.add_note(f"raised in {label}")
         return error
     except (RayActorError, WorkerCrashedError) as error:
-        return _chained(WorkerDiedError(f"the process is gone: {label}: {_first_lines(error)}"), error)
+        return _chained(
+            WorkerDiedError(f"the process is gone: {label}: {_first_lines(error)}"), error
+        )
     except RayError as error:
-        return _chained(WorkerError(f"{type(error).__name__} in {label}: {_first_lines(error)}"), error)
+        return _chained(
+            WorkerError(f"{type(error).__name__} in {label}: {_first_lines(error)}"), error
+        )
     return None
 
 

@@ -1,6 +1,8 @@
-"""WorkerHost: the one actor class that all groups run. It sets the environment up and then houses worker objects.
+"""WorkerHost: the one actor class that all groups run. It sets the environment up and then houses
+worker objects.
 
-This module imports nothing heavy, so that ``prepare`` takes effect before torch is loaded by a worker's module.
+This module imports nothing heavy, so that ``prepare`` takes effect before torch is loaded by a
+worker's module.
 """
 
 import os
@@ -22,10 +24,16 @@ class WorkerHost:
         import ray
 
         context = ray.get_runtime_context()
-        return {"node_id": context.get_node_id(), "ip": ray.util.get_node_ip_address(), "pid": os.getpid()}
+        return {
+            "node_id": context.get_node_id(),
+            "ip": ray.util.get_node_ip_address(),
+            "pid": os.getpid(),
+        }
 
     def listen(self) -> tuple[str, int]:
-        """Bind the rendezvous socket on this node's address alone and keep it; returns (address, port)."""
+        """Bind the rendezvous socket on this node's address alone and keep it; returns (address,
+        port).
+        """
         import ray
 
         address = ray.util.get_node_ip_address()

@@ -1,4 +1,5 @@
-"""Starting Ray: on this machine alone, reachable through the loopback interface only, or joining a given cluster.
+"""Starting Ray: on this machine alone, reachable through the loopback interface only, or joining a
+given cluster.
 
 What Ray 2.60 offers and what is done with it here:
 
@@ -29,12 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 def init_ray(ray_init_cfg: Any = None, **overrides: Any) -> dict[str, Any]:
-    """Start Ray, or join the cluster at ``address`` (default: the environment's ``RAY_ADDRESS``); returns facts.
+    """Start Ray, or join the cluster at ``address`` (default: the environment's ``RAY_ADDRESS``);
+    returns facts.
 
-    ``ray_init_cfg`` is the ``ray_init`` section (an object or a mapping) of which ``address``, ``num_cpus``,
-    ``num_gpus``, ``object_store_gb`` and ``log_to_driver`` are read where present; ``overrides`` take precedence.
-    A Ray that runs in this process already is left as it is. The facts: ``address``, ``started`` (a new local Ray),
-    ``node_ip``, ``loopback_only``, ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
+    ``ray_init_cfg`` is the ``ray_init`` section (an object or a mapping) of which ``address``,
+    ``num_cpus``, ``num_gpus``, ``object_store_gb`` and ``log_to_driver`` are read where present;
+    ``overrides`` take precedence. A Ray that runs in this process already is left as it is. The
+    facts: ``address``, ``started`` (a new local Ray), ``node_ip``, ``loopback_only``, ``num_cpus``,
+    ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
     """
     options = _options(ray_init_cfg, overrides)
     address = options["address"] or os.environ.get("RAY_ADDRESS")
@@ -46,7 +49,9 @@ def init_ray(ray_init_cfg: Any = None, **overrides: Any) -> dict[str, Any]:
     if ray.is_initialized():
         return _facts(ray, started=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would let everything else on the machine go first
+    os.environ.setdefault(
+        "RAY_worker_niceness", "0"
+    )  # Ray would let everything else on the machine go first
     # Ray announces the token at every start; the facts say it instead
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_token(create=local)
@@ -100,14 +105,20 @@ def _private_directory() -> Path:
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{path} belongs to somebody else; Ray's session directories cannot be kept there")
+        raise PermissionError(
+            f"{path} belongs to somebody else; Ray's session directories cannot be kept there"
+        )
     path.chmod(0o700)
     return path
 
 
 def token_path() -> Path | None:
-    """Where Ray's authentication token lies, or None when the token is in the environment or not used."""
-    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+    """Where Ray's authentication token lies, or None when the token is in the environment or not
+    used.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get(
+        "RAY_AUTH_TOKEN"
+    ):
         return None
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
@@ -116,7 +127,10 @@ def _protect_token(create: bool) -> None:
     path = token_path()
     if path is None:
         if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
-            logger.warning("RAY_AUTH_MODE=%s: Ray runs without token authentication", os.environ["RAY_AUTH_MODE"])
+            logger.warning(
+                "RAY_AUTH_MODE=%s: Ray runs without token authentication",
+                os.environ["RAY_AUTH_MODE"],
+            )
         return
     if create and not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

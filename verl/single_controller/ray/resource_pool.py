@@ -24,15 +24,18 @@ class Slot:
     @property
     def strategy(self) -> PlacementGroupSchedulingStrategy:
         """The Ray option that puts an actor here."""
-        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
+        return PlacementGroupSchedulingStrategy(
+            self.group, placement_group_bundle_index=self.bundle
+        )
 
 
 class RayResourcePool:
     """Reserves ``process_on_nodes[k]`` devices on the k-th node; rank order is node order.
 
-    A device is a GPU where ``use_gpu`` (None: where the cluster has any), plus ``cpus_per_worker`` CPUs for each of the
-    ``max_colocate_count`` groups that may share the pool; each such group gets an equal share of the GPU.
-    The reservation is made on first use. A context manager; leaving it gives the reservation back.
+    A device is a GPU where ``use_gpu`` (None: where the cluster has any), plus ``cpus_per_worker``
+    CPUs for each of the ``max_colocate_count`` groups that may share the pool; each such group gets
+    an equal share of the GPU. The reservation is made on first use. A context manager; leaving it
+    gives the reservation back.
     """
 
     def __init__(
@@ -77,14 +80,20 @@ class RayResourcePool:
     def slots(self) -> list[Slot]:
         """One slot per rank. Reserves on the first call.
 
-        Raises ``WorkerTimeoutError`` saying what was asked for and what is free when the cluster cannot give it.
+        Raises ``WorkerTimeoutError`` saying what was asked for and what is free when the cluster
+        cannot give it.
         """
         if not self._groups:
             self._reserve()
-        return [Slot(group, i) for group, n in zip(self._groups, self.process_on_nodes, strict=True) for i in range(n)]
+        return [
+            Slot(group, i)
+            for group, n in zip(self._groups, self.process_on_nodes, strict=True)
+            for i in range(n)
+        ]
 
     def guest_options(self, device: int) -> dict[str, Any]:
-        """Ray options of a single actor that shares device number ``device`` with the groups on this pool.
+        """Ray options of a single actor that shares device number ``device`` with the groups on
+        this pool.
 
         Without GPUs there is no device to share, and it may run anywhere.
         """
@@ -98,7 +107,9 @@ class RayResourcePool:
             bundle["GPU"] = 1.0
         deadline = time.monotonic() + self.timeout_s
         for k, count in enumerate(self.process_on_nodes):
-            group = placement_group([dict(bundle)] * count, strategy="STRICT_PACK", name=f"{self.name_prefix}_{k}")
+            group = placement_group(
+                [dict(bundle)] * count, strategy="STRICT_PACK", name=f"{self.name_prefix}_{k}"
+            )
             self._groups.append(group)
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
                 free = _readable(ray.available_resources())

@@ -46,20 +46,26 @@ class RoleSpec:
 
 
 class RayClassWithInitArgs:
-    """A worker class (plain, or wrapped by ``ray.remote``) with the arguments each rank is constructed with.
+    """A worker class (plain, or wrapped by ``ray.remote``) with the arguments each rank is
+    constructed with.
 
     ``env_vars`` are set in the process before the class's module is imported there.
     """
 
-    def __init__(self, cls: Any, *args: Any, env_vars: dict[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, cls: Any, *args: Any, env_vars: dict[str, str] | None = None, **kwargs: Any
+    ) -> None:
         self.roles = {SOLE_ROLE: RoleSpec(_plain_class(cls), args, kwargs)}
         self.env_vars = dict(env_vars or {})
 
 
-def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
+def create_colocated_worker_cls(
+    class_dict: dict[str, RayClassWithInitArgs],
+) -> RayClassWithInitArgs:
     """One actor class that houses a worker of every role; see ``RayWorkerGroup.spawn``.
 
-    Raises ``ValueError`` when no role is given or two roles set an environment variable differently.
+    Raises ``ValueError`` when no role is given or two roles set an environment variable
+    differently.
     """
     if not class_dict:
         raise ValueError("create_colocated_worker_cls: no roles")
@@ -68,18 +74,22 @@ def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> 
     for role, spec in class_dict.items():
         differing = [k for k, v in spec.env_vars.items() if colocated.env_vars.get(k, v) != v]
         if differing:
-            raise ValueError(f"role {role!r} sets {differing} otherwise than the roles it shares a process with")
+            raise ValueError(
+                f"role {role!r} sets {differing} otherwise than the roles it shares a process with"
+            )
         colocated.env_vars.update(spec.env_vars)
         colocated.roles[role] = spec.roles[SOLE_ROLE]
     return colocated
 
 
 class RayWorkerGroup(WorkerGroup):
-    """One Ray actor per device of ``resource_pool``, each housing one worker (or one per colocated role).
+    """One Ray actor per device of ``resource_pool``, each housing one worker (or one per colocated
+    role).
 
-    ``call_timeout_s`` bounds every call that sets no deadline of its own, ``start_timeout_s`` the start of the actors
-    and the constructors. Raises ``WorkerTimeoutError`` or ``WorkerDiedError`` naming rank and method, and exceptions of
-    the workers themselves as they are, with a note of the rank.
+    ``call_timeout_s`` bounds every call that sets no deadline of its own, ``start_timeout_s`` the
+    start of the actors and the constructors. Raises ``WorkerTimeoutError`` or ``WorkerDiedError``
+    naming rank and method, and exceptions of the workers themselves as they are, with a note of the
+    rank.
     """
 
     def __init__(
@@ -93,7 +103,9 @@ class RayWorkerGroup(WorkerGroup):
         roles = ray_cls_with_init.roles
         sole = roles.get(SOLE_ROLE)
         name = name_prefix or (sole.worker_cls.__name__ if sole else "+".join(roles))
-        super().__init__(sole.worker_cls if sole else object, resource_pool.world_size, name, call_timeout_s)
+        super().__init__(
+            sole.worker_cls if sole else object, resource_pool.world_size, name, call_timeout_s
+        )
         self._role, self._roles = SOLE_ROLE, roles
         self._actors: list[Any] = []
         try:
@@ -103,14 +115,19 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, "RayWorkerGroup"]:
-        """One group per role, all on this group's actors. Raises ``KeyError`` for a role that is not housed here."""
+        """One group per role, all on this group's actors.
+
+        Raises ``KeyError`` for a role that is not housed here.
+        """
         groups = {}
         for role in prefix_set:
             if role not in self._roles:
                 raise KeyError(f"no role {role!r} in this group; it houses {sorted(self._roles)}")
             view = RayWorkerGroup.__new__(RayWorkerGroup)
             name = f"{self.name}/{role}"
-            WorkerGroup.__init__(view, self._roles[role].worker_cls, self.world_size, name, self.call_timeout_s)
+            WorkerGroup.__init__(
+                view, self._roles[role].worker_cls, self.world_size, name, self.call_timeout_s
+            )
             view._role, view._roles, view._actors = role, self._roles, self._actors
             groups[role] = view
         return groups
@@ -121,7 +138,9 @@ class RayWorkerGroup(WorkerGroup):
         return list(self._actors)
 
     def call_refs(self, method: str, *args: Any) -> list[Any]:
-        """Start ``method`` on every rank; the answers stay in the object store, as references in rank order."""
+        """Start ``method`` on every rank; the answers stay in the object store, as references in
+        rank order.
+        """
         return [actor.call.remote(self._role, method, *args) for actor in self._actors]
 
     def kill(self) -> None:
@@ -131,11 +150,16 @@ class RayWorkerGroup(WorkerGroup):
         self._actors.clear()  # in place: the views of colocated roles share the list
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Let the workers ``close`` within ``timeout_s``, then end their processes. Safe to call twice."""
+        """Let the workers ``close`` within ``timeout_s``, then end their processes.
+
+        Safe to call twice.
+        """
         if not self._actors:
             return
         try:
-            gather([actor.close.remote() for actor in self._actors], timeout_s, self._labels("close"))
+            gather(
+                [actor.close.remote() for actor in self._actors], timeout_s, self._labels("close")
+            )
         except (WorkerError, RayError) as error:
             logger.warning("%s: not closed in good order: %s", self.name, error)
         self.kill()
@@ -144,31 +168,49 @@ class RayWorkerGroup(WorkerGroup):
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
         for slot in pool.slots():
-            self._actors.append(actor_cls.options(scheduling_strategy=slot.strategy, **resources).remote())
+            self._actors.append(
+                actor_cls.options(scheduling_strategy=slot.strategy, **resources).remote()
+            )
         refs = [actor.describe.remote() for actor in self._actors]
         self.placement = gather(refs, timeout_s, self._labels(f"start with {resources}"))
-        address, port = ray_get(self._actors[0].listen.remote(), timeout_s, f"{self.name}[rank 0].listen")
-        envs = [{**spec.env_vars, **env} for env in _rank_environments(self.placement, address, port)]
-        refs = [actor.prepare.remote(env, sys.path) for actor, env in zip(self._actors, envs, strict=True)]
+        address, port = ray_get(
+            self._actors[0].listen.remote(), timeout_s, f"{self.name}[rank 0].listen"
+        )
+        envs = [
+            {**spec.env_vars, **env} for env in _rank_environments(self.placement, address, port)
+        ]
+        refs = [
+            actor.prepare.remote(env, sys.path)
+            for actor, env in zip(self._actors, envs, strict=True)
+        ]
         gather(refs, timeout_s, self._labels("prepare"))
         for role, part in spec.roles.items():
-            refs = [actor.start.remote(role, part.worker_cls, part.args, part.kwargs) for actor in self._actors]
+            refs = [
+                actor.start.remote(role, part.worker_cls, part.args, part.kwargs)
+                for actor in self._actors
+            ]
             gather(refs, timeout_s, self._labels(f"{part.worker_cls.__name__}.__init__"))
 
     def _labels(self, method: str) -> list[str]:
         return [f"{self.name}[rank {rank}].{method}" for rank in range(self.world_size)]
 
-    def _future(self, method: str, calls: list[Call], collect: Collect, timeout_s: float) -> GroupFuture:
+    def _future(
+        self, method: str, calls: list[Call], collect: Collect, timeout_s: float
+    ) -> GroupFuture:
         if not self._actors:
             raise WorkerError(f"{self.name}.{method}: the group has been shut down")
         if self._role not in self._roles:
-            raise WorkerError(f"{self.name}.{method}: call one of the groups that spawn({sorted(self._roles)}) gives")
+            raise WorkerError(
+                f"{self.name}.{method}: call one of the groups that spawn({sorted(self._roles)}) gives"
+            )
         labels = self._labels(method)[: len(calls)]
         refs = [
             actor.call.remote(self._role, method, *args, **kwargs)
             for actor, (args, kwargs) in zip(self._actors, _stored_once(calls), strict=False)
         ]
-        return GroupFuture(lambda t: gather(refs, t, labels), lambda: is_done(refs), collect, timeout_s)
+        return GroupFuture(
+            lambda t: gather(refs, t, labels), lambda: is_done(refs), collect, timeout_s
+        )
 
 
 def _plain_class(cls: Any) -> type:
@@ -176,7 +218,9 @@ def _plain_class(cls: Any) -> type:
     return metadata.modified_class.__ray_actor_class__ if metadata is not None else cls
 
 
-def _rank_environments(placement: list[dict[str, Any]], address: str, port: int) -> list[dict[str, str]]:
+def _rank_environments(
+    placement: list[dict[str, Any]], address: str, port: int
+) -> list[dict[str, str]]:
     """The environment of each rank; local ranks count the group's ranks on the same node."""
     on_node = Counter(place["node_id"] for place in placement)
     seen: Counter = Counter()
@@ -191,7 +235,8 @@ def _rank_environments(placement: list[dict[str, Any]], address: str, port: int)
             "MASTER_PORT": str(port),
         }
         if address.startswith("127."):
-            # without these the collectives' own sockets would listen on the machine's outward address
+            # without these the collectives' own sockets would listen on the machine's outward
+            # address
             env |= {"GLOO_SOCKET_IFNAME": _loopback(), "NCCL_SOCKET_IFNAME": _loopback()}
         environments.append(env)
         seen[place["node_id"]] += 1
@@ -204,11 +249,15 @@ def _loopback() -> str:
 
 def _stored_once(calls: list[Call]) -> list[Call]:
     """Replace arguments that go to several ranks by references, so that they are serialised once."""
-    values = [v for args, kwargs in calls for v in (*args, *kwargs.values()) if not isinstance(v, _PLAIN)]
+    values = [
+        v for args, kwargs in calls for v in (*args, *kwargs.values()) if not isinstance(v, _PLAIN)
+    ]
     shared = {key for key, count in Counter(map(id, values)).items() if count > 1}
     refs = {id(v): ray.put(v) for v in {id(v): v for v in values}.values() if id(v) in shared}
 
     def swap(value: Any) -> Any:
         return refs.get(id(value), value)
 
-    return [(tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()}) for args, kwargs in calls]
+    return [
+        (tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()}) for args, kwargs in calls
+    ]

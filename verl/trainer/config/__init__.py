@@ -1,7 +1,8 @@
-"""Typed configuration: schema, composition, checks and plan. Imports neither torch nor Ray nor an engine.
+"""Typed configuration: schema, composition, checks and plan. Imports neither torch nor Ray nor an
+engine.
 
-``load_config(name, overrides)`` gives a typed object, ``validate`` checks it across fields, ``make_plan`` counts what
-it will do, ``cli`` is the command line that the entry points share.
+``load_config(name, overrides)`` gives a typed object, ``validate`` checks it across fields,
+``make_plan`` counts what it will do, ``cli`` is the command line that the entry points share.
 """
 
 from verl.trainer.config.derive import derive, trajectories_per_iteration

@@ -2,7 +2,8 @@
 
     compose -> type -> derive -> validate -> plan -> run
 
-``parse`` does everything up to the typed configs, ``run`` the whole line; nothing heavy is imported before ``main``.
+``parse`` does everything up to the typed configs, ``run`` the whole line; nothing heavy is imported
+before ``main``.
 """
 
 import argparse
@@ -20,13 +21,15 @@ from verl.trainer.config.keys import Key, children, nearest, schema_keys
 from verl.trainer.config.load import load_config, load_tree, warn_without_effect
 from verl.trainer.config.plan import make_plan
 from verl.trainer.config.problems import Names
-from verl.trainer.config.registered import import_external
+from verl.trainer.config.registered_names import import_external
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.validate import find_problems
 from verl.utils.interrupt import Interruption
 
 logger = logging.getLogger(__name__)
-ConfigDefault = str | Callable[[Sequence[str]], str]  # a config name, or a choice that reads the overrides
+ConfigDefault = (
+    str | Callable[[Sequence[str]], str]
+)  # a config name, or a choice that reads the overrides
 
 
 @dataclass
@@ -41,20 +44,37 @@ class Command:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", add_help=False, allow_abbrev=False)
     parser.add_argument(
-        "--help", "-h", nargs="?", const="", metavar="SECTION", help="this text, or the keys of SECTION"
+        "--help",
+        "-h",
+        nargs="?",
+        const="",
+        metavar="SECTION",
+        help="this text, or the keys of SECTION",
     )
     parser.add_argument("--config-name", "-cn", metavar="NAME", help="config to start from")
     parser.add_argument(
-        "--config-path", "--config-dir", "-cp", "-cd", metavar="DIR", help="directory of your own configs"
+        "--config-path",
+        "--config-dir",
+        "-cp",
+        "-cd",
+        metavar="DIR",
+        help="directory of your own configs",
     )
     parser.add_argument("--cfg", "-c", choices=("job",), help="print the composed config and stop")
     parser.add_argument(
-        "--resolve", action="store_true", help="with --cfg job: interpolations and derived values filled in"
+        "--resolve",
+        action="store_true",
+        help="with --cfg job: interpolations and derived values filled in",
     )
     parser.add_argument(
-        "--multirun", "-m", action="store_true", help="one job after the other for key=a,b key=range(0,3)"
+        "--multirun",
+        "-m",
+        action="store_true",
+        help="one job after the other for key=a,b key=range(0,3)",
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar"
+    )
     return parser
 
 
@@ -83,13 +103,17 @@ def parse(
 
 def _show(name: str, args: argparse.Namespace, schema: type) -> str:
     if args.resolve:
-        return OmegaConf.to_yaml(OmegaConf.structured(load_config(name, args.overrides, schema, args.config_path)))
+        return OmegaConf.to_yaml(
+            OmegaConf.structured(load_config(name, args.overrides, schema, args.config_path))
+        )
     return OmegaConf.to_yaml(load_tree(name, args.overrides, schema, args.config_path))
 
 
 def _jobs(name: str, args: argparse.Namespace, schema: type) -> list[Any]:
     """The configs of a multirun, each with an experiment name (and so a run directory) of its own."""
-    own_names = any(word.lstrip("+").startswith("trainer.experiment_name=") for word in args.overrides)
+    own_names = any(
+        word.lstrip("+").startswith("trainer.experiment_name=") for word in args.overrides
+    )
     configs = []
     for index, words in enumerate(expand_sweep(args.overrides)):
         cfg = load_config(name, words, schema, args.config_path)
@@ -99,7 +123,9 @@ def _jobs(name: str, args: argparse.Namespace, schema: type) -> list[Any]:
         configs.append(cfg)
     places = [cfg.trainer.default_local_dir for cfg in configs]
     if len(set(places)) < len(places):
-        raise ConfigError(f"trainer.default_local_dir: jobs of a multirun share {places[0]!r}; leave it to its default")
+        raise ConfigError(
+            f"trainer.default_local_dir: jobs of a multirun share {places[0]!r}; leave it to its default"
+        )
     return configs
 
 
@@ -112,12 +138,14 @@ def run(
     names: Callable[[], Names] | None = None,
     inspect: Callable[[Any], Collection[str]] | None = None,
 ) -> int:
-    """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the exit status.
+    """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the
+    exit status.
 
-    0: done or shown; 2: refused, with every problem on standard error; 143 and 130: ended in order by SIGTERM or
-    Ctrl-C. ``names`` gives what is registered and is called only when there is something to run, after the config's own
-    ``external_lib`` was imported. ``inspect(cfg)`` gives further problems of a config that has none so far: those that
-    only show with what it names at hand. ``main`` may refuse as well, with a ``ConfigError``.
+    0: done or shown; 2: refused, with every problem on standard error; 143 and 130: ended in order
+    by SIGTERM or Ctrl-C. ``names`` gives what is registered and is called only when there is
+    something to run, after the config's own ``external_lib`` was imported. ``inspect(cfg)`` gives
+    further problems of a config that has none so far: those that only show with what it names at
+    hand. ``main`` may refuse as well, with a ``ConfigError``.
     """
     try:
         command = parse(argv, config_default, schema, prog)
@@ -127,7 +155,9 @@ def run(
         import_external(command.configs)
         registered = names() if names else None
         plans = [make_plan(cfg) for cfg in command.configs]
-        problems = [problem for cfg in command.configs for problem in find_problems(cfg, registered)]
+        problems = [
+            problem for cfg in command.configs for problem in find_problems(cfg, registered)
+        ]
         problems += [problem for plan in plans for problem in plan.problems()]
         if inspect and not problems:
             problems = [problem for cfg in command.configs for problem in inspect(cfg)]
@@ -158,7 +188,9 @@ def show(plan: Any, caption: str = "") -> None:
         sys.stdout.flush()
 
 
-def _help(parser: argparse.ArgumentParser, section: str, config_path: str | None, schema: type) -> str:
+def _help(
+    parser: argparse.ArgumentParser, section: str, config_path: str | None, schema: type
+) -> str:
     keys = schema_keys(schema)
     if section:
         return _help_section(section, schema)
@@ -175,7 +207,9 @@ def _help_section(section: str, schema: type) -> str:
     found = [key for path, key in keys.items() if path == section or path.startswith(f"{section}.")]
     if not found:
         guess = nearest(section, keys)
-        raise ConfigError(f"--help {section}: no such section" + (f"; did you mean {guess}?" if guess else ""))
+        raise ConfigError(
+            f"--help {section}: no such section" + (f"; did you mean {guess}?" if guess else "")
+        )
     return "\n".join(_help_key(key) for key in found if not key.is_section)
 
 

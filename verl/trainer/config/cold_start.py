@@ -1,4 +1,6 @@
-"""The supervised run that makes a missing policy, as a config: same environment, same device, ready to hand over."""
+"""The supervised run that makes a missing policy, as a config: same environment, same device, ready
+to hand over.
+"""
 
 import copy
 
@@ -8,13 +10,18 @@ from verl.trainer.config.schema import PPOConfig, SFTConfig
 
 
 def cold_start_config(cfg: PPOConfig) -> SFTConfig:
-    """The config of ``main_sft`` that writes ``actor_rollout_ref.model.path``, in the environment ``cfg`` plays.
+    """The config of ``main_sft`` that writes ``actor_rollout_ref.model.path``, in the environment
+    ``cfg`` plays.
 
-    Starts from ``cold_start.config_name`` with ``cold_start.overrides``; environment, seed of tasks, arguments of the
-    chat template, device and the place the policy goes to are taken from ``cfg``. Raises ConfigError when it cannot be
-    composed.
+    Starts from ``cold_start.config_name`` with ``cold_start.overrides``; environment, seed of
+    tasks, arguments of the chat template, device and the place the policy goes to are taken from
+    ``cfg``. Raises ConfigError when it cannot be composed.
     """
-    own = [word for word in cfg.cold_start.overrides if word.lstrip("+").startswith(("env.", "model.save_path="))]
+    own = [
+        word
+        for word in cfg.cold_start.overrides
+        if word.lstrip("+").startswith(("env.", "model.save_path="))
+    ]
     if own:
         raise ConfigError(
             f"cold_start.overrides={own!r}: taken from this run; fix: set env.* and model.path of the run"

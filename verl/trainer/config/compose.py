@@ -1,4 +1,6 @@
-"""From a config name and overrides to one plain tree, by Hydra: defaults lists, search path, override grammar."""
+"""From a config name and overrides to one plain tree, by Hydra: defaults lists, search path,
+override grammar.
+"""
 
 import difflib
 import itertools
@@ -16,11 +18,15 @@ from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.keys import Key, owner, schema_keys, unknown
 
 BASE_DIR = Path(__file__).resolve().parent
-EXPERIMENTS_DIR = BASE_DIR.parents[2] / "configs"  # beside the verl package, in a checkout and when installed
+EXPERIMENTS_DIR = (
+    BASE_DIR.parents[2] / "configs"
+)  # beside the verl package, in a checkout and when installed
 
 
 def config_dirs(config_path: str | None = None) -> list[Path]:
-    """Directories that are searched for configs: the caller's, then the experiments, then the bases."""
+    """Directories that are searched for configs: the caller's, then the experiments, then the
+    bases.
+    """
     own = [Path(config_path).expanduser().resolve()] if config_path else []
     for directory in own:
         if not directory.is_dir():
@@ -30,11 +36,15 @@ def config_dirs(config_path: str | None = None) -> list[Path]:
 
 def config_names(config_path: str | None = None) -> list[str]:
     """Names that ``--config-name`` accepts."""
-    return sorted({file.stem for directory in config_dirs(config_path) for file in directory.glob("*.yaml")})
+    return sorted(
+        {file.stem for directory in config_dirs(config_path) for file in directory.glob("*.yaml")}
+    )
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse ``key=value`` words; raises ConfigError for one that is not in Hydra's override grammar."""
+    """Parse ``key=value`` words; raises ConfigError for one that is not in Hydra's override
+    grammar.
+    """
     parser = OverridesParser.create()
     parsed, problems = [], []
     for word in overrides:
@@ -52,7 +62,9 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """All jobs of a multirun: the product of ``key=a,b``, ``choice``, ``range`` and the like, in order."""
+    """All jobs of a multirun: the product of ``key=a,b``, ``choice``, ``range`` and the like, in
+    order.
+    """
     axes = []
     for override in parse_overrides(overrides):
         if override.is_sweep_override():
@@ -64,15 +76,23 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _prepare(overrides: Sequence[str], schema: type, dirs: list[Path]) -> list[str]:
-    """Check override keys against ``schema`` and let Hydra set them whether or not a file mentions them."""
+    """Check override keys against ``schema`` and let Hydra set them whether or not a file mentions
+    them.
+    """
     keys, parsed = schema_keys(schema), parse_overrides(overrides)
     names = {override.key_or_group for override in parsed} - set(keys)
-    groups = {name for name in names if "." not in name and any((directory / name).is_dir() for directory in dirs)}
+    groups = {
+        name
+        for name in names
+        if "." not in name and any((directory / name).is_dir() for directory in dirs)
+    }
     problems = [refusal for override in parsed if (refusal := _refusal(override, keys, groups))]
     if problems:
         raise ConfigError(problems)
     return [
-        override.input_line if override.key_or_group in groups else "++" + override.input_line.lstrip("+")
+        override.input_line
+        if override.key_or_group in groups
+        else "++" + override.input_line.lstrip("+")
         for override in parsed
     ]
 
@@ -89,10 +109,14 @@ def _refusal(override: Override, keys: Mapping[str, Key], groups: set[str]) -> s
     return None
 
 
-def compose_tree(name: str, overrides: Sequence[str], schema: type, config_path: str | None = None) -> DictConfig:
-    """Compose config ``name`` with ``overrides`` into a plain tree (interpolations kept, types unchecked).
+def compose_tree(
+    name: str, overrides: Sequence[str], schema: type, config_path: str | None = None
+) -> DictConfig:
+    """Compose config ``name`` with ``overrides`` into a plain tree (interpolations kept, types
+    unchecked).
 
-    Raises ConfigError for an unknown config, an override that is no override and an unknown override key.
+    Raises ConfigError for an unknown config, an override that is no override and an unknown
+    override key.
     """
     dirs = config_dirs(config_path)
     name = name.removesuffix(".yaml")

@@ -1,4 +1,6 @@
-"""Values that follow from others: written once, here, so that every worker reads final numbers and no ``None``."""
+"""Values that follow from others: written once, here, so that every worker reads final numbers and
+no ``None``.
+"""
 
 import os
 from typing import Any
@@ -21,7 +23,9 @@ def trajectories_per_iteration(cfg: PPOConfig) -> int:
 
 
 def iterations(cfg: PPOConfig, train_tasks: int) -> int:
-    """Training steps of a whole run: ``trainer.total_training_steps``, else epochs times batches per epoch."""
+    """Training steps of a whole run: ``trainer.total_training_steps``, else epochs times batches
+    per epoch.
+    """
     trainer = cfg.trainer
     if trainer.total_training_steps is not None:
         return trainer.total_training_steps
@@ -43,16 +47,27 @@ def known_tasks(env: EnvConfig) -> int | None:
 
 
 def _derive_policy(cfg: PPOConfig) -> None:
-    actor, ref, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.ref, cfg.actor_rollout_ref.rollout
+    actor, ref, rollout = (
+        cfg.actor_rollout_ref.actor,
+        cfg.actor_rollout_ref.ref,
+        cfg.actor_rollout_ref.rollout,
+    )
     mini_batches = max(1, cfg.data.train_batch_size // actor.ppo_mini_batch_size)
-    _fill(actor, ppo_mini_batches=mini_batches, clip_ratio_low=actor.clip_ratio, clip_ratio_high=actor.clip_ratio)
+    _fill(
+        actor,
+        ppo_mini_batches=mini_batches,
+        clip_ratio_low=actor.clip_ratio,
+        clip_ratio_high=actor.clip_ratio,
+    )
     _fill(actor, loss_scale_factor=float(cfg.data.max_response_length))
     log_prob = {
         "log_prob_micro_batch_size_per_gpu": actor.ppo_micro_batch_size_per_gpu,
         "log_prob_use_dynamic_bsz": actor.use_dynamic_bsz,
         "log_prob_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
     }
-    _fill(rollout, max_model_len=cfg.data.max_prompt_length + cfg.data.max_response_length, **log_prob)
+    _fill(
+        rollout, max_model_len=cfg.data.max_prompt_length + cfg.data.max_response_length, **log_prob
+    )
     _fill(ref, dtype=actor.dtype, **log_prob)
 
 
@@ -82,12 +97,16 @@ def _derive_critic(cfg: PPOConfig) -> None:
 
 
 def derive(cfg: Any) -> Any:
-    """Fill the values of ``cfg`` that are ``None`` because they follow from others; returns ``cfg`` itself."""
+    """Fill the values of ``cfg`` that are ``None`` because they follow from others; returns ``cfg``
+    itself.
+    """
     if isinstance(cfg, PPOConfig):
         _derive_policy(cfg)
         _derive_critic(cfg)
         _fill(cfg.algorithm.rlvcr, enable=cfg.algorithm.adv_estimator in THINKING_ESTIMATORS)
-        _fill(cfg.env, max_turn_tokens=cfg.data.max_response_length, levels=cfg.algorithm.rlvcr.enable)
+        _fill(
+            cfg.env, max_turn_tokens=cfg.data.max_response_length, levels=cfg.algorithm.rlvcr.enable
+        )
     if isinstance(cfg, SFTConfig):
         _fill(cfg.env, levels=bool(cfg.data.levels))
     if isinstance(cfg, PPOConfig | SFTConfig):

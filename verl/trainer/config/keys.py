@@ -1,4 +1,7 @@
-"""Every key of a schema as data: path, type, default, doc and bounds. The help text and the checks read it."""
+"""Every key of a schema as data: path, type, default, doc and bounds.
+
+The help text and the checks read it.
+"""
 
 import dataclasses
 import difflib
@@ -11,7 +14,10 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key or section of a schema. ``path`` is dotted; a section has ``is_section`` set and no bounds."""
+    """One key or section of a schema.
+
+    ``path`` is dotted; a section has ``is_section`` set and no bounds.
+    """
 
     path: str
     type: Any
@@ -80,7 +86,9 @@ def schema_keys(schema: type) -> Mapping[str, Key]:
 
 
 def owner(path: str, keys: Mapping[str, Key]) -> Key | None:
-    """The declared key that ``path`` names or lies below (in a free dictionary); None when there is none."""
+    """The declared key that ``path`` names or lies below (in a free dictionary); None when there is
+    none.
+    """
     if path in keys:
         return keys[path]
     parts = path.split(".")
@@ -94,11 +102,17 @@ def owner(path: str, keys: Mapping[str, Key]) -> Key | None:
 def children(path: str, keys: Mapping[str, Key]) -> list[str]:
     """Names directly below section ``path`` (empty: the root)."""
     prefix = f"{path}." if path else ""
-    return [key[len(prefix) :] for key in keys if key.startswith(prefix) and "." not in key[len(prefix) :]]
+    return [
+        key[len(prefix) :]
+        for key in keys
+        if key.startswith(prefix) and "." not in key[len(prefix) :]
+    ]
 
 
 def nearest(path: str, keys: Mapping[str, Key]) -> str | None:
-    """The declared key that was most likely meant: a similar sibling, the same name elsewhere, a similar path."""
+    """The declared key that was most likely meant: a similar sibling, the same name elsewhere, a
+    similar path.
+    """
     section, _, name = path.rpartition(".")
     siblings = difflib.get_close_matches(name, children(section, keys), n=1, cutoff=0.75)
     if siblings:
@@ -107,7 +121,10 @@ def nearest(path: str, keys: Mapping[str, Key]) -> str | None:
     similar = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.75)
     if similar:
         candidates = [key for key in keys if key.rpartition(".")[2] == similar[0]]
-        return max(candidates, key=lambda key: difflib.SequenceMatcher(None, key, path).ratio() if section else 0)
+        return max(
+            candidates,
+            key=lambda key: difflib.SequenceMatcher(None, key, path).ratio() if section else 0,
+        )
     paths = difflib.get_close_matches(path, list(keys), n=1, cutoff=0.6)
     return paths[0] if paths else None
 

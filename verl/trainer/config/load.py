@@ -19,9 +19,14 @@ Schema = TypeVar("Schema")
 
 
 def load_tree(
-    name: str, overrides: Sequence[str] = (), schema: type = PPOConfig, config_path: str | None = None
+    name: str,
+    overrides: Sequence[str] = (),
+    schema: type = PPOConfig,
+    config_path: str | None = None,
 ) -> DictConfig:
-    """The composed and typed config before derivation, interpolations kept: what ``--cfg job`` prints."""
+    """The composed and typed config before derivation, interpolations kept: what ``--cfg job``
+    prints.
+    """
     return to_typed(compose_tree(name, overrides, schema, config_path), schema)
 
 
@@ -31,10 +36,11 @@ def load_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> Schema:
-    """The config called ``name`` with ``overrides`` as an instance of ``schema``, derived values filled in.
+    """The config called ``name`` with ``overrides`` as an instance of ``schema``, derived values
+    filled in.
 
-    Raises ConfigError, which lists every unknown key, wrong type and value out of bounds. Cross-field checks are
-    ``validate``'s.
+    Raises ConfigError, which lists every unknown key, wrong type and value out of bounds.
+    Cross-field checks are ``validate``'s.
     """
     return derive(to_object(load_tree(name, overrides, schema, config_path), schema))
 
@@ -61,7 +67,10 @@ def warn_without_effect(cfg: Any) -> None:
     """Log one warning that names every key which was set and changes nothing here."""
     found = without_effect(cfg, guess_device(cfg.trainer.device))
     if found:
-        logger.warning("set, but without effect here: %s", "; ".join(f"{key} ({why})" for key, why in found.items()))
+        logger.warning(
+            "set, but without effect here: %s",
+            "; ".join(f"{key} ({why})" for key, why in found.items()),
+        )
 
 
 def guess_device(device: str) -> str:

@@ -1,4 +1,6 @@
-"""What a run will do, counted before its first step: tasks, rows, optimizer steps, workers, tokens, rough memory."""
+"""What a run will do, counted before its first step: tasks, rows, optimizer steps, workers, tokens,
+rough memory.
+"""
 
 import dataclasses
 import json
@@ -12,10 +14,13 @@ from verl.trainer.config.derive import iterations, known_tasks, trajectories_per
 from verl.trainer.config.load import guess_device
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.sft import NewPolicyConfig
+from verl.utils.threads import available_cpus
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TRAINING_BYTES = 16  # master weight, gradient and two moments, float32 each
-LOGITS_AT_ONCE = 1 << 27  # verl.models.token_scores.MAX_LOGITS, which cannot be imported without torch
+LOGITS_AT_ONCE = (
+    1 << 27
+)  # verl.models.token_scores.MAX_LOGITS, which cannot be imported without torch
 GIB = 2**30
 
 
@@ -34,7 +39,10 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The counts of a run. ``None``: not known before the tasks or the policy are. Upper bounds say ``at_most``."""
+    """The counts of a run.
+
+    ``None``: not known before the tasks or the policy are. Upper bounds say ``at_most``.
+    """
 
     title: str
     device: str
@@ -73,7 +81,10 @@ class Plan:
         passes = _count(self.epochs, "epoch")
         if self.engines:
             steps = _count(self.optimizer_steps, "optimizer step")
-            yield "updates", f"{_count(self.mini_batches, 'mini-batch', 'es')} x {passes} = {steps} per iteration"
+            yield (
+                "updates",
+                f"{_count(self.mini_batches, 'mini-batch', 'es')} x {passes} = {steps} per iteration",
+            )
             yield (
                 "in all",
                 f"{_known(self.iterations)} iterations, {_known(self.total_optimizer_steps)} optimizer steps",
@@ -88,8 +99,14 @@ class Plan:
         engines = f"{_count(self.engines, 'engine')} x {_count(self.threads_per_engine, 'thread')}"
         processes = _count(self.env_processes, "environment process", "es")
         envs = _count(self.envs, "environment")
-        yield "players", f"{engines}, {_count(self.collectors, 'collector')}, {processes} ({envs} at once)"
-        yield "tasks", f"{_known(self.train_tasks)} to train on, {_known(self.val_tasks)} to validate on"
+        yield (
+            "players",
+            f"{engines}, {_count(self.collectors, 'collector')}, {processes} ({envs} at once)",
+        )
+        yield (
+            "tasks",
+            f"{_known(self.train_tasks)} to train on, {_known(self.val_tasks)} to validate on",
+        )
         tasks = f"{_count(self.tasks_per_iteration, 'task')} x {self.group_size}"
         plays = _count(self.trajectories, "trajectory", plural="trajectories")
         yield "one iteration", f"{tasks} = {plays}, {self.steps_at_most:,} steps at most"
@@ -135,19 +152,30 @@ def _known(number: int | None) -> str:
 
 
 def _memory(needed: float | None, there: float | None) -> str:
-    text = "?" if needed is None else f"about {needed:.1f} GiB per node for weights, optimizer, engines and logits"
+    text = (
+        "?"
+        if needed is None
+        else f"about {needed:.1f} GiB per node for weights, optimizer, engines and logits"
+    )
     return text if there is None else f"{text}; this machine has {there:.1f} GiB"
 
 
 def gather_facts(cfg: Any) -> Facts:
-    """What can be known here without importing torch: cores, memory, and the size of a policy on disk."""
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+    """What can be known here without importing torch: cores, memory, and the size of a policy on
+    disk.
+    """
+    pages = (
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+    )
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
     parameters, vocab = _policy_size(Path(path)) if path else (None, None)
     if path is None and isinstance(cfg, SFTConfig):
-        parameters, vocab = _new_policy_size(cfg.model.new, cfg.model.vocab_size), cfg.model.vocab_size
+        parameters, vocab = (
+            _new_policy_size(cfg.model.new, cfg.model.vocab_size),
+            cfg.model.vocab_size,
+        )
     return Facts(
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=available_cpus(),
         memory_gb=pages / GIB if pages else None,
         device=guess_device(cfg.trainer.device),
         parameters=parameters,
@@ -156,7 +184,9 @@ def gather_facts(cfg: Any) -> Facts:
 
 
 def _policy_size(path: Path) -> tuple[int | None, int | None]:
-    """Parameters and vocabulary of a policy directory, from its safetensors headers and its ``config.json``."""
+    """Parameters and vocabulary of a policy directory, from its safetensors headers and its
+    ``config.json``.
+    """
     config = path / "config.json"
     if not config.is_file():
         return None, None
@@ -164,7 +194,9 @@ def _policy_size(path: Path) -> tuple[int | None, int | None]:
     for file in path.glob("*.safetensors"):
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        parameters += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        parameters += sum(
+            math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+        )
     return parameters or None, json.loads(config.read_text()).get("vocab_size")
 
 
@@ -177,7 +209,10 @@ def _new_policy_size(new: NewPolicyConfig, vocab: int) -> int:
 
 
 def make_plan(cfg: Any, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
-    """Count what ``cfg`` (a derived ``PPOConfig`` or ``SFTConfig``) will do. ``facts`` default to ``gather_facts``."""
+    """Count what ``cfg`` (a derived ``PPOConfig`` or ``SFTConfig``) will do.
+
+    ``facts`` default to ``gather_facts``.
+    """
     if facts is None:
         facts = gather_facts(cfg)
     elif isinstance(facts, Mapping):
@@ -186,7 +221,12 @@ def make_plan(cfg: Any, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
 
 
 def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
-    env, data, actor, rollout = cfg.env, cfg.data, cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
+    env, data, actor, rollout = (
+        cfg.env,
+        cfg.data,
+        cfg.actor_rollout_ref.actor,
+        cfg.actor_rollout_ref.rollout,
+    )
     trainer, rlvcr = cfg.trainer, cfg.algorithm.rlvcr
     append = env.history == "append"
     played = trajectories_per_iteration(cfg)
@@ -196,7 +236,11 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
     others = (3 if rlvcr.alternatives == "all" else 1) * rlvcr.step_fraction if rlvcr.enable else 0
-    turn = min(data.max_response_length, env.max_steps * env.max_turn_tokens) if append else env.max_turn_tokens
+    turn = (
+        min(data.max_response_length, env.max_steps * env.max_turn_tokens)
+        if append
+        else env.max_turn_tokens
+    )
     return Plan(
         title=f"{trainer.project_name}/{trainer.experiment_name}: {cfg.algorithm.adv_estimator} on {env.env_name}",
         device=facts.device,
@@ -230,16 +274,25 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
 
 
 def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
-    """Rough GiB per node: trained and frozen copies, engines with their caches, logits of one micro-batch.
+    """Rough GiB per node: trained and frozen copies, engines with their caches, logits of one
+    micro-batch.
 
     A lower bound while the policy is not there yet; None where nothing can be said.
     """
     if facts.parameters is None and facts.device != "cpu":
         return None
     parameters = facts.parameters or 0
-    actor, rollout, trainer = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout, cfg.trainer
+    actor, rollout, trainer = (
+        cfg.actor_rollout_ref.actor,
+        cfg.actor_rollout_ref.rollout,
+        cfg.trainer,
+    )
     row = cfg.data.max_prompt_length + cfg.data.max_response_length
-    micro = actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else row * actor.ppo_micro_batch_size_per_gpu
+    micro = (
+        actor.ppo_max_token_len_per_gpu
+        if actor.use_dynamic_bsz
+        else row * actor.ppo_micro_batch_size_per_gpu
+    )
     trained = 1 + bool(cfg.critic.enable)
     reference = 4 if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else 0
     weights = parameters * (TRAINING_BYTES * trained + reference) / trainer.nnodes
@@ -249,7 +302,9 @@ def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
 
 
 def _logit_bytes(tokens: int, facts: Facts) -> int:
-    """Float32 logits of a micro-batch of ``tokens`` on one rank, and their gradient; they are computed in pieces."""
+    """Float32 logits of a micro-batch of ``tokens`` on one rank, and their gradient; they are
+    computed in pieces.
+    """
     return 2 * 4 * min(tokens * (facts.vocab_size or 0), LOGITS_AT_ONCE)
 
 

@@ -12,7 +12,8 @@ Problems = Iterator[str]
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What this process has registered, modules of the user's own included; None where it has not been looked up.
+    """What this process has registered, modules of the user's own included; None where it has not
+    been looked up.
 
     ``estimators`` maps a name to the batch columns it cannot do without.
     """

@@ -1,4 +1,6 @@
-"""From a plain tree to typed values: unknown keys, wrong types and values out of bounds are all named at once."""
+"""From a plain tree to typed values: unknown keys, wrong types and values out of bounds are all
+named at once.
+"""
 
 import difflib
 import typing
@@ -23,7 +25,9 @@ def _leaves(tree: Mapping, keys: Mapping[str, Key], prefix: str = "") -> Iterato
 
 
 def _accept(value: Any, key: Key) -> Any:
-    """Values that job scripts write and that mean one thing: one word for a list, False for no path, 1: for '1':."""
+    """Values that job scripts write and that mean one thing: one word for a list, False for no
+    path, 1: for '1':.
+    """
     if key.is_list and isinstance(value, str) and "${" not in value:
         return [value]
     if value is False and str in typing.get_args(key.type):
@@ -34,7 +38,10 @@ def _accept(value: Any, key: Key) -> Any:
 
 
 def to_typed(tree: DictConfig, schema: type) -> DictConfig:
-    """Merge ``tree`` into ``schema``, interpolations kept. Raises ConfigError with every problem found."""
+    """Merge ``tree`` into ``schema``, interpolations kept.
+
+    Raises ConfigError with every problem found.
+    """
     keys = schema_keys(schema)
     typed = OmegaConf.structured(schema)
     problems = []
@@ -61,7 +68,9 @@ def _set(typed: DictConfig, path: str, value: Any, keys: Mapping[str, Key]) -> s
     if key.is_free or "${" in str(value):
         return None
     written = OmegaConf.select(typed, path)
-    return _bound_problem(key, OmegaConf.to_container(written) if OmegaConf.is_list(written) else written)
+    return _bound_problem(
+        key, OmegaConf.to_container(written) if OmegaConf.is_list(written) else written
+    )
 
 
 def _bound_problem(key: Key, value: Any) -> str | None:
@@ -72,25 +81,36 @@ def _bound_problem(key: Key, value: Any) -> str | None:
     too_low = key.low is not None and any(item < key.low for item in values)
     too_high = key.high is not None and any(item > key.high for item in values)
     if bad_choice or too_low or too_high:
-        return f"{key.path}={value!r}: not allowed; allowed: {key.allowed()}; fix: {_fix(key, values)}"
+        return (
+            f"{key.path}={value!r}: not allowed; allowed: {key.allowed()}; fix: {_fix(key, values)}"
+        )
     return None
 
 
 def _fix(key: Key, values: list) -> str:
     words = [str(item) for item in values if key.choices and item not in key.choices]
-    guess = difflib.get_close_matches(words[0], list(map(str, key.choices)), n=1, cutoff=0.4) if words else []
+    guess = (
+        difflib.get_close_matches(words[0], list(map(str, key.choices)), n=1, cutoff=0.4)
+        if words
+        else []
+    )
     return f"did you mean {guess[0]}?" if guess else f"{key.path}={key.default!r} is the default"
 
 
 def to_object(typed: DictConfig, schema: type) -> Any:
-    """Resolve interpolations and return an instance of ``schema``. Raises ConfigError for values out of bounds."""
+    """Resolve interpolations and return an instance of ``schema``.
+
+    Raises ConfigError for values out of bounds.
+    """
     try:
         cfg = OmegaConf.to_object(typed)
     except OmegaConfBaseException as error:
         where = getattr(error, "full_key", None) or "the config"
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
     problems = [
-        _bound_problem(key, lookup(cfg, key.path)) for key in schema_keys(schema).values() if not key.is_section
+        _bound_problem(key, lookup(cfg, key.path))
+        for key in schema_keys(schema).values()
+        if not key.is_section
     ]
     found = [problem for problem in problems if problem]
     if found:
@@ -99,7 +119,10 @@ def to_object(typed: DictConfig, schema: type) -> Any:
 
 
 def lookup(cfg: Any, path: str) -> Any:
-    """The value at dotted ``path`` of a config object or nested dictionary. Raises AttributeError or KeyError."""
+    """The value at dotted ``path`` of a config object or nested dictionary.
+
+    Raises AttributeError or KeyError.
+    """
     for name in path.split("."):
         cfg = cfg[name] if isinstance(cfg, Mapping) else getattr(cfg, name)
     return cfg

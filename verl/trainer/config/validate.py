@@ -1,6 +1,8 @@
-"""Cross-field checks, all of them, in one place. A message says what, where, what is allowed and how to mend it.
+"""Cross-field checks, all of them, in one place. A message says what, where, what is allowed and
+how to mend it.
 
-Each check yields messages; ``validate`` runs all of them and raises one ConfigError that lists everything found.
+Each check yields messages; ``validate`` runs all of them and raises one ConfigError that lists
+everything found.
 """
 
 import re
@@ -12,7 +14,7 @@ from verl.trainer.config.derive import known_tasks, plays_generated, trajectorie
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.load import guess_device
 from verl.trainer.config.problems import Context, Names, Problems, problem, unknown_name
-from verl.trainer.config.registered import check_columns, check_names
+from verl.trainer.config.registered_names import check_columns, check_names
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.algorithm import GROUP_ESTIMATORS, THINKING_ESTIMATORS
 from verl.trainer.config.schema.env import ALFWORLD_TASK_TYPES, EnvConfig
@@ -30,13 +32,22 @@ def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
     fix = "name an existing directory in Hugging Face format, or make one first with cold_start.enable=true"
     if path is None:
         yield problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
-    elif ctx.check_files and _is_local(path) and not Path(path).is_dir() and not cfg.cold_start.enable:
+    elif (
+        ctx.check_files
+        and _is_local(path)
+        and not Path(path).is_dir()
+        and not cfg.cold_start.enable
+    ):
         yield problem(cfg, key, "no such directory", "an existing directory or a hub name", fix)
     if cfg.cold_start.enable and path is not None:
         yield from _cold_start_problems(cfg, ctx)
     if cfg.reward_model.enable:
         yield problem(
-            cfg, "reward_model.enable", "no reward model can be run", "false", "give rewards by custom_reward_function"
+            cfg,
+            "reward_model.enable",
+            "no reward model can be run",
+            "false",
+            "give rewards by custom_reward_function",
         )
 
 
@@ -53,10 +64,14 @@ def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
     """The estimator has the group and the critic it needs."""
     name, n = cfg.algorithm.adv_estimator, cfg.env.rollout.n
     if name == "gae" and not cfg.critic.enable:
-        yield problem(cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset")
+        yield problem(
+            cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
+        )
     if name in GROUP_ESTIMATORS and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
-        yield problem(cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix)
+        yield problem(
+            cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix
+        )
     if cfg.algorithm.filter_groups.enable and n < 2:
         why = "filter_groups.enable keeps groups whose returns differ"
         yield problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
@@ -69,7 +84,13 @@ def check_rlvcr(cfg: PPOConfig, ctx: Context) -> Problems:
     """Settings of thinking credit that contradict each other."""
     rlvcr, prefix, name = cfg.algorithm.rlvcr, "algorithm.rlvcr", cfg.algorithm.adv_estimator
     if name in THINKING_ESTIMATORS and not rlvcr.enable:
-        yield problem(cfg, f"{prefix}.enable", f"{name} needs scored alternatives", "true or null", "leave it unset")
+        yield problem(
+            cfg,
+            f"{prefix}.enable",
+            f"{name} needs scored alternatives",
+            "true or null",
+            "leave it unset",
+        )
     if rlvcr.enable and not cfg.env.levels:
         why = "thinking credit needs a policy that is asked for levels"
         yield problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
@@ -79,19 +100,27 @@ def check_rlvcr(cfg: PPOConfig, ctx: Context) -> Problems:
         yield problem(cfg, f"{prefix}.alternatives", why, "all", fix)
     if rlvcr.level_bonus_w and name == "copo":
         fix = f"{prefix}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
-        yield problem(cfg, f"{prefix}.level_bonus_w", "copo multiplies advantages and adds nothing", "0", fix)
+        yield problem(
+            cfg, f"{prefix}.level_bonus_w", "copo multiplies advantages and adds nothing", "0", fix
+        )
     if rlvcr.enable and rlvcr.alternatives == "one" and rlvcr.mode == "mean_std_norm":
         why = "the spread of two scores is half their distance, so every advantage would be 1.5 or -1.5, however close"
         fix = f"{prefix}.alternatives=all, or {prefix}.mode=mean_norm"
-        yield problem(cfg, f"{prefix}.alternatives", f"with {prefix}.mode=mean_std_norm {why}", "all", fix)
+        yield problem(
+            cfg, f"{prefix}.alternatives", f"with {prefix}.mode=mean_std_norm {why}", "all", fix
+        )
     if rlvcr.enable and rlvcr.step_fraction == 0:
         fix = f"{prefix}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
-        yield problem(cfg, f"{prefix}.step_fraction", "no step would be scored", "more than 0, at most 1", fix)
+        yield problem(
+            cfg, f"{prefix}.step_fraction", "no step would be scored", "more than 0, at most 1", fix
+        )
     if rlvcr.mode == "mean_std_norm" and rlvcr.std_floor == 0:
         why = "a near-tie of scores would become a full-size advantage"
         yield problem(cfg, f"{prefix}.std_floor", why, "more than 0", f"{prefix}.std_floor=0.1")
     if set(rlvcr.prompts) - set("1234"):
-        yield problem(cfg, f"{prefix}.prompts", "not a level", "keys 1, 2, 3, 4", "remove the other keys")
+        yield problem(
+            cfg, f"{prefix}.prompts", "not a level", "keys 1, 2, 3, 4", "remove the other keys"
+        )
 
 
 def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -101,38 +130,72 @@ def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
     if rollout.max_model_len < row:
         why = f"the engine must hold a whole row, data.max_prompt_length + data.max_response_length = {row} tokens"
         fix = "raise it or set it to null, or lower the two lengths"
-        yield problem(cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix)
+        yield problem(
+            cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix
+        )
     if cfg.env.max_turn_tokens > data.max_response_length:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"
-        yield problem(cfg, "env.max_turn_tokens", why, allowed, "lower it, or raise data.max_response_length")
-    elif cfg.env.history == "append" and cfg.env.max_steps > 1 and cfg.env.max_turn_tokens == data.max_response_length:
-        why = "with env.history=append the response holds the whole play, and one turn could fill it"
-        allowed, fix = f"less than {data.max_response_length}", "set it to the longest turn, in tokens"
+        yield problem(
+            cfg, "env.max_turn_tokens", why, allowed, "lower it, or raise data.max_response_length"
+        )
+    elif (
+        cfg.env.history == "append"
+        and cfg.env.max_steps > 1
+        and cfg.env.max_turn_tokens == data.max_response_length
+    ):
+        why = (
+            "with env.history=append the response holds the whole play, and one turn could fill it"
+        )
+        allowed, fix = (
+            f"less than {data.max_response_length}",
+            "set it to the longest turn, in tokens",
+        )
         yield problem(cfg, "env.max_turn_tokens", why, allowed, fix)
-    if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < rollout.max_model_len:
-        key, fix = "actor_rollout_ref.rollout.max_num_batched_tokens", "raise it, or enable_chunked_prefill=true"
-        yield problem(cfg, key, "a whole prompt must fit into a step", f"{rollout.max_model_len} or more", fix)
+    if (
+        not rollout.enable_chunked_prefill
+        and rollout.max_num_batched_tokens < rollout.max_model_len
+    ):
+        key, fix = (
+            "actor_rollout_ref.rollout.max_num_batched_tokens",
+            "raise it, or enable_chunked_prefill=true",
+        )
+        yield problem(
+            cfg, key, "a whole prompt must fit into a step", f"{rollout.max_model_len} or more", fix
+        )
     prefix = "actor_rollout_ref.actor"
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row:
-        why = f"the longest row has {row} tokens (data.max_prompt_length + data.max_response_length)"
+        why = (
+            f"the longest row has {row} tokens (data.max_prompt_length + data.max_response_length)"
+        )
         fix = f"{prefix}.ppo_max_token_len_per_gpu={row}, or shorter rows"
         yield problem(cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row} or more", fix)
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
         fix = f"give it a number, or {prefix}.use_dynamic_bsz=true"
-        yield problem(cfg, f"{prefix}.ppo_micro_batch_size_per_gpu", "micro-batches have no size", "1 or more", fix)
+        yield problem(
+            cfg,
+            f"{prefix}.ppo_micro_batch_size_per_gpu",
+            "micro-batches have no size",
+            "1 or more",
+            fix,
+        )
 
 
 def check_batches(cfg: PPOConfig, ctx: Context) -> Problems:
     """Mini-batches divide the batch and give every rank something to do."""
     actor, tasks = cfg.actor_rollout_ref.actor, cfg.data.train_batch_size
-    played, ranks = trajectories_per_iteration(cfg), cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    played, ranks = (
+        trajectories_per_iteration(cfg),
+        cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes,
+    )
     prefix = "actor_rollout_ref.actor"
     by_size = actor.ppo_mini_batches == max(1, tasks // actor.ppo_mini_batch_size)
     if by_size and tasks > actor.ppo_mini_batch_size and tasks % actor.ppo_mini_batch_size:
         allowed = f"a divisor of data.train_batch_size ({tasks}), or anything above it"
         fix = "choose a divisor, or give the number of optimizer steps in ppo_mini_batches"
-        yield problem(cfg, f"{prefix}.ppo_mini_batch_size", "does not divide the batch", allowed, fix)
+        yield problem(
+            cfg, f"{prefix}.ppo_mini_batch_size", "does not divide the batch", allowed, fix
+        )
     elif played % actor.ppo_mini_batches:
         why = f"does not divide the {played} trajectories of an iteration"
         allowed = f"a divisor of data.train_batch_size * env.rollout.n ({played})"
@@ -140,20 +203,38 @@ def check_batches(cfg: PPOConfig, ctx: Context) -> Problems:
     elif played // actor.ppo_mini_batches < ranks:
         why = f"a mini-batch has {played // actor.ppo_mini_batches} trajectories for {ranks} ranks"
         fix = "fewer mini-batches or ranks, or a larger data.train_batch_size"
-        yield problem(cfg, f"{prefix}.ppo_mini_batches", why, f"{max(1, played // ranks)} or fewer", fix)
+        yield problem(
+            cfg, f"{prefix}.ppo_mini_batches", why, f"{max(1, played // ranks)} or fewer", fix
+        )
 
 
 def check_losses(cfg: PPOConfig, ctx: Context) -> Problems:
     """Clip ranges and optimiser settings that make sense."""
     actor, prefix = cfg.actor_rollout_ref.actor, "actor_rollout_ref.actor"
     if actor.clip_ratio_low >= 1:
-        yield problem(cfg, f"{prefix}.clip_ratio_low", "the ratio is never negative", "less than 1", "0.2 is usual")
+        yield problem(
+            cfg,
+            f"{prefix}.clip_ratio_low",
+            "the ratio is never negative",
+            "less than 1",
+            "0.2 is usual",
+        )
     if actor.clip_ratio_c <= 1:
-        yield problem(cfg, f"{prefix}.clip_ratio_c", "dual clip needs a bound above 1", "more than 1", "3.0 is usual")
+        yield problem(
+            cfg,
+            f"{prefix}.clip_ratio_c",
+            "dual clip needs a bound above 1",
+            "more than 1",
+            "3.0 is usual",
+        )
     for where in (prefix, "critic"):
         if len(lookup(cfg, f"{where}.optim.betas")) != 2:
             yield problem(
-                cfg, f"{where}.optim.betas", "AdamW has two", "a list of two", f"{where}.optim.betas=[0.9,0.999]"
+                cfg,
+                f"{where}.optim.betas",
+                "AdamW has two",
+                "a list of two",
+                f"{where}.optim.betas=[0.9,0.999]",
             )
         if "model" not in (contents := lookup(cfg, key := f"{where}.checkpoint.contents")):
             fix = f"{key}=[model,optimizer,extra]"
@@ -169,14 +250,30 @@ def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
         key = f"{prefix}.temperature" if rollout.temperature == 0 else f"{prefix}.do_sample"
         fix = f"{prefix}.temperature=1.0 {prefix}.do_sample=true (val_kwargs govern validation)"
-        yield problem(cfg, key, "greedy plays of a task are all the same", "sampling in training", fix)
+        yield problem(
+            cfg, key, "greedy plays of a task are all the same", "sampling in training", fix
+        )
     for where in (prefix, f"{prefix}.val_kwargs"):
         if lookup(cfg, f"{where}.top_p") == 0:
-            yield problem(cfg, f"{where}.top_p", "leaves no token", "more than 0, at most 1", f"{where}.top_p=1.0")
+            yield problem(
+                cfg,
+                f"{where}.top_p",
+                "leaves no token",
+                "more than 0, at most 1",
+                f"{where}.top_p=1.0",
+            )
         if lookup(cfg, f"{where}.top_k") == 0:
-            yield problem(cfg, f"{where}.top_k", "leaves no token", "-1 (all) or 1 and more", f"{where}.top_k=-1")
+            yield problem(
+                cfg,
+                f"{where}.top_k",
+                "leaves no token",
+                "-1 (all) or 1 and more",
+                f"{where}.top_k=-1",
+            )
     if rollout.name == "hf" and rollout.engine_kwargs:
-        yield problem(cfg, f"{prefix}.engine_kwargs", "the engine hf takes none", "{}", f"{prefix}.name=vllm")
+        yield problem(
+            cfg, f"{prefix}.engine_kwargs", "the engine hf takes none", "{}", f"{prefix}.name=vllm"
+        )
     if rollout.n > 1:
         fix = f"env.rollout.n={rollout.n} {prefix}.n=1"
         yield problem(cfg, f"{prefix}.n", "an environment's group size is env.rollout.n", "1", fix)
@@ -189,12 +286,20 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
     if ctx.device == "cuda" and rollout.num_workers * rollout.tensor_model_parallel_size > ranks:
         why = f"{rollout.num_workers} engines of {rollout.tensor_model_parallel_size} devices on {ranks} devices"
         fix = "fewer engines, smaller engines, or more devices"
-        yield problem(cfg, "actor_rollout_ref.rollout.num_workers", why, "what fits the devices", fix)
+        yield problem(
+            cfg, "actor_rollout_ref.rollout.num_workers", why, "what fits the devices", fix
+        )
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
         size = lookup(cfg, key)
         if size != -1 and (size < 1 or ranks % size):
-            yield problem(cfg, key, f"does not divide the {ranks} ranks", "-1 or a divisor of the ranks", f"{key}=-1")
+            yield problem(
+                cfg,
+                key,
+                f"does not divide the {ranks} ranks",
+                "-1 or a divisor of the ranks",
+                f"{key}=-1",
+            )
 
 
 def check_ray(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -204,7 +309,13 @@ def check_ray(cfg: PPOConfig, ctx: Context) -> Problems:
     for name in ("num_cpus", "num_gpus", "object_store_gb"):
         if getattr(cfg.ray_init, name) is not None:
             why = f"the cluster at ray_init.address={cfg.ray_init.address} has its own"
-            yield problem(cfg, f"ray_init.{name}", why, "null", f"give it to `ray start`, or ray_init.{name}=null")
+            yield problem(
+                cfg,
+                f"ray_init.{name}",
+                why,
+                "null",
+                f"give it to `ray start`, or ray_init.{name}=null",
+            )
 
 
 def check_run(cfg: Any, ctx: Context) -> Problems:
@@ -214,20 +325,32 @@ def check_run(cfg: Any, ctx: Context) -> Problems:
         why = "resume_mode=resume_path continues from it"
         fix = "name a checkpoint, or trainer.resume_mode=auto"
         yield problem(cfg, "trainer.resume_from_path", why, "a checkpoint directory", fix)
-    elif trainer.resume_from_path and ctx.check_files and not Path(trainer.resume_from_path).is_dir():
+    elif (
+        trainer.resume_from_path and ctx.check_files and not Path(trainer.resume_from_path).is_dir()
+    ):
         why, fix = "no such directory", "name an existing checkpoint"
         yield problem(cfg, "trainer.resume_from_path", why, "a checkpoint directory", fix)
-    paths = ["custom_reward_function.path", "data.custom_cls.path"] if isinstance(cfg, PPOConfig) else []
+    paths = (
+        ["custom_reward_function.path", "data.custom_cls.path"]
+        if isinstance(cfg, PPOConfig)
+        else []
+    )
     for key in paths:
         path = lookup(cfg, key)
         if path is not None and ctx.check_files and not Path(path).is_file():
-            yield problem(cfg, key, "no such file", "a Python file", "mend the path, or set it to null")
-    if isinstance(cfg, PPOConfig) and (cfg.data.custom_cls.path is None) != (cfg.data.custom_cls.name is None):
+            yield problem(
+                cfg, key, "no such file", "a Python file", "mend the path, or set it to null"
+            )
+    if isinstance(cfg, PPOConfig) and (cfg.data.custom_cls.path is None) != (
+        cfg.data.custom_cls.name is None
+    ):
         yield "data.custom_cls: only one of path and name is set; allowed: both or neither; fix: set the other"
 
 
 def check_env(cfg: Any, ctx: Context) -> Problems:
-    """The environment exists; sizes of its games are ranges; there are enough games for a batch and the panel."""
+    """The environment exists; sizes of its games are ranges; there are enough games for a batch and
+    the panel.
+    """
     env: EnvConfig = cfg.env
     name = env.env_name.split("/", 1)[0]
     known = ctx.names.environments
@@ -242,17 +365,27 @@ def check_env(cfg: Any, ctx: Context) -> Problems:
     if isinstance(cfg, PPOConfig) and tasks is not None and cfg.data.train_batch_size > tasks:
         why = f"there are {tasks} training tasks, and a batch holds a task once"
         fix = "a smaller batch, or more tasks (env.train_tasks, env.alfworld.train_games)"
-        yield problem(cfg, "data.train_batch_size", why, "at most the number of training tasks", fix)
+        yield problem(
+            cfg, "data.train_batch_size", why, "at most the number of training tasks", fix
+        )
 
 
 def _check_alfworld(cfg: Any) -> Problems:
     alfworld = cfg.env.alfworld
     if not alfworld.task_types:
-        yield problem(cfg, "env.alfworld.task_types", "no games", ", ".join(ALFWORLD_TASK_TYPES), "name one")
+        yield problem(
+            cfg, "env.alfworld.task_types", "no games", ", ".join(ALFWORLD_TASK_TYPES), "name one"
+        )
     for key, least in (("env.alfworld.receptacles", 2), ("env.alfworld.objects", 0)):
         bounds = lookup(cfg, key)
         if len(bounds) != 2 or not least <= bounds[0] <= bounds[1]:
-            yield problem(cfg, key, "not a range", f"[fewest, most], {least} <= fewest <= most", f"{key}=[3,5]")
+            yield problem(
+                cfg,
+                key,
+                "not a range",
+                f"[fewest, most], {least} <= fewest <= most",
+                f"{key}=[3,5]",
+            )
     if plays_generated(cfg.env) and cfg.env.val_tasks > alfworld.val_games:
         why = f"only {alfworld.val_games} games are held out"
         fix = f"env.alfworld.val_games={cfg.env.val_tasks}, or a smaller panel"
@@ -263,31 +396,58 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
     """The policy can be built and its episodes fit."""
     model, data, new = cfg.model, cfg.data, cfg.model.new
     if ctx.check_files and model.path and _is_local(model.path) and not Path(model.path).is_dir():
-        yield problem(cfg, "model.path", "no such directory", "a directory, a hub name or null", "mend the path")
+        yield problem(
+            cfg,
+            "model.path",
+            "no such directory",
+            "a directory, a hub name or null",
+            "mend the path",
+        )
     if model.path is None and new.head_dim is None and new.hidden_size % new.num_attention_heads:
         why = "hidden_size is not a multiple of it"
-        yield problem(cfg, "model.new.num_attention_heads", why, "a divisor of model.new.hidden_size", "choose one")
+        yield problem(
+            cfg,
+            "model.new.num_attention_heads",
+            why,
+            "a divisor of model.new.hidden_size",
+            "choose one",
+        )
     if model.path is None and new.num_attention_heads % new.num_key_value_heads:
-        why, allowed = "num_attention_heads is not a multiple of it", "a divisor of model.new.num_attention_heads"
+        why, allowed = (
+            "num_attention_heads is not a multiple of it",
+            "a divisor of model.new.num_attention_heads",
+        )
         yield problem(cfg, "model.new.num_key_value_heads", why, allowed, "choose one")
     if model.path is None and data.max_length > new.max_position_embeddings:
         allowed = f"model.new.max_position_embeddings ({new.max_position_embeddings}) or less"
-        yield problem(cfg, "data.max_length", "rows must fit the policy's context", allowed, "lower it")
+        yield problem(
+            cfg, "data.max_length", "rows must fit the policy's context", allowed, "lower it"
+        )
     if cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1:
         fix = "trainer.n_gpus_per_node=1 trainer.nnodes=1"
         yield problem(cfg, "trainer.n_gpus_per_node", "supervised runs use one device", "1", fix)
     if data.max_token_len_per_gpu < data.max_length:
         allowed = f"data.max_length ({data.max_length}) or more"
-        yield problem(cfg, "data.max_token_len_per_gpu", "the longest row must fit", allowed, "raise it")
+        yield problem(
+            cfg, "data.max_token_len_per_gpu", "the longest row must fit", allowed, "raise it"
+        )
     if set(data.levels) - {1, 2, 3, 4}:
-        yield problem(cfg, "data.levels", "not a level", "any of 1, 2, 3, 4", "data.levels=[1,2,3,4]")
+        yield problem(
+            cfg, "data.levels", "not a level", "any of 1, 2, 3, 4", "data.levels=[1,2,3,4]"
+        )
     elif not data.train_files and set(data.levels) != {1, 2, 3, 4}:
         fix = "data.levels=[1,2,3,4], or data.train_files with episodes of your own"
-        yield problem(cfg, "data.levels", "ALFWorld's expert thinks at all four levels", "1, 2, 3, 4", fix)
+        yield problem(
+            cfg, "data.levels", "ALFWorld's expert thinks at all four levels", "1, 2, 3, 4", fix
+        )
     for key in ("data.train_files", "data.val_files"):
-        missing = [name for name in lookup(cfg, key) if ctx.check_files and not Path(name).is_file()]
+        missing = [
+            name for name in lookup(cfg, key) if ctx.check_files and not Path(name).is_file()
+        ]
         if missing:
-            yield problem(cfg, key, f"no such file: {', '.join(missing)}", "existing files", "mend the paths")
+            yield problem(
+                cfg, key, f"no such file: {', '.join(missing)}", "existing files", "mend the paths"
+            )
 
 
 PPO_CHECKS = (
@@ -311,8 +471,9 @@ SFT_CHECKS = (check_sft, check_env, check_run)
 def find_problems(cfg: Any, names: Names | None = None, check_files: bool = True) -> list[str]:
     """Messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
 
-    ``names`` are the registered ones (None: those that ship are known, environments are not checked); ``check_files``
-    asks that files and directories which the config names exist on this machine.
+    ``names`` are the registered ones (None: those that ship are known, environments are not
+    checked); ``check_files`` asks that files and directories which the config names exist on this
+    machine.
     """
     ctx = Context(names or Names(), check_files, guess_device(cfg.trainer.device))
     checks = PPO_CHECKS if isinstance(cfg, PPOConfig) else SFT_CHECKS
@@ -320,7 +481,9 @@ def find_problems(cfg: Any, names: Names | None = None, check_files: bool = True
 
 
 def validate(cfg: Any, names: Names | None = None, check_files: bool = True) -> None:
-    """Raise ConfigError with everything that ``find_problems`` finds; return None when that is nothing."""
+    """Raise ConfigError with everything that ``find_problems`` finds; return None when that is
+    nothing.
+    """
     problems = find_problems(cfg, names, check_files)
     if problems:
         raise ConfigError(problems)

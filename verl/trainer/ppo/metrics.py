@@ -47,10 +47,14 @@ def probability_drift(batch: DataProto) -> dict[str, float]:
     """How far the engine's probabilities are from the trainer's on the tokens that were sampled.
 
     ``rollout_probs_diff`` is ``|exp(rollout_log_probs) - exp(old_log_probs)|`` over sampled tokens;
-    ``rollout_log_probs_diff_max`` is the largest difference of the log-probabilities themselves, in nats.
+    ``rollout_log_probs_diff_max`` is the largest difference of the log-probabilities themselves, in
+    nats.
     """
     mask = batch.batch["response_mask"].bool()
-    rollout, trainer = batch.batch["rollout_log_probs"][mask].float(), batch.batch["old_log_probs"][mask].float()
+    rollout, trainer = (
+        batch.batch["rollout_log_probs"][mask].float(),
+        batch.batch["old_log_probs"][mask].float(),
+    )
     if rollout.numel() == 0:
         return {}
     diff = (rollout.exp() - trainer.exp()).abs()
@@ -79,7 +83,9 @@ def first_rows(batch: DataProto) -> np.ndarray:
 
 
 def validation_metrics(batch: DataProto) -> dict[str, float]:
-    """Success, return, length and tokens on the panel, each trajectory counted once, with a bootstrap interval."""
+    """Success, return, length and tokens on the panel, each trajectory counted once, with a
+    bootstrap interval.
+    """
     rows = first_rows(batch)
     fields = batch.non_tensor_batch
     won = fields["won"][rows].astype(float)
@@ -102,7 +108,9 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def mean_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
-    """``values`` [N] averaged over the plays of each task: plays of one task are not independent of each other."""
+    """``values`` [N] averaged over the plays of each task: plays of one task are not independent of
+    each other.
+    """
     _, task = np.unique(uids.astype(str), return_inverse=True)
     return np.bincount(task, weights=values) / np.bincount(task)
 
@@ -127,4 +135,7 @@ def level_shares(batch: DataProto, name: str) -> dict[str, float]:
 
 def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, float]:
     """Average the lists among ``metrics``; numbers pass as they are."""
-    return {key: float(np.mean(value)) if isinstance(value, list) else float(value) for key, value in metrics.items()}
+    return {
+        key: float(np.mean(value)) if isinstance(value, list) else float(value)
+        for key, value in metrics.items()
+    }

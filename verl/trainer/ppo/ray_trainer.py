@@ -4,8 +4,9 @@
       ▲                                                                                        │
       └── players ◀──sync── weights ◀──update actor── weights ◀──update critic── values ◀──────┘
 
-Collecting waits for the rollout engines and environments; everything after it waits for the training workers. The
-trainer knows neither agents nor thinking levels: it is handed a collector, and it finds its estimator in a registry.
+Collecting waits for the rollout engines and environments; everything after it waits for the
+training workers. The trainer knows neither agents nor thinking levels: it is handed a collector,
+and it finds its estimator in a registry.
 """
 
 import logging
@@ -16,11 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.protocol import DataProto
-from verl.trainer.config.derive import iterations
-from verl.trainer.config.typed import lookup
-from verl.trainer.ppo import metrics as M
-from verl.trainer.ppo.core_algos import (
+from verl.algos import (
     factorize,
     get_adv_estimator_fn,
     get_kl_controller,
@@ -28,7 +25,11 @@ from verl.trainer.ppo.core_algos import (
     missing_inputs,
     row_weights,
 )
-from verl.trainer.ppo.journal import Journal
+from verl.protocol import DataProto
+from verl.record.journal import Journal
+from verl.trainer.config.derive import iterations
+from verl.trainer.config.typed import lookup
+from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
@@ -41,7 +42,8 @@ BASELINES = "reward_baselines"
 
 
 def compute_advantage(data: DataProto, config: Any) -> DataProto:
-    """Add ``advantages`` and ``returns`` [B, R] with the estimator that ``algorithm.adv_estimator`` names.
+    """Add ``advantages`` and ``returns`` [B, R] with the estimator that ``algorithm.adv_estimator``
+    names.
 
     The estimator declares which batch keys and which config values it takes; its own metrics join
     ``meta_info["metrics"]``. Raises ``KeyError`` naming the estimator and the batch keys it lacks.
@@ -50,7 +52,9 @@ def compute_advantage(data: DataProto, config: Any) -> DataProto:
     columns = {**data.batch, **data.non_tensor_batch}
     absent = missing_inputs(estimator, columns)
     if absent:
-        raise KeyError(f"estimator '{config.algorithm.adv_estimator}' needs {absent}, which the batch lacks")
+        raise KeyError(
+            f"estimator '{config.algorithm.adv_estimator}' needs {absent}, which the batch lacks"
+        )
     inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
     arguments = {name: value for name, value in inputs.items() if value is not None}
     params = {name: lookup(config, path) for name, path in estimator.params.items()}
@@ -61,14 +65,20 @@ def compute_advantage(data: DataProto, config: Any) -> DataProto:
     return data
 
 
-def apply_kl_penalty(data: DataProto, kl_ctrl: Any, kl_penalty_type: str = "kl") -> tuple[DataProto, dict[str, float]]:
-    """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token, and adapt beta.
+def apply_kl_penalty(
+    data: DataProto, kl_ctrl: Any, kl_penalty_type: str = "kl"
+) -> tuple[DataProto, dict[str, float]]:
+    """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token,
+    and adapt beta.
 
-    Where an episode has several rows, each carries the whole return; so its last sampled token also pays for the KL of
-    the episode's other rows, and the sum over a row does not depend on how the episode was cut.
+    Where an episode has several rows, each carries the whole return; so its last sampled token also
+    pays for the KL of the episode's other rows, and the sum over a row does not depend on how the
+    episode was cut.
     """
     mask = data.batch["response_mask"].float()
-    divergence = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type) * mask
+    divergence = (
+        kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type) * mask
+    )
     own, episode = divergence.sum(-1), factorize(data.non_tensor_batch["traj_uid"])
     whole = torch.zeros(len(data)).index_add(0, episode, own)[episode]
     rows, last = last_selected(mask)
@@ -87,8 +97,9 @@ class RayPPOTrainer:
     Args:
         config: the typed configuration (``verl.trainer.config``).
         workers: the worker groups and rollout engines, already placed.
-        collector: offers ``multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train)`` and, for estimators that
-            compare with greedy plays, ``greedy_loop(gen_batch, actor_rollout_wg, envs)``.
+        collector: offers ``multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train)`` and, for
+            estimators that compare with greedy plays, ``greedy_loop(gen_batch, actor_rollout_wg,
+            envs)``.
         envs, val_envs: offer ``gen_batch(step, batch_size)`` and ``panel_batch()``.
         reward_fn: rows -> ``token_level_scores`` [B, R].
         journal: writes metrics, rollouts, the console and the report.
@@ -113,10 +124,14 @@ class RayPPOTrainer:
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         control = config.algorithm.kl_ctrl
-        self.kl_ctrl = get_kl_controller(control.type, control.kl_coef, control.horizon, control.target_kl)
+        self.kl_ctrl = get_kl_controller(
+            control.type, control.kl_coef, control.horizon, control.target_kl
+        )
 
     def fit(self) -> None:
-        """Train until ``total_steps``; one turn of the loop is one batch of tasks and one version of the weights."""
+        """Train until ``total_steps``; one turn of the loop is one batch of tasks and one version
+        of the weights.
+        """
         self.begin()
         while self.global_step < self.total_steps:
             self.global_step += 1
@@ -135,11 +150,15 @@ class RayPPOTrainer:
 
     @property
     def total_steps(self) -> int:
-        """Training steps of the whole run: ``trainer.total_training_steps``, else epochs times batches per epoch."""
+        """Training steps of the whole run: ``trainer.total_training_steps``, else epochs times
+        batches per epoch.
+        """
         return iterations(self.config, len(self.envs.tasks))
 
     def begin(self) -> None:
-        """Resume where a checkpoint says, hand the weights to the players, and measure the policy as it starts."""
+        """Resume where a checkpoint says, hand the weights to the players, and measure the policy
+        as it starts.
+        """
         resumed = self.resume()
         self.journal.open(self.global_step if resumed else None, self.total_steps)
         self.sync_weights()
@@ -151,7 +170,9 @@ class RayPPOTrainer:
             self.global_step = self.total_steps
 
     def resume(self) -> bool:
-        """Load the newest checkpoint that verifies (``auto``) or the named one (``resume_path``), if there is one."""
+        """Load the newest checkpoint that verifies (``auto``) or the named one (``resume_path``),
+        if there is one.
+        """
         found = self.find_checkpoint()
         if found is None:
             return False
@@ -161,7 +182,10 @@ class RayPPOTrainer:
         if self.config.algorithm.kl_ctrl.type == "adaptive":
             self.kl_ctrl.value = state["kl_coef"]
         if state.get("panel", self.val_envs.panel_hash) != self.val_envs.panel_hash:
-            logger.warning("the validation panel is not the one of %s: success rates before and after differ", found)
+            logger.warning(
+                "the validation panel is not the one of %s: success rates before and after differ",
+                found,
+            )
         logger.info("resumed from %s at step %d", found, self.global_step)
         return True
 
@@ -177,13 +201,18 @@ class RayPPOTrainer:
     # ------------------------------------------------------------------ the verbs of a step
 
     def collect(self) -> DataProto:
-        """Play ``train_batch_size`` groups and return their rows; then the engines sleep until they get new weights."""
+        """Play ``train_batch_size`` groups and return their rows; then the engines sleep until they
+        get new weights.
+        """
         with self.clock.measure("gen"):
             tasks = self.envs.gen_batch(self.global_step, self.config.data.train_batch_size)
             batch = self.collector.multi_turn_loop(tasks, self.workers, self.envs, is_train=True)
             batch.meta_info["global_step"] = self.global_step
             tasks = batch.meta_info.pop("tasks", tasks)
-            if BASELINES in get_adv_estimator_fn(self.config.algorithm.adv_estimator).inputs.values():
+            if (
+                BASELINES
+                in get_adv_estimator_fn(self.config.algorithm.adv_estimator).inputs.values()
+            ):
                 self.add_baselines(tasks, batch)
         self.clock.add(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
@@ -195,8 +224,14 @@ class RayPPOTrainer:
         """Add ``reward_baselines`` [B]: what a greedy play of the row's task earns."""
         first = tasks[tasks.non_tensor_batch["member"] == 0]
         greedy = self.collector.greedy_loop(first, self.workers, self.envs)
-        earned = dict(zip(greedy.non_tensor_batch["uid"], self.reward_fn(greedy).sum(-1).tolist(), strict=True))
-        batch.batch[BASELINES] = torch.tensor([earned[uid] for uid in batch.non_tensor_batch["uid"]])
+        earned = dict(
+            zip(
+                greedy.non_tensor_batch["uid"], self.reward_fn(greedy).sum(-1).tolist(), strict=True
+            )
+        )
+        batch.batch[BASELINES] = torch.tensor(
+            [earned[uid] for uid in batch.non_tensor_batch["uid"]]
+        )
         self.metrics["episode/greedy_reward"] = float(np.mean(list(earned.values())))
 
     def balance(self, batch: DataProto) -> DataProto:
@@ -205,7 +240,9 @@ class RayPPOTrainer:
         if not self.config.trainer.balance_batch or ranks == 1 or len(batch) < ranks:
             return batch
         lengths = batch.batch["attention_mask"].sum(-1).tolist()
-        parts = get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=len(batch) % ranks == 0)
+        parts = get_seqlen_balanced_partitions(
+            lengths, k_partitions=ranks, equal_size=len(batch) % ranks == 0
+        )
         batch.reorder(torch.tensor([row for part in parts for row in part]))
         return batch
 
@@ -228,12 +265,16 @@ class RayPPOTrainer:
         return batch
 
     def reward(self, batch: DataProto) -> DataProto:
-        """Add ``token_level_scores`` and, less a KL penalty where configured, ``token_level_rewards``."""
+        """Add ``token_level_scores`` and, less a KL penalty where configured,
+        ``token_level_rewards``.
+        """
         with self.clock.measure("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
             batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
             if self.config.algorithm.use_kl_in_reward:
-                batch, measured = apply_kl_penalty(batch, self.kl_ctrl, self.config.algorithm.kl_penalty)
+                batch, measured = apply_kl_penalty(
+                    batch, self.kl_ctrl, self.config.algorithm.kl_penalty
+                )
                 self.metrics |= measured
         return batch
 
@@ -251,7 +292,9 @@ class RayPPOTrainer:
             return
         self.weigh(batch, self.config.critic.loss_agg_mode)
         with self.clock.measure("update_critic"):
-            self.metrics |= M.reduce_metrics(self.workers.critic.update_critic(batch).meta_info["metrics"])
+            self.metrics |= M.reduce_metrics(
+                self.workers.critic.update_critic(batch).meta_info["metrics"]
+            )
 
     def update_actor(self, batch: DataProto) -> None:
         """Move the policy, once the critic has had ``critic_warmup`` steps."""
@@ -259,13 +302,17 @@ class RayPPOTrainer:
             return
         self.weigh(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
         with self.clock.measure("update_actor"):
-            self.metrics |= M.reduce_metrics(self.workers.actor.update_actor(batch).meta_info["metrics"])
+            self.metrics |= M.reduce_metrics(
+                self.workers.actor.update_actor(batch).meta_info["metrics"]
+            )
 
     def weigh(self, batch: DataProto, loss_agg_mode: str) -> None:
         """Set the weight of every row in a loss that is aggregated by ``loss_agg_mode``."""
         tokens = batch.batch["response_mask"].sum(-1)
         mode = self.config.algorithm.row_weight
-        batch.batch["loss_weights"] = row_weights(batch.non_tensor_batch["traj_uid"], mode, tokens, loss_agg_mode)
+        batch.batch["loss_weights"] = row_weights(
+            batch.non_tensor_batch["traj_uid"], mode, tokens, loss_agg_mode
+        )
 
     def sync_weights(self) -> None:
         """Hand the policy's weights to every rollout engine."""
@@ -277,13 +324,16 @@ class RayPPOTrainer:
     def conclude(self, batch: DataProto) -> None:
         """Validate, save and write down what happened."""
         trainer, last = self.config.trainer, self.global_step >= self.total_steps
-        self.metrics |= M.throughput_metrics(batch, self.clock.seconds["step"], self.workers.data_parallel_size)
+        self.metrics |= M.throughput_metrics(
+            batch, self.clock.seconds["step"], self.workers.data_parallel_size
+        )
         self.journal.log_rollouts(self.global_step, batch)
         if trainer.test_freq > 0 and (last or self.global_step % trainer.test_freq == 0):
             self.validate()
         played = (self.global_step - 1) * self.config.data.train_batch_size
         self.metrics["training/epoch"] = played / len(self.envs.tasks)
-        # Written before the checkpoint: what a resumed run starts from is on record, what it repeats is removed.
+        # Written before the checkpoint: what a resumed run starts from is on record, what it
+        # repeats is removed.
         self.journal.log_step(self.global_step, self.drain_metrics())
         if trainer.save_freq > 0 and (last or self.global_step % trainer.save_freq == 0):
             self.save()
@@ -293,18 +343,26 @@ class RayPPOTrainer:
         with self.clock.measure("testing"):
             panel = self.val_envs.panel_batch()
             panel.meta_info["global_step"] = self.global_step
-            batch = self.collector.multi_turn_loop(panel, self.workers, self.val_envs, is_train=False)
+            batch = self.collector.multi_turn_loop(
+                panel, self.workers, self.val_envs, is_train=False
+            )
         self.metrics |= M.validation_metrics(batch)
         self.journal.log_rollouts(self.global_step, batch, validation=True)
 
     def save(self) -> None:
         """Write an atomic checkpoint: weights, optimizer, schedule, counters."""
         with self.clock.measure("save_checkpoint"):
-            state = {"global_step": self.global_step, "kl_coef": self.kl_ctrl.value, "panel": self.val_envs.panel_hash}
+            state = {
+                "global_step": self.global_step,
+                "kl_coef": self.kl_ctrl.value,
+                "panel": self.val_envs.panel_hash,
+            }
             self.checkpoints.save(self.global_step, self.workers.save_checkpoint, state)
 
     def drain_metrics(self) -> dict[str, float]:
         """All metrics since the last call, timings included."""
-        drained = self.metrics | self.clock.metrics() | {"training/global_step": float(self.global_step)}
+        drained = (
+            self.metrics | self.clock.metrics() | {"training/global_step": float(self.global_step)}
+        )
         self.metrics = {}
         return {key: float(value) for key, value in drained.items() if np.isscalar(value)}

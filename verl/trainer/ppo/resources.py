@@ -29,8 +29,9 @@ class Role(Enum):
 class ResourcePoolManager:
     """Named pools of devices and which role lives in which.
 
-    ``resource_pool_spec`` maps a pool's name to its processes per node, for example ``{"global_pool": [8, 8]}``;
-    ``mapping`` maps a role to the name of a pool. Roles of one pool share its devices.
+    ``resource_pool_spec`` maps a pool's name to its processes per node, for example
+    ``{"global_pool": [8, 8]}``; ``mapping`` maps a role to the name of a pool. Roles of one pool
+    share its devices.
     """
 
     resource_pool_spec: dict[str, list[int]]
@@ -64,14 +65,16 @@ class ResourcePoolManager:
 def call_engines(workers: Sequence[Any], method: str, *args: Any) -> list[Any]:
     """Call ``method`` of every rollout worker and wait for the answers, in order."""
     labels = [f"rollout worker {index}: {method}" for index in range(len(workers))]
-    return gather([getattr(worker, method).remote(*args) for worker in workers], SYNC_TIMEOUT_S, labels)
+    return gather(
+        [getattr(worker, method).remote(*args) for worker in workers], SYNC_TIMEOUT_S, labels
+    )
 
 
 class TrainingWorkers:
     """The worker groups of a run and what the trainer and the collector ask of them.
 
-    ``actor`` trains the policy, ``ref`` (optional) is the frozen reference, ``critic`` (optional) the value function;
-    ``rollout_workers`` are the handles of the engines that sample.
+    ``actor`` trains the policy, ``ref`` (optional) is the frozen reference, ``critic`` (optional)
+    the value function; ``rollout_workers`` are the handles of the engines that sample.
     """
 
     def __init__(
@@ -81,15 +84,25 @@ class TrainingWorkers:
         ref: RayWorkerGroup | None = None,
         critic: RayWorkerGroup | None = None,
     ) -> None:
-        self.actor, self.rollout_workers, self.ref, self.critic = actor, rollout_workers, ref, critic
+        self.actor, self.rollout_workers, self.ref, self.critic = (
+            actor,
+            rollout_workers,
+            ref,
+            critic,
+        )
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
 
     @classmethod
     def start(
-        cls, specs: dict[Role, RayClassWithInitArgs], pools: ResourcePoolManager, rollout_workers: list[Any]
+        cls,
+        specs: dict[Role, RayClassWithInitArgs],
+        pools: ResourcePoolManager,
+        rollout_workers: list[Any],
     ) -> "TrainingWorkers":
-        """Start a group per role, load the models, and wait for the engines, which load at the same time."""
+        """Start a group per role, load the models, and wait for the engines, which load at the same
+        time.
+        """
         groups = {
             role: RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
             for role, spec in specs.items()
@@ -97,7 +110,9 @@ class TrainingWorkers:
         for pending in [group.submit("init_model") for group in groups.values()]:
             pending.get()
         call_engines(rollout_workers, "ready")
-        return cls(groups[Role.Actor], rollout_workers, groups.get(Role.RefPolicy), groups.get(Role.Critic))
+        return cls(
+            groups[Role.Actor], rollout_workers, groups.get(Role.RefPolicy), groups.get(Role.Critic)
+        )
 
     @property
     def data_parallel_size(self) -> int:
@@ -118,12 +133,16 @@ class TrainingWorkers:
         return self.ref.compute_ref_log_prob(data)
 
     def sleep_engines(self) -> None:
-        """Let every engine give its device memory to the training groups, until weights are synchronised."""
+        """Let every engine give its device memory to the training groups, until weights are
+        synchronised.
+        """
         call_engines(self.rollout_workers, "sleep")
         self._asleep = True
 
     def sync_weights(self, version: int) -> None:
-        """Wake the engines and hand them the actor's weights through the object store; the driver never holds them."""
+        """Wake the engines and hand them the actor's weights through the object store; the driver
+        never holds them.
+        """
         weights = self.actor.call_refs("export_weights")[0]
         if self._asleep:
             call_engines(self.rollout_workers, "wake")
@@ -133,10 +152,13 @@ class TrainingWorkers:
     def engine_metrics(self) -> dict[str, float]:
         """What the engines did since the last call: ``perf/engine_*``, summed over engines.
 
-        ``perf/engine_batch`` is the tokens sampled per engine step, that is how full the engine ran.
+        ``perf/engine_batch`` is the tokens sampled per engine step, that is how full the engine
+        ran.
         """
         answers = call_engines(self.rollout_workers, "stats")
-        totals = {key: sum(answer[key] for answer in answers) for key in ("tokens", "steps", "busy_s")}
+        totals = {
+            key: sum(answer[key] for answer in answers) for key in ("tokens", "steps", "busy_s")
+        }
         tokens, steps, busy_s = (totals[key] - self._engine_totals.get(key, 0.0) for key in totals)
         self._engine_totals = totals
         return {

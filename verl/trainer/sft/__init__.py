@@ -1,1 +1,3 @@
-"""Supervised training on weighted token rows: what rows are, how batches are cut, and the loop over them."""
+"""Supervised training on weighted token rows: what rows are, how batches are cut, and the loop over
+them.
+"""

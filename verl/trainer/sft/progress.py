@@ -1,14 +1,23 @@
-"""What a supervised run shows and writes down: a bar or a few lines, and every step in ``metrics.jsonl``."""
+"""What a supervised run shows and writes down: a bar or a few lines, and every step in
+``metrics.jsonl``.
+"""
 
 import logging
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from verl.record.tracking import Tracking
 from verl.trainer.sft.trainer import StepRecord
-from verl.utils.tracking import Tracking
 
 logger = logging.getLogger(__name__)
 LINES = 20  # log lines of a run without a terminal
@@ -23,14 +32,24 @@ class SFTProgress:
         services = [name for name in trainer.logger if name != "console"]
         resumed = first if first else None
         self.tracking = Tracking(
-            trainer.project_name, trainer.experiment_name, services, cfg, run_dir, resume_step=resumed
+            trainer.project_name,
+            trainer.experiment_name,
+            services,
+            cfg,
+            run_dir,
+            resume_step=resumed,
         )
         self.total, self.tokens, self.every = total, 0.0, max(1, total // RECORDS)
         self.bar: Progress | None = None
         console = Console(stderr=True)
         if "console" in trainer.logger and console.is_terminal:
             columns = [TextColumn("[bold]imitating"), BarColumn(), MofNCompleteColumn()]
-            times = [TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[loss]}")]
+            times = [
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[loss]}"),
+            ]
             self.bar = Progress(*columns, *times, console=console, transient=True)
             self.task = self.bar.add_task("steps", total=total, completed=first, loss="")
             self.bar.start()
@@ -44,13 +63,26 @@ class SFTProgress:
         if record.last or evaluated or record.step % self.every == 0:
             self.tracking.log(metrics, record.step)
         if self.bar is not None and "train/loss" in metrics:
-            self.bar.update(self.task, completed=record.step, loss=f"loss {metrics['train/loss']:.3f}")
+            self.bar.update(
+                self.task, completed=record.step, loss=f"loss {metrics['train/loss']:.3f}"
+            )
         if evaluated:
             loss, agent = metrics["val/loss"], metrics.get("val/agent_loss", float("nan"))
-            logger.info("step %d of %d: held-out loss %.4f, agent tokens %.4f", record.step, self.total, loss, agent)
+            logger.info(
+                "step %d of %d: held-out loss %.4f, agent tokens %.4f",
+                record.step,
+                self.total,
+                loss,
+                agent,
+            )
         elif self.bar is None and record.step % max(1, self.total // LINES) == 0:
-            loss, speed = metrics.get("train/loss", float("nan")), metrics.get("perf/throughput", 0.0)
-            logger.info("step %d of %d: loss %.4f, %.0f tokens/s", record.step, self.total, loss, speed)
+            loss, speed = (
+                metrics.get("train/loss", float("nan")),
+                metrics.get("perf/throughput", 0.0),
+            )
+            logger.info(
+                "step %d of %d: loss %.4f, %.0f tokens/s", record.step, self.total, loss, speed
+            )
 
     def __enter__(self) -> "SFTProgress":
         return self

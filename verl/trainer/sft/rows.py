@@ -26,14 +26,19 @@ class SFTRow:
             lengths = f"{len(self.input_ids)} tokens but {len(self.loss_weights)} loss weights"
             raise ValueError(f"a row has {lengths}")
         if len(self.input_ids) < 2 or not any(self.loss_weights[1:]):
-            raise ValueError("a row needs at least two tokens and a positive loss weight after the first")
+            raise ValueError(
+                "a row needs at least two tokens and a positive loss weight after the first"
+            )
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The records of a ``.jsonl`` or ``.parquet`` file. Raises ``ValueError`` for another suffix or a broken line."""
+    """The records of a ``.jsonl`` or ``.parquet`` file.
+
+    Raises ``ValueError`` for another suffix or a broken line.
+    """
     path = Path(path)
     if path.suffix == ".parquet":
         import pyarrow.parquet as parquet  # an optional format: imported where it is read
@@ -57,11 +62,18 @@ def token_row(record: dict[str, Any]) -> SFTRow:
 
 
 def plan_batches(
-    lengths: Sequence[int], tokens_per_batch: int, epochs: int, total_steps: int | None, seed: int, shuffle: bool = True
+    lengths: Sequence[int],
+    tokens_per_batch: int,
+    epochs: int,
+    total_steps: int | None,
+    seed: int,
+    shuffle: bool = True,
 ) -> list[list[int]]:
-    """Row indices of every optimizer step: batches of about ``tokens_per_batch`` tokens, epoch after epoch.
+    """Row indices of every optimizer step: batches of about ``tokens_per_batch`` tokens, epoch
+    after epoch.
 
-    ``total_steps`` replaces ``epochs``. Every epoch is a permutation that depends on ``seed`` and its number alone.
+    ``total_steps`` replaces ``epochs``. Every epoch is a permutation that depends on ``seed`` and
+    its number alone.
     """
     if not lengths:
         raise ValueError("there are no rows to train on")

@@ -1,4 +1,6 @@
-"""The supervised loop: step through planned batches, measure the held-out loss, keep what is needed to resume."""
+"""The supervised loop: step through planned batches, measure the held-out loss, keep what is needed
+to resume.
+"""
 
 import logging
 import time
@@ -39,7 +41,8 @@ class SFTTrainer:
         batches: row indices of every optimizer step (``plan_batches``).
         val_rows: rows of the held-out loss, may be empty.
         max_tokens: tokens per forward/backward.
-        test_freq, save_freq: every so many steps and after the last one; -1 never (held-out loss: before and after).
+        test_freq, save_freq: every so many steps and after the last one; -1 never (held-out loss:
+            before and after).
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class SFTTrainer:
             logger.info("resumed from %s at step %d", directory, self.step)
 
     def fit(self, on_step: Callable[[StepRecord], None]) -> None:
-        """Take the remaining steps; ``on_step`` hears of each, and of the state before the first as step 0."""
+        """Take the remaining steps; ``on_step`` hears of each, and of the state before the first as
+        step 0.
+        """
         if self.step == 0:
             on_step(StepRecord(0, self.evaluate(), last=False))
         while self.step < len(self.batches):
@@ -83,13 +88,20 @@ class SFTTrainer:
         """Write a checkpoint."""
         if self.checkpoints is None:
             raise ValueError("save_freq > 0 needs checkpoints")
-        self.checkpoints.save(self.step, lambda path: save_engine(self.engine, path), {"global_step": self.step})
+        self.checkpoints.save(
+            self.step, lambda path: save_engine(self.engine, path), {"global_step": self.step}
+        )
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
-        """One optimizer step on the rows ``batch``; the loss is the mean over the whole batch's weights."""
+        """One optimizer step on the rows ``batch``; the loss is the mean over the whole batch's
+        weights.
+        """
         started = time.perf_counter()
         rows = [self.rows[row] for row in batch]
-        tokens, weight = sum(len(row) for row in rows), sum(sum(row.loss_weights[1:]) for row in rows)
+        tokens, weight = (
+            sum(len(row) for row in rows),
+            sum(sum(row.loss_weights[1:]) for row in rows),
+        )
         sums: Sums = {}
         with self.engine.resident(training=True):
             cuts = micro_batches([len(row) for row in rows], max_tokens=self.max_tokens)
@@ -112,7 +124,9 @@ class SFTTrainer:
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
         where = weights.nonzero().squeeze(-1)
         targets = Targets(where - 1, packed.input_ids[where])
-        scores = self.engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[0]
+        scores = self.engine.module(
+            packed.input_ids, packed.position_ids, packed.layout, [targets]
+        )[0]
         weights, loss = weights[where], -scores.log_probs
         agent = weights >= AGENT_WEIGHT
         found = {
@@ -127,7 +141,9 @@ class SFTTrainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """``val/loss`` (weighted mean) and ``val/agent_loss`` (agent tokens) of the held-out rows, nats per token."""
+        """``val/loss`` (weighted mean) and ``val/agent_loss`` (agent tokens) of the held-out rows,
+        nats per token.
+        """
         if not self.val_rows:
             return {}
         sums: Sums = {}

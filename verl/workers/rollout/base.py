@@ -1,6 +1,8 @@
-"""What a rollout engine is, and the pieces all engines share: stop rules, counter seeds, request checks.
+"""What a rollout engine is, and the pieces all engines share: stop rules, counter seeds, request
+checks.
 
-Nothing heavy is imported here: an engine sets its environment variables before it loads torch or vLLM.
+Nothing heavy is imported here: an engine sets its environment variables before it loads torch or
+vLLM.
 """
 
 from collections.abc import Iterable
@@ -21,19 +23,24 @@ class EngineError(RuntimeError):
 
 
 class RolloutEngine(Protocol):
-    """A blocking engine with continuous batching, driven by one thread: every step moves all requests forward.
+    """A blocking engine with continuous batching, driven by one thread: every step moves all
+    requests forward.
 
-    Token ids go in and come out. Log-probs in results are those the token was sampled with: after temperature, top-k
-    and top-p; a greedy token carries its log-prob at temperature 1. The tokens that complete a stop string, and an
-    end-of-turn token, are the last of ``token_ids``. What a seeded request samples depends on its seed, its prompt and
-    the weights; on the requests beside it only through floating-point rounding.
+    Token ids go in and come out. Log-probs in results are those the token was sampled with: after
+    temperature, top-k and top-p; a greedy token carries its log-prob at temperature 1. The tokens
+    that complete a stop string, and an end-of-turn token, are the last of ``token_ids``. What a
+    seeded request samples depends on its seed, its prompt and the weights; on the requests beside
+    it only through floating-point rounding.
     """
 
     gives_logprobs: bool  # class attribute; an engine without log-probs is refused, nothing could be trained on it
     policy_version: int  # of the weights in the engine; 0 as loaded from disk
 
     def add(self, request: SamplingRequest) -> None:
-        """Queue a request. Raises ``ValueError`` for one that can never be served (prompt too long, no tokens)."""
+        """Queue a request.
+
+        Raises ``ValueError`` for one that can never be served (prompt too long, no tokens).
+        """
 
     def step(self) -> list[SamplingResult]:
         """Advance every request; return those that finished."""
@@ -45,7 +52,8 @@ class RolloutEngine(Protocol):
         """Forget requests; they give no result. Unknown ids are ignored."""
 
     def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Replace all weights (names of the Hugging Face checkpoint, arrays or tensors) and forget cached prefixes.
+        """Replace all weights (names of the Hugging Face checkpoint, arrays or tensors) and forget
+        cached prefixes.
 
         Raises ``EngineError`` while requests are unfinished.
         """
@@ -98,13 +106,17 @@ class StopRules:
         """Whether the last of ``token_ids`` completes one of the plan's strings."""
         if not plan.strings:
             return False
-        longest = max(len(text.encode("utf-8")) for text in plan.strings)  # a token is at least one byte
+        longest = max(
+            len(text.encode("utf-8")) for text in plan.strings
+        )  # a token is at least one byte
         tail = self._tokenizer.decode(token_ids[-longest:], skip_special_tokens=False)
         return any(text in tail for text in plan.strings)
 
 
 def end_token_ids(model_path: str | Path, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a turn: ``eos_token_id`` of the generation config (one or several) and of the tokenizer."""
+    """The ids that end a turn: ``eos_token_id`` of the generation config (one or several) and of
+    the tokenizer.
+    """
     from transformers import GenerationConfig
 
     ids: set[int] = set()
@@ -117,12 +129,17 @@ def end_token_ids(model_path: str | Path, tokenizer: Any) -> frozenset[int]:
 
 
 def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Well-mixed uint64 seeds [N] from request seeds [N] and token counters [N] (the SplitMix64 finaliser, twice).
+    """Well-mixed uint64 seeds [N] from request seeds [N] and token counters [N] (the SplitMix64
+    finaliser, twice).
 
-    Which token draws which number depends on these two alone: not on the batch, chunked prefill or preemption.
+    Which token draws which number depends on these two alone: not on the batch, chunked prefill or
+    preemption.
     """
     with np.errstate(over="ignore"):
-        return _mix(_mix(seeds.astype(np.uint64) + _GOLDEN) + _GOLDEN * (counters.astype(np.uint64) + np.uint64(1)))
+        return _mix(
+            _mix(seeds.astype(np.uint64) + _GOLDEN)
+            + _GOLDEN * (counters.astype(np.uint64) + np.uint64(1))
+        )
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

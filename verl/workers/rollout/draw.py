@@ -1,4 +1,7 @@
-"""Draw one token per row by inverting the cumulative distribution. Pure tensor functions, shared by the engines."""
+"""Draw one token per row by inverting the cumulative distribution.
+
+Pure tensor functions, shared by the engines.
+"""
 
 import numpy as np
 import torch
@@ -7,19 +10,24 @@ from verl.workers.rollout.base import GREEDY_BELOW, counter_seeds
 
 
 def uniforms(seeds: np.ndarray, counters: np.ndarray) -> torch.Tensor:
-    """One float64 in [0, 1) per row [N], a multiple of 2**-40, determined by request seed [N] and token counter [N].
+    """One float64 in [0, 1) per row [N], a multiple of 2**-40, determined by request seed [N] and
+    token counter [N].
 
-    With 40 bits, ``u * total < total`` survives rounding, so a token of probability 0 is never drawn.
+    With 40 bits, ``u * total < total`` survives rounding, so a token of probability 0 is never
+    drawn.
     """
     bits = counter_seeds(seeds, counters) >> np.uint64(24)
     return torch.from_numpy(bits.astype(np.float64) * 2.0**-40)
 
 
-def truncate(logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None) -> torch.Tensor:
-    """``logits`` [N, V] with -inf outside the ``top_k`` [N] largest and the nucleus ``top_p`` [N]; None: no truncation.
+def truncate(
+    logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
+) -> torch.Tensor:
+    """``logits`` [N, V] with -inf outside the ``top_k`` [N] largest and the nucleus ``top_p`` [N];
+    None: no truncation.
 
-    The nucleus is taken after top-k: the fewest most likely tokens that together reach ``top_p``. A ``top_k`` below
-    1 or above V keeps all tokens. Ties at the border of top-k are kept.
+    The nucleus is taken after top-k: the fewest most likely tokens that together reach ``top_p``. A
+    ``top_k`` below 1 or above V keeps all tokens. Ties at the border of top-k are kept.
     """
     vocab = logits.shape[-1]
     if top_k is not None:
@@ -42,11 +50,12 @@ def draw(
     top_p: torch.Tensor | None,
     uniform: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample tokens [N] and their log-probs [N] from ``logits`` [N, V] (float32) with ``uniform`` [N] in [0, 1).
+    """Sample tokens [N] and their log-probs [N] from ``logits`` [N, V] (float32) with ``uniform``
+    [N] in [0, 1).
 
-    Rows whose ``temperature`` [N] is below ``GREEDY_BELOW`` take the argmax, with its untruncated log-prob at
-    temperature 1; ``temperature`` None means that all rows do. The others are sampled after temperature, top-k and
-    top-p, and their log-probs are those of that distribution.
+    Rows whose ``temperature`` [N] is below ``GREEDY_BELOW`` take the argmax, with its untruncated
+    log-prob at temperature 1; ``temperature`` None means that all rows do. The others are sampled
+    after temperature, top-k and top-p, and their log-probs are those of that distribution.
     """
     if temperature is None:
         return _greedy(logits)
@@ -55,12 +64,17 @@ def draw(
     logprobs = truncate(scaled, top_k, top_p).log_softmax(dim=-1)
     cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
     target = uniform.to(cumulative.device) * cumulative[:, -1]
-    tokens = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).clamp_(max=logits.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).clamp_(
+        max=logits.shape[-1] - 1
+    )
     chosen = logprobs.gather(-1, tokens).squeeze(-1)
     tokens = tokens.squeeze(-1)
     if bool(greedy.any()):
         best, best_logprobs = _greedy(logits)
-        tokens, chosen = torch.where(greedy, best, tokens), torch.where(greedy, best_logprobs, chosen)
+        tokens, chosen = (
+            torch.where(greedy, best, tokens),
+            torch.where(greedy, best_logprobs, chosen),
+        )
     return tokens, chosen
 
 

@@ -1,4 +1,5 @@
-"""The engine that needs no vLLM: a transformers model decoded in one left-padded batch with a shared KV cache.
+"""The engine that needs no vLLM: a transformers model decoded in one left-padded batch with a
+shared KV cache.
 
 cache columns   . . . a a a a a      a row is left-padded to the widest; when rows finish, columns that have become
                 . b b b b b b b      padding everywhere are cut off; new rows are prefilled together and joined on
@@ -43,7 +44,8 @@ class _Row:
 class HFEngine:
     """``RolloutEngine`` on transformers. ``config`` is the section ``actor_rollout_ref.rollout``.
 
-    Every step gives each running request one token; waiting requests join at the next step, ``max_num_seqs`` at most.
+    Every step gives each running request one token; waiting requests join at the next step,
+    ``max_num_seqs`` at most.
     """
 
     gives_logprobs = True
@@ -59,8 +61,12 @@ class HFEngine:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         options = {"trust_remote_code": trust_remote_code}
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, config.dtype), **options)
-        model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+        model = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=getattr(torch, config.dtype), **options
+        )
+        model = (
+            model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+        )
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
             head.forward = partial(full_logits, head)  # as the trainer computes them
@@ -70,14 +76,24 @@ class HFEngine:
 
     @classmethod
     def on_model(
-        cls, model: Any, tokenizer: Any, end_ids: Iterable[int], *, seed: int = 0, max_num_seqs: int = 128
+        cls,
+        model: Any,
+        tokenizer: Any,
+        end_ids: Iterable[int],
+        *,
+        seed: int = 0,
+        max_num_seqs: int = 128,
     ) -> "HFEngine":
-        """An engine that samples from a model which somebody else holds, and trains; ``end_ids`` end a segment."""
+        """An engine that samples from a model which somebody else holds, and trains; ``end_ids``
+        end a segment.
+        """
         engine = cls.__new__(cls)
         engine._take(model, StopRules(tokenizer, end_ids), seed, max_num_seqs, None)
         return engine
 
-    def _take(self, model: Any, rules: StopRules, seed: int, max_num_seqs: int, max_model_len: int | None) -> None:
+    def _take(
+        self, model: Any, rules: StopRules, seed: int, max_num_seqs: int, max_model_len: int | None
+    ) -> None:
         self._model, self._rules, self._seeds = model, rules, RequestSeeds(seed)
         self._device = model.device
         self._vocab_size = model.config.vocab_size
@@ -92,15 +108,20 @@ class HFEngine:
     def add(self, request: SamplingRequest) -> None:
         """Queue a request. Raises ``ValueError`` for one that can never be served."""
         check_request(request, self._max_model_len, self._vocab_size)
-        self._waiting.append(_Row(request, self._rules.plan(tuple(request.stop)), self._seeds.of(request)))
+        self._waiting.append(
+            _Row(request, self._rules.plan(tuple(request.stop)), self._seeds.of(request))
+        )
 
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self._waiting or self._rows)
 
     def step(self) -> list[SamplingResult]:
-        """Sample one token for every running request and for those that join; return the finished ones."""
-        # not inference_mode: a model that is also trained must not keep tensors that autograd refuses
+        """Sample one token for every running request and for those that join; return the finished
+        ones.
+        """
+        # not inference_mode: a model that is also trained must not keep tensors that autograd
+        # refuses
         with torch.no_grad():
             logits = [self._decode()] if self._rows else []
             fresh = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._room()))]
@@ -110,7 +131,9 @@ class HFEngine:
                 return []
             self._sample(torch.cat(logits))
             reasons = [self._stop_reason(row) for row in self._rows]
-            results = [self._result(row, why) for row, why in zip(self._rows, reasons, strict=True) if why]
+            results = [
+                self._result(row, why) for row, why in zip(self._rows, reasons, strict=True) if why
+            ]
             if results:
                 self._keep([index for index, why in enumerate(reasons) if why is None])
         return results
@@ -124,9 +147,13 @@ class HFEngine:
             self._keep(keep)
 
     def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Copy full weights into the model; raises ``EngineError`` for wrong names, or while requests run."""
+        """Copy full weights into the model; raises ``EngineError`` for wrong names, or while
+        requests run.
+        """
         if self.has_work():
-            raise EngineError(f"weights cannot change while {len(self._rows) + len(self._waiting)} requests run")
+            raise EngineError(
+                f"weights cannot change while {len(self._rows) + len(self._waiting)} requests run"
+            )
         own = dict(self._model.named_parameters(remove_duplicate=False))
         missing = {parameter.data_ptr(): name for name, parameter in own.items()}
         with torch.no_grad():
@@ -198,8 +225,12 @@ class HFEngine:
         old_pad, new_pad = width - self._mask.shape[1], width - mask.shape[1]
         self._mask = torch.cat([pad(self._mask, (old_pad, 0)), pad(mask, (new_pad, 0))])
         for old, new in zip(self._cache.layers, cache.layers, strict=True):
-            old.keys = torch.cat([pad(old.keys, (0, 0, old_pad, 0)), pad(new.keys, (0, 0, new_pad, 0))])
-            old.values = torch.cat([pad(old.values, (0, 0, old_pad, 0)), pad(new.values, (0, 0, new_pad, 0))])
+            old.keys = torch.cat(
+                [pad(old.keys, (0, 0, old_pad, 0)), pad(new.keys, (0, 0, new_pad, 0))]
+            )
+            old.values = torch.cat(
+                [pad(old.values, (0, 0, old_pad, 0)), pad(new.values, (0, 0, new_pad, 0))]
+            )
 
     def _keep(self, keep: list[int]) -> None:
         """Drop all rows but ``keep``, and the columns that are padding in all of those."""
@@ -216,7 +247,9 @@ class HFEngine:
     def _sample(self, logits: torch.Tensor) -> None:
         """Append a token and its log-prob to every row; ``logits`` [B, V]."""
         requests = [row.request for row in self._rows]
-        temperature = torch.tensor([request.temperature for request in requests], device=self._device)
+        temperature = torch.tensor(
+            [request.temperature for request in requests], device=self._device
+        )
         top_p = torch.tensor([request.top_p for request in requests], device=self._device)
         top_k = torch.tensor([request.top_k for request in requests], device=self._device)
         uniform = uniforms(
@@ -242,4 +275,6 @@ class HFEngine:
         return StopReason.LENGTH if full or len(ids) >= row.request.max_tokens else None
 
     def _result(self, row: _Row, reason: StopReason) -> SamplingResult:
-        return SamplingResult(row.request.request_id, row.token_ids, row.logprobs, reason, self.policy_version)
+        return SamplingResult(
+            row.request.request_id, row.token_ids, row.logprobs, reason, self.policy_version
+        )

@@ -1,7 +1,7 @@
 """The vLLM engine: ``LLMEngine`` in this process, token ids in and out.
 
-CPU and CUDA share everything but this: on CPU the sampler and the reload are mended (``vllm_cpu``), and the KV cache is
-sized in GiB, not as a share of the device.
+CPU and CUDA share everything but this: on CPU the sampler and the reload are mended (``vllm_cpu``),
+and the KV cache is sized in GiB, not as a share of the device.
 """
 
 import logging
@@ -47,7 +47,10 @@ class VLLMEngine:
         self._rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
         self._seeds = RequestSeeds(seed)
         model_config = self._engine.vllm_config.model_config
-        self._max_model_len, self._vocab_size = model_config.max_model_len, model_config.get_vocab_size()
+        self._max_model_len, self._vocab_size = (
+            model_config.max_model_len,
+            model_config.get_vocab_size(),
+        )
         self._requests: dict[str, str] = {}  # request id -> vLLM's internal id
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         self.policy_version = 0
@@ -66,7 +69,9 @@ class VLLMEngine:
         params, seed = self._sampling_params(request), self._seeds.of(request)
         if self._sampler is None:
             params.seed = seed
-        internal = self._engine.add_request(request.request_id, tokens_input(list(request.prompt_ids)), params)
+        internal = self._engine.add_request(
+            request.request_id, tokens_input(list(request.prompt_ids)), params
+        )
         self._requests[request.request_id] = internal
         if self._sampler is not None:
             self._sampler.begin(internal, seed)
@@ -84,9 +89,13 @@ class VLLMEngine:
                 self._sampler.finish(name)
 
     def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Load full weights in place and drop the prefix cache; raises ``EngineError`` while requests run."""
+        """Load full weights in place and drop the prefix cache; raises ``EngineError`` while
+        requests run.
+        """
         if self._requests:
-            raise EngineError(f"weights cannot change while {len(self._requests)} requests are running")
+            raise EngineError(
+                f"weights cannot change while {len(self._requests)} requests are running"
+            )
         dtype = self._engine.vllm_config.model_config.dtype
         tensors = [(name, as_tensor(value).to(dtype)) for name, value in weights]
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
@@ -95,11 +104,15 @@ class VLLMEngine:
 
             repack_output_head(self._runner().get_model())
         if not self._engine.reset_prefix_cache():
-            raise EngineError("vLLM kept its prefix cache after a weight update: cached keys would be of old weights")
+            raise EngineError(
+                "vLLM kept its prefix cache after a weight update: cached keys would be of old weights"
+            )
         self.policy_version = version
 
     def sleep(self) -> None:
-        """Free device memory on CUDA (weights wait in host memory); nothing on CPU or with free_cache_engine=false."""
+        """Free device memory on CUDA (weights wait in host memory); nothing on CPU or with
+        free_cache_engine=false.
+        """
         if self._can_sleep:
             self._engine.sleep(level=1)
 
@@ -141,12 +154,19 @@ class VLLMEngine:
         if self._sampler is not None:
             logprobs = self._sampler.finish(internal)[: len(tokens)]
         else:
-            logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, tokens, strict=True)]
+            logprobs = [
+                entry[token].logprob
+                for entry, token in zip(completion.logprobs, tokens, strict=True)
+            ]
         if len(logprobs) != len(tokens):
-            raise EngineError(f"request {output.request_id}: {len(logprobs)} log-probs for {len(tokens)} tokens")
+            raise EngineError(
+                f"request {output.request_id}: {len(logprobs)} log-probs for {len(tokens)} tokens"
+            )
         reason = _REASONS.get(completion.finish_reason, StopReason.ABORT)
         info = {"cached_tokens": output.num_cached_tokens or 0}
-        return SamplingResult(output.request_id, tokens, logprobs, reason, self.policy_version, info)
+        return SamplingResult(
+            output.request_id, tokens, logprobs, reason, self.policy_version, info
+        )
 
     def _runner(self) -> Any:
         return self._engine.model_executor.driver_worker.worker.model_runner
@@ -157,7 +177,9 @@ class VLLMEngine:
         return CountedSampler(self._runner())
 
 
-def engine_arguments(path: str, config: Any, seed: int, trust_remote_code: bool, on_cpu: bool) -> dict[str, Any]:
+def engine_arguments(
+    path: str, config: Any, seed: int, trust_remote_code: bool, on_cpu: bool
+) -> dict[str, Any]:
     """The keyword arguments of vLLM's ``EngineArgs``; ``config.engine_kwargs`` has the last word.
 
     Its ``hf_overrides`` are added to ours.
@@ -180,7 +202,8 @@ def engine_arguments(path: str, config: Any, seed: int, trust_remote_code: bool,
         "trust_remote_code": trust_remote_code,
     }
     if on_cpu:
-        # Compilation saves about a tenth of the forward pass and costs most of a minute at every start.
+        # Compilation saves about a tenth of the forward pass and costs most of a minute at every
+        # start.
         arguments |= {"enforce_eager": True, "block_size": CPU_BLOCK_SIZE}
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
     else:
@@ -200,17 +223,18 @@ def _prepare_process(num_threads: int | None) -> bool:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # It warns at every reload of modules without weights; what a reload must renew is tested.
     logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
-    # Environments and collectors share the cores: threads that spin at a barrier for one that lost its core made steps
-    # ten times longer.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    import torch  # OpenMP reads both when it is loaded
+    import torch  # OpenMP reads it when it is loaded
 
     if torch.cuda.is_available():
         return False
-    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # else vLLM compiles a helper during the first requests: 4-20 s
-    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # takes precedence over kv_cache_memory_bytes, in whole GiB
+    os.environ.setdefault(
+        "TORCH_COMPILE_DISABLE", "1"
+    )  # else vLLM compiles a helper during the first requests: 4-20 s
+    os.environ.pop(
+        "VLLM_CPU_KVCACHE_SPACE", None
+    )  # takes precedence over kv_cache_memory_bytes, in whole GiB
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     return True

@@ -13,10 +13,11 @@ from verl.workers.rollout.draw import draw, uniforms
 
 
 def inspect_models_in_process() -> None:
-    """Let vLLM look at a model class here, not in a subprocess that has to import all of vLLM again.
+    """Let vLLM look at a model class here, not in a subprocess that has to import all of vLLM
+    again.
 
-    The subprocess protects CUDA from being initialised too early. On CPU it only costs 10 to 25 s, the first time a
-    machine meets an architecture.
+    The subprocess protects CUDA from being initialised too early. On CPU it only costs 10 to 25 s,
+    the first time a machine meets an architecture.
     """
     from vllm.model_executor.models import registry
 
@@ -26,9 +27,9 @@ def inspect_models_in_process() -> None:
 class CountedSampler:
     """Takes the place of ``Sampler.sample`` in vLLM's CPU model runner.
 
-    Random numbers come from (request seed, token number), for the whole batch at once, and the log-prob of each
-    sampled token is noted here. vLLM's own ways are a Python loop over generators, which fails on CPU when a prompt is
-    prefilled in chunks, and a dictionary per token.
+    Random numbers come from (request seed, token number), for the whole batch at once, and the
+    log-prob of each sampled token is noted here. vLLM's own ways are a Python loop over generators,
+    which fails on CPU when a prompt is prefilled in chunks, and a dictionary per token.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -59,9 +60,14 @@ class CountedSampler:
         counters = batch.num_tokens_no_spec[:rows] - batch.num_prompt_tokens[:rows]
         seeds = np.fromiter((self._seeds.get(i, 0) for i in ids), dtype=np.uint64, count=rows)
         temperature = None if metadata.all_greedy else metadata.temperature
-        tokens, logprobs = draw(logits, temperature, metadata.top_k, metadata.top_p, uniforms(seeds, counters))
-        for request_id, position, logprob in zip(ids, counters.tolist(), logprobs.tolist(), strict=True):
-            # A prompt that is only partly prefilled also yields a row; its next one has the same position.
+        tokens, logprobs = draw(
+            logits, temperature, metadata.top_k, metadata.top_p, uniforms(seeds, counters)
+        )
+        for request_id, position, logprob in zip(
+            ids, counters.tolist(), logprobs.tolist(), strict=True
+        ):
+            # A prompt that is only partly prefilled also yields a row; its next one has the same
+            # position.
             noted = self._logprobs.get(request_id)
             if noted is not None:
                 noted[position:] = [logprob]
@@ -71,11 +77,15 @@ class CountedSampler:
 def repack_output_head(model: torch.nn.Module) -> None:
     """Rebuild the packed GEMM of ``lm_head`` from its weight.
 
-    With tied embeddings ``reload_weights`` renews the embedding but leaves the packed copy that the output head
-    computes with: the engine would go on sampling with an old head and no error.
+    With tied embeddings ``reload_weights`` renews the embedding but leaves the packed copy that the
+    output head computes with: the engine would go on sampling with an old head and no error.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     head = getattr(model, "lm_head", None)
-    if head is not None and getattr(head, "weight", None) is not None and hasattr(head, "cpu_linear"):
+    if (
+        head is not None
+        and getattr(head, "weight", None) is not None
+        and hasattr(head, "cpu_linear")
+    ):
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)

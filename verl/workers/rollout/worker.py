@@ -2,9 +2,10 @@
 
     submit(requests) ──▶ inbox ──▶ engine thread: add, step, add, step ... ──▶ box per client ──▶ poll(client)
 
-The engine blocks, so it is made and driven by one thread of its own (OpenMP threads belong to the thread that started
-them). New requests join between two of its steps. Weights change only while nothing runs: requests that arrive while
-an update waits are held back and start under the new weights.
+The engine blocks, so it is made and driven by one thread of its own (OpenMP threads belong to the
+thread that started them). New requests join between two of its steps. Weights change only while
+nothing runs: requests that arrive while an update waits are held back and start under the new
+weights.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any
 
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout.base import EngineError, RolloutEngine
-from verl.workers.rollout.registry import create_engine
+from verl.workers.rollout.engine_registry import create_engine
 
 logger = logging.getLogger(__name__)
 POLL_S = 1.0
@@ -41,10 +42,11 @@ class _Box:
 class RolloutWorker:
     """Serves one engine to any number of clients; made to be a Ray actor with asynchronous methods.
 
-    ``config`` is the section ``actor_rollout_ref``. Every request yields exactly one result unless its client aborts:
-    what the engine refuses, what takes more than ``request_timeout_s``, and what runs while the engine raises, ends as
-    ``StopReason.ABORT`` with ``info["error"]``. After ``MAX_FAILURES`` failing steps in a row, or while one hangs,
-    calls raise ``EngineError``. ``engine`` replaces the configured one in tests.
+    ``config`` is the section ``actor_rollout_ref``. Every request yields exactly one result unless
+    its client aborts: what the engine refuses, what takes more than ``request_timeout_s``, and what
+    runs while the engine raises, ends as ``StopReason.ABORT`` with ``info["error"]``. After
+    ``MAX_FAILURES`` failing steps in a row, or while one hangs, calls raise ``EngineError``.
+    ``engine`` replaces the configured one in tests.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class RolloutWorker:
         self._engine = engine
         self._started = self._thread.submit(self._start, config, model_path, seed, num_threads)
         self._commands: deque[Callable[[], list[SamplingResult]]] = deque()  # for the engine thread
-        self._running: dict[str, tuple[str, float]] = {}  # request -> client and deadline, oldest first
+        self._running: dict[
+            str, tuple[str, float]
+        ] = {}  # request -> client and deadline, oldest first
         self._in_engine: dict[str, None] = {}  # touched by the engine thread alone
         self._held: list[SamplingRequest] = []
         self._pauses = 0
@@ -70,16 +74,24 @@ class RolloutWorker:
         self._idle.set()
         self._server: asyncio.Task | None = None
         self._failures, self._broken = 0, ""
-        self._counts = dict.fromkeys(("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s"), 0.0)
+        self._counts = dict.fromkeys(
+            ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s"), 0.0
+        )
         self._since = 0.0
 
     async def ready(self) -> dict[str, Any]:
-        """Wait until the engine runs; returns its name and policy version. Raises what kept it from starting."""
+        """Wait until the engine runs; returns its name and policy version.
+
+        Raises what kept it from starting.
+        """
         await asyncio.shield(asyncio.wrap_future(self._started))
         if self._server is None:
             self._since = time.monotonic()
             self._server = asyncio.create_task(self._serve())
-        return {"engine": type(self._engine).__name__, "policy_version": self._engine.policy_version}
+        return {
+            "engine": type(self._engine).__name__,
+            "policy_version": self._engine.policy_version,
+        }
 
     async def submit(self, requests: Sequence[SamplingRequest]) -> None:
         """Queue requests; their results come out of ``poll`` of the client each names.
@@ -91,16 +103,21 @@ class RolloutWorker:
         names = [request.request_id for request in requests]
         twice = [name for name in names if name in self._running]
         if twice or len(set(names)) < len(names):
-            raise ValueError(f"request ids have to be unique; in use: {twice[:3] or 'one twice in this call'}")
+            raise ValueError(
+                f"request ids have to be unique; in use: {twice[:3] or 'one twice in this call'}"
+            )
         deadline = time.monotonic() + self._timeout_s
-        self._running.update((request.request_id, (request.client, deadline)) for request in requests)
+        self._running.update(
+            (request.request_id, (request.client, deadline)) for request in requests
+        )
         if self._pauses:
             self._held.extend(requests)
         else:
             self._admit(requests)
 
     async def poll(self, client: str) -> list[SamplingResult]:
-        """Finished results of ``client``: at once where there are some, else the next ones, or [] after a second.
+        """Finished results of ``client``: at once where there are some, else the next ones, or []
+        after a second.
 
         Raises ``EngineError`` when there are none and the engine is gone.
         """
@@ -124,7 +141,8 @@ class RolloutWorker:
     async def update_weights(self, weights: Sequence[tuple[str, Any]], version: int) -> None:
         """Load new weights once no request runs; ``version`` marks what is sampled from then on.
 
-        Raises ``EngineError`` when requests still run after the request deadline: a result has one policy version.
+        Raises ``EngineError`` when requests still run after the request deadline: a result has one
+        policy version.
         """
         async with self._paused("update_weights"):
             await self._in_thread(self._engine.update_weights, weights, version)
@@ -140,7 +158,9 @@ class RolloutWorker:
             await self._in_thread(self._engine.wake)
 
     async def stats(self) -> dict[str, float]:
-        """Totals since the engine was ready: tokens, requests, engine steps, seconds it was busy and idle."""
+        """Totals since the engine was ready: tokens, requests, engine steps, seconds it was busy
+        and idle.
+        """
         alive = time.monotonic() - self._since if self._since else 0.0
         idle_s = max(0.0, alive - self._counts["busy_s"])
         return {**self._counts, "idle_s": idle_s, "running": float(len(self._running))}
@@ -183,7 +203,9 @@ class RolloutWorker:
             await asyncio.wait_for(self._idle.wait(), self._timeout_s)
         except TimeoutError:
             running = len(self._running) - len(self._held)
-            raise EngineError(f"{purpose}: {running} requests still run after {self._timeout_s:g} s") from None
+            raise EngineError(
+                f"{purpose}: {running} requests still run after {self._timeout_s:g} s"
+            ) from None
         self._check_alive()
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -196,7 +218,9 @@ class RolloutWorker:
             raise EngineError(f"the rollout engine is gone: {self._broken}")
         oldest = next(iter(self._running.values()), None)
         if oldest is not None and time.monotonic() > oldest[1] + self._timeout_s:
-            raise EngineError("the rollout engine hangs: a request is at twice its deadline and was not given up")
+            raise EngineError(
+                "the rollout engine hangs: a request is at twice its deadline and was not given up"
+            )
 
     async def _serve(self) -> None:
         while True:
@@ -226,8 +250,12 @@ class RolloutWorker:
                 break
             late.append(name)
         if late:
-            logger.warning("%d requests took more than %g s and are given up", len(late), self._timeout_s)
-            self._deliver([self._aborted(name, f"no result after {self._timeout_s:g} s") for name in late])
+            logger.warning(
+                "%d requests took more than %g s and are given up", len(late), self._timeout_s
+            )
+            self._deliver(
+                [self._aborted(name, f"no result after {self._timeout_s:g} s") for name in late]
+            )
             self._give_up(late)
 
     def _give_up(self, names: list[str]) -> None:
@@ -241,7 +269,9 @@ class RolloutWorker:
             self._work.set()
 
     def _aborted(self, name: str, error: str) -> SamplingResult:
-        return SamplingResult(name, [], [], StopReason.ABORT, self._engine.policy_version, {"error": error})
+        return SamplingResult(
+            name, [], [], StopReason.ABORT, self._engine.policy_version, {"error": error}
+        )
 
     # ---- in the engine thread
 
@@ -252,8 +282,12 @@ class RolloutWorker:
         if config.model.external_lib:
             importlib.import_module(config.model.external_lib)  # it may register the engine
         trust = config.model.trust_remote_code
-        self._engine = create_engine(rollout.name, rollout, model_path, seed, num_threads, trust_remote_code=trust)
-        logger.info("rollout engine %s started in %.1f s", rollout.name, time.perf_counter() - began)
+        self._engine = create_engine(
+            rollout.name, rollout, model_path, seed, num_threads, trust_remote_code=trust
+        )
+        logger.info(
+            "rollout engine %s started in %.1f s", rollout.name, time.perf_counter() - began
+        )
 
     def _burst(self) -> list[SamplingResult]:
         """Turns of the engine until something is finished or ``BURST_S`` are over."""
@@ -267,7 +301,9 @@ class RolloutWorker:
                 results += self._engine.step()
                 self._counts["steps"] += 1
                 self._failures = 0
-        except Exception as error:  # the engine boundary: what ran ends as aborted, the worker lives on
+        except (
+            Exception
+        ) as error:  # the engine boundary: what ran ends as aborted, the worker lives on
             results += self._fail(error)
         for result in results:
             self._in_engine.pop(result.request_id, None)
@@ -278,7 +314,9 @@ class RolloutWorker:
         self._in_engine[request.request_id] = None
         try:
             self._engine.add(request)
-        except ValueError as error:  # a request nobody can serve: its trajectory ends, the run does not
+        except (
+            ValueError
+        ) as error:  # a request nobody can serve: its trajectory ends, the run does not
             logger.warning("request %s refused by the engine: %s", request.request_id, error)
             return [self._aborted(request.request_id, str(error))]
         self._counts["prompt_tokens"] += len(request.prompt_ids)
@@ -299,5 +337,7 @@ class RolloutWorker:
         except Exception as second:  # the engine boundary: it cannot even forget them
             self._broken = f"{error!r}, and then {second!r}"
         if self._failures >= MAX_FAILURES:
-            self._broken = self._broken or f"{self._failures} steps failed in a row, the last with {error!r}"
+            self._broken = (
+                self._broken or f"{self._failures} steps failed in a row, the last with {error!r}"
+            )
         return [self._aborted(name, repr(error)) for name in lost]

@@ -6,11 +6,11 @@ One JSONL line per won episode, on training floor plans only, with games of its 
      "slips": [bool, ...],
      "messages": [{"role": "user" | "assistant" | "system", "content": str}, ...]}
 
-The user messages are what the package's prompts say in a rollout with ``append`` history and levels asked for; the
-assistant messages have exactly the rollout's form, such as
-``<level>2</level><think>need mug.</think><action>look</action>``. Level 1 thinks nothing, 2 notes the situation, 3 adds
-what was tried, 4 adds the plan, whose first part is the action. Training on the assistant messages alone teaches
-format, game and levels.
+The user messages are what the package's prompts say in a rollout with ``append`` history and levels
+asked for; the assistant messages have exactly the rollout's form, such as
+``<level>2</level><think>need mug.</think><action>look</action>``. Level 1 thinks nothing, 2 notes
+the situation, 3 adds what was tried, 4 adds the plan, whose first part is the action. Training on
+the assistant messages alone teaches format, game and levels.
 """
 
 import hashlib
@@ -53,20 +53,26 @@ class Play:
 
 
 def thought(level: int, decision: Decision) -> str:
-    """The thought of ``level`` about a decision; each level says all that the level below says, and more."""
+    """The thought of ``level`` about a decision; each level says all that the level below says, and
+    more.
+    """
     parts = ("", decision.situation, decision.tried, f"plan {decision.plan}")
     return " ".join(f"{part}." for part in parts[1:level])
 
 
 def render(level: int | None, decision: Decision) -> str:
-    """The assistant message: exactly what a rollout's response looks like. Without a level, the action alone."""
+    """The assistant message: exactly what a rollout's response looks like.
+
+    Without a level, the action alone.
+    """
     if level is None:
         return f"<action>{decision.action}</action>"
     return f"<level>{level}</level><think>{thought(level, decision)}</think><action>{decision.action}</action>"
 
 
 def drawn_levels(levels: Sequence[int], rng: random.Random) -> Iterator[int | None]:
-    """A level for every step, drawn uniformly whatever went before: the policy learns the odds and no order.
+    """A level for every step, drawn uniformly whatever went before: the policy learns the odds and
+    no order.
 
     Without levels, ``None`` for ever.
     """
@@ -86,26 +92,38 @@ def write_demonstrations(
 ) -> Path:
     """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
 
-    ``section`` is ``env.alfworld`` as a dict (its games are generated ones whatever its ``source``; ``max_steps`` in it
-    bounds an episode), ``slack`` the share of useless but valid actions, ``slips`` the share of actions that cannot
-    work, ``num_workers`` the number of processes (0: play in this one), ``levels`` the thinking levels to draw (none:
-    actions alone, and prompts that ask for no levels). The file's name is a hash of all that shapes it, and an existing
-    file is returned at once. The lines do not depend on ``num_workers``. Raises ``ValueError`` for settings that cannot
-    work.
+    ``section`` is ``env.alfworld`` as a dict (its games are generated ones whatever its ``source``;
+    ``max_steps`` in it bounds an episode), ``slack`` the share of useless but valid actions,
+    ``slips`` the share of actions that cannot work, ``num_workers`` the number of processes (0:
+    play in this one), ``levels`` the thinking levels to draw (none: actions alone, and prompts that
+    ask for no levels). The file's name is a hash of all that shapes it, and an existing file is
+    returned at once. The lines do not depend on ``num_workers``. Raises ``ValueError`` for settings
+    that cannot work.
     """
-    if num_episodes < 1 or min(slack, slips) < 0 or slack + slips >= 1 or not set(levels) <= set(LEVELS):
+    if (
+        num_episodes < 1
+        or min(slack, slips) < 0
+        or slack + slips >= 1
+        or not set(levels) <= set(LEVELS)
+    ):
         raise ValueError(
             "demonstrations need num_episodes >= 1, slack and slips >= 0 that sum to less than 1, and levels among "
             f"1..4, not {num_episodes}, {slack}, {slips} and {list(levels)}"
         )
     settings = AlfworldSettings.from_section(section)
-    path = Path(out_dir) / f"demonstrations-{_key(settings, num_episodes, seed, slack, slips, levels)}.jsonl"
+    path = (
+        Path(out_dir)
+        / f"demonstrations-{_key(settings, num_episodes, seed, slack, slips, levels)}.jsonl"
+    )
     if path.exists():
         logger.info("demonstrations: re-using %s", path)
         return path
     tasks = generated_tasks(settings, "demo", count=-(-num_episodes // EPISODES_PER_GAME))
     noise = (slack, slips)
-    plan = [Play(task, derive_seed("demo", seed, number), noise, tuple(levels)) for number, task in enumerate(tasks)]
+    plan = [
+        Play(task, derive_seed("demo", seed, number), noise, tuple(levels))
+        for number, task in enumerate(tasks)
+    ]
     lines = _play_all(asdict(settings), plan, num_workers, num_episodes)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -114,7 +132,9 @@ def write_demonstrations(
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    logger.info("demonstrations: %d of %d episodes won, written to %s", len(lines), num_episodes, path)
+    logger.info(
+        "demonstrations: %d of %d episodes won, written to %s", len(lines), num_episodes, path
+    )
     return path
 
 
@@ -122,23 +142,36 @@ def _key(settings: AlfworldSettings, *shape_of_play: Any) -> str:
     shape = asdict(settings)
     for name in ("data_dir", "train_games", "val_games", "source", "val_split"):
         del shape[name]
-    key = [VERSION, games.GENERATOR, EPISODES_PER_GAME, metadata.version("alfworld"), shape, *shape_of_play]
+    key = [
+        VERSION,
+        games.GENERATOR,
+        EPISODES_PER_GAME,
+        metadata.version("alfworld"),
+        shape,
+        *shape_of_play,
+    ]
     return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _play_all(section: dict[str, Any], plan: list[Play], num_workers: int, num_episodes: int) -> list[str]:
+def _play_all(
+    section: dict[str, Any], plan: list[Play], num_workers: int, num_episodes: int
+) -> list[str]:
     """The lines of the won episodes, in the order of ``plan``."""
     if num_workers == 0:
         played = [play_games(section, plan)]
     else:
         size = max(1, min(32, -(-len(plan) // num_workers)))
         chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
-        context = multiprocessing.get_context("spawn")  # a fork would copy the threads of torch and Ray
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a fork would copy the threads of torch and Ray
         pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
         try:
             played = list(pool.map(play_games, [section] * len(chunks), chunks, timeout=TIMEOUT_S))
         finally:
-            for process in list((pool._processes or {}).values()):  # all is played, or one of them hangs
+            for process in list(
+                (pool._processes or {}).values()
+            ):  # all is played, or one of them hangs
                 process.kill()
             pool.shutdown(wait=False, cancel_futures=True)
     episodes = [episode for chunk in played for episode in chunk][:num_episodes]
@@ -146,7 +179,9 @@ def _play_all(section: dict[str, Any], plan: list[Play], num_workers: int, num_e
 
 
 def play_games(section: dict[str, Any], plan: list[Play]) -> list[str | None]:
-    """``EPISODES_PER_GAME`` episodes of each game as JSON lines; ``None`` for an episode that was not won."""
+    """``EPISODES_PER_GAME`` episodes of each game as JSON lines; ``None`` for an episode that was
+    not won.
+    """
     from agent_system.environments.env_package.alfworld.package import PACKAGE
 
     env, prompts = PACKAGE.make(section), PACKAGE.prompts(section)
@@ -162,10 +197,15 @@ def play_games(section: dict[str, Any], plan: list[Play]) -> list[str | None]:
     return lines
 
 
-def play_episode(env, prompts, play: Play, rng: random.Random, max_steps: int) -> dict[str, Any] | None:
+def play_episode(
+    env, prompts, play: Play, rng: random.Random, max_steps: int
+) -> dict[str, Any] | None:
     """One expert episode as a JSONL row, or ``None`` where it was not won in ``max_steps``."""
     observation = env.reset(play.task, 0)
-    expert, level_of_step = Expert(observation.text, rng, *play.noise), drawn_levels(play.levels, rng)
+    expert, level_of_step = (
+        Expert(observation.text, rng, *play.noise),
+        drawn_levels(play.levels, rng),
+    )
     asks = bool(play.levels)
     system = prompts.system(asks)
     messages = [{"role": "system", "content": system}] if system else []
@@ -180,7 +220,13 @@ def play_episode(env, prompts, play: Play, rng: random.Random, max_steps: int) -
         observation, _, done, _ = env.step(decision.action)
         if done:
             facts = {key: play.task[key] for key in ("task_id", "data_source", "kind")}
-            return {**facts, "levels": levels, "slack": idle, "slips": failing, "messages": messages}
+            return {
+                **facts,
+                "levels": levels,
+                "slack": idle,
+                "slips": failing,
+                "messages": messages,
+            }
         expert.observe(decision.action, observation.text)
         messages.append({"role": "user", "content": prompts.turn(observation)})
     return None

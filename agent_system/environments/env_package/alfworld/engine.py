@@ -1,9 +1,11 @@
-"""The installed ALFWorld engine with its slow parts memoised; one engine plays many games, one at a time.
+"""The installed ALFWorld engine with its slow parts memoised; one engine plays many games, one at a
+time.
 
-What is remembered: the parsed grammar, the translation of a PDDL problem (per game), the initial facts, the action
-objects and the command each operator reads as. What is not touched: the planner library that holds and changes the
-state, the grammar rules that make the text, and the naming of objects. Not safe in threads (the translator redirects
-standard output and rewrites ``sys.argv``), so engines live in processes.
+What is remembered: the parsed grammar, the translation of a PDDL problem (per game), the initial
+facts, the action objects and the command each operator reads as. What is not touched: the planner
+library that holds and changes the state, the grammar rules that make the text, and the naming of
+objects. Not safe in threads (the translator redirects standard output and rewrites ``sys.argv``),
+so engines live in processes.
 """
 
 import functools
@@ -28,8 +30,8 @@ FACTS = 200_000  # facts remembered over games, about 0.5 kB each
 TRANSLATIONS = 256  # games kept translated, about 0.2 MB each
 
 
-# Each engine has a copy of the planner library to itself, which holds the state of its game. Copies are used again and
-# never unloaded: loading one after another was unloaded crashes the process.
+# Each engine has a copy of the planner library to itself, which holds the state of its game. Copies
+# are used again and never unloaded: loading one after another was unloaded crashes the process.
 _idle_libraries: list[Any] = []
 
 
@@ -56,19 +58,27 @@ class Engine:
     def reset(self) -> Turn:
         """Start the loaded game."""
         state = self._env.reset()
-        return Turn(tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), True)
+        return Turn(
+            tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), True
+        )
 
     def step(self, command: str) -> Turn:
         """Play one command; an unknown one reads "Nothing happens."."""
         state, _, _ = self._env.step(command)
         valid = self._env.last_action is not None
-        return Turn(tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), valid)
+        return Turn(
+            tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), valid
+        )
 
     def facts(self, names: frozenset[str]) -> list[str]:
-        """The facts of the current state with one of these (lower-case) predicate names, readable and sorted."""
+        """The facts of the current state with one of these (lower-case) predicate names, readable
+        and sorted.
+        """
         entities = self._env._entity_infos
         return sorted(
-            " ".join([fact.name, *(entities[variable.name].name.strip() for variable in fact.arguments)])
+            " ".join(
+                [fact.name, *(entities[variable.name].name.strip() for variable in fact.arguments)]
+            )
             for fact in self._env._pddl_state.facts
             if fact.name in names
         )
@@ -89,7 +99,9 @@ class MemoPddlEnv(PddlEnv):
     """``PddlEnv`` under ALFWorld's names, with one translation and one parse per game."""
 
     def __init__(self, infos: textworld.EnvInfos) -> None:
-        textworld.Environment.__init__(self, infos)  # not PddlEnv's, which always loads another library
+        textworld.Environment.__init__(
+            self, infos
+        )  # not PddlEnv's, which always loads another library
         self.downward_lib = _idle_libraries.pop() if _idle_libraries else fast_downward.load_lib()
 
     def load(self, filename_or_data: dict[str, Any]) -> None:
@@ -98,7 +110,9 @@ class MemoPddlEnv(PddlEnv):
         self._game_data = filename_or_data
         self.walkthrough = filename_or_data.get("walkthrough")
         self._logic = MemoLogic(filename_or_data["pddl_domain"], filename_or_data["grammar"])
-        self._translation = translate(filename_or_data["pddl_domain"], filename_or_data["pddl_problem"])
+        self._translation = translate(
+            filename_or_data["pddl_domain"], filename_or_data["pddl_problem"]
+        )
         self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
         self._entity_infos = self._get_entity_infos()
         names = Demangler(game_infos=self._entity_infos, shuffle=False)
@@ -123,9 +137,17 @@ class MemoPddlEnv(PddlEnv):
         return self.state
 
     def _context(self, mapping: dict) -> dict[str, Any]:
-        variables = {placeholder.name: self._entity_infos[found.name] for placeholder, found in mapping.items()}
+        variables = {
+            placeholder.name: self._entity_infos[found.name]
+            for placeholder, found in mapping.items()
+        }
         entities = self._entity_infos
-        return {"state": self._pddl_state, "variables": variables, "mapping": mapping, "entity_infos": entities}
+        return {
+            "state": self._pddl_state,
+            "variables": variables,
+            "mapping": mapping,
+            "entity_infos": entities,
+        }
 
     def _gather_infos(self) -> None:
         actions = self._pddl_state.all_applicable_actions()
@@ -137,14 +159,21 @@ class MemoPddlEnv(PddlEnv):
         self.state["admissible_commands"] = sorted(set(commands))
 
     def _command(self, action) -> str:
-        """The command an operator reads as: names and places of furniture never change, so once per game."""
-        template = self._logic.grammar.derive(self._logic.actions[action.name].template, self._context(action.mapping))
+        """The command an operator reads as: names and places of furniture never change, so once per
+        game.
+        """
+        template = self._logic.grammar.derive(
+            self._logic.actions[action.name].template, self._context(action.mapping)
+        )
         self._commands[action.id] = template.format(**self._names)
         return self._commands[action.id]
 
 
 class MemoState(PddlState):
-    """``PddlState`` made from a remembered translation. The planner is not loaded, so ``replan`` is not available."""
+    """``PddlState`` made from a remembered translation.
+
+    The planner is not loaded, so ``replan`` is not available.
+    """
 
     def __init__(self, downward_lib, translation: "Translation", logic: MemoLogic) -> None:
         self._logic = logic
@@ -197,9 +226,9 @@ class MemoState(PddlState):
         action = textworld.logic.Action(name=name, preconditions=[], postconditions=[])
         action.id = number
         action.mapping = {
-            textworld.logic.Placeholder(parameter.name.strip("?"), parameter.type_name): textworld.logic.Variable(
-                argument, parameter.type_name
-            )
+            textworld.logic.Placeholder(
+                parameter.name.strip("?"), parameter.type_name
+            ): textworld.logic.Variable(argument, parameter.type_name)
             for parameter, argument in zip(self._actions[name].parameters, arguments, strict=False)
         }
         action.feedback_rule = self._logic.actions[name].feedback_rule
@@ -209,7 +238,9 @@ class MemoState(PddlState):
 
 @dataclass(slots=True)
 class Translation:
-    """What translating one PDDL problem gives; ``start`` is filled in by the first state made of it."""
+    """What translating one PDDL problem gives; ``start`` is filled in by the first state made of
+    it.
+    """
 
     task: Any
     sas: str
@@ -232,7 +263,15 @@ def translate(domain: str, problem: str) -> Translation:
     name2type = {thing.name: thing.type_name for thing in task.objects}
     facts = [_proposition(atom, name2type) for atom in task.init]
     facts = [fact for fact in facts if fact is not None]
-    return Translation(task, sas, name2type, {action.name: action for action in task.actions}, facts, {}, _types(task))
+    return Translation(
+        task,
+        sas,
+        name2type,
+        {action.name: action for action in task.actions},
+        facts,
+        {},
+        _types(task),
+    )
 
 
 def _types(task) -> textworld.logic.TypeHierarchy:
@@ -245,7 +284,9 @@ def _types(task) -> textworld.logic.TypeHierarchy:
 
 
 def _proposition(atom, types: dict[str, str]):
-    """A fact of the problem's ``:init`` as the engine states it; equalities, costs and distances are no facts."""
+    """A fact of the problem's ``:init`` as the engine states it; equalities, costs and distances
+    are no facts.
+    """
     translator = fast_downward.translate.pddl
     if isinstance(atom, translator.conditions.Atom) and atom.predicate != "=":
         name, arguments = atom.predicate, atom.args
@@ -255,4 +296,6 @@ def _proposition(atom, types: dict[str, str]):
         return None
     if name.isdigit():
         return None
-    return pddl_logic.Proposition(name, [pddl_logic.Variable(argument, types[argument]) for argument in arguments])
+    return pddl_logic.Proposition(
+        name, [pddl_logic.Variable(argument, types[argument]) for argument in arguments]
+    )

@@ -7,22 +7,27 @@ from agent_system.environments.base import Observation, Task
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import load_game
 
-CHANGING = frozenset({"atlocation", "holds", "opened", "isclean", "ishot", "iscool", "istoggled", "issliced"})
+CHANGING = frozenset(
+    {"atlocation", "holds", "opened", "isclean", "ishot", "iscool", "istoggled", "issliced"}
+)
 MOVED = frozenset({"inreceptacle"})
 
 
 class AlfworldEnv:
-    """Text household tasks. Reward is 1.0 on the step that wins, else 0.0; the caller limits the number of steps.
+    """Text household tasks. Reward is 1.0 on the step that wins, else 0.0; the caller limits the
+    number of steps.
 
-    ``info`` holds ``won``, ``is_action_valid`` (the command was admissible; others read "Nothing happens.") and
-    ``admissible_actions``. ``anchor`` states what can change in the room (place, hand, open doors, moved objects), so
-    that two histories that lead to the same state share it.
+    ``info`` holds ``won``, ``is_action_valid`` (the command was admissible; others read "Nothing
+    happens.") and ``admissible_actions``. ``anchor`` states what can change in the room (place,
+    hand, open doors, moved objects), so that two histories that lead to the same state share it.
     """
 
     placement = "process"  # the engine redirects standard output and is wrong in threads
 
     def __init__(self, section: Mapping[str, Any]) -> None:
-        from agent_system.environments.env_package.alfworld.engine import Engine  # a second of imports, in the worker
+        from agent_system.environments.env_package.alfworld.engine import (
+            Engine,  # a second of imports, in the worker
+        )
 
         self.settings = AlfworldSettings.from_section(section)
         self._engine = Engine()
@@ -30,7 +35,10 @@ class AlfworldEnv:
         self._start: frozenset[str] = frozenset()
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``. The engine draws nothing, so ``seed`` has no effect: same task, same start."""
+        """Start ``task``.
+
+        The engine draws nothing, so ``seed`` has no effect: same task, same start.
+        """
         if self._loaded != task["task_id"]:
             self._loaded = None
             self._engine.load(load_game(self.settings, task))
@@ -48,7 +56,11 @@ class AlfworldEnv:
     def _observation(self, turn) -> Observation:
         moved = [fact for fact in self._engine.facts(MOVED) if fact not in self._start]
         anchor = "; ".join(self._engine.facts(CHANGING) + moved)
-        info = {"won": turn.won, "is_action_valid": turn.valid, "admissible_actions": list(turn.commands)}
+        info = {
+            "won": turn.won,
+            "is_action_valid": turn.valid,
+            "admissible_actions": list(turn.commands),
+        }
         return Observation(turn.text, anchor=anchor, info=info)
 
     def close(self) -> None:

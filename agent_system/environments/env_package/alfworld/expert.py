@@ -1,10 +1,12 @@
-"""An expert for the six task types that acts from what it reads: no planner, no look at the game's files.
+"""An expert for the six task types that acts from what it reads: no planner, no look at the game's
+files.
 
-It searches receptacle by receptacle, opens what is closed, and remembers what it saw where. Demonstrations need two
-kinds of imperfection: ``slack`` is the chance of a useless but valid action (look, inventory, examine, go and look
-elsewhere), which leaves something to learn; ``slips`` the chance of an action that cannot work ("Nothing happens."),
-without which an imitator never learns how to go on after one. With every action comes what a thought about it could
-say: the situation, what was tried, the plan.
+It searches receptacle by receptacle, opens what is closed, and remembers what it saw where.
+Demonstrations need two kinds of imperfection: ``slack`` is the chance of a useless but valid action
+(look, inventory, examine, go and look elsewhere), which leaves something to learn; ``slips`` the
+chance of an action that cannot work ("Nothing happens."), without which an imitator never learns
+how to go on after one. With every action comes what a thought about it could say: the situation,
+what was tried, the plan.
 """
 
 import random
@@ -15,20 +17,45 @@ from agent_system.environments.env_package.alfworld.prompts import task_of
 
 _THING = re.compile(r"an? ([a-z]+ \d+)")
 _SENTENCES = (
-    ("light", re.compile(r"(?:look at|examine the) (?P<object>\w+) (?:under|with) the (?P<lamp>\w+)")),
+    (
+        "light",
+        re.compile(r"(?:look at|examine the) (?P<object>\w+) (?:under|with) the (?P<lamp>\w+)"),
+    ),
     ("two", re.compile(r"(?:put|find) two (?P<object>\w+) (?:and put them )?in (?P<place>\w+)")),
-    ("clean", re.compile(r"(?:put a clean|clean some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)")),
-    ("heat", re.compile(r"(?:put a hot|heat some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)")),
-    ("cool", re.compile(r"(?:put a cool|cool some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)")),
+    (
+        "clean",
+        re.compile(r"(?:put a clean|clean some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)"),
+    ),
+    (
+        "heat",
+        re.compile(r"(?:put a hot|heat some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)"),
+    ),
+    (
+        "cool",
+        re.compile(r"(?:put a cool|cool some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)"),
+    ),
     ("pick", re.compile(r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)")),
 )
-_FURNITURE = ("bed", "cabinet", "countertop", "desk", "drawer", "dresser", "fridge", "shelf", "sidetable", "toilet")
+_FURNITURE = (
+    "bed",
+    "cabinet",
+    "countertop",
+    "desk",
+    "drawer",
+    "dresser",
+    "fridge",
+    "shelf",
+    "sidetable",
+    "toilet",
+)
 _TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A task sentence, understood: task type, object class, class of the place, class of the lamp ("" where none)."""
+    """A task sentence, understood: task type, object class, class of the place, class of the lamp
+    ("" where none).
+    """
 
     kind: str
     object: str
@@ -49,7 +76,10 @@ class Decision:
 
 
 def understand(sentence: str) -> Asked:
-    """Read a task sentence of the wheel's templates. Raises ``ValueError`` for any other sentence."""
+    """Read a task sentence of the wheel's templates.
+
+    Raises ``ValueError`` for any other sentence.
+    """
     for kind, pattern in _SENTENCES:
         found = pattern.fullmatch(sentence)
         if found:
@@ -66,11 +96,15 @@ def cls(name: str) -> str:
 class Expert:
     """Plays one episode: ``act`` chooses, ``observe`` is told what came of it."""
 
-    def __init__(self, first_text: str, rng: random.Random, slack: float = 0.0, slips: float = 0.0) -> None:
+    def __init__(
+        self, first_text: str, rng: random.Random, slack: float = 0.0, slips: float = 0.0
+    ) -> None:
         self.asked = understand(task_of(first_text))
         self.rng, self.slack, self.slips = rng, slack, slips
         self.room = _THING.findall(first_text.split("you see", 1)[1].split("Your task", 1)[0])
-        self.seen: dict[str, set[str]] = {}  # receptacle -> what lies there, in order of first sight
+        self.seen: dict[
+            str, set[str]
+        ] = {}  # receptacle -> what lies there, in order of first sight
         self.closed: set[str] = set()
         self.placed: set[str] = set()
         self.at: str | None = None
@@ -132,12 +166,22 @@ class Expert:
         if tool and not self.treated:
             place = self._nearest(tool)
             use = f"{self.asked.kind} {self.held} with {place}"
-            return self._say(use, f"hold {self.held}", use) if self.at == place else self._go(place, use)
+            return (
+                self._say(use, f"hold {self.held}", use)
+                if self.at == place
+                else self._go(place, use)
+            )
         if self.asked.lamp:
             return self._light()
-        place = self.at if self.at is not None and cls(self.at) == self.asked.place else self._nearest(self.asked.place)
+        place = (
+            self.at
+            if self.at is not None and cls(self.at) == self.asked.place
+            else self._nearest(self.asked.place)
+        )
         put = f"move {self.held} to {place}"
-        return self._say(put, f"hold {self.held}", put) if self.at == place else self._go(place, put)
+        return (
+            self._say(put, f"hold {self.held}", put) if self.at == place else self._go(place, put)
+        )
 
     def _fetch(self) -> Decision:
         found = self._find(self.asked.object)
@@ -146,7 +190,11 @@ class Expert:
         name, place = found
         take = f"take {name} from {place}"
         situation = f"{name} in {place}"
-        return self._say(take, situation, take) if self.at == place else self._go(place, take, situation)
+        return (
+            self._say(take, situation, take)
+            if self.at == place
+            else self._go(place, take, situation)
+        )
 
     def _light(self) -> Decision:
         found = self._find(self.asked.lamp)
@@ -154,13 +202,19 @@ class Expert:
             return self._search(f"hold {self.held} need {self.asked.lamp}")
         lamp, place = found
         use, situation = f"use {lamp}", f"{lamp} in {place}"
-        return self._say(use, situation, use) if self.at == place else self._go(place, use, situation)
+        return (
+            self._say(use, situation, use) if self.at == place else self._go(place, use, situation)
+        )
 
     def _find(self, wanted: str) -> tuple[str, str] | None:
         """An object of the class seen where it is not wanted, nearest first."""
         for place in sorted(self.seen, key=lambda name: name != self.at):
             for name in sorted(self.seen[place]):
-                if cls(name) == wanted and name not in self.placed and cls(place) != self.asked.place:
+                if (
+                    cls(name) == wanted
+                    and name not in self.placed
+                    and cls(place) != self.asked.place
+                ):
                     return name, place
         return None
 
@@ -170,7 +224,9 @@ class Expert:
         likely = [place for place in unseen if cls(place) != self.asked.place]
         elsewhere = [place for place in self.room if place != self.at]
         place = self.rng.choice(likely or unseen or elsewhere or self.room)
-        return self._go(place, f"look for {self.asked.lamp if self.held else self.asked.object}", situation)
+        return self._go(
+            place, f"look for {self.asked.lamp if self.held else self.asked.object}", situation
+        )
 
     def _nearest(self, wanted: str) -> str:
         """A receptacle of the class: the one used before, one that needs no opening, or any."""
@@ -187,7 +243,11 @@ class Expert:
         return self._say(f"go to {place}", situation, f"go to {place} then {then}")
 
     def _say(self, action: str, situation: str, plan: str) -> Decision:
-        tried = f"tried {', '.join(self.seen) or 'nothing'}" if self.held is None else f"took from {self.origin}"
+        tried = (
+            f"tried {', '.join(self.seen) or 'nothing'}"
+            if self.held is None
+            else f"took from {self.origin}"
+        )
         return Decision(action, situation, f"failed {self.failed}" if self.failed else tried, plan)
 
     def _dawdle(self, decision: Decision) -> Decision:
@@ -202,9 +262,13 @@ class Expert:
         return Decision(action, decision.situation, decision.tried, action, slack=True)
 
     def _slip(self, decision: Decision) -> Decision:
-        """An action that cannot work here: to where one is, to what is not in the room, or at the wrong place."""
+        """An action that cannot work here: to where one is, to what is not in the room, or at the
+        wrong place.
+        """
         absent = [name for name in _FURNITURE if name not in map(cls, self.room)]
-        options = [f"go to {self.rng.choice(absent)} 1"] + ([f"go to {self.at}"] if self.at is not None else [])
+        options = [f"go to {self.rng.choice(absent)} 1"] + (
+            [f"go to {self.at}"] if self.at is not None else []
+        )
         if self.held is not None:
             elsewhere = [place for place in self.room if place != self.at] or self.room
             options.append(f"move {self.held} to {self.rng.choice(elsewhere)}")
@@ -214,7 +278,9 @@ class Expert:
         return Decision(action, decision.situation, decision.tried, action, slip=True)
 
     def _bare(self, here: str) -> str:
-        """A receptacle the object cannot be taken from now: the one at hand, unless it may well lie there."""
+        """A receptacle the object cannot be taken from now: the one at hand, unless it may well lie
+        there.
+        """
         lies_here = any(cls(name) == self.asked.object for name in self.seen.get(here, ()))
         others = [place for place in self.room if place != here]
         return self.rng.choice(others) if lies_here and others else here

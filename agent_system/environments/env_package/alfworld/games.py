@@ -1,9 +1,10 @@
-"""Generate ALFWorld games offline: rooms drawn from the wheel's floor plans, solvable by construction.
+"""Generate ALFWorld games offline: rooms drawn from the wheel's floor plans, solvable by
+construction.
 
-These are not the official ALFWorld splits. They use the same engine, domain, grammar, object tables and floor plans,
-but the rooms are drawn here, may be smaller, and carry data sources of their own (``alfworld_generated/pick``).
-Held-out games come from the wheel's test floor plans, training games from its training floor plans, and the draws of
-the two have different seeds.
+These are not the official ALFWorld splits. They use the same engine, domain, grammar, object tables
+and floor plans, but the rooms are drawn here, may be smaller, and carry data sources of their own
+(``alfworld_generated/pick``). Held-out games come from the wheel's test floor plans, training games
+from its training floor plans, and the draws of the two have different seeds.
 """
 
 import hashlib
@@ -19,7 +20,11 @@ from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, 
 from verl.utils.seeds import derive_seed
 
 GENERATOR = 1  # part of every store's name: raise it when the same settings would draw other games
-TOOLS = {"clean": ("SinkBasin", "Cleanable"), "heat": ("Microwave", "Heatable"), "cool": ("Fridge", "Coolable")}
+TOOLS = {
+    "clean": ("SinkBasin", "Cleanable"),
+    "heat": ("Microwave", "Heatable"),
+    "cool": ("Fridge", "Coolable"),
+}
 ATTEMPTS = 1000
 
 
@@ -34,7 +39,9 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is asked for: short task type, object class, receptacle class ("" for light), lamp class ("" elsewhere)."""
+    """What is asked for: short task type, object class, receptacle class ("" for light), lamp class
+    ("" elsewhere).
+    """
 
     kind: str
     object: str
@@ -52,11 +59,12 @@ class Room:
 
 
 def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, Any]:
-    """Game ``index`` of ``split`` (``val`` is held out, any other name draws from the training floor plans).
+    """Game ``index`` of ``split`` (``val`` is held out, any other name draws from the training
+    floor plans).
 
-    Depends on the settings that shape rooms, on ``split`` and on ``index`` alone. Task types take turns. Returns
-    ``{hash, kind, scene, description, problem, traj}``; ``game_file`` makes the engine's file of it. Raises
-    ``RuntimeError`` when the settings leave no possible room.
+    Depends on the settings that shape rooms, on ``split`` and on ``index`` alone. Task types take
+    turns. Returns ``{hash, kind, scene, description, problem, traj}``; ``game_file`` makes the
+    engine's file of it. Raises ``RuntimeError`` when the settings leave no possible room.
     """
     kind = settings.task_types[index % len(settings.task_types)]
     rng = random.Random(derive_seed("alfworld", GENERATOR, settings.seed, split, index))
@@ -71,11 +79,15 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
     )
 
 
-def draw_room(plan: FloorPlan, kind: str, settings: AlfworldSettings, rng: random.Random) -> tuple[Room, Goal] | None:
-    """Draw furniture, a goal that this furniture allows, and objects; ``None`` where the floor plan does not fit.
+def draw_room(
+    plan: FloorPlan, kind: str, settings: AlfworldSettings, rng: random.Random
+) -> tuple[Room, Goal] | None:
+    """Draw furniture, a goal that this furniture allows, and objects; ``None`` where the floor plan
+    does not fit.
 
-    Solvable by construction: enough target objects lie in receptacles one can walk to (and open), none lies where it
-    is wanted, the wanted receptacle may hold it, and the tool or lamp the task needs is there.
+    Solvable by construction: enough target objects lie in receptacles one can walk to (and open),
+    none lies where it is wanted, the wanted receptacle may hold it, and the tool or lamp the task
+    needs is there.
     """
     tool, property_name = TOOLS.get(kind, ("", ""))
     receptacles = draw_receptacles(plan, tool, rng.randint(*settings.receptacles), rng)
@@ -83,13 +95,21 @@ def draw_room(plan: FloorPlan, kind: str, settings: AlfworldSettings, rng: rando
     if receptacles is None or (kind == "light" and not lamps):
         return None
     present = sorted({receptacle.cls for receptacle in receptacles})
-    objects = [cls for cls in layout.portable(plan) if any(layout.can_contain(place, cls) for place in present)]
+    objects = [
+        cls
+        for cls in layout.portable(plan)
+        if any(layout.can_contain(place, cls) for place in present)
+    ]
     goals = []
     for cls in objects:
         if property_name and cls not in layout.constants().VAL_ACTION_OBJECTS[property_name]:
             continue
         homes = [place for place in present if layout.can_contain(place, cls)]
-        goals += [(cls, "")] if kind == "light" else [(cls, place) for place in homes if place != tool and homes[1:]]
+        goals += (
+            [(cls, "")]
+            if kind == "light"
+            else [(cls, place) for place in homes if place != tool and homes[1:]]
+        )
     if not goals:
         return None
     target, wanted = rng.choice(goals)
@@ -98,10 +118,14 @@ def draw_room(plan: FloorPlan, kind: str, settings: AlfworldSettings, rng: rando
     return Room(plan.number, receptacles, things), goal
 
 
-def draw_receptacles(plan: FloorPlan, tool: str, count: int, rng: random.Random) -> tuple[Receptacle, ...] | None:
-    """``count`` receptacles of the floor plan in its order, the tool's among them; ``None`` where it has no tool.
+def draw_receptacles(
+    plan: FloorPlan, tool: str, count: int, rng: random.Random
+) -> tuple[Receptacle, ...] | None:
+    """``count`` receptacles of the floor plan in its order, the tool's among them; ``None`` where
+    it has no tool.
 
-    No two of them are used from the same place: walking from one to the other would read "Nothing happens.".
+    No two of them are used from the same place: walking from one to the other would read "Nothing
+    happens.".
     """
     order = list(plan.receptacles)
     rng.shuffle(order)
@@ -119,9 +143,15 @@ def draw_receptacles(plan: FloorPlan, tool: str, count: int, rng: random.Random)
 
 
 def draw_objects(
-    receptacles: tuple[Receptacle, ...], classes: list[str], goal: Goal, others: int, rng: random.Random
+    receptacles: tuple[Receptacle, ...],
+    classes: list[str],
+    goal: Goal,
+    others: int,
+    rng: random.Random,
 ) -> tuple[Thing, ...]:
-    """The targets (away from where they are wanted), ``others`` more objects, and the lamp of a light task."""
+    """The targets (away from where they are wanted), ``others`` more objects, and the lamp of a
+    light task.
+    """
     least = 2 if goal.kind == "two" else 1
     chosen = [goal.object] * (least + (rng.random() < 1 / 3))
     rest = [cls for cls in classes if cls != goal.object]
@@ -131,12 +161,21 @@ def draw_objects(
         homes = [
             index
             for index, receptacle in enumerate(receptacles)
-            if layout.can_contain(receptacle.cls, cls) and (cls, receptacle.cls) != (goal.object, goal.receptacle)
+            if layout.can_contain(receptacle.cls, cls)
+            and (cls, receptacle.cls) != (goal.object, goal.receptacle)
         ]
         things.append(Thing(_object_id(cls, rng), cls, rng.choice(homes)))
     if goal.lamp:
-        furniture = [i for i, receptacle in enumerate(receptacles) if receptacle.cls in layout.LAMP_FURNITURE]
-        things.append(Thing(_object_id(goal.lamp, rng), goal.lamp, rng.choice(furniture or range(len(receptacles)))))
+        furniture = [
+            i for i, receptacle in enumerate(receptacles) if receptacle.cls in layout.LAMP_FURNITURE
+        ]
+        things.append(
+            Thing(
+                _object_id(goal.lamp, rng),
+                goal.lamp,
+                rng.choice(furniture or range(len(receptacles))),
+            )
+        )
     return tuple(things)
 
 
@@ -145,11 +184,15 @@ def _object_id(cls: str, rng: random.Random) -> str:
 
 
 def describe(room: Room, goal: Goal, rng: random.Random) -> dict[str, Any]:
-    """The game of a room: task sentence from the wheel's templates, PDDL problem, ALFRED-style trajectory record."""
+    """The game of a room: task sentence from the wheel's templates, PDDL problem, ALFRED-style
+    trajectory record.
+    """
     official = TASK_TYPES[goal.kind]
     entry = layout.goals()[official]
     slots = {"obj": goal.object, "recep": goal.receptacle, "toggle": goal.lamp, "mrecep": ""}
-    sentence = rng.choice(entry["templates"]).format(**{name: value.lower() for name, value in slots.items()})
+    sentence = rng.choice(entry["templates"]).format(
+        **{name: value.lower() for name, value in slots.items()}
+    )
     parameters = {
         "object_target": goal.object,
         "parent_target": goal.receptacle,
@@ -162,7 +205,11 @@ def describe(room: Room, goal: Goal, rng: random.Random) -> dict[str, Any]:
         "scene": room.scene,
         "description": sentence,
         "problem": problem_text(room, entry["pddl"].format(**slots).replace("#", "-")),
-        "traj": {"task_type": official, "pddl_params": parameters, "scene": {"scene_num": room.scene}},
+        "traj": {
+            "task_type": official,
+            "pddl_params": parameters,
+            "scene": {"scene_num": room.scene},
+        },
     }
     return {"hash": content_hash(game), **game}
 

@@ -1,8 +1,9 @@
 """The engine's text generation without its repeated work.
 
-TextWorld's context-sensitive grammar parses every template, query and expression again each time it derives a text and
-deep-copies its symbols on the way. ``MemoGrammar`` parses each once, keeps symbols immutable and carries the context
-beside them; the texts are the same (``tests/unit/test_alfworld_engine.py`` compares them).
+TextWorld's context-sensitive grammar parses every template, query and expression again each time it
+derives a text and deep-copies its symbols on the way. ``MemoGrammar`` parses each once, keeps
+symbols immutable and carries the context beside them; the texts are the same
+(``tests/unit/agent_system/environments/env_package/test_alfworld_engine.py`` compares them).
 """
 
 import functools
@@ -17,9 +18,13 @@ from textworld.logic import Rule, TypeHierarchy
 _TASK = re.compile(r'(?<="rhs": ")Your task is to: (?:[^"\\]|\\.)*(?=")')
 _PLACEHOLDER = "Your task is to: ."
 
-parse_symbols = functools.lru_cache(maxsize=4096)(functools.partial(textgen._parse_and_convert, rule_name="symbols"))
+parse_symbols = functools.lru_cache(maxsize=4096)(
+    functools.partial(textgen._parse_and_convert, rule_name="symbols")
+)
 parse_query = functools.lru_cache(maxsize=1024)(Rule.parse_conjunctive_query)
-_compiled = functools.lru_cache(maxsize=1024)(functools.partial(compile, filename="<grammar>", mode="eval"))
+_compiled = functools.lru_cache(maxsize=1024)(
+    functools.partial(compile, filename="<grammar>", mode="eval")
+)
 
 
 @functools.lru_cache(maxsize=16)
@@ -29,7 +34,9 @@ def _parse_document(text: str) -> tuple[dict, dict]:
 
 
 class MemoLogic(pddl_logic.GameLogic):
-    """A game's logic whose parsed grammar is shared with every game that differs in the task sentence only."""
+    """A game's logic whose parsed grammar is shared with every game that differs in the task
+    sentence only.
+    """
 
     def __init__(self, domain: str, grammar: str) -> None:
         sentence = _TASK.search(grammar)
@@ -45,7 +52,9 @@ class MemoLogic(pddl_logic.GameLogic):
 
 
 class MemoGrammar(textgen.ContextSensitiveGrammar):
-    """Derives texts from (symbol, context) pairs; a context is a dict of state, variables, mapping, entity_infos."""
+    """Derives texts from (symbol, context) pairs; a context is a dict of state, variables, mapping,
+    entity_infos.
+    """
 
     def derive(self, start: str, context: dict[str, Any] | None = None) -> str:
         """Expand ``start`` depth first; the text the parent class derives."""
@@ -84,14 +93,21 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
 
 def holds(condition: str, context: dict[str, Any]) -> bool:
     """Whether ``condition`` has a match in the context's state."""
-    return next(iter(context["state"].all_assignments(parse_query(condition), context["mapping"])), None) is not None
+    return (
+        next(
+            iter(context["state"].all_assignments(parse_query(condition), context["mapping"])), None
+        )
+        is not None
+    )
 
 
 def matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
     """One context per match of ``expression``, its variables bound, in the engine's (sorted) order."""
     entities, found = context["entity_infos"], []
     for mapping in context["state"].all_assignments(parse_query(expression), context["mapping"]):
-        named = {placeholder.name: entities[variable.name] for placeholder, variable in mapping.items()}
+        named = {
+            placeholder.name: entities[variable.name] for placeholder, variable in mapping.items()
+        }
         variables, bound = {**context["variables"], **named}, {**context["mapping"], **mapping}
         found.append({**context, "variables": variables, "mapping": bound})
     return found

@@ -1,7 +1,8 @@
-"""What a room can look like: floor plans, receptacles and object classes, read from the installed alfworld wheel.
+"""What a room can look like: floor plans, receptacles and object classes, read from the installed
+alfworld wheel.
 
-Only the wheel's data modules and JSON files are touched: ``alfworld.info`` is left alone because importing it creates
-a cache folder and sets ``ALFWORLD_DATA``.
+Only the wheel's data modules and JSON files are touched: ``alfworld.info`` is left alone because
+importing it creates a cache folder and sets ``ALFWORLD_DATA``.
 """
 
 import functools
@@ -12,13 +13,16 @@ from pathlib import Path
 
 LAMPS = ("DeskLamp", "FloorLamp")
 BASINS = {"SinkBasin": "Sink", "BathtubBasin": "Bathtub"}
-# Where a lamp is put, in this order of preference: the furniture ALFRED scenes have lamps on or beside.
+# Where a lamp is put, in this order of preference: the furniture ALFRED scenes have lamps on or
+# beside.
 LAMP_FURNITURE = ("SideTable", "Desk", "Dresser", "Shelf", "DiningTable", "CoffeeTable")
 
 
 @dataclass(frozen=True, slots=True)
 class Receptacle:
-    """A piece of furniture: scene id (``Drawer|+00.95|+00.22|-02.20``), class and the place one stands at to use it."""
+    """A piece of furniture: scene id (``Drawer|+00.95|+00.22|-02.20``), class and the place one
+    stands at to use it.
+    """
 
     id: str
     cls: str
@@ -27,7 +31,9 @@ class Receptacle:
 
 @dataclass(frozen=True, slots=True)
 class FloorPlan:
-    """One of the 120 scenes: its receptacles (sorted by id) and the object classes that occur in it (sorted)."""
+    """One of the 120 scenes: its receptacles (sorted by id) and the object classes that occur in it
+    (sorted).
+    """
 
     number: int
     receptacles: tuple[Receptacle, ...]
@@ -52,7 +58,10 @@ def goals() -> dict[str, dict]:
 
 @functools.cache
 def wheel() -> Path:
-    """The folder of the installed ``alfworld`` package. Raises ``ModuleNotFoundError`` where it is not installed."""
+    """The folder of the installed ``alfworld`` package.
+
+    Raises ``ModuleNotFoundError`` where it is not installed.
+    """
     spec = importlib.util.find_spec("alfworld")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("No module named 'alfworld'", name="alfworld")
@@ -61,13 +70,17 @@ def wheel() -> Path:
 
 @functools.cache
 def domain_and_grammar() -> tuple[str, str]:
-    """The PDDL domain and the text grammar every ALFWorld game shares (the task sentence reads ``UNKNOWN GOAL``)."""
+    """The PDDL domain and the text grammar every ALFWorld game shares (the task sentence reads
+    ``UNKNOWN GOAL``).
+    """
     data = wheel() / "data"
     return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
 
 
 def scenes(task_type: str, held_out: bool) -> list[int]:
-    """Scene numbers a task type (official name) can be set in; the wheel's own train/test split of floor plans."""
+    """Scene numbers a task type (official name) can be set in; the wheel's own train/test split of
+    floor plans.
+    """
     table = constants()
     rooms = [table.SCENE_TYPE[room] for room in sorted(table.GOALS_VALID[task_type])]
     numbers = table.TEST_SCENE_NUMBERS if held_out else table.TRAIN_SCENE_NUMBERS
@@ -76,7 +89,10 @@ def scenes(task_type: str, held_out: bool) -> list[int]:
 
 @functools.cache
 def floor_plan(number: int) -> FloorPlan:
-    """Read one scene. Receptacle classes listed without a viewing pose get one instance at a place of their own."""
+    """Read one scene.
+
+    Receptacle classes listed without a viewing pose get one instance at a place of their own.
+    """
     layouts = wheel() / "gen" / "layouts"
     poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
     classes = sorted(set(json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())))
@@ -87,13 +103,20 @@ def floor_plan(number: int) -> FloorPlan:
             place = f"loc|{round(x * 4)}|{round(z * 4)}|{int(rotation) // 90}|{int(horizon)}"
             found.append(Receptacle(identifier, cls, place))
     posed = {receptacle.cls for receptacle in found}
-    missing = [cls for cls in classes if is_furniture(cls) and cls not in posed and cls not in BASINS.values()]
+    missing = [
+        cls
+        for cls in classes
+        if is_furniture(cls) and cls not in posed and cls not in BASINS.values()
+    ]
     for index, cls in enumerate(missing):
-        # The engine names "Sink|..|SinkBasin" sinkbasin; an id that starts with SinkBasin would read sinkbasinbasin.
+        # The engine names "Sink|..|SinkBasin" sinkbasin; an id that starts with SinkBasin would
+        # read sinkbasinbasin.
         stem, tail = (BASINS[cls], f"|{cls}") if cls in BASINS else (cls, "")
         identifier = f"{stem}|+{index:02d}.00|+00.50|+{index:02d}.25{tail}"
         found.append(Receptacle(identifier, cls, f"loc|{index + 20}|{index}|0|30"))
-    return FloorPlan(number, tuple(sorted(found, key=lambda receptacle: receptacle.id)), tuple(classes))
+    return FloorPlan(
+        number, tuple(sorted(found, key=lambda receptacle: receptacle.id)), tuple(classes)
+    )
 
 
 def receptacle_class(identifier: str) -> str:

@@ -3,8 +3,15 @@
 from agent_system.environments.env_package.alfworld import layout
 
 START = "loc|0|0|0|30"
-PROPERTIES = {"Heatable": "heatable", "Coolable": "coolable", "Cleanable": "cleanable", "Sliceable": "sliceable"}
-_MANGLE = str.maketrans({"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"})
+PROPERTIES = {
+    "Heatable": "heatable",
+    "Coolable": "coolable",
+    "Cleanable": "cleanable",
+    "Sliceable": "sliceable",
+}
+_MANGLE = str.maketrans(
+    {"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"}
+)
 
 
 def mangle(identifier: str) -> str:
@@ -13,7 +20,9 @@ def mangle(identifier: str) -> str:
 
 
 def problem_text(room, goal: str) -> str:
-    """Write the problem of a ``games.Room``; ``goal`` is the goal clause with the bracket that closes the problem."""
+    """Write the problem of a ``games.Room``; ``goal`` is the goal clause with the bracket that
+    closes the problem.
+    """
     receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
     object_classes = sorted({thing.cls for thing in room.objects})
     places = sorted({receptacle.location for receptacle in room.receptacles} | {START})
@@ -54,4 +63,6 @@ def _object_facts(thing, receptacle) -> list[str]:
         f"(objectAtLocation {symbol} {mangle(receptacle.location)})",
         f"({'toggleable' if thing.cls in layout.LAMPS else 'pickupable'} {symbol})",
     ]
-    return facts + [f"({word} {symbol})" for key, word in PROPERTIES.items() if thing.cls in table[key]]
+    return facts + [
+        f"({word} {symbol})" for key, word in PROPERTIES.items() if thing.cls in table[key]
+    ]

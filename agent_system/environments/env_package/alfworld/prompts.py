@@ -1,8 +1,10 @@
-"""How ALFWorld speaks to a policy: ``compact`` for small policies trained on demonstrations, ``full`` for chat models.
+"""How ALFWorld speaks to a policy: ``compact`` for small policies trained on demonstrations,
+``full`` for chat models.
 
-``compact`` says only the task and the observation, in few tokens and without loss of a name. How to answer is learnt
-from demonstrations, so its plain and its four-level variant read the same. ``full`` explains the household, the answer
-format, the four levels where they are asked for, and lists the admissible actions at every step.
+``compact`` says only the task and the observation, in few tokens and without loss of a name. How to
+answer is learnt from demonstrations, so its plain and its four-level variant read the same.
+``full`` explains the household, the answer format, the four levels where they are asked for, and
+lists the admissible actions at every step.
 """
 
 import re
@@ -11,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from agent_system.environments.base import Observation
 from rlvcr.levels import level_prompts
 
-_ROOM = re.compile(r"You are in the middle of a room\. Looking quickly around you, you see (.*?)\.\s*", re.DOTALL)
+_ROOM = re.compile(
+    r"You are in the middle of a room\. Looking quickly around you, you see (.*?)\.\s*", re.DOTALL
+)
 _TASK = re.compile(r"Your task is to: (.*?)\.?\s*$", re.DOTALL)
 _ARRIVE = re.compile(r"You arrive at [^.]*\. ")
 _OPENED = re.compile(r"You open the [^.]*\. The ([^.]*) is open\. In it, you see ")
@@ -35,7 +39,9 @@ def compact_first(text: str) -> str:
 
 
 def compact(text: str) -> str:
-    """An engine text in few words: ``desk 1: mug 2, pen 1`` for what lies there, other sentences unchanged."""
+    """An engine text in few words: ``desk 1: mug 2, pen 1`` for what lies there, other sentences
+    unchanged.
+    """
     text = _ARRIVE.sub("", text, count=1)
     text = _OPENED.sub(lambda found: f"{found.group(1)}: ", text)
     text = _ON.sub(lambda found: f"{found.group(1) or found.group(2)}: ", text)
@@ -62,7 +68,11 @@ class CompactPrompts:
         return compact(observation.text)
 
     def window(
-        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
     ) -> str:
         """Task and room, the last actions with what was seen before each, and what is seen now."""
         lines = [compact_first(first.text)]
@@ -94,7 +104,8 @@ LEVEL_TEXTS = {
 
 
 class FullPrompts:
-    """Instructions, admissible actions and answer format in words, for models that follow instructions.
+    """Instructions, admissible actions and answer format in words, for models that follow
+    instructions.
 
     ``texts`` replace the descriptions of levels.
     """
@@ -118,12 +129,20 @@ class FullPrompts:
         return f"{observation.text}\n{self._actions(observation)}"
 
     def window(
-        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
     ) -> str:
         """First text, recent turns, the present and the possible actions."""
         parts = [first.text]
         if history:
-            turns = [f"You saw: {seen}\nYou did: {action}" for seen, action in history if seen != first.text]
+            turns = [
+                f"You saw: {seen}\nYou did: {action}"
+                for seen, action in history
+                if seen != first.text
+            ]
             opening = [f"You did: {action}" for seen, action in history if seen == first.text]
             parts += ["Your most recent turns:", *opening, *turns]
         if observation.text != first.text:
@@ -131,5 +150,7 @@ class FullPrompts:
         return "\n".join([*parts, self._actions(observation)])
 
     def _actions(self, observation: Observation) -> str:
-        actions = [action for action in observation.info.get("admissible_actions", ()) if action != "help"]
+        actions = [
+            action for action in observation.info.get("admissible_actions", ()) if action != "help"
+        ]
         return "Possible actions: " + ", ".join(actions) if actions else ""

@@ -19,18 +19,22 @@ TASK_TYPES = {
 SHORT_NAMES = {official: short for short, official in TASK_TYPES.items()}
 SOURCES = ("auto", "generated", "official")
 PROMPTS = ("compact", "full")
-ELSEWHERE = frozenset({"eval_dataset", "level_prompts"})  # of the configuration (val_split is made of it), of prompts
+ELSEWHERE = frozenset(
+    {"eval_dataset", "level_prompts"}
+)  # of the configuration (val_split is made of it), of prompts
 VAL_SPLITS = ("valid_seen", "valid_unseen")
 
 
 @dataclass(frozen=True)
 class AlfworldSettings:
-    """What ``env.alfworld`` configures. ``receptacles`` and ``objects`` are inclusive ranges ``(lo, hi)``.
+    """What ``env.alfworld`` configures. ``receptacles`` and ``objects`` are inclusive ranges ``(lo,
+    hi)``.
 
-    ``source``: ``generated`` plays rooms generated from the wheel's floor plans, ``official`` the games under
-    ``$ALFWORLD_DATA``, ``auto`` the official ones where they are installed. ``receptacles``, ``objects``,
-    ``train_games``, ``val_games`` and ``seed`` shape generated games; ``val_split`` chooses among official ones.
-    ``max_steps`` bounds the episodes of demonstrations (the collector has its own ``env.max_steps``).
+    ``source``: ``generated`` plays rooms generated from the wheel's floor plans, ``official`` the
+    games under ``$ALFWORLD_DATA``, ``auto`` the official ones where they are installed.
+    ``receptacles``, ``objects``, ``train_games``, ``val_games`` and ``seed`` shape generated games;
+    ``val_split`` chooses among official ones. ``max_steps`` bounds the episodes of demonstrations
+    (the collector has its own ``env.max_steps``).
     """
 
     task_types: tuple[str, ...] = ("pick",)
@@ -68,21 +72,32 @@ class AlfworldSettings:
         for key, least in (("receptacles", 2), ("objects", 0)):
             bounds = getattr(self, key)
             if len(bounds) != 2 or not least <= bounds[0] <= bounds[1]:
-                raise ValueError(f"env.alfworld.{key}={list(bounds)}: need [lo, hi] with {least} <= lo <= hi")
+                raise ValueError(
+                    f"env.alfworld.{key}={list(bounds)}: need [lo, hi] with {least} <= lo <= hi"
+                )
         for key, allowed in (("source", SOURCES), ("prompt", PROMPTS), ("val_split", VAL_SPLITS)):
             if getattr(self, key) not in allowed:
-                raise ValueError(f"env.alfworld.{key}={getattr(self, key)!r}: allowed are {', '.join(allowed)}")
+                raise ValueError(
+                    f"env.alfworld.{key}={getattr(self, key)!r}: allowed are {', '.join(allowed)}"
+                )
         if not self.task_types:
-            raise ValueError(f"env.alfworld.task_types is empty: choose from {', '.join(TASK_TYPES)}")
+            raise ValueError(
+                f"env.alfworld.task_types is empty: choose from {', '.join(TASK_TYPES)}"
+            )
         if self.train_games < 1 or self.val_games < 1:
             raise ValueError("env.alfworld.train_games and val_games must be at least 1")
 
 
 def short_name(task_type: str) -> str:
-    """``pick_and_place_simple`` -> ``pick``; short names pass. Raises ``ValueError`` for an unknown name."""
+    """``pick_and_place_simple`` -> ``pick``; short names pass.
+
+    Raises ``ValueError`` for an unknown name.
+    """
     short = SHORT_NAMES.get(task_type, task_type)
     if short not in TASK_TYPES:
         nearest = difflib.get_close_matches(short, [*TASK_TYPES, *SHORT_NAMES], n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"env.alfworld.task_types: no task type {task_type!r}{hint} Allowed: {', '.join(TASK_TYPES)}")
+        raise ValueError(
+            f"env.alfworld.task_types: no task type {task_type!r}{hint} Allowed: {', '.join(TASK_TYPES)}"
+        )
     return short

@@ -1,8 +1,9 @@
 """Games on disk and the task lists made of them.
 
-``data_dir/generated/<split>-<hash of the settings>/games.jsonl`` holds one game per line and ``index.json`` where each
-line starts, with its content hash. A split is written once, into a temporary folder that is then renamed, and re-used
-by every later run with the same settings. A task names its line, so a worker reads one game without loading the rest.
+``data_dir/generated/<split>-<hash of the settings>/games.jsonl`` holds one game per line and
+``index.json`` where each line starts, with its content hash. A split is written once, into a
+temporary folder that is then renamed, and re-used by every later run with the same settings. A task
+names its line, so a worker reads one game without loading the rest.
 """
 
 import functools
@@ -31,10 +32,11 @@ class DamagedStore(ValueError):
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     """The tasks of ``split`` (``train`` or ``val``), in a stable order.
 
-    A task is ``{task_id, data_source, kind, source, ...}``: generated ones name ``split, index, hash``, official ones
-    the ``path`` of their game below ``$ALFWORLD_DATA``. Generated games are not the official splits, and their
-    ``data_source`` (``alfworld_generated/<kind>``) says so. Raises ``ValueError`` for another split name and
-    ``FileNotFoundError`` where official games are asked for and absent.
+    A task is ``{task_id, data_source, kind, source, ...}``: generated ones name ``split, index,
+    hash``, official ones the ``path`` of their game below ``$ALFWORLD_DATA``. Generated games are
+    not the official splits, and their ``data_source`` (``alfworld_generated/<kind>``) says so.
+    Raises ``ValueError`` for another split name and ``FileNotFoundError`` where official games are
+    asked for and absent.
     """
     if split not in ("train", "val"):
         raise ValueError(f"alfworld has the splits train and val, not {split!r}")
@@ -49,7 +51,8 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
 
 
 def generated_tasks(settings: AlfworldSettings, split: str, count: int | None = None) -> list[Task]:
-    """Tasks of generated games; the split is written first where it does not exist. ``count`` overrides the settings.
+    """Tasks of generated games; the split is written first where it does not exist. ``count``
+    overrides the settings.
 
     ``train`` and any other name but ``val`` draw from the training floor plans.
     """
@@ -98,14 +101,23 @@ class Store:
             "size": self.size,
         }
         name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
-        return Path(self.settings.data_dir).expanduser().absolute() / "generated" / f"{self.split}-{name}"
+        return (
+            Path(self.settings.data_dir).expanduser().absolute()
+            / "generated"
+            / f"{self.split}-{name}"
+        )
 
     def index(self) -> dict[str, Any]:
-        """``{"hash", "games": [{hash, kind, scene, start, length}]}``; generates the split if need be."""
+        """``{"hash", "games": [{hash, kind, scene, start, length}]}``; generates the split if need
+        be.
+        """
         return _read_index(self.ensure())
 
     def ensure(self) -> Path:
-        """Write the split where it does not exist; return its folder. Safe against several processes at once."""
+        """Write the split where it does not exist; return its folder.
+
+        Safe against several processes at once.
+        """
         folder = self.folder
         if (folder / "index.json").exists():
             return folder
@@ -115,7 +127,9 @@ class Store:
             self._write(temporary)
             os.rename(temporary, folder)
         except OSError:
-            if not (folder / "index.json").exists():  # another process may have been first; its games are the same
+            if not (
+                folder / "index.json"
+            ).exists():  # another process may have been first; its games are the same
                 raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -130,9 +144,13 @@ class Store:
             entries.append({**entry, "start": start, "length": len(line)})
             lines.append(line)
             start += len(line)
-        digest = hashlib.blake2b("".join(entry["hash"] for entry in entries).encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(
+            "".join(entry["hash"] for entry in entries).encode(), digest_size=16
+        ).hexdigest()
         _write_synced(folder / "games.jsonl", b"".join(lines))
-        _write_synced(folder / "index.json", json.dumps({"hash": digest, "games": entries}).encode())
+        _write_synced(
+            folder / "index.json", json.dumps({"hash": digest, "games": entries}).encode()
+        )
 
     def read(self, number: int) -> dict[str, Any]:
         """Game ``number``. Raises ``DamagedStore`` where its content does not match its hash."""
@@ -147,7 +165,9 @@ class Store:
         except (ValueError, KeyError):
             intact = False
         if not intact:
-            raise DamagedStore(f"game {number} of {folder} does not match its hash: delete the folder to renew it")
+            raise DamagedStore(
+                f"game {number} of {folder} does not match its hash: delete the folder to renew it"
+            )
         return game
 
 
@@ -164,24 +184,41 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
-    """The content of ``game.tw-pddl`` for a task. Raises ``DamagedStore`` where the stored game is not the task's."""
+    """The content of ``game.tw-pddl`` for a task.
+
+    Raises ``DamagedStore`` where the stored game is not the task's.
+    """
     if task["source"] == "official":
         root = official_folder()
         if root is None:
-            raise FileNotFoundError("official ALFWorld games: $ALFWORLD_DATA does not hold " + OFFICIAL_FOLDER)
+            raise FileNotFoundError(
+                "official ALFWorld games: $ALFWORLD_DATA does not hold " + OFFICIAL_FOLDER
+            )
         return json.loads((root / task["path"]).read_text())
     store = Store(settings, task["split"], task["count"])
     game = store.read(task["index"])
     if game["hash"] != task["hash"]:
-        raise DamagedStore(f"{task['task_id']}: the game of these settings is {game['hash']}; env.alfworld changed?")
+        raise DamagedStore(
+            f"{task['task_id']}: the game of these settings is {game['hash']}; env.alfworld changed?"
+        )
     return games.game_file(game)
 
 
 def export(game: dict[str, Any], root: Path) -> Path:
-    """Write a generated game in the official folder layout, for other ALFWorld tools; return ``game.tw-pddl``."""
+    """Write a generated game in the official folder layout, for other ALFWorld tools; return
+    ``game.tw-pddl``.
+    """
     target = game["traj"]["pddl_params"]
-    names = [target["object_target"], target["toggle_target"] or "None", target["parent_target"] or "None"]
-    folder = root / f"{game['traj']['task_type']}-{'-'.join(names)}-{game['scene']}" / f"trial_{game['hash']}"
+    names = [
+        target["object_target"],
+        target["toggle_target"] or "None",
+        target["parent_target"] or "None",
+    ]
+    folder = (
+        root
+        / f"{game['traj']['task_type']}-{'-'.join(names)}-{game['scene']}"
+        / f"trial_{game['hash']}"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "traj_data.json").write_text(json.dumps(game["traj"]))
     (folder / "game.tw-pddl").write_text(json.dumps(games.game_file(game)))
@@ -192,16 +229,20 @@ def export(game: dict[str, Any], root: Path) -> Path:
 
 
 def official_folder() -> Path | None:
-    """``$ALFWORLD_DATA/json_2.1.1`` where it holds games (as ``alfworld-download`` leaves them), else ``None``."""
+    """``$ALFWORLD_DATA/json_2.1.1`` where it holds games (as ``alfworld-download`` leaves them),
+    else ``None``.
+    """
     root = os.environ.get("ALFWORLD_DATA")
     folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
     return folder if folder is not None and (folder / "train").is_dir() else None
 
 
 def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
-    """Tasks of the official games of the asked task types: ``train``, or ``val_split`` for validation.
+    """Tasks of the official games of the asked task types: ``train``, or ``val_split`` for
+    validation.
 
-    As the official loader does, games with movable receptacles, slicing or no known solution are left out.
+    As the official loader does, games with movable receptacles, slicing or no known solution are
+    left out.
     """
     root = official_folder()
     if root is None:

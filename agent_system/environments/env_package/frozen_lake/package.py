@@ -14,7 +14,12 @@ from agent_system.environments.sections import read_section, setting
 from verl.utils.seeds import derive_seed
 
 NAME = "frozen_lake"
-MOVES = {"left": (rules.LEFT, 0, -1), "down": (rules.DOWN, 1, 0), "right": (rules.RIGHT, 0, 1), "up": (rules.UP, -1, 0)}
+MOVES = {
+    "left": (rules.LEFT, 0, -1),
+    "down": (rules.DOWN, 1, 0),
+    "right": (rules.RIGHT, 0, 1),
+    "up": (rules.UP, -1, 0),
+}
 RULES = """\
 You cross a frozen lake, one cell per move: left, down, right or up. P is you, . is ice, O is a hole, G is the goal.
 Reach the goal. Whoever enters a hole has lost. {ice}"""
@@ -29,7 +34,9 @@ PATIENCE = 300  # draws without a new map before giving up: small lakes have few
 
 @dataclass(frozen=True)
 class LakeSettings:
-    """``env.frozen_lake``: the lake's ``size`` in cells, the share of its cells that is ``frozen``, how many maps."""
+    """``env.frozen_lake``: the lake's ``size`` in cells, the share of its cells that is ``frozen``,
+    how many maps.
+    """
 
     size: int = setting(4, low=3, high=16)
     frozen: float = setting(0.8, low=0.6, high=0.95)  # below, hardly a lake can be crossed
@@ -40,9 +47,11 @@ class LakeSettings:
 
 
 class FrozenLake:
-    """Reward 1.0 on the goal, else 0.0; done on the goal and in a hole. The caller limits the number of steps.
+    """Reward 1.0 on the goal, else 0.0; done on the goal and in a hole. The caller limits the
+    number of steps.
 
-    What is not a move changes nothing and is not valid. On ice that is not slippery neither is a move off the lake.
+    What is not a move changes nothing and is not valid. On ice that is not slippery neither is a
+    move off the lake.
     """
 
     placement = "inline"
@@ -53,7 +62,9 @@ class FrozenLake:
         self._map: tuple[str, ...] = ()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Stand on the start of ``task["map"]``; ``seed`` decides where the ice takes whoever slips."""
+        """Stand on the start of ``task["map"]``; ``seed`` decides where the ice takes whoever
+        slips.
+        """
         if self._map != tuple(task["map"]):
             self._map = tuple(task["map"])
             self._lake = rules.FrozenLakeEnv(desc=task["map"], is_slippery=self.settings.slippery)
@@ -79,7 +90,11 @@ class FrozenLake:
 
     def _possible(self) -> list[str]:
         (row, column), size = self._place(), len(self._map)
-        inside = {m for m, (_, down, right) in MOVES.items() if 0 <= row + down < size and 0 <= column + right < size}
+        inside = {
+            m
+            for m, (_, down, right) in MOVES.items()
+            if 0 <= row + down < size and 0 <= column + right < size
+        }
         return [move for move in MOVES if self.settings.slippery or move in inside]
 
     def _look(self, said: str) -> Observation:
@@ -88,16 +103,22 @@ class FrozenLake:
         cells[row][column] = "P"
         drawn = "\n".join(" ".join(line) for line in cells)
         anchor = f"{'/'.join(self._map)} {row},{column}"
-        return Observation(f"{said}{drawn}", anchor=anchor, info={"admissible_actions": self._possible()})
+        return Observation(
+            f"{said}{drawn}", anchor=anchor, info={"admissible_actions": self._possible()}
+        )
 
 
 def prompts(section: Mapping[str, Any]) -> ChatPrompts:
     """The rules of this kind of ice."""
-    return ChatPrompts(RULES.format(ice=ICE[read_section(LakeSettings, section, NAME).slippery]), example="down")
+    return ChatPrompts(
+        RULES.format(ice=ICE[read_section(LakeSettings, section, NAME).slippery]), example="down"
+    )
 
 
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
-    """Different maps, each with a way to the goal; fewer than asked for where the lake is too small for more."""
+    """Different maps, each with a way to the goal; fewer than asked for where the lake is too small
+    for more.
+    """
     return [{"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
             for rows in _maps(read_section(LakeSettings, section, NAME))[split]]  # fmt: skip
 
@@ -107,7 +128,9 @@ def _maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
     wanted = {"train": settings.train_maps, "val": settings.val_maps}
     found: dict[str, dict[tuple[str, ...], None]] = {"train": {}, "val": {}}
     number = last_new = 0
-    while number < last_new + PATIENCE and any(len(found[split]) < wanted[split] for split in wanted):
+    while number < last_new + PATIENCE and any(
+        len(found[split]) < wanted[split] for split in wanted
+    ):
         rows = _draw(settings, random.Random(derive_seed(NAME, settings.map_seed, number)))
         split = "train" if derive_seed(NAME, *rows) % VAL_SHARE else "val"
         number += 1
@@ -120,7 +143,10 @@ def _maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
 def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
     size = settings.size
     while True:
-        board = [["F" if draw.random() < settings.frozen else "H" for _ in range(size)] for _ in range(size)]
+        board = [
+            ["F" if draw.random() < settings.frozen else "H" for _ in range(size)]
+            for _ in range(size)
+        ]
         board[0][0], board[-1][-1] = "S", "G"
         if rules.is_valid(board, size):
             return tuple(map("".join, board))

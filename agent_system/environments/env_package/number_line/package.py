@@ -1,8 +1,8 @@
 """Number line: stand on one number, reach another with steps of 1 and jumps of 3.
 
-Pure Python, deterministic, a few steps long: what tests play when the environment is not what they test, and the
-pattern for a new environment. Section keys: ``size`` (numbers go from 0 to ``size``), ``max_steps``, ``train_tasks``
-and ``val_tasks`` (how many of the tasks each split has at most).
+Pure Python, deterministic, a few steps long: what tests play when the environment is not what they
+test, and the pattern for a new environment. Section keys: ``size`` (numbers go from 0 to ``size``),
+``max_steps``, ``train_tasks`` and ``val_tasks`` (how many of the tasks each split has at most).
 """
 
 import re
@@ -31,7 +31,9 @@ LEVEL_TEXTS = {
 
 
 class NumberLineEnv:
-    """Won when the target is reached; a move off the line or an unknown move changes nothing and is not valid."""
+    """Won when the target is reached; a move off the line or an unknown move changes nothing and is
+    not valid.
+    """
 
     placement = "inline"
 
@@ -46,14 +48,21 @@ class NumberLineEnv:
         return self._look("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Move; reward 1 on the target, 0 elsewhere; done on the target or after ``max_steps`` moves."""
+        """Move; reward 1 on the target, 0 elsewhere; done on the target or after ``max_steps``
+        moves.
+        """
         goal = self.position + MOVES.get(action, 0)
         valid = action in MOVES and 0 <= goal <= self.size
         self.position = goal if valid else self.position
         self.steps += 1
         won = self.position == self.target
         info = {"won": won, "is_action_valid": valid}
-        return self._look("" if valid else "Nothing happens. "), float(won), won or self.steps >= self.max_steps, info
+        return (
+            self._look("" if valid else "Nothing happens. "),
+            float(won),
+            won or self.steps >= self.max_steps,
+            info,
+        )
 
     def close(self) -> None:
         """Nothing to free."""
@@ -61,16 +70,22 @@ class NumberLineEnv:
     def _look(self, before: str) -> Observation:
         text = f"{before}You are at {self.position}. The target is {self.target}."
         possible = [move for move, by in MOVES.items() if 0 <= self.position + by <= self.size]
-        return Observation(text, anchor=f"{self.position}->{self.target}", info={"admissible_actions": possible})
+        return Observation(
+            text, anchor=f"{self.position}->{self.target}", info={"admissible_actions": possible}
+        )
 
 
 class NumberLinePrompts:
-    """Rules first, observations after; the same texts with and without thinking levels but for how to answer."""
+    """Rules first, observations after; the same texts with and without thinking levels but for how
+    to answer.
+    """
 
     asks_for_levels = shows_level_prompts = True
 
     def __init__(self, section: dict[str, Any]) -> None:
-        self._levels = LEVELS.format(*level_prompts(section.get("level_prompts"), LEVEL_TEXTS).values())
+        self._levels = LEVELS.format(
+            *level_prompts(section.get("level_prompts"), LEVEL_TEXTS).values()
+        )
 
     def system(self, levels: bool) -> str | None:
         """Rules and answer format."""
@@ -85,7 +100,11 @@ class NumberLinePrompts:
         return observation.text
 
     def window(
-        self, first: Observation, history: Sequence[tuple[str, str]], observation: Observation, levels: bool
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
     ) -> str:
         """The remembered turns, then where the agent stands now."""
         past = "".join(f"{seen} You chose: {action}\n" for seen, action in history)

@@ -1,1 +1,3 @@
-"""ScienceWorld: thirty kinds of elementary science experiments in text (``scienceworld``, in the extra ``envs``)."""
+"""ScienceWorld: thirty kinds of elementary science experiments in text (``scienceworld``, in the
+extra ``envs``).
+"""

@@ -1,9 +1,11 @@
-"""ScienceWorld: boil water, build circuits, grow plants, and other experiments of primary school, in text.
+"""ScienceWorld: boil water, build circuits, grow plants, and other experiments of primary school,
+in text.
 
-The environment talks to the simulator itself: the package's own ``step`` lists all valid actions every time, hundreds
-to thousands of them, which costs several times what the step does. One JVM per worker process serves its environments
-(``agent_system/environments/jvm.py``). Section keys are those of ``Settings``; a task is one variation of one kind of
-experiment, split into train, dev and test as the simulator splits them: the first half, a quarter, the rest.
+The environment talks to the simulator itself: the package's own ``step`` lists all valid actions
+every time, hundreds to thousands of them, which costs several times what the step does. One JVM per
+worker process serves its environments (``agent_system/environments/jvm.py``). Section keys are
+those of ``Settings``; a task is one variation of one kind of experiment, split into train, dev and
+test as the simulator splits them: the first half, a quarter, the rest.
 """
 
 import json
@@ -14,7 +16,10 @@ from typing import Any
 from agent_system.environments import jvm
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
-from agent_system.environments.env_package.scienceworld.variations import VARIATIONS, split_variations
+from agent_system.environments.env_package.scienceworld.variations import (
+    VARIATIONS,
+    split_variations,
+)
 from agent_system.environments.sections import read_section, setting
 
 NAME = "scienceworld"
@@ -40,11 +45,13 @@ Focus only on what the task asks for: to focus on something else fails the task.
 
 @dataclass(frozen=True)
 class Settings:
-    """``task_names`` are kinds of experiments (none: all thirty), ``simplification`` is one of the simulator's.
+    """``task_names`` are kinds of experiments (none: all thirty), ``simplification`` is one of the
+    simulator's.
 
-    ``easy`` stands for all simplifications at once: open doors and containers, self-watering pots, teleporting.
-    ``list_actions`` lists every valid action in every observation, at five to ten times the time of a step. ``heap_mb``
-    bounds the JVM's heap (megabytes), ``java_options`` are more flags for it.
+    ``easy`` stands for all simplifications at once: open doors and containers, self-watering pots,
+    teleporting. ``list_actions`` lists every valid action in every observation, at five to ten
+    times the time of a step. ``heap_mb`` bounds the JVM's heap (megabytes), ``java_options`` are
+    more flags for it.
     """
 
     task_names: tuple[str, ...] = setting((), choices=tuple(VARIATIONS))
@@ -58,7 +65,8 @@ class Settings:
 class ScienceWorldEnv:
     """One experiment at a time. Reward is the change of the score, in hundredths of its 100 points.
 
-    Doing what fails a task takes back all that was gained, so that the return of an episode is its final score, 0 to 1.
+    Doing what fails a task takes back all that was gained, so that the return of an episode is its
+    final score, 0 to 1.
     """
 
     placement = "process"  # a step is a lot of Java: workers in parallel, and a hung JVM dies with its worker
@@ -76,10 +84,15 @@ class ScienceWorldEnv:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
         self._load(task)
         self._score = 0.0
-        return self._observe(f"{self._server.getTaskDescription()}\n{self._server.freeActionLook()}")
+        return self._observe(
+            f"{self._server.getTaskDescription()}\n{self._server.freeActionLook()}"
+        )
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action``; done when the task is completed or failed. Valid is what the simulator understands."""
+        """Play ``action``; done when the task is completed or failed.
+
+        Valid is what the simulator understands.
+        """
         text = UNKNOWN if action == REPLAY else self._server.step(action)
         points = self._server.getScore()
         score = min(max(points, 0.0), 1.0)
@@ -87,11 +100,18 @@ class ScienceWorldEnv:
         done = points < 0 or bool(self._server.getCompleted())
         observation = self._observe(text)
         valid = not text.startswith(UNKNOWN)
-        observation.info |= {"won": score >= 1.0, "is_action_valid": valid, "score": round(100 * score)}
+        observation.info |= {
+            "won": score >= 1.0,
+            "is_action_valid": valid,
+            "score": round(100 * score),
+        }
         return observation, reward, done, observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Actions that win ``task``; ends the episode that is under way. Planning them takes up to a minute."""
+        """Actions that win ``task``; ends the episode that is under way.
+
+        Planning them takes up to a minute.
+        """
         self._load(task, gold=True)
         return list(self._server.getGoldActionSequence())
 
@@ -116,20 +136,28 @@ class ScienceWorldEnv:
 
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     """The variations of the asked experiments that belong to ``split``. Raises ``JavaMissing``."""
+
     import scienceworld  # noqa: F401  (a missing package is found before anything starts)
 
     jvm.find_java(NAME)
     settings = read_section(Settings, section, NAME)
     part = settings.val_split if split == "val" else "train"
     return [
-        {"task_id": f"{NAME}/{name}/{number}", "data_source": f"{NAME}/{name}", "name": name, "variation": number}
+        {
+            "task_id": f"{NAME}/{name}/{number}",
+            "data_source": f"{NAME}/{name}",
+            "name": name,
+            "variation": number,
+        }
         for name in settings.task_names or VARIATIONS
         for number in split_variations(name, part)
     ]
 
 
 def prompts(section: Mapping[str, Any]) -> Prompts:
-    """Rules and kinds of actions, observations and, where ``list_actions`` asks for them, the valid actions."""
+    """Rules and kinds of actions, observations and, where ``list_actions`` asks for them, the valid
+    actions.
+    """
     list_actions = read_section(Settings, section, NAME).list_actions
     return ChatPrompts(RULES, "open door to kitchen", list_actions=list_actions, keep_first=True)
 

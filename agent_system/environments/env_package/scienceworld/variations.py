@@ -1,4 +1,6 @@
-"""How many variations each kind of experiment has, and how they are split: what the simulator says, without Java."""
+"""How many variations each kind of experiment has, and how they are split: what the simulator says,
+without Java.
+"""
 
 VARIATIONS = {
     "boil": 30,
@@ -38,5 +40,9 @@ def split_variations(name: str, part: str) -> range:
     """The variations of experiment ``name`` in ``part`` (``train``, ``dev`` or ``test``)."""
     count = VARIATIONS[name]
     quarter = count // 4
-    parts = {"train": (0, 2 * quarter), "dev": (2 * quarter, 3 * quarter), "test": (3 * quarter, count)}
+    parts = {
+        "train": (0, 2 * quarter),
+        "dev": (2 * quarter, 3 * quarter),
+        "test": (3 * quarter, count),
+    }
     return range(*parts[part])

@@ -11,7 +11,12 @@ from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
-from agent_system.environments.env_package.search.retrieval import LocalRetriever, Passage, RemoteRetriever, Retriever
+from agent_system.environments.env_package.search.retrieval import (
+    LocalRetriever,
+    Passage,
+    RemoteRetriever,
+    Retriever,
+)
 from agent_system.environments.env_package.search.world import build
 from agent_system.environments.sections import read_section, setting
 from verl.utils.seeds import derive_seed
@@ -29,11 +34,13 @@ VAL_SHARE = 5  # questions about one subject in five are held out
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """``env.search``. Passages come from ``search_url`` (a retrieval server), or where it is null from the own world.
+    """``env.search``. Passages come from ``search_url`` (a retrieval server), or where it is null
+    from the own world.
 
-    ``timeout`` (seconds) and ``retries`` bound a request. ``max_chars``: a longer passage is cut. ``reward``: ``em``
-    pays 1.0 for the exact answer, ``f1`` the overlap of words. ``train_questions`` and ``val_questions`` are files of
-    JSON lines (``question``, ``answers`` or ``golden_answers``) that replace the own questions.
+    ``timeout`` (seconds) and ``retries`` bound a request. ``max_chars``: a longer passage is cut.
+    ``reward``: ``em`` pays 1.0 for the exact answer, ``f1`` the overlap of words.
+    ``train_questions`` and ``val_questions`` are files of JSON lines (``question``, ``answers`` or
+    ``golden_answers``) that replace the own questions.
     """
 
     search_url: str | None = setting(None)
@@ -48,18 +55,25 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         if self.search_url is not None and not self.search_url.startswith(("http://", "https://")):
-            raise ValueError(f"env.{NAME}.search_url={self.search_url!r}: allowed: a URL that begins with http(s)://")
+            raise ValueError(
+                f"env.{NAME}.search_url={self.search_url!r}: allowed: a URL that begins with http(s)://"
+            )
 
     def retriever(self) -> Retriever:
         """What is asked for passages."""
-        return RemoteRetriever(self.search_url, self.timeout, 1 + self.retries) if self.search_url else LocalRetriever()
+        return (
+            RemoteRetriever(self.search_url, self.timeout, 1 + self.retries)
+            if self.search_url
+            else LocalRetriever()
+        )
 
 
 class SearchEnv:
     """Won by the exact answer. An answer ends the episode; the caller limits the number of steps.
 
-    An action that is neither a search nor an answer, or an empty one, changes nothing and is not valid. The anchor is
-    the question with the titles seen so far, in whatever order they were found.
+    An action that is neither a search nor an answer, or an empty one, changes nothing and is not
+    valid. The anchor is the question with the titles seen so far, in whatever order they were
+    found.
     """
 
     placement = "thread"  # a server may let it wait
@@ -85,7 +99,12 @@ class SearchEnv:
         if verb == "search":
             passages = self._retriever.search(words, self.settings.topk)
             self._seen.update(title for title, _ in passages)
-            return self._look(self._show(passages)), 0.0, False, {"won": False, "is_action_valid": True}
+            return (
+                self._look(self._show(passages)),
+                0.0,
+                False,
+                {"won": False, "is_action_valid": True},
+            )
         won = exact_match(words, self._task["answers"])
         reward = f1(words, self._task["answers"]) if self.settings.reward == "f1" else float(won)
         said = "That is right." if won else "That is not the answer."
@@ -95,12 +114,19 @@ class SearchEnv:
         """Nothing to free."""
 
     def _show(self, passages: list[Passage]) -> str:
-        lines = [f"[{n}] {title}: {text[: self.settings.max_chars]}" for n, (title, text) in enumerate(passages, 1)]
+        lines = [
+            f"[{n}] {title}: {text[: self.settings.max_chars]}"
+            for n, (title, text) in enumerate(passages, 1)
+        ]
         return "\n".join(lines) or "Nothing was found."
 
     def _look(self, text: str) -> Observation:
         anchor = f"{self._task['question']} | {'; '.join(sorted(self._seen))}"
-        return Observation(text, anchor=anchor, info={"admissible_actions": ["search[<words>]", "answer[<answer>]"]})
+        return Observation(
+            text,
+            anchor=anchor,
+            info={"admissible_actions": ["search[<words>]", "answer[<answer>]"]},
+        )
 
 
 def normalized(text: str) -> str:
@@ -137,7 +163,11 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
         return [_from_file(json.loads(line)) for line in lines if line.strip()]
     return [
-        {"task_id": f"{NAME}/{question['question']}", "data_source": f"{NAME}_{question['hops']}hop", **question}
+        {
+            "task_id": f"{NAME}/{question['question']}",
+            "data_source": f"{NAME}_{question['hops']}hop",
+            **question,
+        }
         for question in build()[1]
         if question["hops"] <= settings.max_hops
         and (derive_seed(NAME, question["support"][0]) % VAL_SHARE == 0) == (split == "val")
@@ -149,7 +179,12 @@ def _from_file(line: dict[str, Any]) -> Task:
     answers = [answers] if isinstance(answers, str) else list(answers)
     source = str(line.get("data_source", NAME))
     task_id = f"{NAME}/{line['question']}"  # as of the own questions: the same one in both files is an overlap
-    return {"task_id": task_id, "data_source": source, "question": line["question"], "answers": answers}
+    return {
+        "task_id": task_id,
+        "data_source": source,
+        "question": line["question"],
+        "answers": answers,
+    }
 
 
 PACKAGE = EnvPackage(NAME, SearchEnv, tasks, prompts, project)

@@ -51,9 +51,13 @@ class RemoteRetriever:
         """See ``Retriever``."""
         reply = self._post({"queries": [query], "topk": topk, "return_scores": True})
         try:
-            return [_passage(item.get("document", item)["contents"]) for item in reply["result"][0]][:topk]
+            return [
+                _passage(item.get("document", item)["contents"]) for item in reply["result"][0]
+            ][:topk]
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise self._error(f"answered something else than passages: {str(reply)[:200]}") from error
+            raise self._error(
+                f"answered something else than passages: {str(reply)[:200]}"
+            ) from error
 
     def _post(self, question: dict[str, Any]) -> Any:
         import requests
@@ -69,7 +73,9 @@ class RemoteRetriever:
             return again(self._ask, question)
         except requests.RequestException as error:
             tries = again.statistics["attempt_number"]
-            raise self._error(f"gave no answer in {tries} attempts ({type(error).__name__}: {error})") from error
+            raise self._error(
+                f"gave no answer in {tries} attempts ({type(error).__name__}: {error})"
+            ) from error
 
     def _ask(self, question: dict[str, Any]) -> Any:
         import requests
@@ -92,6 +98,8 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _passage(contents: str) -> Passage:
-    contents = contents.encode("utf-8", "replace").decode()  # half a surrogate pair becomes a question mark
+    contents = contents.encode(
+        "utf-8", "replace"
+    ).decode()  # half a surrogate pair becomes a question mark
     title, _, text = contents.partition("\n")
     return title.strip().strip('"'), text.strip()

@@ -1,7 +1,9 @@
-"""The world of the search environment: places, people and works that do not exist, as documents and questions.
+"""The world of the search environment: places, people and works that do not exist, as documents and
+questions.
 
-Names, sentences and questions are in ``world.json``; which person was born in which town is drawn from a fixed seed, so
-the world is the same everywhere. What a policy knows of the real world does not help: it has to look things up.
+Names, sentences and questions are in ``world.json``; which person was born in which town is drawn
+from a fixed seed, so the world is the same everywhere. What a policy knows of the real world does
+not help: it has to look things up.
 """
 
 import itertools
@@ -19,7 +21,9 @@ Entity = dict[str, Any]  # "name" and the fields of its kind; a field may be ano
 
 @lru_cache(maxsize=1)
 def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Documents (title to text) and questions: ``question``, ``answers``, ``support`` (titles to look up), ``hops``."""
+    """Documents (title to text) and questions: ``question``, ``answers``, ``support`` (titles to
+    look up), ``hops``.
+    """
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
     world = _entities(tables)
     documents, questions = {}, []
@@ -28,7 +32,9 @@ def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
         for number, entity in enumerate(entities):
             shown = {field: _text(value) for field, value in entity.items()}
             documents[entity["name"]] = sentences[number % len(sentences)].format(**shown)
-            questions += [_question(entity, words, path, tables["aliases"]) for words, path in asked]
+            questions += [
+                _question(entity, words, path, tables["aliases"]) for words, path in asked
+            ]
     return documents, questions
 
 
@@ -47,7 +53,9 @@ def _entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
 
 
 def _drawn(source: str, entity: Entity, words: dict, world: dict, draw: random.Random) -> Any:
-    """``pick:LIST``, ``of:KIND``, ``int:LOW:HIGH`` or ``after:FIELD.FIELD:LOW:HIGH`` (that many years later)."""
+    """``pick:LIST``, ``of:KIND``, ``int:LOW:HIGH`` or ``after:FIELD.FIELD:LOW:HIGH`` (that many
+    years later).
+    """
     how, what, *bounds = source.split(":")
     if how == "pick":
         return draw.choice(words[what])
@@ -70,7 +78,9 @@ def _text(value: Any) -> str:
     return value["name"] if isinstance(value, dict) else str(value)
 
 
-def _question(entity: Entity, words: str, path: str, aliases: dict[str, list[str]]) -> dict[str, Any]:
+def _question(
+    entity: Entity, words: str, path: str, aliases: dict[str, list[str]]
+) -> dict[str, Any]:
     *way, answer = _follow(entity, path)
     forms = ["{}", *aliases.get(path.rpartition(".")[2], [])]
     return {

@@ -1,4 +1,6 @@
-"""The catalogue and the goals of the shop, drawn from the tables of ``catalogue.json`` with a fixed seed."""
+"""The catalogue and the goals of the shop, drawn from the tables of ``catalogue.json`` with a fixed
+seed.
+"""
 
 import json
 import random
@@ -34,17 +36,24 @@ class Product:
 def catalogue(count: int) -> dict[str, Product]:
     """The first ``count`` products by id; the kinds take turns."""
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
-    return {product.item_id: product for product in (_product(tables, number) for number in range(count))}
+    return {
+        product.item_id: product
+        for product in (_product(tables, number) for number in range(count))
+    }
 
 
 @lru_cache(maxsize=4)
 def _index(count: int) -> tuple[list[Product], KeywordIndex]:
     products = list(catalogue(count).values())
-    return products, KeywordIndex([" ".join([p.title, *p.attributes, *p.options["color"]]) for p in products])
+    return products, KeywordIndex(
+        [" ".join([p.title, *p.attributes, *p.options["color"]]) for p in products]
+    )
 
 
 def find(count: int, query: str, limit: int) -> list[Product]:
-    """At most ``limit`` of the first ``count`` products, those that fit the words of ``query`` best in front."""
+    """At most ``limit`` of the first ``count`` products, those that fit the words of ``query`` best
+    in front.
+    """
     products, index = _index(count)
     return [products[position] for position in index.top(query, limit)]
 
@@ -63,7 +72,9 @@ def _product(tables: dict[str, Any], number: int) -> Product:
 
 
 def goal(product: Product, number: int) -> dict[str, Any]:
-    """A wish that ``product`` fulfils: ``kind``, ``attributes``, ``options``, ``max_price`` and ``instruction``."""
+    """A wish that ``product`` fulfils: ``kind``, ``attributes``, ``options``, ``max_price`` and
+    ``instruction``.
+    """
     draw = random.Random(derive_seed("shop", "goal", product.item_id, number))
     attributes = draw.sample(product.attributes, WANTED)
     options = {name: draw.choice(values) for name, values in product.options.items()}
@@ -82,10 +93,12 @@ def goal(product: Product, number: int) -> dict[str, Any]:
 
 
 def score(bought: Product, chosen: dict[str, str], wish: dict[str, Any]) -> float:
-    """WebShop's kind of reward, in 0..1: the share of wishes fulfilled, times what the kind of the product is worth.
+    """WebShop's kind of reward, in 0..1: the share of wishes fulfilled, times what the kind of the
+    product is worth.
 
-    Wishes are the attributes, the options and the price. A product of the right kind counts 1.0, another one of the
-    department 0.5, any other 0.1 (WebShop compares titles and categories for this).
+    Wishes are the attributes, the options and the price. A product of the right kind counts 1.0,
+    another one of the department 0.5, any other 0.1 (WebShop compares titles and categories for
+    this).
     """
     fulfilled = len(set(wish["attributes"]) & set(bought.attributes))
     fulfilled += sum(chosen.get(name) == value for name, value in wish["options"].items())

@@ -1,4 +1,6 @@
-"""The shop as the agent system sees it: buy what the instruction asks for, with WebShop's two actions."""
+"""The shop as the agent system sees it: buy what the instruction asks for, with WebShop's two
+actions.
+"""
 
 import re
 from collections.abc import Mapping
@@ -24,8 +26,9 @@ VAL_SHARE = 5  # goals around one product in five are held out
 
 @dataclass(frozen=True)
 class ShopSettings:
-    """``env.shop``: how many products and goals for each there are, and how many results a search has, per page and in
-    all. ``use_small`` and ``human_goals`` are WebShop's; each has the one value that is true here.
+    """``env.shop``: how many products and goals for each there are, and how many results a search
+    has, per page and in all. ``use_small`` and ``human_goals`` are WebShop's; each has the one
+    value that is true here.
     """
 
     products: int = setting(400, low=20, high=5000)
@@ -37,9 +40,11 @@ class ShopSettings:
 
 
 class Shop:
-    """The reward comes with the purchase, which ends the episode: see ``catalogue.score``. Won by a score of 1.0.
+    """The reward comes with the purchase, which ends the episode: see ``catalogue.score``. Won by a
+    score of 1.0.
 
-    What cannot be done on a page changes nothing and is not valid. The caller limits the number of steps.
+    What cannot be done on a page changes nothing and is not valid. The caller limits the number of
+    steps.
     """
 
     placement = "inline"
@@ -58,10 +63,16 @@ class Shop:
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Search or click."""
         found = ACTION.fullmatch(action.strip())
-        verb, target = (found.group(1).lower(), " ".join(found.group(2).lower().split())) if found else ("", "")
+        verb, target = (
+            (found.group(1).lower(), " ".join(found.group(2).lower().split()))
+            if found
+            else ("", "")
+        )
         if verb == "click" and target == BUY and BUY in self._page.clickable():
             reward = score(self._page.item, dict(self._page.chosen), self._goal)
-            observation = Observation(f"You bought {self._page.item.title}.", anchor=f"{self._anchor()} | bought")
+            observation = Observation(
+                f"You bought {self._page.item.title}.", anchor=f"{self._anchor()} | bought"
+            )
             return observation, reward, True, {"won": reward == 1.0, "is_action_valid": True}
         valid = self._do(verb, target)
         observation = self._look("" if valid else "That cannot be done on this page.\n")
@@ -96,7 +107,9 @@ def prompts(section: Mapping[str, Any]) -> ChatPrompts:
 
 
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
-    """Different goals around the products of the catalogue; those around one product in five are held out."""
+    """Different goals around the products of the catalogue; those around one product in five are
+    held out.
+    """
     settings = read_section(ShopSettings, section, NAME)
     wishes: dict[str, tuple[str, dict[str, Any]]] = {}
     for product in catalogue(settings.products).values():

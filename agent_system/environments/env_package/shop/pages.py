@@ -10,8 +10,8 @@ DETAILS = ("description", "features")
 
 @dataclass(frozen=True)
 class Page:
-    """Where the customer is. ``name``: ``home``, ``results``, ``item`` or one of ``DETAILS``; ``number`` counts results
-    pages from 0; ``chosen`` holds (option, value) pairs.
+    """Where the customer is. ``name``: ``home``, ``results``, ``item`` or one of ``DETAILS``;
+    ``number`` counts results pages from 0; ``chosen`` holds (option, value) pairs.
     """
 
     name: str = "home"
@@ -37,7 +37,13 @@ class Page:
             return [SEARCH, *earlier, *further, *(product.item_id for product in self.shown)]
         if self.name in DETAILS:
             return [SEARCH, BACK]
-        return [SEARCH, BACK, *DETAILS, *(value for values in self.item.options.values() for value in values), BUY]
+        return [
+            SEARCH,
+            BACK,
+            *DETAILS,
+            *(value for values in self.item.options.values() for value in values),
+            BUY,
+        ]
 
     def click(self, target: str) -> "Page":
         """The page that a click on ``target`` (one of ``clickable``, not the purchase) leads to."""
@@ -66,8 +72,13 @@ class Page:
             return "This is the search page."
         if self.name == "results":
             pages = max(1, -(-len(self.results) // self.page_size))
-            lines = [f"{product.item_id}: {product.title}, ${product.price:.2f}" for product in self.shown]
-            return "\n".join([f"Page {self.number + 1} of {pages}, {len(self.results)} products", *lines])
+            lines = [
+                f"{product.item_id}: {product.title}, ${product.price:.2f}"
+                for product in self.shown
+            ]
+            return "\n".join(
+                [f"Page {self.number + 1} of {pages}, {len(self.results)} products", *lines]
+            )
         if self.name == "description":
             return f"Description: {self.item.title}. Department: {self.item.department}."
         if self.name == "features":

@@ -1,4 +1,6 @@
-"""Sokoban: push every box onto a target; levels made here by playing backwards, seen as text or as an image.
+"""Sokoban: push every box onto a target; levels made here by playing backwards, seen as text or as
+an image.
 
-``settings`` the section · ``levels`` generation · ``render`` text and images · ``package`` the environment.
+``settings`` the section · ``levels`` generation · ``render`` text and images · ``package`` the
+environment.
 """

@@ -1,7 +1,8 @@
 """Sokoban levels: a room at random, the boxes on their targets, and from there backwards.
 
-All ways backwards are followed breadth first, so every start state that is found comes with a shortest solution, and a
-level is solvable because it was made from its solution. States are ``(player, boxes)`` with cells ``(row, column)``.
+All ways backwards are followed breadth first, so every start state that is found comes with a
+shortest solution, and a level is solvable because it was made from its solution. States are
+``(player, boxes)`` with cells ``(row, column)``.
 """
 
 import random
@@ -28,7 +29,8 @@ def moved(cell: Cell, step: Cell, times: int = 1) -> Cell:
 
 @lru_cache(maxsize=4)
 def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
-    """For each split, different levels as (text, shortest solution). A level and its mirror images count as one.
+    """For each split, different levels as (text, shortest solution). A level and its mirror images
+    count as one.
 
     Raises ``ValueError`` when rooms of these settings have no such levels.
     """
@@ -36,7 +38,9 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
     found: dict[str, list] = {"train": [], "val": []}
     known: set[str] = set()
     number = last_new = 0
-    while number < last_new + PATIENCE and any(len(found[split]) < wanted[split] for split in wanted):
+    while number < last_new + PATIENCE and any(
+        len(found[split]) < wanted[split] for split in wanted
+    ):
         level = make_level(settings, random.Random(derive_seed(NAME, settings.level_seed, number)))
         number += 1
         if level is None or (name := canonical(level[0])) in known:
@@ -62,7 +66,9 @@ def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, lis
         return None
     targets = tuple(sorted(draw.sample(sorted(floor), settings.num_boxes)))
     layers, way = _backwards(floor, targets, settings.search_depth)
-    starts = [[s for s in layer if not set(s[1]) & set(targets)] for layer in layers[settings.min_moves :]]
+    starts = [
+        [s for s in layer if not set(s[1]) & set(targets)] for layer in layers[settings.min_moves :]
+    ]
     starts = [layer for layer in starts if layer]
     if not starts:
         return None
@@ -70,7 +76,9 @@ def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, lis
     return draw_level(settings.dim_room, floor, targets, state), list(_follow(state, way))
 
 
-def draw_level(size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...], state: State) -> str:
+def draw_level(
+    size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...], state: State
+) -> str:
     """The level as text, one line per row, in the signs of the usual XSB format (floor is ``_``)."""
     player, boxes = state
 
@@ -78,9 +86,13 @@ def draw_level(size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...
         if cell not in floor:
             return WALL
         kind = 2 if cell in boxes else 1 if cell == player else 0
-        return ((FLOOR, PLAYER, BOX), (TARGET, PLAYER_ON_TARGET, BOX_ON_TARGET))[cell in targets][kind]
+        return ((FLOOR, PLAYER, BOX), (TARGET, PLAYER_ON_TARGET, BOX_ON_TARGET))[cell in targets][
+            kind
+        ]
 
-    return "\n".join("".join(sign((row, column)) for column in range(size[1])) for row in range(size[0]))
+    return "\n".join(
+        "".join(sign((row, column)) for column in range(size[1])) for row in range(size[0])
+    )
 
 
 def canonical(level: str) -> str:
@@ -110,8 +122,12 @@ def _room(settings: SokobanSettings, draw: random.Random) -> set[Cell]:
     return largest
 
 
-def _backwards(floor: set[Cell], targets: tuple[Cell, ...], depth: int) -> tuple[list[list[State]], dict]:
-    """States by the number of moves they are away from solved, and for each the move that leads nearer."""
+def _backwards(
+    floor: set[Cell], targets: tuple[Cell, ...], depth: int
+) -> tuple[list[list[State]], dict]:
+    """States by the number of moves they are away from solved, and for each the move that leads
+    nearer.
+    """
     layers = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
     way: dict[State, tuple[str, State] | None] = dict.fromkeys(layers[0])
     for _ in range(depth):
@@ -127,7 +143,9 @@ def _backwards(floor: set[Cell], targets: tuple[Cell, ...], depth: int) -> tuple
 
 
 def _before(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
-    """Every (move, state) whose move leads to ``state``: the player walked, or pushed the box in front of him."""
+    """Every (move, state) whose move leads to ``state``: the player walked, or pushed the box in
+    front of him.
+    """
     player, boxes = state
     for move, step in MOVES.items():
         came_from, ahead = moved(player, step, -1), moved(player, step)

@@ -6,7 +6,14 @@ from typing import Any
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, project
 from agent_system.environments.env_package.sokoban import render
-from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, canonical, draw_level, levels, moved
+from agent_system.environments.env_package.sokoban.levels import (
+    MOVES,
+    Cell,
+    canonical,
+    draw_level,
+    levels,
+    moved,
+)
 from agent_system.environments.env_package.sokoban.settings import IMAGES, NAME, SokobanSettings
 from agent_system.environments.sections import read_section
 from verl.utils.seeds import derive_seed
@@ -24,7 +31,8 @@ LEGENDS = {
 class Sokoban:
     """Won when every box is on a target. The caller limits the number of steps.
 
-    A move into a wall, or into a box that cannot be pushed, changes nothing and is not valid. The anchor is the level.
+    A move into a wall, or into a box that cannot be pushed, changes nothing and is not valid. The
+    anchor is the level.
     """
 
     placement = "inline"
@@ -39,7 +47,11 @@ class Sokoban:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start ``task["level"]``; nothing is drawn, so ``seed`` has no effect."""
-        cells = {(r, c): sign for r, line in enumerate(task["level"].split("\n")) for c, sign in enumerate(line)}
+        cells = {
+            (r, c): sign
+            for r, line in enumerate(task["level"].split("\n"))
+            for c, sign in enumerate(line)
+        }
         self._size = (1 + max(row for row, _ in cells), 1 + max(column for _, column in cells))
         self._floor = {cell for cell, sign in cells.items() if sign != "#"}
         self._targets = tuple(cell for cell, sign in cells.items() if sign in ".*+")
@@ -72,10 +84,14 @@ class Sokoban:
 
     def _free(self, step: Cell) -> bool:
         ahead, behind = moved(self._player, step), moved(self._player, step, 2)
-        return ahead in self._floor and (ahead not in self._boxes or behind in self._floor - self._boxes)
+        return ahead in self._floor and (
+            ahead not in self._boxes or behind in self._floor - self._boxes
+        )
 
     def _look(self, said: str) -> Observation:
-        level = draw_level(self._size, self._floor, self._targets, (self._player, tuple(self._boxes)))
+        level = draw_level(
+            self._size, self._floor, self._targets, (self._player, tuple(self._boxes))
+        )
         info = {"admissible_actions": [move for move, step in MOVES.items() if self._free(step)]}
         if self.settings.mode in IMAGES:
             return Observation(said + IMAGE, render.image(level, self.settings.tile), level, info)

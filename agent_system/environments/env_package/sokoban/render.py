@@ -25,12 +25,15 @@ def image(level: str, tile: int) -> np.ndarray:
     """The level as RGB, uint8 [rows * tile, columns * tile, 3]."""
     drawn = {sign: _tile(sign, tile) for sign in set(level) - {"\n"}}
     return np.concatenate(
-        [np.concatenate([drawn[sign] for sign in line], axis=1) for line in level.split("\n")], axis=0
+        [np.concatenate([drawn[sign] for sign in line], axis=1) for line in level.split("\n")],
+        axis=0,
     )
 
 
 def _tile(sign: str, size: int) -> np.ndarray:
-    """One cell: walls and floor are plain, a target is a diamond, a box a square with an edge, the player a disc."""
+    """One cell: walls and floor are plain, a target is a diamond, a box a square with an edge, the
+    player a disc.
+    """
     cell = np.empty((size, size, 3), dtype=np.uint8)
     cell[:] = WALL_COLOUR if sign == WALL else FLOOR_COLOUR
     across = np.abs(np.arange(size) - (size - 1) / 2) / (size / 2)  # 0 in the middle, 1 at the edge
@@ -39,7 +42,9 @@ def _tile(sign: str, size: int) -> np.ndarray:
         cell[rows + columns < 0.7] = TARGET_COLOUR
     if sign in (BOX, BOX_ON_TARGET):
         cell[np.maximum(rows, columns) < 0.85] = EDGE_COLOUR
-        cell[np.maximum(rows, columns) < 0.65] = PLACED_COLOUR if sign == BOX_ON_TARGET else BOX_COLOUR
+        cell[np.maximum(rows, columns) < 0.65] = (
+            PLACED_COLOUR if sign == BOX_ON_TARGET else BOX_COLOUR
+        )
     if sign in (PLAYER, PLAYER_ON_TARGET):
         ring = rows**2 + columns**2
         cell[(ring < 0.6) & ((ring > 0.25) | (sign == PLAYER))] = PLAYER_COLOUR

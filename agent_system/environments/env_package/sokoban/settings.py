@@ -12,9 +12,10 @@ IMAGES = ("image", "rgb_array")  # two names of one thing
 class SokobanSettings:
     """How rooms look and how hard they are.
 
-    ``dim_room``: rows and columns, walls around included. ``search_depth`` and ``min_moves``: the most and the fewest
-    moves of a shortest solution. ``reward``: ``sparse`` pays 1.0 for the last box, ``gym`` what gym-sokoban pays (-0.1
-    a move, +1 for a box on a target, -1 for one taken off, +10 at the end). ``tile``: pixels of a cell of an image.
+    ``dim_room``: rows and columns, walls around included. ``search_depth`` and ``min_moves``: the
+    most and the fewest moves of a shortest solution. ``reward``: ``sparse`` pays 1.0 for the last
+    box, ``gym`` what gym-sokoban pays (-0.1 a move, +1 for a box on a target, -1 for one taken off,
+    +10 at the end). ``tile``: pixels of a cell of an image.
     """
 
     mode: str = setting("text", choices=("text", *IMAGES))

@@ -1,1 +1,3 @@
-"""TextArena: single-player puzzles in text that need no download (``textarena``, in the extra ``envs``)."""
+"""TextArena: single-player puzzles in text that need no download (``textarena``, in the extra
+``envs``).
+"""

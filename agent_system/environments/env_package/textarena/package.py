@@ -1,8 +1,8 @@
 """TextArena: guess a number, cross a frozen lake, put out the lights, break a code.
 
-These are the single-player games of TextArena that need no download, differ from start to start and draw nothing after
-the start. Section keys are those of ``Settings``; a task is a start of a game, named by what it holds, and every fourth
-start (by hash) belongs to validation.
+These are the single-player games of TextArena that need no download, differ from start to start and
+draw nothing after the start. Section keys are those of ``Settings``; a task is a start of a game,
+named by what it holds, and every fourth start (by hash) belongs to validation.
 """
 
 import hashlib
@@ -26,7 +26,9 @@ TRIES = 20  # starts drawn per task wanted: small games repeat themselves
 
 @dataclass(frozen=True)
 class Game:
-    """``options`` are the settings that TextArena's game takes, ``state`` the key of what its anchor is made of."""
+    """``options`` are the settings that TextArena's game takes, ``state`` the key of what its
+    anchor is made of.
+    """
 
     env_id: str
     options: tuple[str, ...]
@@ -36,13 +38,19 @@ class Game:
 
 
 def _guesses(game: Any) -> list[str]:
-    return [str(n) for n in range(game.min_number, game.max_number + 1) if n not in game.guessed_numbers]
+    return [
+        str(n) for n in range(game.min_number, game.max_number + 1) if n not in game.guessed_numbers
+    ]
 
 
 def _ways(game: Any) -> list[str]:
     row, column = game.state.game_state["player_pos"]
     inside = {(r, c) for r in range(game.size) for c in range(game.size)}
-    return [name for name, (down, right) in game.actions.items() if (row + down, column + right) in inside]
+    return [
+        name
+        for name, (down, right) in game.actions.items()
+        if (row + down, column + right) in inside
+    ]
 
 
 def _switches(game: Any) -> list[str]:
@@ -84,9 +92,11 @@ class Settings:
 
 
 class TextArenaEnv:
-    """One game at a time. Reward is 1.0 when it is won, else 0.0; ``info["score"]`` is what TextArena itself gives.
+    """One game at a time. Reward is 1.0 when it is won, else 0.0; ``info["score"]`` is what
+    TextArena itself gives.
 
-    TextArena's own rewards are not passed on: they pay for a near miss, also when it is followed by a broken rule.
+    TextArena's own rewards are not passed on: they pay for a near miss, also when it is followed by
+    a broken rule.
     """
 
     placement = "inline"
@@ -104,13 +114,17 @@ class TextArenaEnv:
         self.game = self._make(self.kind.env_id, **self.settings.options())
         before = random.getstate()
         try:
-            self.game.reset(num_players=1, seed=task["number"])  # it seeds the process-wide generator
+            self.game.reset(
+                num_players=1, seed=task["number"]
+            )  # it seeds the process-wide generator
         finally:
             random.setstate(before)
         return self._observe("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action``, with or without brackets; done when TextArena says so or ``max_turns`` are played."""
+        """Play ``action``, with or without brackets; done when TextArena says so or ``max_turns``
+        are played.
+        """
         move = action if "[" in action else f"[{action}]"
         over, _ = self.game.step(move)
         state = self.game.state
@@ -153,7 +167,9 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
             continue
         name = env.start_hash()
         if (int(name, 16) % 4 == 0) == (split == "val"):
-            found.setdefault(name, {"task_id": f"{source}/{name}", "data_source": source, "number": number})
+            found.setdefault(
+                name, {"task_id": f"{source}/{name}", "data_source": source, "number": number}
+            )
         if len(found) == wanted:
             break
     return list(found.values())

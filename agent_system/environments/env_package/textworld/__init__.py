@@ -1,4 +1,6 @@
-"""TextWorld: games made and compiled on this machine by Microsoft's generator (``textworld``, in the extra ``envs``).
+"""TextWorld: games made and compiled on this machine by Microsoft's generator (``textworld``, in
+the extra ``envs``).
 
-``package`` the environment · ``store`` games on disk and task lists · ``generate`` the process that makes them.
+``package`` the environment · ``store`` games on disk and task lists · ``generate`` the process that
+makes them.
 """

@@ -1,8 +1,9 @@
 """The process that makes games: ``python -m ...textworld.generate FOLDER SPEC COUNTS PROCESSES``.
 
-``store`` starts it with a fixed ``PYTHONHASHSEED``, because the generator walks over sets. Every game is written to
-``FOLDER/<hash>.json``, where the hash is that of the source the compiler will read; a last line on standard output
-lists the hashes of each split. Games of one split never have the content of another's.
+``store`` starts it with a fixed ``PYTHONHASHSEED``, because the generator walks over sets. Every
+game is written to ``FOLDER/<hash>.json``, where the hash is that of the source the compiler will
+read; a last line on standard output lists the hashes of each split. Games of one split never have
+the content of another's.
 """
 
 import functools
@@ -32,7 +33,9 @@ def draw(spec: dict[str, Any], split: str, number: int) -> Any:
         settings["test"] = split == "val"  # other foods
     if spec["game"] == "cooking":
         settings |= {"recipe_seed": 1 + seed % 10_000 if settings["take"] else 0}
-        settings |= {"split": "valid" if split == "val" else "train"}  # other foods and other ways to prepare them
+        settings |= {
+            "split": "valid" if split == "val" else "train"
+        }  # other foods and other ways to prepare them
     return CHALLENGES[f"tw-{spec['game']}"][1](settings, options)
 
 
@@ -44,7 +47,9 @@ def content_hash(game: Any) -> str:
 
 
 def write_game(job: tuple[str, int], spec: dict[str, Any], folder: Path) -> str:
-    """Draw the game of ``job`` (split, number), write it where it is not there yet, and return its hash."""
+    """Draw the game of ``job`` (split, number), write it where it is not there yet, and return its
+    hash.
+    """
     from textworld.generator.game import Game
 
     data = draw(spec, *job).serialize()
@@ -57,8 +62,12 @@ def write_game(job: tuple[str, int], spec: dict[str, Any], folder: Path) -> str:
     return name
 
 
-def make(folder: Path, spec: dict[str, Any], counts: dict[str, int], processes: int) -> dict[str, list[str]]:
-    """Hashes of ``counts[split]`` different games per split; fewer where the settings do not give as many."""
+def make(
+    folder: Path, spec: dict[str, Any], counts: dict[str, int], processes: int
+) -> dict[str, list[str]]:
+    """Hashes of ``counts[split]`` different games per split; fewer where the settings do not give
+    as many.
+    """
     found: dict[str, list[str]] = {}
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         for split, count in counts.items():
@@ -66,7 +75,9 @@ def make(folder: Path, spec: dict[str, Any], counts: dict[str, int], processes: 
             names: dict[str, None] = {}
             for start in range(0, TRIES * count, count):
                 jobs = [(split, number) for number in range(start, start + count)]
-                drawn = pool.map(functools.partial(write_game, spec=spec, folder=folder), jobs, chunksize=1)
+                drawn = pool.map(
+                    functools.partial(write_game, spec=spec, folder=folder), jobs, chunksize=1
+                )
                 names |= dict.fromkeys(name for name in drawn if name not in taken)
                 if len(names) >= count:
                     break

@@ -1,7 +1,7 @@
 """TextWorld: find, carry, unlock and cook in generated houses; games are made on this machine.
 
-Section keys are those of ``Settings``. Train and validation games have different content: the store drops what occurs
-twice, and ``simple`` and ``cooking`` take other foods for validation.
+Section keys are those of ``Settings``. Train and validation games have different content: the store
+drops what occurs twice, and ``simple`` and ``cooking`` take other foods for validation.
 """
 
 import re
@@ -25,17 +25,21 @@ SETTINGS_OF = {
 RULES = """\
 You play a text adventure. Each turn you see what happened and which commands are possible. Reach the goal in as few \
 turns as you can. Copy your command exactly from the list of possible actions."""
-_PROMPT_LINE = re.compile(r"\n>\s.*\Z", re.DOTALL)  # what the game prints below its answer: score, moves, place
+_PROMPT_LINE = re.compile(
+    r"\n>\s.*\Z", re.DOTALL
+)  # what the game prints below its answer: score, moves, place
 _FAREWELL = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
 _GAPS = re.compile(r"\n\s*\n+")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """``level`` is the difficulty of ``coin_collector`` (at most 300) and ``treasure_hunter`` (at most 30).
+    """``level`` is the difficulty of ``coin_collector`` (at most 300) and ``treasure_hunter`` (at
+    most 30).
 
-    ``rewards`` and ``goal`` shape ``simple``; the keys from ``recipe`` to ``drop`` shape ``cooking``: ingredients,
-    ingredients to fetch, places, and what has to be done. ``game_seed`` draws the games, the same ones in every run.
+    ``rewards`` and ``goal`` shape ``simple``; the keys from ``recipe`` to ``drop`` shape
+    ``cooking``: ingredients, ingredients to fetch, places, and what has to be done. ``game_seed``
+    draws the games, the same ones in every run.
     """
 
     game: str = setting("treasure_hunter", choices=tuple(SETTINGS_OF))
@@ -59,16 +63,25 @@ class Settings:
 def store_of(settings: Settings) -> GameStore:
     """Where the games of ``settings`` are. Raises ``ValueError`` for what cannot be made."""
     if settings.game == "treasure_hunter" and settings.level > 30:
-        raise ValueError(f"env.{NAME}.level={settings.level}: treasure_hunter has the levels 1 to 30")
+        raise ValueError(
+            f"env.{NAME}.level={settings.level}: treasure_hunter has the levels 1 to 30"
+        )
     if settings.game == "cooking" and settings.take > settings.recipe:
-        raise ValueError(f"env.{NAME}.take={settings.take}: at most env.{NAME}.recipe={settings.recipe} ingredients")
+        raise ValueError(
+            f"env.{NAME}.take={settings.take}: at most env.{NAME}.recipe={settings.recipe} ingredients"
+        )
     own = {key: getattr(settings, key) for key in SETTINGS_OF[settings.game]}
     spec = {"game": settings.game, "game_seed": settings.game_seed, "settings": own}
-    return GameStore(settings.data_dir, spec, {"val": settings.val_games, "train": settings.train_games})
+    return GameStore(
+        settings.data_dir, spec, {"val": settings.val_games, "train": settings.train_games}
+    )
 
 
 class TextWorldEnv:
-    """One game at a time. Reward is the change of the score, in shares of the highest score the game has."""
+    """One game at a time.
+
+    Reward is the change of the score, in shares of the highest score the game has.
+    """
 
     placement = "process"  # the interpreter is C code, and the game's logic is slow Python
 
@@ -98,7 +111,10 @@ class TextWorldEnv:
         return self._observe(f"{self._state.objective}\n{self._state.description}")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action``; done when the game is won or lost. An action is valid when it was admissible."""
+        """Play ``action``; done when the game is won or lost.
+
+        An action is valid when it was admissible.
+        """
         before = self._state
         self._state, _, done = self._engine.step(action)
         reward = (self._state.score - before.score) / max(1, self._state.max_score)
@@ -119,7 +135,11 @@ class TextWorldEnv:
     def _observe(self, text: str) -> Observation:
         state = self._state
         anchor = _tidy(f"{state.description}\n{state.inventory}\n{state.score}")
-        info = {"won": bool(state.won), "admissible_actions": list(state.admissible_commands), "score": state.score}
+        info = {
+            "won": bool(state.won),
+            "admissible_actions": list(state.admissible_commands),
+            "score": state.score,
+        }
         return Observation(_tidy(text), anchor=anchor, info=info)
 
 
@@ -128,7 +148,9 @@ def _tidy(text: str) -> str:
 
 
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
-    """The games of ``split``; they are made first where they are not on disk, at about half a second of CPU each."""
+    """The games of ``split``; they are made first where they are not on disk, at about half a
+    second of CPU each.
+    """
     settings = read_section(Settings, section, NAME)
     source = f"{NAME}/{settings.game}"
     names = store_of(settings).hashes("val" if split == "val" else "train")

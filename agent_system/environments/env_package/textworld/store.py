@@ -1,7 +1,9 @@
-"""TextWorld games on disk: made once per settings, kept by content hash, compiled when first played.
+"""TextWorld games on disk: made once per settings, kept by content hash, compiled when first
+played.
 
-``data_dir/<settings hash>.json`` holds the hashes of the games of each split, ``data_dir/games/<hash>.json`` a game,
-``data_dir/games/<hash>.z8`` its compiled form, once somebody has played it.
+``data_dir/<settings hash>.json`` holds the hashes of the games of each split,
+``data_dir/games/<hash>.json`` a game, ``data_dir/games/<hash>.z8`` its compiled form, once somebody
+has played it.
 """
 
 import contextlib
@@ -18,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from verl.utils.threads import available_cpus
+
 logger = logging.getLogger(__name__)
 VERSION = 1  # raise it when the same settings would give other games
 MAKE_S = 7200  # seconds that making all games of a run may take
@@ -29,7 +33,10 @@ class DamagedStore(ValueError):
 
 
 class GameStore:
-    """The games of one group of settings. ``spec`` says how they are drawn, ``counts`` how many each split has."""
+    """The games of one group of settings.
+
+    ``spec`` says how they are drawn, ``counts`` how many each split has.
+    """
 
     def __init__(self, data_dir: str, spec: dict[str, Any], counts: dict[str, int]) -> None:
         self.root = Path(data_dir).expanduser().absolute()
@@ -37,7 +44,10 @@ class GameStore:
         self.spec, self.counts = spec, counts
 
     def hashes(self, split: str) -> list[str]:
-        """The games of ``split``; both splits are made first where they are not there. Safe for several processes."""
+        """The games of ``split``; both splits are made first where they are not there.
+
+        Safe for several processes.
+        """
         index = self.root / f"{self._key()}.json"
         if not index.exists():
             self.games.mkdir(parents=True, exist_ok=True)
@@ -47,7 +57,10 @@ class GameStore:
         return json.loads(index.read_text())[split]
 
     def compiled(self, name: str) -> Path:
-        """The playable file of game ``name``, compiled where it is not there. Raises ``DamagedStore``."""
+        """The playable file of game ``name``, compiled where it is not there.
+
+        Raises ``DamagedStore``.
+        """
         path = self.games / f"{name}.z8"
         if not path.exists():
             with _locked(self.games / f".{name}.lock"):
@@ -61,17 +74,26 @@ class GameStore:
 
     def _key(self) -> str:
         shape = [VERSION, metadata.version("textworld"), self.spec, self.counts]
-        return hashlib.blake2b(json.dumps(shape, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(
+            json.dumps(shape, sort_keys=True).encode(), digest_size=8
+        ).hexdigest()
 
     def _make(self) -> dict[str, list[str]]:
         logger.info("textworld: making %s games of %s", self.counts, self.spec["game"])
-        processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        processes = available_cpus()
         words = [str(self.games), json.dumps(self.spec), json.dumps(self.counts), str(processes)]
         command = [sys.executable, "-m", MODULE, *words]
-        environ = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environ = {
+            **os.environ,
+            "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=MAKE_S)
         if done.returncode != 0:
-            raise RuntimeError(f"textworld could not make games of {self.spec}:\n{done.stderr[-2000:]}")
+            raise RuntimeError(
+                f"textworld could not make games of {self.spec}:\n{done.stderr[-2000:]}"
+            )
         return json.loads(done.stdout.splitlines()[-1])
 
     def _compile(self, name: str) -> None:
@@ -88,7 +110,9 @@ class GameStore:
         except (ValueError, KeyError, OSError):
             intact = False
         if not intact:
-            raise DamagedStore(f"{source} is damaged or missing: delete {self.root} and the games are made again")
+            raise DamagedStore(
+                f"{source} is damaged or missing: delete {self.root} and the games are made again"
+            )
         with tempfile.TemporaryDirectory(dir=self.games) as folder:
             options = textworld.GameOptions()
             options.path, options.file_ext = f"{folder}/{name}.z8", ".z8"

@@ -1,1 +1,3 @@
-"""TextWorldExpress: eight kinds of text games on a fast Java engine (``textworld-express``, in the extra ``envs``)."""
+"""TextWorldExpress: eight kinds of text games on a fast Java engine (``textworld-express``, in the
+extra ``envs``).
+"""

@@ -1,10 +1,11 @@
 """TextWorldExpress: household and reasoning games in text, a thousand steps a second on one core.
 
-One JVM serves all environments of a process (``agent_system/environments/jvm.py``), except those of the game
-``sorting``: instances of it in one JVM undo each other's games (measured with version 1.1.0), so each has its own.
-Section keys are those of ``Settings``; a task is a game and a number of the package's own train, dev and test folds.
-These have different seeds, but the same games come up again, within a fold and in several: ``tasks`` tells games apart
-by what is in them, keeps each once, and trains on none that the validation fold holds.
+One JVM serves all environments of a process (``agent_system/environments/jvm.py``), except those of
+the game ``sorting``: instances of it in one JVM undo each other's games (measured with version
+1.1.0), so each has its own. Section keys are those of ``Settings``; a task is a game and a number
+of the package's own train, dev and test folds. These have different seeds, but the same games come
+up again, within a fold and in several: ``tasks`` tells games apart by what is in them, keeps each
+once, and trains on none that the validation fold holds.
 """
 
 import contextlib
@@ -23,7 +24,16 @@ from agent_system.environments.chat_prompts import ChatPrompts, project
 from agent_system.environments.sections import read_section, setting
 
 NAME = "textworld_express"
-GAMES = ("cookingworld", "coin", "twc", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
+GAMES = (
+    "cookingworld",
+    "coin",
+    "twc",
+    "mapreader",
+    "arithmetic",
+    "sorting",
+    "simonsays",
+    "peckingorder",
+)
 NOT_ISOLATED = ("sorting",)
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
 BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
@@ -35,7 +45,8 @@ as you can. Copy your action exactly from the list of possible actions."""
 
 @dataclass(frozen=True)
 class Settings:
-    """``params`` are the game's own, such as ``numLocations=4,includeDoors=0``; those left out keep the defaults.
+    """``params`` are the game's own, such as ``numLocations=4,includeDoors=0``; those left out keep
+    the defaults.
 
     ``heap_mb`` bounds the JVM's heap (megabytes), ``java_options`` are more flags for it.
     """
@@ -73,11 +84,18 @@ class TextWorldExpressEnv:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
         state = self._start(task)
         self._score = 0.0
-        return self._observe(state, f"{self._server.getTaskDescription()}\n{state['observation'].strip()}")
+        return self._observe(
+            state, f"{self._server.getTaskDescription()}\n{state['observation'].strip()}"
+        )
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action``; done when the game is won or lost. An action is valid when it was admissible."""
-        spelled = {possible.lower(): possible for possible in self._possible}  # upper case matters in "1mL of oil"
+        """Play ``action``; done when the game is won or lost.
+
+        An action is valid when it was admissible.
+        """
+        spelled = {
+            possible.lower(): possible for possible in self._possible
+        }  # upper case matters in "1mL of oil"
         valid = action.lower() in spelled
         state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
         reward, self._score = state["score"] - self._score, state["score"]
@@ -92,24 +110,34 @@ class TextWorldExpressEnv:
         return list(self._server.getGoldActionSequence())
 
     def interrupt(self) -> None:
-        """End a call that hangs, together with the JVM: neighbours on it fail at their next call and get another."""
+        """End a call that hangs, together with the JVM: neighbours on it fail at their next call
+        and get another.
+        """
         self._jvm.kill()
 
     def content(self, task: Task, rooms: bool = False) -> str:
-        """Hash (16 hexadecimal digits) of how ``task`` starts and, with ``rooms``, of a walk through all its rooms.
+        """Hash (16 hexadecimal digits) of how ``task`` starts and, with ``rooms``, of a walk
+        through all its rooms.
 
         The same in every JVM, which gold paths are not. Ends the episode that is under way.
         """
         state = self._start(task)
-        seen: dict[str, Any] = {"task": self._server.getTaskDescription(), "possible": sorted(state["validActions"])}
+        seen: dict[str, Any] = {
+            "task": self._server.getTaskDescription(),
+            "possible": sorted(state["validActions"]),
+        }
         seen |= {key: state[key] for key in ("observation", "look", "inventory")}
         if rooms:
             self._walk(state, seen)
         return hashlib.blake2b(json.dumps(seen, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def _walk(self, state: dict[str, Any], seen: dict[str, Any], back: str = "") -> list[str]:
-        """Note in ``seen`` what this room and all behind it look like, doors open; the moves that lead back here."""
-        doors = [f"open door to {way}" for way in BACK if f"open door to {way}" in state["validActions"]]
+        """Note in ``seen`` what this room and all behind it look like, doors open; the moves that
+        lead back here.
+        """
+        doors = [
+            f"open door to {way}" for way in BACK if f"open door to {way}" in state["validActions"]
+        ]
         state = self._play(doors) if doors else state
         seen[_room(state)] = state["look"]
         home: list[str] = []  # not made unless there is somewhere else to go
@@ -135,14 +163,18 @@ class TextWorldExpressEnv:
         if game != self._loaded:
             complaint = self._server.load(*game)
             if complaint:
-                raise ValueError(f"env.{NAME}: game {game[0]!r} with params {game[1]!r}: {complaint}")
+                raise ValueError(
+                    f"env.{NAME}: game {game[0]!r} with params {game[1]!r}: {complaint}"
+                )
             self._loaded = game
         return json.loads(self._server.generateNewGameJSON(task["number"], task["fold"], gold))
 
     def _observe(self, state: dict[str, Any], text: str) -> Observation:
         self._possible = sorted(state["validActions"])  # the engine's order differs from run to run
         anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
-        return Observation(text, anchor=anchor, info={"won": False, "admissible_actions": self._possible})
+        return Observation(
+            text, anchor=anchor, info={"won": False, "admissible_actions": self._possible}
+        )
 
 
 def _room(state: dict[str, Any]) -> str:
@@ -150,10 +182,13 @@ def _room(state: dict[str, Any]) -> str:
 
 
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
-    """The different games of the fold of ``split``, without those of the validation fold where it is the train fold.
+    """The different games of the fold of ``split``, without those of the validation fold where it
+    is the train fold.
 
-    Raises ``JavaMissing``, and ``ValueError`` for ``params`` that the game does not know: both before anything starts.
+    Raises ``JavaMissing``, and ``ValueError`` for ``params`` that the game does not know: both
+    before anything starts.
     """
+
     import textworld_express  # noqa: F401  (a missing package is found before anything starts)
 
     jvm.find_java(NAME)
@@ -163,19 +198,33 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
 
 @functools.cache
 def _different_games(settings: Settings) -> dict[str, list[Task]]:
-    """The tasks of both splits; rooms are walked only in games that start like others, which takes 1 to 10 ms each."""
+    """The tasks of both splits; rooms are walked only in games that start like others, which takes
+    1 to 10 ms each.
+    """
     source = f"{NAME}/{settings.game}"
     common = {"data_source": source, "game": settings.game, "params": settings.params}
     folds = {"val": settings.val_split, "train": "train"}
-    drawn = [{**common, "fold": fold, "number": number} for fold in folds.values() for number in FOLDS[fold]]
+    drawn = [
+        {**common, "fold": fold, "number": number}
+        for fold in folds.values()
+        for number in FOLDS[fold]
+    ]
     with contextlib.closing(TextWorldExpressEnv(asdict(settings))) as env:
         starts = [env.content(task) for task in drawn]
         alike = Counter(starts)
-        names = [env.content(t, rooms=True) if alike[s] > 1 else s for t, s in zip(drawn, starts, strict=True)]
+        names = [
+            env.content(t, rooms=True) if alike[s] > 1 else s
+            for t, s in zip(drawn, starts, strict=True)
+        ]
     different: dict[str, Task] = {}
-    for task, name in zip(drawn, names, strict=True):  # the validation fold first: what it holds is not for training
+    for task, name in zip(
+        drawn, names, strict=True
+    ):  # the validation fold first: what it holds is not for training
         different.setdefault(name, {"task_id": f"{source}/{name}", **task})
-    return {split: [task for task in different.values() if task["fold"] == fold] for split, fold in folds.items()}
+    return {
+        split: [task for task in different.values() if task["fold"] == fold]
+        for split, fold in folds.items()
+    }
 
 
 def prompts(section: Mapping[str, Any]) -> Prompts:

@@ -1,4 +1,5 @@
-"""Twenty questions: an environment package, a ``MultistepEnv`` and gamemasters over one table of things.
+"""Twenty questions: an environment package, a ``MultistepEnv`` and gamemasters over one table of
+things.
 
 Names are resolved on first use, so that an environment worker imports only what it plays.
 """

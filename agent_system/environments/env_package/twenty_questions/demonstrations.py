@@ -1,7 +1,9 @@
-"""Games of the scripted player as episodes for ``main_sft``: a policy of one's own learns the format and the things.
+"""Games of the scripted player as episodes for ``main_sft``: a policy of one's own learns the
+format and the things.
 
-One JSONL line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ..., "content": ...}, ...]}``. The
-messages are those of a rollout with ``append`` history and no levels, which are also those of ``TwentyQuestionsEnv``.
+One JSONL line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ..., "content": ...},
+...]}``. The messages are those of a rollout with ``append`` history and no levels, which are also
+those of ``TwentyQuestionsEnv``.
 """
 
 import json
@@ -27,10 +29,11 @@ def write_demonstrations(
     hasty: float = 0.1,
     seed: int = 0,
 ) -> Path:
-    """Write ``episodes`` games about ``words`` (default: all of the table), won and lost ones, and return ``path``.
+    """Write ``episodes`` games about ``words`` (default: all of the table), won and lost ones, and
+    return ``path``.
 
-    ``careless`` and ``hasty`` make the player worse (see ``Player``): what it leaves to be gained is for reinforcement
-    learning. Every word is the secret one equally often.
+    ``careless`` and ``hasty`` make the player worse (see ``Player``): what it leaves to be gained
+    is for reinforcement learning. Every word is the secret one equally often.
     """
     words = sorted(words or knowledge().things)
     path = Path(path)
@@ -39,7 +42,9 @@ def write_demonstrations(
         for number in range(episodes):
             rng = random.Random(derive_seed("twenty questions demonstration", seed, number))
             player = Player(words, rng, careless, hasty)
-            file.write(json.dumps(play_episode(words[number % len(words)], player, max_steps)) + "\n")
+            file.write(
+                json.dumps(play_episode(words[number % len(words)], player, max_steps)) + "\n"
+            )
     return path
 
 

@@ -1,6 +1,7 @@
 """The rules of the game, without tokens or prompts; ``package`` and ``multistep_env`` play by them.
 
-The player asks yes/no questions or guesses with ``[word]``. A wrong guess ends the game, as does the last turn.
+The player asks yes/no questions or guesses with ``[word]``. A wrong guess ends the game, as does
+the last turn.
 """
 
 import re
@@ -39,7 +40,9 @@ class Move:
 
 
 def read_move(text: str) -> Move:
-    """The move in the last action tag of ``text``, or in all of it without one; the last ``[word]`` is a guess."""
+    """The move in the last action tag of ``text``, or in all of it without one; the last ``[word]``
+    is a guess.
+    """
     tagged = _TAGGED.findall(text)
     said = (tagged[-1] if tagged else text.rpartition("</think>")[2]).strip()
     guesses = _GUESS.findall(said)
@@ -53,10 +56,19 @@ def read_move(text: str) -> Move:
 def new_game(solution: str, max_steps: int = MAX_STEPS) -> State:
     """A game about ``solution`` that lasts ``max_steps`` turns at most."""
     reply = OPENING.format(left=max_steps)
-    return {"solution": solution, "left": max_steps, "turns": [], "reply": reply, "done": False, "won": False}
+    return {
+        "solution": solution,
+        "left": max_steps,
+        "turns": [],
+        "reply": reply,
+        "done": False,
+        "won": False,
+    }
 
 
-def play(state: State, text: str, gamemaster: Gamemaster) -> tuple[State, float, bool, dict[str, Any]]:
+def play(
+    state: State, text: str, gamemaster: Gamemaster
+) -> tuple[State, float, bool, dict[str, Any]]:
     """The state after the move in ``text``, reward (1 for the right guess, else 0), done, info.
 
     ``info`` holds ``won`` and ``is_action_valid``. Raises what ``gamemaster`` raises.
@@ -81,16 +93,22 @@ def _reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
 
 
 def words_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> list[str]:
-    """The ``"train"`` or ``"val"`` words (default: of the whole shipped table), sorted; the two share none.
+    """The ``"train"`` or ``"val"`` words (default: of the whole shipped table), sorted; the two
+    share none.
 
-    A hash of its spelling says on which side a word is, whatever the other words are. Only where that leaves a side
-    empty, the word with the lowest or highest hash changes it. Raises ``ValueError`` for fewer than two words.
+    A hash of its spelling says on which side a word is, whatever the other words are. Only where
+    that leaves a side empty, the word with the lowest or highest hash changes it. Raises
+    ``ValueError`` for fewer than two words.
     """
     words = sorted(set(words)) if words else sorted(knowledge().things)
     if len(words) < 2:
-        raise ValueError(f"twenty questions needs at least two words, one to train on and one to hold out; got {words}")
+        raise ValueError(
+            f"twenty questions needs at least two words, one to train on and one to hold out; got {words}"
+        )
     order = sorted(words, key=lambda word: derive_seed("twenty questions", word))
-    held_out = {word for word in words if derive_seed("twenty questions", word) % HELD_OUT_SHARE == 0}
+    held_out = {
+        word for word in words if derive_seed("twenty questions", word) % HELD_OUT_SHARE == 0
+    }
     held_out = held_out or {order[0]}
     if len(held_out) == len(words):
         held_out.remove(order[-1])

@@ -1,13 +1,20 @@
-"""Gamemasters: a callable that gets a prompt with the secret word and a question, and returns text with an answer.
+"""Gamemasters: a callable that gets a prompt with the secret word and a question, and returns text
+with an answer.
 
-``EmbeddedGamemaster`` knows the shipped table and needs no network. ``OpenAIGamemaster`` (``openai_gamemaster``) asks a
-server. Whatever a gamemaster returns is read as one of the three answers, so it cannot give the word away.
+``EmbeddedGamemaster`` knows the shipped table and needs no network. ``OpenAIGamemaster``
+(``openai_gamemaster``) asks a server. Whatever a gamemaster returns is read as one of the three
+answers, so it cannot give the word away.
 """
 
 import re
 from collections.abc import Callable
 
-from agent_system.environments.env_package.twenty_questions.knowledge import ANSWERS, Answer, Knowledge, knowledge
+from agent_system.environments.env_package.twenty_questions.knowledge import (
+    ANSWERS,
+    Answer,
+    Knowledge,
+    knowledge,
+)
 from agent_system.environments.env_package.twenty_questions.questions import answer
 from agent_system.environments.failure import EnvFailure
 
@@ -18,8 +25,12 @@ PROMPT = """You are the gamemaster of a game of twenty questions. The player mus
 Secret word: {word}
 Question: {question}
 Answer the question about the secret word truthfully with exactly one of: {answers}"""
-_FIELDS = re.compile(r"^Secret word: (?P<word>[^\n]*)\nQuestion: (?P<question>[^\n]*)$", re.MULTILINE)
-_UNKNOWN = re.compile(r"\b(i (do not|don t|dont) know|unknown|unsure|not sure|maybe|sometimes|it depends|unclear)\b")
+_FIELDS = re.compile(
+    r"^Secret word: (?P<word>[^\n]*)\nQuestion: (?P<question>[^\n]*)$", re.MULTILINE
+)
+_UNKNOWN = re.compile(
+    r"\b(i (do not|don t|dont) know|unknown|unsure|not sure|maybe|sometimes|it depends|unclear)\b"
+)
 
 
 class GamemasterError(EnvFailure):
@@ -36,7 +47,9 @@ def gamemaster_prompt(word: str, question: str) -> str:
 
 
 def read_answer(text: str) -> str:
-    """One of ``ANSWERS`` from a gamemaster's reply; "I don't know" where it holds neither a yes nor a no."""
+    """One of ``ANSWERS`` from a gamemaster's reply; "I don't know" where it holds neither a yes nor
+    a no.
+    """
     words = " ".join(re.findall(r"[a-z]+", text.lower()))
     if _UNKNOWN.search(words):
         return Answer.UNKNOWN
@@ -45,7 +58,10 @@ def read_answer(text: str) -> str:
 
 
 class EmbeddedGamemaster:
-    """Answers from a knowledge table; see ``questions`` for what it understands. Deterministic, no network."""
+    """Answers from a knowledge table; see ``questions`` for what it understands.
+
+    Deterministic, no network.
+    """
 
     remote = False
 
@@ -53,7 +69,10 @@ class EmbeddedGamemaster:
         self.table = knowledge() if table is None else table
 
     def __call__(self, prompt: str) -> str:
-        """The answer to a prompt of ``gamemaster_prompt``. Raises ``GamemasterError`` for anything else."""
+        """The answer to a prompt of ``gamemaster_prompt``.
+
+        Raises ``GamemasterError`` for anything else.
+        """
         fields = _FIELDS.search(prompt)
         if fields is None:
             raise GamemasterError("the embedded one reads prompts of gamemaster_prompt only")

@@ -1,4 +1,6 @@
-"""What the embedded gamemaster knows: things and their attributes, read from ``knowledge.txt`` beside this module."""
+"""What the embedded gamemaster knows: things and their attributes, read from ``knowledge.txt``
+beside this module.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +25,9 @@ ANSWERS = (Answer.YES, Answer.NO, Answer.UNKNOWN)
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A property with the question that asks for it and the phrases by which a question is known to mean it."""
+    """A property with the question that asks for it and the phrases by which a question is known to
+    mean it.
+    """
 
     name: str
     question: str
@@ -43,14 +47,20 @@ class Thing:
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """The table, compared by identity. ``sizes`` gives the size of things that are only compared with."""
+    """The table, compared by identity.
+
+    ``sizes`` gives the size of things that are only compared with.
+    """
 
     attributes: Mapping[str, Attribute]
     things: Mapping[str, Thing]
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def answer(self, word: str, attribute: str) -> str:
-        """Whether ``attribute`` holds for ``word``: one of ``ANSWERS``. Raises ``KeyError`` for unknown names."""
+        """Whether ``attribute`` holds for ``word``: one of ``ANSWERS``.
+
+        Raises ``KeyError`` for unknown names.
+        """
         thing = self.things[word]
         if self.attributes[attribute].name in thing.holds:
             return Answer.YES
@@ -71,8 +81,8 @@ def parse(text: str) -> Knowledge:
     """Read a table in the format of ``knowledge.txt``.
 
     Raises:
-        ValueError: A line that is none of the three kinds, an attribute that is not defined, or a name that occurs
-            twice.
+        ValueError: A line that is none of the three kinds, an attribute that is not defined, or a
+            name that occurs twice.
     """
     attributes: dict[str, Attribute] = {}
     things: dict[str, Thing] = {}
@@ -113,7 +123,10 @@ def _attribute(line: str) -> Attribute:
     name, question, phrases, *implied = (part.strip() for part in line.split("|"))
     spoken = name.replace("_", " ")
     return Attribute(
-        name, question, tuple(dict.fromkeys([spoken, *_listed(phrases)])), tuple(" ".join(implied).split())
+        name,
+        question,
+        tuple(dict.fromkeys([spoken, *_listed(phrases)])),
+        tuple(" ".join(implied).split()),
     )
 
 

@@ -1,4 +1,6 @@
-"""Twenty questions as a ``MultistepEnv``: for ``GRPOEnvTrainer`` and for scripts that play with an agent."""
+"""Twenty questions as a ``MultistepEnv``: for ``GRPOEnvTrainer`` and for scripts that play with an
+agent.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,21 +11,27 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
     EmbeddedGamemaster,
     Gamemaster,
 )
-from agent_system.environments.env_package.twenty_questions.package import TwentyQuestionsPrompts, check_words
+from agent_system.environments.env_package.twenty_questions.package import (
+    TwentyQuestionsPrompts,
+    check_words,
+)
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.environments.tasks import epoch_order
 from verl.utils.seeds import derive_seed
 
 
 class TwentyQuestionsEnv(MultistepEnv):
-    """Rows hold ``solution``; a row without one (an older caller's messages) gets a word that seed and session choose.
+    """Rows hold ``solution``; a row without one (an older caller's messages) gets a word that seed
+    and session choose.
 
     Args:
-        tokenizer, env_id, system_prompt, max_steps_per_episode, episodes_per_trial, free_shots, options: As in
-            ``MultistepEnv``; the system prompt is by default the one of ``env.env_name=twenty_questions``.
-        gamemaster: Gets a prompt with the secret word and a question and returns text with an answer; by default the
-            embedded one, which needs no network.
-        words: The secret words; by default all that the embedded gamemaster knows. A quarter is held out.
+        tokenizer, env_id, system_prompt, max_steps_per_episode, episodes_per_trial, free_shots,
+            options: As in ``MultistepEnv``; the system prompt is by default the one of
+            ``env.env_name=twenty_questions``.
+        gamemaster: Gets a prompt with the secret word and a question and returns text with an
+            answer; by default the embedded one, which needs no network.
+        words: The secret words; by default all that the embedded gamemaster knows. A quarter is
+            held out.
         seed: Orders the datasets and chooses words: the same seed gives the same ones.
 
     Raises ``ValueError`` for words that the embedded gamemaster does not know.
@@ -51,7 +59,15 @@ class TwentyQuestionsEnv(MultistepEnv):
         if getattr(self.gamemaster, "remote", False):
             options.setdefault("step_workers", SERVER_THREADS)
         prompt = TwentyQuestionsPrompts().system(False) if system_prompt is None else system_prompt
-        super().__init__(tokenizer, env_id, prompt, max_steps_per_episode, episodes_per_trial, free_shots, **options)
+        super().__init__(
+            tokenizer,
+            env_id,
+            prompt,
+            max_steps_per_episode,
+            episodes_per_trial,
+            free_shots,
+            **options,
+        )
 
     def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> game.State:
         solution = task_info.get("solution") or self._word_for(session_id)
@@ -60,7 +76,9 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _format_prompt(self, state: game.State, step: int) -> str:
         return state["reply"]
 
-    def _step_episode(self, session_id: str, action: str) -> tuple[game.State, float, bool, dict[str, Any]]:
+    def _step_episode(
+        self, session_id: str, action: str
+    ) -> tuple[game.State, float, bool, dict[str, Any]]:
         return game.play(self.active_states[session_id], action, self.gamemaster)
 
     def _format_outcome(self, state: game.State) -> str:
@@ -82,5 +100,9 @@ class TwentyQuestionsEnv(MultistepEnv):
         from datasets import Dataset, Features, Value
 
         words = game.words_of(split, self.words)
-        ordered = [words[place] for place in epoch_order(len(words), self.seed, "twenty questions", split)]
-        return Dataset.from_dict({"solution": ordered}, features=Features({"solution": Value("string")}))
+        ordered = [
+            words[place] for place in epoch_order(len(words), self.seed, "twenty questions", split)
+        ]
+        return Dataset.from_dict(
+            {"solution": ordered}, features=Features({"solution": Value("string")})
+        )

@@ -20,11 +20,13 @@ class _Retry(Exception):
 
 
 class OpenAIGamemaster:
-    """Asks ``POST {base_url}/chat/completions`` of a server that speaks OpenAI's interface (vLLM's does, too).
+    """Asks ``POST {base_url}/chat/completions`` of a server that speaks OpenAI's interface (vLLM's
+    does, too).
 
-    The key is read from the environment variable ``api_key_env``; without one no key is sent. An attempt takes
-    ``timeout_s`` seconds at most; connection errors, time-outs and the status codes in ``RETRIED`` are tried again with
-    growing pauses, ``attempts`` times in all. Calling it raises ``GamemasterError`` when there is no answer.
+    The key is read from the environment variable ``api_key_env``; without one no key is sent. An
+    attempt takes ``timeout_s`` seconds at most; connection errors, time-outs and the status codes
+    in ``RETRIED`` are tried again with growing pauses, ``attempts`` times in all. Calling it raises
+    ``GamemasterError`` when there is no answer.
     """
 
     remote = True
@@ -53,11 +55,16 @@ class OpenAIGamemaster:
         self._attempts = attempts
 
     def __call__(self, prompt: str) -> str:
-        """The server's reply to ``prompt``. Raises ``GamemasterError`` naming the address and what went wrong."""
+        """The server's reply to ``prompt``.
+
+        Raises ``GamemasterError`` naming the address and what went wrong.
+        """
         try:
             return self._ask.copy()(self._once, prompt)
         except _Retry as error:
-            raise GamemasterError(f"{self.url}: no answer in {self._attempts} attempts: {error}") from error
+            raise GamemasterError(
+                f"{self.url}: no answer in {self._attempts} attempts: {error}"
+            ) from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -77,8 +84,12 @@ class OpenAIGamemaster:
         if response.status_code in RETRIED:
             raise _Retry(f"status {response.status_code}: {response.text[:200]}")
         if response.status_code != 200:
-            raise GamemasterError(f"{self.url}: status {response.status_code}: {response.text[:200]}")
+            raise GamemasterError(
+                f"{self.url}: status {response.status_code}: {response.text[:200]}"
+            )
         try:
             return str(response.json()["choices"][0]["message"]["content"])
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise GamemasterError(f"{self.url}: not a chat completion: {response.text[:200]}") from error
+            raise GamemasterError(
+                f"{self.url}: not a chat completion: {response.text[:200]}"
+            ) from error

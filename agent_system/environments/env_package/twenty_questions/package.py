@@ -1,7 +1,8 @@
 """Twenty questions as an environment package: ``env.env_name=twenty_questions``.
 
-Keys of ``env.twenty_questions``: ``words`` (list; default: the shipped table), ``max_steps``, ``gamemaster``
-(``embedded`` or ``openai``) and, for the latter, ``base_url``, ``model``, ``api_key_env``, ``timeout_s``, ``attempts``.
+Keys of ``env.twenty_questions``: ``words`` (list; default: the shipped table), ``max_steps``,
+``gamemaster`` (``embedded`` or ``openai``) and, for the latter, ``base_url``, ``model``,
+``api_key_env``, ``timeout_s``, ``attempts``.
 """
 
 import asyncio
@@ -30,12 +31,16 @@ LEVELS = """First choose how much to think, then think, then ask or guess:
 <level>3</level><think>what did I ask?</think><action>question or [word]</action> also reflects on what was asked.
 <level>4</level><think>what is my plan?</think><action>question or [word]</action> also plans and weighs options."""
 
-_ASKING = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="gamemaster")  # starts a thread when it is needed
+_ASKING = ThreadPoolExecutor(
+    SERVER_THREADS, thread_name_prefix="gamemaster"
+)  # starts a thread when it is needed
 
 
 @dataclass(frozen=True)
 class GameSettings:
-    """``env.twenty_questions`` without ``words``; all but ``gamemaster`` are of the server that ``openai`` names."""
+    """``env.twenty_questions`` without ``words``; all but ``gamemaster`` are of the server that
+    ``openai`` names.
+    """
 
     gamemaster: str = setting("embedded", choices=("embedded", "openai"))
     base_url: str = setting("")
@@ -48,9 +53,12 @@ class GameSettings:
 def read_settings(section: Mapping[str, Any]) -> tuple[GameSettings, list[str]]:
     """Settings and secret words of ``section``.
 
-    Raises ``ValueError`` for unknown keys, and for words that the embedded gamemaster does not know.
+    Raises ``ValueError`` for unknown keys, and for words that the embedded gamemaster does not
+    know.
     """
-    settings = read_section(GameSettings, {k: v for k, v in section.items() if k != "words"}, "twenty_questions")
+    settings = read_section(
+        GameSettings, {k: v for k, v in section.items() if k != "words"}, "twenty_questions"
+    )
     words = [str(word) for word in section.get("words") or ()]
     if settings.gamemaster == "embedded":
         check_words(words)
@@ -58,10 +66,15 @@ def read_settings(section: Mapping[str, Any]) -> tuple[GameSettings, list[str]]:
 
 
 def make_gamemaster(settings: GameSettings) -> Gamemaster:
-    """The gamemaster that the settings name. Raises ``ValueError`` for a server without address or model."""
+    """The gamemaster that the settings name.
+
+    Raises ``ValueError`` for a server without address or model.
+    """
     if settings.gamemaster == "embedded":
         return EmbeddedGamemaster()
-    from agent_system.environments.env_package.twenty_questions.openai_gamemaster import OpenAIGamemaster
+    from agent_system.environments.env_package.twenty_questions.openai_gamemaster import (
+        OpenAIGamemaster,
+    )
 
     server = asdict(settings)
     del server["gamemaster"]
@@ -79,7 +92,10 @@ def check_words(words: Sequence[str]) -> None:
 
 
 class TwentyQuestionsGame:
-    """One game; reward 1 for the right guess. A server as gamemaster is asked without blocking the caller's loop."""
+    """One game; reward 1 for the right guess.
+
+    A server as gamemaster is asked without blocking the caller's loop.
+    """
 
     placement = "inline"
 
@@ -101,7 +117,9 @@ class TwentyQuestionsGame:
 
     async def _step_elsewhere(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         loop = asyncio.get_running_loop()
-        return self._seen(*await loop.run_in_executor(_ASKING, game.play, self.state, action, self.gamemaster))
+        return self._seen(
+            *await loop.run_in_executor(_ASKING, game.play, self.state, action, self.gamemaster)
+        )
 
     def _seen(self, state: game.State, reward: float, done: bool, info: dict[str, Any]) -> tuple:
         self.state = state
@@ -109,8 +127,12 @@ class TwentyQuestionsGame:
 
     def _look(self) -> Observation:
         """The reply; the anchor is all that is known so far, in whatever order it was asked."""
-        known = sorted(f"{action} {reply.partition('.')[0]}" for action, reply in self.state["turns"])
-        return Observation(self.state["reply"], anchor=" | ".join([str(self.state["left"]), *known]))
+        known = sorted(
+            f"{action} {reply.partition('.')[0]}" for action, reply in self.state["turns"]
+        )
+        return Observation(
+            self.state["reply"], anchor=" | ".join([str(self.state["left"]), *known])
+        )
 
     def close(self) -> None:
         """Close the connection to a server."""
@@ -119,7 +141,9 @@ class TwentyQuestionsGame:
 
 
 class TwentyQuestionsPrompts(ChatPrompts):
-    """Rules and replies, with words of their own for how to answer: a move is a question or a guess."""
+    """Rules and replies, with words of their own for how to answer: a move is a question or a
+    guess.
+    """
 
     def __init__(self, section: Mapping[str, Any] | None = None) -> None:
         super().__init__(RULES, example="Is it alive?")
@@ -130,7 +154,10 @@ class TwentyQuestionsPrompts(ChatPrompts):
 
 
 def tasks(section: dict[str, Any], split: str) -> list[Task]:
-    """One task per word; a quarter of the words is held out for ``val``. Raises ``ValueError`` for a wrong section."""
+    """One task per word; a quarter of the words is held out for ``val``.
+
+    Raises ``ValueError`` for a wrong section.
+    """
     _, words = read_settings(section)
     return [
         {"task_id": f"twenty_questions/{word}", "data_source": "twenty_questions", "solution": word}
@@ -139,9 +166,15 @@ def tasks(section: dict[str, Any], split: str) -> list[Task]:
 
 
 def project(text: str) -> tuple[str, bool]:
-    """The question or ``[guess]`` in ``text``, and whether it stood between action tags and says something."""
+    """The question or ``[guess]`` in ``text``, and whether it stood between action tags and says
+    something.
+    """
     move = game.read_move(text)
-    return (move.question if move.guess is None else f"[{move.guess}]"), move.valid and "<action>" in text
+    return (
+        move.question if move.guess is None else f"[{move.guess}]"
+    ), move.valid and "<action>" in text
 
 
-PACKAGE = EnvPackage("twenty_questions", TwentyQuestionsGame, tasks, TwentyQuestionsPrompts, project)
+PACKAGE = EnvPackage(
+    "twenty_questions", TwentyQuestionsGame, tasks, TwentyQuestionsPrompts, project
+)

@@ -1,4 +1,7 @@
-"""A scripted player: asks what it does not know yet, guesses when it knows. For demonstrations and tests."""
+"""A scripted player: asks what it does not know yet, guesses when it knows.
+
+For demonstrations and tests.
+"""
 
 import random
 from collections import Counter
@@ -9,12 +12,14 @@ from agent_system.environments.env_package.twenty_questions.knowledge import Kno
 
 
 class Player:
-    """Plays one game about one of ``words``: ``move`` says a question or a guess, ``hear`` takes the reply.
+    """Plays one game about one of ``words``: ``move`` says a question or a guess, ``hear`` takes
+    the reply.
 
     Args:
         words: What the secret word can be.
         rng: Draws what is left to chance.
-        careless: Share of questions that are drawn blindly among all attributes; the others split the candidates best.
+        careless: Share of questions that are drawn blindly among all attributes; the others split
+            the candidates best.
         hasty: Chance, at every turn after the first, of guessing one of the candidates at once.
     """
 

@@ -1,24 +1,31 @@
 """Free-text yes/no questions, as the embedded gamemaster understands them.
 
-A question is lower-cased and stripped of articles and punctuation; then the first rule that fits answers it:
+A question is lower-cased and stripped of articles and punctuation; then the first rule that fits
+answers it:
 
-1. A question that starts with what, which, who, where, when, why or how has no yes or no: "I don't know".
-2. "starts with / ends with / contains (the letter) X": the spelling of the word.
-3. "bigger / smaller (and the like) than Y", Y a thing of the table or one of its sizes: by size, "I don't know" for
+1. A question that starts with what, which, who, where, when, why or how has no yes or no: "I don't
+know". 2. "starts with / ends with / contains (the letter) X": the spelling of the word. 3. "bigger
+/ smaller (and the like) than Y", Y a thing of the table or one of its sizes: by size, "I don't
+know" for
    equal ones.
-4. A thing of the table by name ("is it a dog?"): whether it is that thing. It is a question, not a guess.
-5. Phrases of attributes, longest first, not overlapping. Several of them must all hold ("an animal that can swim");
+4. A thing of the table by name ("is it a dog?"): whether it is that thing. It is a question, not a
+guess. 5. Phrases of attributes, longest first, not overlapping. Several of them must all hold ("an
+animal that can swim");
    with "or" between them one is enough. Yes, no and "I don't know" combine as in three-valued logic.
 
-"not" and "never" turn the answer round, "isn't it ...?" does not. Words that no rule knows are passed over, and a
-question of such words alone is answered "I don't know".
+"not" and "never" turn the answer round, "isn't it ...?" does not. Words that no rule knows are
+passed over, and a question of such words alone is answered "I don't know".
 """
 
 import re
 from collections.abc import Iterable
 from functools import cache
 
-from agent_system.environments.env_package.twenty_questions.knowledge import Answer, Knowledge, knowledge
+from agent_system.environments.env_package.twenty_questions.knowledge import (
+    Answer,
+    Knowledge,
+    knowledge,
+)
 
 _OPEN = re.compile(r"^(what|which|who|whose|where|when|why|how)\b")
 _TAG_QUESTION = re.compile(r"\b(is|are|does|do|can|has|have|was|would|could)n t\b|\bcan t\b")
@@ -38,7 +45,10 @@ _OPPOSITE = {Answer.YES: Answer.NO, Answer.NO: Answer.YES, Answer.UNKNOWN: Answe
 
 
 def normalise(text: str) -> str:
-    """Lower case, letters and digits only, no articles, single spaces. "The letter A" keeps its letter."""
+    """Lower case, letters and digits only, no articles, single spaces.
+
+    "The letter A" keeps its letter.
+    """
     words = " ".join(re.findall(r"[a-z0-9]+", text.lower()))
     if re.search(r"(letter|with) a$", words):
         return " ".join(_ARTICLES.sub(" ", words[:-1]).split()) + " a"
@@ -46,7 +56,8 @@ def normalise(text: str) -> str:
 
 
 def answer(word: str, question: str, table: Knowledge | None = None) -> str:
-    """The answer to ``question`` about ``word``, one of ``knowledge.ANSWERS``. Raises ``KeyError`` for a word unknown.
+    """The answer to ``question`` about ``word``, one of ``knowledge.ANSWERS``. Raises ``KeyError``
+    for a word unknown.
 
     ``table`` defaults to the shipped knowledge.
     """
@@ -57,7 +68,11 @@ def answer(word: str, question: str, table: Knowledge | None = None) -> str:
         return Answer.UNKNOWN
     asked, negations = _NEGATION.subn(" ", _TAG_QUESTION.sub(" ", asked))
     asked = " ".join(asked.split())
-    found = _spelling(thing.name, asked) or _size(thing.size, asked, table) or _attributes(word, asked, table)
+    found = (
+        _spelling(thing.name, asked)
+        or _size(thing.size, asked, table)
+        or _attributes(word, asked, table)
+    )
     return _OPPOSITE[found] if negations % 2 else found
 
 
@@ -95,7 +110,9 @@ def _attributes(word: str, asked: str, table: Knowledge) -> str:
 
 
 def combine(answers: Iterable[str], decisive: str) -> str:
-    """``decisive`` if it is among ``answers``, else "I don't know" if that is or there are none, else the opposite."""
+    """``decisive`` if it is among ``answers``, else "I don't know" if that is or there are none,
+    else the opposite.
+    """
     answers = list(answers)
     if decisive in answers:
         return decisive
@@ -110,7 +127,9 @@ def _one(word: str, name: str, table: Knowledge) -> str:
 
 @cache
 def _phrases(table: Knowledge) -> tuple[re.Pattern[str], dict[str, str]]:
-    """Phrases, longest first, and what each means: an attribute, or a thing whose name is no attribute's phrase."""
+    """Phrases, longest first, and what each means: an attribute, or a thing whose name is no
+    attribute's phrase.
+    """
     names = {normalise(thing): thing for thing in table.things}
     for attribute in table.attributes.values():
         names |= {normalise(phrase): attribute.name for phrase in attribute.phrases}

@@ -26,13 +26,19 @@ class EnvRollout:
 class EnvResources:
     """Ray resources per environment worker."""
 
-    num_cpus: float = opt(0.1, "CPUs", low=0, unused="environments run in processes of a pool (env.num_workers)")
-    num_gpus: float = opt(0.0, "GPUs", low=0, unused="environments run in processes of a pool (env.num_workers)")
+    num_cpus: float = opt(
+        0.1, "CPUs", low=0, unused="environments run in processes of a pool (env.num_workers)"
+    )
+    num_gpus: float = opt(
+        0.0, "GPUs", low=0, unused="environments run in processes of a pool (env.num_workers)"
+    )
 
 
 @dataclass
 class AlfworldConfig:
-    """ALFWorld games: generated from the installed package, or the official ones where ``ALFWORLD_DATA`` has them."""
+    """ALFWorld games: generated from the installed package, or the official ones where
+    ``ALFWORLD_DATA`` has them.
+    """
 
     task_types: list[str] = opt(
         ["pick_and_place_simple"],
@@ -52,7 +58,9 @@ class AlfworldConfig:
     data_dir: str = opt("data/alfworld", "where generated games are stored by content hash")
     prompt: str = opt("full", "length of the instructions", choices=("compact", "full"))
     val_split: str | None = opt(
-        None, "official games to validate on; null: follows eval_dataset", choices=("valid_seen", "valid_unseen")
+        None,
+        "official games to validate on; null: follows eval_dataset",
+        choices=("valid_seen", "valid_unseen"),
     )
     eval_dataset: str = opt(
         "eval_in_distribution",
@@ -65,7 +73,9 @@ class AlfworldConfig:
 class EnvConfig:
     """The environment that agents act in. Times in seconds."""
 
-    env_name: str = opt("alfworld", "name in the environment registry; alfworld/AlfredTWEnv is accepted too")
+    env_name: str = opt(
+        "alfworld", "name in the environment registry; alfworld/AlfredTWEnv is accepted too"
+    )
     seed: int = opt(0, "seed of the choice of tasks", low=0)
     max_steps: int = opt(50, "steps per episode", low=1)
     history: str = opt(
@@ -74,15 +84,25 @@ class EnvConfig:
         choices=("append", "window"),
     )
     history_length: int = opt(2, "past steps that a window prompt shows", low=0)
-    levels: bool | None = opt(None, "ask the policy for thinking levels; null: follows algorithm.rlvcr.enable")
-    max_turn_tokens: int | None = opt(None, "tokens sampled per turn; null: data.max_response_length", low=1)
+    levels: bool | None = opt(
+        None, "ask the policy for thinking levels; null: follows algorithm.rlvcr.enable"
+    )
+    max_turn_tokens: int | None = opt(
+        None, "tokens sampled per turn; null: data.max_response_length", low=1
+    )
     rollout: EnvRollout = section(EnvRollout, "how often a task is played")
-    resources_per_worker: EnvResources = section(EnvResources, "Ray resources per environment worker")
+    resources_per_worker: EnvResources = section(
+        EnvResources, "Ray resources per environment worker"
+    )
     num_workers: int = opt(2, "processes that host environments", low=1)
     envs_per_worker: int = opt(16, "environments per process", low=1)
     reset_timeout_s: float = opt(60.0, "deadline of a reset", low=0)
     step_timeout_s: float = opt(30.0, "deadline of a step", low=0)
-    on_abort: str = opt("drop_group", "what a broken trajectory does to its group", choices=("drop_group", "keep_rest"))
+    on_abort: str = opt(
+        "drop_group",
+        "what a broken trajectory does to its group",
+        choices=("drop_group", "keep_rest"),
+    )
     num_collectors: int = opt(1, "Ray actors that play trajectories", low=1)
     train_tasks: int | None = opt(None, "training tasks used; null: all of them", low=1)
     val_tasks: int = opt(128, "tasks of the frozen validation panel, at most", low=1)
@@ -97,5 +117,7 @@ class EnvConfig:
     sokoban: dict[str, Any] = opt({}, "Sokoban; its package checks the keys")
     search: dict[str, Any] = opt({}, "search over a corpus; its package checks the keys")
     shop: dict[str, Any] = opt({}, "the shop; its package checks the keys")
-    webshop: dict[str, Any] = opt({}, "the shop under the name job scripts use (env.env_name=webshop)")
+    webshop: dict[str, Any] = opt(
+        {}, "the shop under the name job scripts use (env.env_name=webshop)"
+    )
     kwargs: dict[str, Any] = opt({}, "section of an environment that has none of its own above")

@@ -21,8 +21,12 @@ class TrainerConfig:
     val_before_train: bool = opt(True, "validate before the first iteration")
     val_only: bool = opt(False, "validate and stop")
     test_freq: int = opt(-1, "validate every so many iterations and after the last one", low=-1)
-    save_freq: int = opt(-1, "save a checkpoint every so many iterations and after the last one", low=-1)
-    max_actor_ckpt_to_keep: int | None = opt(None, "newest actor checkpoints kept; null: all", low=1)
+    save_freq: int = opt(
+        -1, "save a checkpoint every so many iterations and after the last one", low=-1
+    )
+    max_actor_ckpt_to_keep: int | None = opt(
+        None, "newest actor checkpoints kept; null: all", low=1
+    )
     max_critic_ckpt_to_keep: int | None = opt(
         None,
         "newest critic checkpoints kept; null: all",
@@ -30,23 +34,36 @@ class TrainerConfig:
         unused="actor and critic share a checkpoint: max_actor_ckpt_to_keep",
     )
     resume_mode: str = opt(
-        "auto", "continue from the newest checkpoint, from none, or from resume_from_path", choices=RESUME_MODES
+        "auto",
+        "continue from the newest checkpoint, from none, or from resume_from_path",
+        choices=RESUME_MODES,
     )
-    resume_from_path: str | None = opt(None, "checkpoint to continue from with resume_mode=resume_path")
+    resume_from_path: str | None = opt(
+        None, "checkpoint to continue from with resume_mode=resume_path"
+    )
     n_gpus_per_node: int = opt(1, "devices per node; on CPU the number of FSDP ranks", low=1)
     nnodes: int = opt(1, "nodes", low=1)
     device: str = opt("auto", "what the workers compute on", choices=DEVICES)
-    num_threads: int | None = opt(None, "CPU threads per training rank; null: shared out from the cores", low=1)
+    num_threads: int | None = opt(
+        None, "CPU threads per training rank; null: shared out from the cores", low=1
+    )
     balance_batch: bool = opt(True, "spread rows over devices so that tokens are even")
-    default_local_dir: str = opt("runs/${trainer.project_name}/${trainer.experiment_name}", "the run directory")
+    default_local_dir: str = opt(
+        "runs/${trainer.project_name}/${trainer.experiment_name}", "the run directory"
+    )
     rollout_data_dir: str | None = opt(
-        None, "a second place for every step's trajectories, <step>.jsonl, besides rollouts/ of the run directory"
+        None,
+        "a second place for every step's trajectories, <step>.jsonl, besides rollouts/ of the run directory",
     )
     validation_data_dir: str | None = opt(None, "the same for the trajectories of validations")
     log_val_generations: int = opt(
-        0, "validation plays shown by the trackers that can show text: tensorboard, wandb, clearml", low=0
+        0,
+        "validation plays shown by the trackers that can show text: tensorboard, wandb, clearml",
+        low=0,
     )
-    logger: list[str] = opt(["console"], "trackers: console, tensorboard, wandb, ... (metrics.jsonl is always written)")
+    logger: list[str] = opt(
+        ["console"], "trackers: console, tensorboard, wandb, ... (metrics.jsonl is always written)"
+    )
 
 
 @dataclass
@@ -54,11 +71,14 @@ class RayInitConfig:
     """A Ray of the run's own, or the cluster at ``address``."""
 
     address: str | None = opt(
-        None, "cluster to join: host:port, or auto for this node's; null: RAY_ADDRESS if set, else a Ray of its own"
+        None,
+        "cluster to join: host:port, or auto for this node's; null: RAY_ADDRESS if set, else a Ray of its own",
     )
     num_cpus: int | None = opt(None, "CPUs a Ray of its own may hand out; null: all of them", low=1)
     num_gpus: int | None = opt(None, "GPUs a Ray of its own may hand out; null: all of them", low=0)
-    object_store_gb: float | None = opt(None, "object store of a Ray of its own, GB; null: 1", low=0.1)
+    object_store_gb: float | None = opt(
+        None, "object store of a Ray of its own, GB; null: 1", low=0.1
+    )
     log_to_driver: bool = opt(False, "show what the workers print on the terminal as well")
 
 

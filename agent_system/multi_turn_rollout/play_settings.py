@@ -1,0 +1,134 @@
+"""How trajectories are played: everything a collector worker needs to know, read from the
+configuration once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Prompts
+from agent_system.environments.tasks import env_section
+from rlvcr.alternatives import AlternativeSettings
+from rlvcr.levels import level_prompts
+
+
+@dataclass(frozen=True, slots=True)
+class PlaySettings:
+    """Limits in steps and tokens, sampling, and what is asked of the policy.
+
+    ``max_response_length`` bounds a row's response: the whole play after the first prompt
+    (``append``) or one turn (``window``). ``levels`` asks for thinking levels, ``level_prompts``
+    replaces descriptions of some of them; ``alternatives`` is None where no other thoughts are
+    sampled. ``epsilon_levels``: probability that the level of a step is drawn uniformly and forced.
+    ``seed`` is the base of what is sampled, by trajectory and turn. Every job is played ``plays``
+    times.
+    """
+
+    history: str
+    history_length: int
+    max_steps: int
+    max_turn_tokens: int
+    max_prompt_length: int
+    max_response_length: int
+    levels: bool
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: tuple[str, ...]
+    alternatives: AlternativeSettings | None = None
+    plays: int = 1
+    level_prompts: Mapping[int, str] = field(default_factory=dict)
+    epsilon_levels: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (
+            self.history == "append"
+            and self.max_steps > 1
+            and self.max_turn_tokens >= self.max_response_length
+        ):
+            raise ValueError(
+                f"env.history=append with env.max_turn_tokens={self.max_turn_tokens} and data.max_response_length="
+                f"{self.max_response_length} leaves room for one turn only; set env.max_turn_tokens to the longest turn"
+            )
+        if self.max_turn_tokens > self.max_response_length:
+            raise ValueError(
+                f"env.max_turn_tokens={self.max_turn_tokens} is more than data.max_response_length="
+                f"{self.max_response_length}: no turn would fit a row"
+            )
+        if self.alternatives is not None and not self.levels:
+            raise ValueError(
+                "algorithm.rlvcr.enable=true needs a policy that is asked for levels; env.levels is false"
+            )
+
+    @classmethod
+    def from_config(
+        cls, config: Any, package: EnvPackage, is_train: bool, thinking: bool = False
+    ) -> "PlaySettings":
+        """Read ``config`` (the whole typed configuration) for training or validation.
+
+        ``thinking`` also samples alternative thoughts, as ``algorithm.rlvcr`` says.
+        """
+        rollout, rlvcr = config.actor_rollout_ref.rollout, config.algorithm.rlvcr
+        sampling = rollout if is_train else rollout.val_kwargs
+        turn_tokens = config.env.max_turn_tokens
+        alternatives = (
+            AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens) if thinking else None
+        )
+        return cls(
+            plays=1 if is_train else rollout.val_kwargs.n,
+            history=config.env.history,
+            history_length=config.env.history_length,
+            max_steps=config.env.max_steps,
+            max_turn_tokens=turn_tokens,
+            max_prompt_length=config.data.max_prompt_length,
+            max_response_length=config.data.max_response_length,
+            levels=asks_for_levels(config),
+            temperature=sampling.temperature if sampling.do_sample else 0.0,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop=package.stop,
+            alternatives=alternatives,
+            level_prompts=level_prompts(rlvcr.prompts, {}),
+            epsilon_levels=rlvcr.epsilon_levels if thinking else 0.0,
+            seed=rollout.seed,
+        )
+
+    def prompts(self, package: EnvPackage, env_config: Any) -> Prompts:
+        """How ``package`` speaks to the policy."""
+        section = env_section(env_config)
+        return package.prompts(
+            section | {"level_prompts": self.level_prompts} if self.level_prompts else section
+        )
+
+
+def asks_for_levels(config: Any) -> bool:
+    """Whether the policy is asked for thinking levels: ``env.levels``, and where that is null, when
+    RLVCR is on.
+    """
+    levels = config.env.levels
+    return bool(config.algorithm.rlvcr.enable) if levels is None else levels
+
+
+def check_prompts(config: Any, package: EnvPackage) -> None:
+    """Raise ``ValueError`` where levels, or texts for them, are asked for and the environment's
+    prompts have none.
+    """
+    if not asks_for_levels(config):
+        return
+    prompts, where = (
+        package.prompts(env_section(config.env)),
+        f"env.env_name={config.env.env_name!r}",
+    )
+    if not prompts.asks_for_levels:
+        raise ValueError(
+            f"{where}: no prompt of it asks for thinking levels, and env.levels is true; allowed: an environment whose "
+            "prompts have asks_for_levels=True; fix: another environment, or algorithm.adv_estimator=grpo with "
+            "algorithm.rlvcr.enable and env.levels left unset"
+        )
+    texts = config.algorithm.rlvcr.prompts
+    if texts and not getattr(prompts, "shows_level_prompts", False):
+        raise ValueError(
+            f"algorithm.rlvcr.prompts={texts!r}: the prompts of {where} describe no levels, so nobody would read the "
+            "texts; allowed: {}; fix: remove them, or use prompts that describe the levels (env.alfworld.prompt=full)"
+        )

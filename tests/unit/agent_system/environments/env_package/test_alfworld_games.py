@@ -1,0 +1,206 @@
+"""ALFWorld games: drawn the same everywhere, held-out floor plans apart, stored whole or not at
+all.
+"""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("alfworld")
+
+from agent_system.environments.env_package.alfworld import games, layout, store
+from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
+
+EVERY_KIND = tuple(TASK_TYPES)
+
+
+def section(tmp_path, **changes):
+    base = {
+        "data_dir": str(tmp_path),
+        "source": "generated",
+        "train_games": 12,
+        "val_games": 12,
+        "task_types": EVERY_KIND,
+    }
+    return {**base, **changes}
+
+
+def draw(count, split="train", **changes):
+    settings = AlfworldSettings.from_section({"task_types": EVERY_KIND, **changes})
+    return [games.generate(settings, split, index) for index in range(count)]
+
+
+def without_coordinates(game):
+    """What is in a game for a player: goal, places, and what lies where; the rest of every name is
+    coordinates.
+    """
+    facts = re.findall(r"\(inReceptacle (\w+?)_bar_\S+ (\w+?)_bar_\S+\)", game["problem"])
+    places = re.findall(r"(\w+?)_bar_\S+ - receptacle", game["problem"])
+    return json.dumps([game["traj"]["pddl_params"], sorted(places), sorted(facts)])
+
+
+def test_same_seed_same_games_whatever_was_drawn_before():
+    assert draw(12) == draw(12)
+    assert draw(12)[7] == games.generate(AlfworldSettings(task_types=EVERY_KIND), "train", 7)
+    assert {game["hash"] for game in draw(12)}.isdisjoint(game["hash"] for game in draw(12, seed=1))
+
+
+def test_content_hash_is_the_same_on_every_machine():
+    # Frozen: where this changes, games of the same settings are other games, and games.GENERATOR
+    # must be raised.
+    assert games.GENERATOR == 1
+    assert [game["hash"] for game in draw(3)] == FROZEN
+
+
+def test_held_out_games_come_from_other_floor_plans_and_seeds():
+    train, held_out = draw(120), draw(120, split="val")
+    assert {game["scene"] for game in train}.isdisjoint(game["scene"] for game in held_out)
+    assert {game["scene"] for game in held_out} <= set(layout.constants().TEST_SCENE_NUMBERS)
+    assert len({without_coordinates(game) for game in train}) > 100
+    assert {without_coordinates(game) for game in train}.isdisjoint(
+        map(without_coordinates, held_out)
+    )
+
+
+def test_task_types_take_turns_and_rooms_keep_their_size():
+    drawn = draw(60, receptacles=(4, 6), objects=(2, 3))
+    assert [game["kind"] for game in drawn[:6]] == list(EVERY_KIND)
+    for game in drawn:
+        declared = game["problem"].split("(:init")[0]
+        assert (
+            3 <= declared.count(" - receptacle") <= 6
+        )  # a small floor plan may have fewer places than asked for
+        assert 3 <= declared.count(" - object") <= 3 + 3 + 1  # targets, others, a lamp
+
+
+def test_no_target_starts_where_it_is_wanted_and_no_two_places_coincide():
+    import random
+
+    settings = AlfworldSettings(receptacles=(3, 9))
+    for number in range(60):
+        kind = EVERY_KIND[number % 6]
+        rng = random.Random(number)
+        scene = rng.choice(layout.scenes(TASK_TYPES[kind], held_out=False))
+        drawn = games.draw_room(layout.floor_plan(scene), kind, settings, rng)
+        if drawn is None:
+            continue
+        room, goal = drawn
+        targets = [
+            room.receptacles[thing.inside].cls for thing in room.objects if thing.cls == goal.object
+        ]
+        assert goal.receptacle not in targets
+        assert len(targets) >= (2 if kind == "two" else 1)
+        assert all(layout.can_contain(place, goal.object) for place in targets)
+        places = [receptacle.location for receptacle in room.receptacles]
+        assert len(places) == len(set(places))
+
+
+def test_impossible_settings_say_so():
+    with pytest.raises(ValueError, match=r"receptacles.*\[5, 3\].*lo <= hi"):
+        AlfworldSettings.from_section({"receptacles": [5, 3]})
+    with pytest.raises(ValueError, match="did you mean 'clean'"):
+        AlfworldSettings.from_section({"task_types": ["claen"]})
+    with pytest.raises(ValueError, match="train and val"):
+        store.tasks({}, "test")
+
+
+def test_official_task_names_mean_the_same():
+    by_official = AlfworldSettings.from_section(
+        {"task_types": ["pick_two_obj_and_place"], "prompt": "full"}
+    )
+    assert by_official.task_types == ("two",)
+
+
+def test_tasks_are_plain_unique_and_say_they_are_generated(tmp_path):
+    train, val = store.tasks(section(tmp_path), "train"), store.tasks(section(tmp_path), "val")
+    assert json.loads(json.dumps(train)) == train
+    assert len({task["task_id"] for task in train + val}) == 24
+    assert {task["data_source"] for task in val} == {
+        f"alfworld_generated/{kind}" for kind in EVERY_KIND
+    }
+
+
+def test_stored_games_are_used_again(tmp_path):
+    first = store.tasks(section(tmp_path), "train")
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert store.tasks(section(tmp_path), "train") == first
+    assert {
+        path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()
+    } == written
+    assert store.tasks(section(tmp_path, objects=[1, 2]), "train") != first
+
+
+def test_a_worker_without_the_files_draws_the_same_games(tmp_path):
+    task = store.tasks(section(tmp_path / "a"), "val")[4]
+    settings = AlfworldSettings.from_section(section(tmp_path / "b"))
+    game = store.load_game(settings, task)
+    assert game == store.load_game(AlfworldSettings.from_section(section(tmp_path / "a")), task)
+    other = AlfworldSettings.from_section(section(tmp_path / "b", seed=5))
+    with pytest.raises(store.DamagedStore, match="changed"):
+        store.load_game(other, task)
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    real = games.generate
+
+    def torn(settings, split, index):
+        if index == 5:
+            raise KeyboardInterrupt
+        return real(settings, split, index)
+
+    monkeypatch.setattr(games, "generate", torn)
+    with pytest.raises(KeyboardInterrupt):
+        store.tasks(section(tmp_path), "train")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    monkeypatch.undo()
+    assert len(store.tasks(section(tmp_path), "train")) == 12
+
+
+def test_a_damaged_game_is_noticed(tmp_path):
+    task = store.tasks(section(tmp_path), "train")[0]
+    settings = AlfworldSettings.from_section(section(tmp_path))
+    path = store.Store(settings, "train").folder / "games.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"(inReceptacle", b"(onReceptacle", 1))
+    with pytest.raises(store.DamagedStore, match="delete the folder"):
+        store.load_game(settings, task)
+
+
+def test_official_games_are_found_and_preferred(tmp_path, monkeypatch):
+    root = tmp_path / "official"
+    for split, name in (("train", "train"), ("val", "valid_unseen"), ("val", "valid_seen")):
+        for game in draw(6, split=split):
+            store.export(game, root / store.OFFICIAL_FOLDER / name)
+    monkeypatch.setenv("ALFWORLD_DATA", str(root))
+    asked = section(tmp_path, source="auto", task_types=["pick", "heat"])
+    train = store.tasks(asked, "train")
+    assert sorted(task["data_source"] for task in train) == ["alfworld/heat", "alfworld/pick"]
+    game = store.load_game(AlfworldSettings.from_section(asked), train[0])
+    assert set(game) >= {"pddl_domain", "grammar", "pddl_problem"}
+    assert "valid_unseen" in store.tasks(asked, "val")[0]["task_id"]
+    assert "valid_seen" in store.tasks({**asked, "val_split": "valid_seen"}, "val")[0]["task_id"]
+    assert store.tasks(section(tmp_path), "val")[0]["task_id"].startswith("alfworld_generated/")
+
+
+def test_asking_for_absent_official_games_says_how_to_get_them(tmp_path, monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(FileNotFoundError, match="alfworld-download"):
+        store.tasks(section(tmp_path, source="official"), "train")
+
+
+def test_the_package_imports_neither_torch_nor_the_engine():
+    code = (
+        "import sys; from agent_system.environments.env_package.alfworld.package import PACKAGE;"
+        "import agent_system.environments.env_package.alfworld.demonstrations;"
+        "print([name for name in ('torch', 'ray', 'transformers', 'textworld') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+FROZEN = ["76ac6631cfd6ad52f36f", "193a3f943e18ed26c444", "294246b7b1085e86aaee"]

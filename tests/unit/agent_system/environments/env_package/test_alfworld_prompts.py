@@ -1,0 +1,85 @@
+"""What ALFWorld says to a policy, and how a policy's answer becomes a command."""
+
+import pytest
+
+from agent_system.environments.base import Observation
+from agent_system.environments.env_package.alfworld.projection import project
+from agent_system.environments.env_package.alfworld.prompts import CompactPrompts, FullPrompts
+
+ROOM = (
+    "You are in the middle of a room. Looking quickly around you, you see a bed 1, a desk 2, and a desk 1.\n\n"
+    "Your task is to: put a mug in desk."
+)
+FIRST = Observation(ROOM, info={"admissible_actions": ["go to bed 1", "help", "look"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "well_formed"),
+    [
+        ("<level>1</level><think></think><action>go to desk 1</action>", "go to desk 1", True),
+        ("<action> Go  to\ndesk 1. </action>", "go to desk 1", True),
+        ("<action>look</action><action>inventory</action>", "look", False),
+        ("<action>look", "look", False),
+        ("<action></action>", "", False),
+        ("I would\nlook", "look", False),
+        ("", "", False),
+        (f"<action>{'go ' * 100}</action>", ("go " * 100)[:120], False),
+        ("<action>take <think>mug</action>", "take <think>mug", False),
+    ],
+)
+def test_projection(text, command, well_formed):
+    assert project(text) == (command, well_formed)
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        (
+            "You arrive at desk 1. On the desk 1, you see a mug 2, and a pen 1.",
+            "desk 1: mug 2, pen 1",
+        ),
+        ("You arrive at desk 1. On the desk 1, you see nothing.", "desk 1: nothing"),
+        ("You arrive at drawer 2. The drawer 2 is closed.", "drawer 2 closed"),
+        ("You open the drawer 2. The drawer 2 is open. In it, you see a key 1.", "drawer 2: key 1"),
+        (
+            "You arrive at drawer 2. The drawer 2 is open. In it, you see a key 1, a cd 2, and a cd 1.",
+            "drawer 2: key 1, cd 2, cd 1",
+        ),
+        ("You pick up the mug 2 from the desk 1.", "You pick up the mug 2 from the desk 1"),
+        ("Nothing happens.", "Nothing happens"),
+        ("You are carrying: a mug 2.", "You are carrying: mug 2"),
+    ],
+)
+def test_compact_turns_say_the_same_in_fewer_words(text, short):
+    assert CompactPrompts().turn(Observation(text)) == short
+
+
+def test_compact_first_message_is_task_and_room():
+    assert CompactPrompts().first(FIRST, True) == "put a mug in desk. bed 1, desk 2, desk 1"
+    assert CompactPrompts().system(True) is None
+
+
+def test_compact_window_shows_the_recent_past():
+    history = [
+        (ROOM, "go to bed 1"),
+        ("You arrive at bed 1. On the bed 1, you see nothing.", "look"),
+    ]
+    shown = CompactPrompts().window(FIRST, history, Observation("Nothing happens."), True)
+    assert (
+        shown
+        == "put a mug in desk. bed 1, desk 2, desk 1\n> go to bed 1\nbed 1: nothing > look\nNothing happens"
+    )
+
+
+def test_full_style_lists_actions_and_asks_for_levels_only_when_told_to():
+    prompts = FullPrompts()
+    assert "<level>L</level>" in prompts.system(True) and "level" not in prompts.system(False)
+    assert prompts.first(FIRST, True).endswith("Possible actions: go to bed 1, look")
+    window = prompts.window(
+        FIRST, [(ROOM, "go to bed 1")], Observation("Seen.", info=FIRST.info), True
+    )
+    assert (
+        window.index(ROOM)
+        < window.index("You did: go to bed 1")
+        < window.index("Now you see: Seen.")
+    )

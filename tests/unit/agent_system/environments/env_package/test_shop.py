@@ -1,0 +1,185 @@
+"""The shop: pages and clicks, the reward, the catalogue and its goals."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent_system.environments.env_package.shop.catalogue import catalogue, find, score
+from agent_system.environments.env_package.shop.package import PACKAGE, Shop, tasks
+from tests.helpers.gold import buy_the_goal
+
+FEW = {"products": 60}
+
+
+@pytest.fixture
+def task():
+    return tasks(FEW, "train")[0]
+
+
+@pytest.fixture
+def env(task):
+    shop = Shop({**FEW, "page_size": 2, "results": 5})
+    shop.reset(task, 0)
+    return shop
+
+
+def can(outcome):
+    return outcome[0].info["admissible_actions"]
+
+
+def to_the_item(env, task):
+    """On the page of the product that the goal was made of."""
+    goal = task["goal"]
+    outcome = env.step(
+        f"search[{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}]"
+    )
+    while f"click[{goal['item_id']}]" not in can(outcome):
+        outcome = env.step("click[next >]")
+    return env.step(f"click[{goal['item_id']}]")
+
+
+def test_the_first_page_is_for_searching(env, task):
+    start = env.reset(task, 0)
+    assert task["goal"]["instruction"] in start.text and can((start,)) == ["search[<words>]"]
+    assert not env.step("click[back to search]")[3]["is_action_valid"]
+    outcome = env.step("SEARCH[ water  bottle ]")
+    assert outcome[1:] == (0.0, False, {"won": False, "is_action_valid": True})
+    assert "Page 1 of 3, 5 products" in outcome[0].text
+    assert not env.step("search[mug]")[3]["is_action_valid"], "a search needs the search page"
+
+
+def test_pages_are_turned_and_left(env):
+    first = env.step("search[water bottle]")
+    assert can(first)[:2] == ["click[back to search]", "click[next >]"] and len(can(first)) == 4
+    second = env.step("click[next >]")
+    assert can(second)[:3] == ["click[back to search]", "click[< prev]", "click[next >]"]
+    third = env.step("click[Next >]")
+    assert "click[next >]" not in can(third) and len(can(third)) == 3
+    assert env.step("click[< prev]")[0].anchor == second[0].anchor
+    assert not set(can(first)[2:]) & set(can(second)[3:])
+    assert can(env.step("click[back to search]")) == ["search[<words>]"]
+
+
+def test_a_search_without_results(env):
+    outcome = env.step("search[zeppelin]")
+    assert "Page 1 of 1, 0 products" in outcome[0].text and can(outcome) == [
+        "click[back to search]"
+    ]
+
+
+def test_the_item_page_its_options_and_details(env, task):
+    outcome = to_the_item(env, task)
+    product = catalogue(60)[task["goal"]["item_id"]]
+    values = [f"click[{value}]" for option in product.options.values() for value in option]
+    assert can(outcome) == ["click[back to search]", "click[< prev]", "click[description]", "click[features]",
+                            *values, "click[buy now]"]  # fmt: skip
+    features = env.step("click[features]")
+    assert all(attribute in features[0].text for attribute in product.attributes)
+    assert can(features) == ["click[back to search]", "click[< prev]"]
+    assert (
+        product.department in (env.step("click[< prev]"), env.step("click[description]"))[1][0].text
+    )
+    back = env.step("click[< prev]")
+    assert back[0].anchor == outcome[0].anchor
+    assert "Page " in env.step("click[< prev]")[0].text
+
+
+def test_an_option_may_be_changed_and_the_order_does_not_matter(env, task):
+    to_the_item(env, task)
+    product = catalogue(60)[task["goal"]["item_id"]]
+    (red, blue, *_), (small, *_) = product.options["color"], product.options["size"]
+    env.step(f"click[{red}]")
+    one = env.step(f"click[{small}]")[0]
+    assert f"(chosen: {red})" in one.text and f"(chosen: {small})" in one.text
+    env.step("click[< prev]")
+    env.step(f"click[{product.item_id}]")
+    for value in (small, blue, red):
+        other = env.step(f"click[{value}]")[0]
+    assert other.anchor == one.anchor and f"(chosen: {blue})" not in other.text
+
+
+def test_leaving_an_item_forgets_what_was_chosen(env, task):
+    outcome = to_the_item(env, task)
+    env.step(f"click[{task['goal']['options']['color']}]")
+    env.step("click[< prev]")
+    assert env.step(f"click[{task['goal']['item_id']}]")[0].anchor == outcome[0].anchor
+
+
+def test_buying_without_options_pays_less_and_is_not_a_win(env, task):
+    to_the_item(env, task)
+    seen, reward, done, info = env.step("click[buy now]")
+    assert (
+        reward == pytest.approx(3 / 5) and done and info == {"won": False, "is_action_valid": True}
+    )
+    assert seen.text.startswith("You bought ")
+
+
+def test_the_score_counts_wishes_and_kinds():
+    shop = catalogue(400)
+    task = next(t for t in tasks({}, "train") if len(set(t["goal"]["attributes"])) == 2)
+    goal, product = task["goal"], shop[task["goal"]["item_id"]]
+    chosen = dict(goal["options"])
+    assert score(product, chosen, goal) == 1.0
+    assert score(product, {**chosen, "color": "none"}, goal) == pytest.approx(4 / 5)
+    assert score(product, {}, {**goal, "max_price": product.price}) == pytest.approx(
+        2 / 5
+    )  # not lower than
+    assert score(replace(product, attributes=()), chosen, goal) == pytest.approx(3 / 5)
+    near, far = (
+        replace(product, kind="tea pot"),
+        replace(product, kind="tent", department="camping"),
+    )
+    assert score(near, chosen, goal) == pytest.approx(0.5) and score(
+        far, chosen, goal
+    ) == pytest.approx(0.1)
+    assert score(far, {}, {**goal, "attributes": ["edible"], "max_price": 0}) == 0.0
+
+
+def test_goals_are_fulfilled_by_their_product_and_can_be_found():
+    for split in ("train", "val"):
+        for task in tasks({}, split)[::5]:
+            goal, product = task["goal"], catalogue(400)[task["goal"]["item_id"]]
+            assert score(product, goal["options"], goal) == 1.0
+            words = f"{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}"
+            assert product in find(400, words, 20)
+
+
+def test_goals_around_a_product_are_in_one_split():
+    train, val = tasks({}, "train"), tasks({}, "val")
+    assert not {t["goal"]["item_id"] for t in train} & {t["goal"]["item_id"] for t in val}
+    assert len({t["goal"]["instruction"] for t in train + val}) == len(train) + len(val)
+    assert (
+        tasks({"products": 100}, "val") == tasks({}, "val")[: len(tasks({"products": 100}, "val"))]
+    )
+
+
+def test_values_of_options_and_buttons_are_not_confused():
+    for product in catalogue(400).values():
+        colors, sizes = map(set, product.options.values())
+        assert not colors & sizes and not (colors | sizes) & {"description", "features", "buy now"}
+    assert len(catalogue(400)) == 400
+
+
+def test_webshop_keys_have_the_one_value_that_is_true_here():
+    assert tasks({**FEW, "use_small": True, "human_goals": False}, "val") == tasks(FEW, "val")
+    with pytest.raises(ValueError, match="env.shop.use_small=False: allowed: one of True"):
+        tasks({"use_small": False}, "val")
+
+
+def test_prompts_list_what_can_be_done(env, task):
+    prompts = PACKAGE.prompts({})
+    seen = env.step("search[water bottle]")[0]
+    possible = f"Possible actions: {', '.join(seen.info['admissible_actions'])}"
+    assert prompts.turn(seen).endswith(possible)
+    assert prompts.window(env.reset(task, 0), [("before", "search[x]")], seen, False).endswith(
+        possible
+    )
+
+
+def test_the_gold_policy_reads_the_page_and_not_the_catalogue(task):
+    """It turns pages until the product is listed: a shop that lists nothing leaves it with nothing
+    to click.
+    """
+    act = buy_the_goal(task)
+    assert act("Possible actions: search[<words>]").startswith("search[")
+    assert act("Possible actions: click[next >], click[b1]") == "click[next >]"

@@ -1,0 +1,170 @@
+"""Sokoban: levels are solvable and mean what they say, moves push, images show what the text shows."""
+
+import numpy as np
+import pytest
+
+from agent_system.environments.env_package.sokoban import render
+from agent_system.environments.env_package.sokoban.levels import MOVES, canonical
+from agent_system.environments.env_package.sokoban.package import PACKAGE, Sokoban, tasks
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from tests.helpers.gold import push_the_boxes
+from tests.helpers.play import make_config
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from tests.helpers.winning import play_episodes
+
+FEW = {"train_levels": 24, "val_levels": 6}
+LEVEL = "######\n#@$._#\n#__$.#\n######"
+TASK = {"task_id": "x", "data_source": "sokoban", "level": LEVEL, "solution": ["right"]}
+
+
+def played(env, actions, task=TASK):
+    return [env.reset(task, 0), *(env.step(action) for action in actions)]
+
+
+def test_a_box_is_pushed_where_there_is_room():
+    start, (seen, reward, done, info) = played(Sokoban({}), ["right"])
+    assert start.anchor == LEVEL and start.text.split("\n")[1] == "# @ $ . _ #"
+    assert start.info["admissible_actions"] == ["down", "right"]
+    assert seen.anchor == "######\n#_@*_#\n#__$.#\n######"
+    assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": True})
+
+
+@pytest.mark.parametrize(
+    "before, action", [([], "up"), ([], "fly"), (["right"] * 2, "right"), (["right"], "up")]
+)
+def test_walls_stop_the_player_and_boxes(before, action):
+    env = Sokoban({})
+    *_, last = played(env, before)
+    anchor = last.anchor if not before else last[0].anchor
+    seen, reward, done, info = env.step(action)
+    assert seen.anchor == anchor and seen.text.startswith("Nothing moves.")
+    assert (reward, done, info["is_action_valid"]) == (0.0, False, False)
+
+
+def test_a_box_does_not_push_a_box():
+    task = {**TASK, "level": "#######\n#@$$_.#\n#____.#\n#######"}
+    env = Sokoban({})
+    start = env.reset(task, 0)
+    assert (
+        "right" not in start.info["admissible_actions"]
+        and not env.step("right")[3]["is_action_valid"]
+    )
+
+
+def test_sparse_and_gym_rewards():
+    to_win = [
+        "right",
+        "down",
+        "left",
+        "right",
+        "right",
+    ]  # the second box needs the player on its left
+    sparse = [outcome[1] for outcome in played(Sokoban({}), to_win)[1:]]
+    last = played(Sokoban({}), to_win)[-1]
+    assert sparse == [0.0, 0.0, 0.0, 0.0, 1.0] and last[2] and last[3]["won"]
+    assert played(Sokoban({"reward": "gym"}), to_win)[1][1] == pytest.approx(
+        0.9
+    )  # a box on a target
+    assert played(Sokoban({"reward": "gym"}), ["right", "right"])[2][1] == pytest.approx(
+        -1.1
+    )  # and off again
+    assert played(Sokoban({"reward": "gym"}), to_win)[-1][1] == pytest.approx(10.9)
+
+
+@pytest.mark.parametrize(
+    "section", [{}, {"num_boxes": 2, "search_depth": 16}, {"dim_room": [7, 9], "min_moves": 8}]
+)
+def test_every_level_is_solved_by_its_solution_and_no_shorter_way(section):
+    env = Sokoban(section)
+    for task in tasks({**FEW, **section}, "train") + tasks({**FEW, **section}, "val"):
+        seen, *outcomes = played(env, task["solution"], task)
+        assert [done for _, _, done, _ in outcomes] == [False] * (len(outcomes) - 1) + [True]
+        assert section.get("min_moves", 2) <= len(outcomes) <= section.get("search_depth", 12)
+        assert task["level"].count("$") == section.get("num_boxes", 1) and "*" not in task["level"]
+        rows = task["level"].split("\n")
+        assert [len(rows), len(rows[0])] == section.get("dim_room", [6, 6])
+
+
+def test_solutions_are_shortest():
+    env = Sokoban({})
+    for task in tasks(FEW, "train")[:8]:
+        env.reset(task, 0)
+        seen, edge = {task["level"]}, [(env._player, env._boxes)]
+        for depth in range(len(task["solution"])):
+            further = []
+            for player, boxes in edge:
+                for move in MOVES:
+                    env._player, env._boxes = player, boxes
+                    observation, _, done, _ = env.step(move)
+                    assert not done or depth + 1 == len(task["solution"])
+                    if observation.anchor not in seen:
+                        seen.add(observation.anchor)
+                        further.append((env._player, env._boxes))
+            edge = further
+
+
+def test_levels_are_different_even_in_a_mirror():
+    train, val = tasks(FEW, "train"), tasks(FEW, "val")
+    names = [canonical(task["level"]) for task in train + val]
+    assert len(set(names)) == len(names) == 30
+    mirrored = "\n".join(row[::-1] for row in LEVEL.split("\n"))
+    turned = "\n".join("".join(column) for column in zip(*LEVEL.split("\n"), strict=True))
+    assert canonical(LEVEL) == canonical(mirrored) == canonical(turned)
+    assert tasks({**FEW, "level_seed": 1}, "train") != train
+
+
+def test_settings_without_levels_are_refused():
+    with pytest.raises(
+        ValueError, match=r"no levels of 50 to 60 moves .*rooms of \[5, 5\].* with 1 boxes"
+    ):
+        tasks({**FEW, "dim_room": [5, 5], "min_moves": 50, "search_depth": 60}, "train")
+
+
+def test_the_image_shows_the_level():
+    picture = render.image(LEVEL, 8)
+    assert picture.shape == (32, 48, 3) and picture.dtype == np.uint8
+    tiles = {sign: picture[8 * r : 8 * r + 8, 8 * c : 8 * c + 8] for r, c, sign in
+             ((0, 0, "#"), (1, 1, "@"), (1, 2, "$"), (1, 3, "."), (1, 4, "_"))}  # fmt: skip
+    seven = [*tiles.values(), *(render.image(sign, 8) for sign in "*+")]
+    assert len({tile.tobytes() for tile in seven}) == 7, "every sign looks different"
+    assert (picture[:8, 8:16] == tiles["#"]).all(), "and the same everywhere"
+    seen = Sokoban({"mode": "rgb_array", "tile": 8}).reset(TASK, 0)
+    assert (seen.image == picture).all() and seen.text == "<image>" and seen.anchor == LEVEL
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_rows_carry_the_images_of_their_steps(history):
+    data = play_episodes(
+        "sokoban", push_the_boxes, history=history, processor=object(), mode="image", tile=4, **FEW
+    )
+    tokenizer = make_tiny_tokenizer()
+    for row, (carried, anchors) in enumerate(
+        zip(
+            data.non_tensor_batch["multi_modal_data"],
+            data.non_tensor_batch["anchor_obs"],
+            strict=True,
+        )
+    ):
+        assert len(carried["image"]) == len(anchors)
+        for image, anchor in zip(carried["image"], anchors, strict=True):
+            assert (image == render.image(anchor, 4)).all()
+        text = tokenizer.decode(
+            data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
+        )
+        assert text.count("<image>") == len(anchors), "as many places for images as images"
+
+
+def test_text_rows_carry_none():
+    assert (
+        "multi_modal_data" not in play_episodes("sokoban", push_the_boxes, **FEW).non_tensor_batch
+    )
+
+
+def test_a_text_policy_is_refused_images_at_start_up():
+    config = make_config("sokoban", kwargs={"mode": "image"})
+    config.actor_rollout_ref.model.path = "some/model"
+    with pytest.raises(
+        ValueError, match=r"env.sokoban.mode='image': .*some/model.*fix: env.sokoban.mode=text"
+    ):
+        TrajectoryCollector(config, make_tiny_tokenizer())
+    assert PACKAGE.images({}) is None

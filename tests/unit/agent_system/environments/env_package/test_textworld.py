@@ -1,0 +1,158 @@
+"""TextWorld: made games are won through the collector, kept by content hash, and drawn the same
+everywhere.
+"""
+
+import json
+import subprocess
+
+import pytest
+
+pytest.importorskip("textworld")
+
+from agent_system.environments.env_package.textworld import store as store_module
+from agent_system.environments.env_package.textworld.package import (
+    PACKAGE,
+    Settings,
+    store_of,
+    tasks,
+)
+from agent_system.environments.env_package.textworld.store import DamagedStore
+from agent_system.environments.manager import make_envs
+from agent_system.environments.sections import read_section
+from tests.helpers.library_gold import gold
+from tests.helpers.play import make_config
+from tests.helpers.winning import wins
+
+GAMES = {
+    "treasure_hunter": {"level": 2},
+    "cooking": {"recipe": 1, "take": 1, "cook": True},
+}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("textworld"))
+
+
+@pytest.fixture
+def section(data_dir):
+    def of(game="treasure_hunter", **settings):
+        return {
+            "game": game,
+            "train_games": 3,
+            "val_games": 1,
+            "data_dir": data_dir,
+            **GAMES[game],
+            **settings,
+        }
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("game", "history", "levels"),
+    [("treasure_hunter", "window", True), ("cooking", "append", False)],
+)
+def test_the_walkthrough_wins_through_the_collector(section, game, history, levels):
+    env = PACKAGE.make(section(game))
+    data = wins(
+        "textworld", gold(env), groups=2, n=2, history=history, levels=levels, **section(game)
+    )
+    env.close()
+    assert data.non_tensor_batch["episode_rewards"] == pytest.approx(1.0)
+
+
+def test_the_walkthrough_wins_the_held_out_game(section):
+    env = PACKAGE.make(section())
+    wins("textworld", gold(env), groups=1, n=2, split="val", **section())
+    env.close()
+
+
+def test_groups_start_alike_and_splits_differ_in_content(section):
+    train, val = make_envs(make_config("textworld", kwargs=section(), n=2, num_workers=1))
+    observations, infos = train.reset(
+        train.gen_batch(1, 2)
+    )  # raises GroupMismatch unless they start alike
+    train.close()
+    assert len(set(observations["text"])) == 2 and all(info["admissible_actions"] for info in infos)
+    hashes = [task["game"] for task in train.tasks + val.tasks]
+    assert len(set(hashes)) == len(hashes) == 4
+
+
+def test_games_are_made_once_and_compiled_once(section, monkeypatch):
+    expected = tasks(section(), "train")
+    store = store_of(read_section(Settings, section(), "textworld"))
+    path = store.compiled(expected[0]["game"])
+    before = path.stat()
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("nothing is to be made again")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    monkeypatch.setattr(store_module.GameStore, "_compile", refuse)
+    assert tasks(section(), "train") == expected
+    assert store.compiled(expected[0]["game"]) == path and path.stat() == before
+
+
+def test_another_folder_gets_the_same_games(section, tmp_path):
+    first = {
+        split: [task["game"] for task in tasks(section(), split)] for split in ("train", "val")
+    }
+    again = {
+        split: [t["game"] for t in tasks(section(data_dir=str(tmp_path)), split)]
+        for split in ("train", "val")
+    }
+    assert again == first
+
+
+def test_a_damaged_game_is_refused(section, tmp_path):
+    settings = read_section(Settings, section(), "textworld")
+    name = store_of(settings).hashes("train")[0]
+    source = store_of(settings).games / f"{name}.json"
+    store = store_of(read_section(Settings, section(data_dir=str(tmp_path)), "textworld"))
+    store.games.mkdir()
+    game = json.loads(source.read_text())
+    game["objective"] += " Or not."
+    for content in (source.read_text()[:1000], json.dumps(game)):
+        (store.games / f"{name}.json").write_text(content)
+        with pytest.raises(
+            DamagedStore, match=f"{name}.json is damaged or missing: delete {tmp_path}"
+        ):
+            store.compiled(name)
+    assert not (store.games / f"{name}.z8").exists()
+
+
+def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(section):
+    task, other = tasks(section(), "train")[:2]
+    env, neighbour = PACKAGE.make(section()), PACKAGE.make(section())
+    actions = ["look", "fly to the moon", "", "x" * 400, "ö☃ {}", "inventory"]
+    start = env.reset(task, 1)
+    alone = [env.step(action) for action in actions]
+    neighbour.reset(other)
+    env.reset(other)
+    assert env.reset(task, 2) == start
+    beside = []
+    for action in actions:
+        neighbour.step("look")
+        beside.append(env.step(action))
+    assert alone == beside
+    assert [info["is_action_valid"] for *_, info in alone] == [True] + [False] * 4 + [True]
+    assert all(observation.anchor == start.anchor for observation, *_ in alone)
+    move = next(
+        action
+        for action in start.info["admissible_actions"]
+        if action.startswith(("go", "open", "take"))
+    )
+    assert env.step(move)[0].anchor != start.anchor
+    assert "TEXTWORLD" not in start.text and "$$" not in start.text and not start.text.endswith(">")
+    env.close()
+    neighbour.close()
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(
+        ValueError, match="env.textworld.level=31: treasure_hunter has the levels 1 to 30"
+    ):
+        tasks({"level": 31}, "train")
+    with pytest.raises(ValueError, match="env.textworld.take=2: at most env.textworld.recipe=1"):
+        tasks({"game": "cooking", "take": 2}, "train")

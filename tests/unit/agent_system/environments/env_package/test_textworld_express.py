@@ -1,0 +1,190 @@
+"""TextWorldExpress: gold paths win, tasks are those of the folds, and what the environment says can
+be relied on.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("textworld_express")
+if shutil.which("java") is None:
+    pytest.skip("no Java", allow_module_level=True)
+
+from agent_system.environments.env_package.textworld_express import package
+from agent_system.environments.env_package.textworld_express.package import (
+    FOLDS,
+    GAMES,
+    PACKAGE,
+    tasks,
+)
+from agent_system.environments.manager import make_envs
+from agent_system.environments.tasks import check_disjoint, env_section
+from tests.helpers.library_gold import gold
+from tests.helpers.play import make_config
+from tests.helpers.winning import wins
+from verl.trainer.config import load_config
+
+SMALL = {
+    "cookingworld": {"params": "numLocations=3,numIngredients=2,numDistractorItems=1"},
+    "coin": {"params": "numLocations=4"},
+    "twc": {"params": "numLocations=2,numItemsToPutAway=2"},
+    "sorting": {},
+}
+
+
+def drawn(game, number=0):
+    """A game of the train fold, without looking through the others."""
+    task_id = f"{game}/train/{number}"
+    return {
+        "task_id": task_id,
+        "data_source": game,
+        "game": game,
+        "params": "",
+        "fold": "train",
+        "number": number,
+    }
+
+
+@pytest.fixture
+def env():
+    env = PACKAGE.make({})
+    yield env
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("game", "history", "levels"),
+    [
+        ("cookingworld", "append", False),
+        ("coin", "window", True),
+        ("twc", "append", True),
+        ("sorting", "window", False),
+    ],
+)
+def test_the_gold_path_wins_through_the_collector(env, game, history, levels):
+    data = wins(
+        "textworld_express", gold(env), history=history, levels=levels, game=game, **SMALL[game]
+    )
+    assert data.non_tensor_batch["episode_rewards"] == pytest.approx(1.0)
+
+
+def test_the_gold_path_wins_on_held_out_games(env):
+    wins("textworld_express", gold(env), groups=3, n=1, split="val", game="coin", **SMALL["coin"])
+
+
+def test_groups_start_alike_and_the_same_seed_gives_the_same_tasks():
+    config = make_config("textworld_express", kwargs={"game": "coin", **SMALL["coin"]}, n=3)
+    train, val = make_envs(config)
+    batch = train.gen_batch(1, 3)
+    observations, infos = train.reset(batch)  # raises GroupMismatch unless they start alike
+    assert len(set(observations["text"])) == 3 and all(info["admissible_actions"] for info in infos)
+    played = train.step(["<action>open fridge</action>"] * len(batch))
+    assert played[3][0].keys() >= {"won", "is_action_valid", "admissible_actions"}
+    train.close()
+    again = make_envs(config)[0].gen_batch(1, 3)
+    assert again.non_tensor_batch["task_id"].tolist() == batch.non_tensor_batch["task_id"].tolist()
+    check_disjoint(train.tasks, val.tasks)
+
+
+def test_tasks_are_the_folds_of_the_library(env):
+    env.reset(tasks({"game": "simonsays"}, "train")[0])  # every game of it is another one
+    for fold, split, settings in (
+        ("Train", "train", {}),
+        ("Dev", "val", {}),
+        ("Test", "val", {"val_split": "test"}),
+    ):
+        numbers = [task["number"] for task in tasks({"game": "simonsays", **settings}, split)]
+        assert numbers == list(getattr(env._server, f"getSeeds{fold}")())
+
+
+def rooms_of(env, task):
+    """All there is in a game of ``coin``: where it starts, and what the simulator knows of each
+    room.
+    """
+    start = env.reset(task)
+    return start.text, *sorted(room.toJSON() for room in env._server.game().locations())
+
+
+def test_no_game_comes_up_twice_with_the_params_of_the_config(env):
+    section = env_section(load_config("textworld_express").env)
+    train, val = tasks(section, "train"), tasks(section, "val")
+    check_disjoint(train, val)
+    assert len(train) > 500 and len(val) > 500
+    contents = [rooms_of(env, task) for task in train[:150] + val[:150]]
+    assert len(set(contents)) == len(contents)
+    whole_fold = [rooms_of(env, {**train[0], "number": number}) for number in FOLDS["train"][:150]]
+    assert len(set(whole_fold)) < len(
+        whole_fold
+    )  # else there was nothing to drop, and this proves nothing
+
+
+def test_tasks_are_the_same_in_another_process():
+    section = {"game": "coin", **SMALL["coin"]}
+    code = f"import json; from {package.__name__} import tasks; print(json.dumps(tasks({section!r}, 'train')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert json.loads(done.stdout) == tasks(section, "train")
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_neighbours_do_not_undo_a_game(game):
+    """Two instances of ``sorting`` in one JVM do."""
+    env, neighbour = PACKAGE.make({"game": game}), PACKAGE.make({"game": game})
+    task = drawn(game)
+    path = env.gold_path(task)
+    env.reset(task)
+    for action in path:
+        *_, info = env.step(action)
+        neighbour.reset(task)
+    assert info["won"]
+    env.close()
+    neighbour.close()
+
+
+def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
+    task, other = drawn("twc"), drawn("twc", 1)
+    neighbour = PACKAGE.make({})
+    actions = ["look around", "INVENTORY", "fly to the moon", "", "x" * 400, 'say "hi"\n{}', "ö☃"]
+    start = env.reset(task, 1)
+    alone = [env.step(action) for action in actions]
+    neighbour.reset(other)
+    assert env.reset(task, 2) == start
+    beside = []
+    for action in actions:
+        neighbour.step(neighbour.reset(other).info["admissible_actions"][0])
+        beside.append(env.step(action))
+    assert alone == beside
+    assert [info["is_action_valid"] for *_, info in alone] == [True, True] + [False] * 5
+    assert all(observation.anchor == start.anchor for observation, *_ in alone)
+    neighbour.close()
+
+
+def test_reward_is_the_change_of_the_score(env):
+    task = drawn("twc")
+    path = env.gold_path(task)
+    env.reset(task)
+    rewards, scores = [], []
+    for action in path:
+        _, reward, done, info = env.step(action)
+        rewards.append(reward)
+        scores.append(info["score"])
+    assert done and sum(rewards) == pytest.approx(1.0) and scores[-1] == 1.0
+    assert 0 < scores[len(scores) // 2] < 1.0 and all(0 <= reward < 1 for reward in rewards)
+
+
+@pytest.mark.parametrize("params", ["numLocations=no", "numLocations=99", "rooms=3"])
+def test_impossible_params_are_refused_before_anything_starts(params):
+    with pytest.raises(ValueError, match=f"env.textworld_express.*{params}"):
+        tasks({"params": params}, "train")
+
+
+def test_prompts_list_the_possible_actions_unless_they_are_not_wanted(env):
+    observation = env.reset(drawn("coin"))
+    assert "Possible actions: " in PACKAGE.prompts({}).first(observation, levels=False)
+    assert "Possible actions: " not in PACKAGE.prompts({"list_actions": False}).first(
+        observation, levels=False
+    )

@@ -1,0 +1,54 @@
+"""The prompts and the projection that most environments share."""
+
+import pytest
+
+from agent_system.environments.base import Observation
+from agent_system.environments.chat_prompts import MAX_LENGTH, ChatPrompts, project
+
+FIRST = Observation("The task.", info={"admissible_actions": ["a", "b"]})
+NOW = Observation("The present.", info={"admissible_actions": ["b", "c"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "well_formed"),
+    [
+        ("<think>hm</think><action> click[< prev] </action>", "click[< prev]", True),
+        ("<level>1</level><action>go\n  up</action>", "go up", True),
+        ("<action>up</action> or <action>down</action>", "up", False),
+        ("<action>a <action>up</action>", "a <action>up", False),
+        ("<action></action>", "", False),
+        ("<action>up", "up", False),
+        ("I think\nup", "up", False),
+        ("", "", False),
+        (f"<action>{'x' * (MAX_LENGTH + 1)}</action>", "x" * MAX_LENGTH, False),
+    ],
+)
+def test_projection(text, action, well_formed):
+    assert project(text) == (action, well_formed)
+
+
+def test_actions_are_listed_only_where_asked_for():
+    assert ChatPrompts("R", "a").first(FIRST, False) == "The task."
+    assert (
+        ChatPrompts("R", "a", list_actions=True).turn(NOW) == "The present.\nPossible actions: b, c"
+    )
+
+
+def test_a_window_shows_the_past_and_then_the_present():
+    history = [("Seen one.", "a"), ("Seen two.", "b")]
+    assert ChatPrompts("R", "a").window(FIRST, history, NOW, False) == (
+        "Seen one.\nYou did: a\n\nSeen two.\nYou did: b\n\nThe present."
+    )
+
+
+def test_a_task_that_is_told_once_stays_in_the_window():
+    prompts = ChatPrompts("R", "a", keep_first=True)
+    assert prompts.window(FIRST, [("Seen.", "a")], NOW, False).startswith("The task.\n\nSeen.")
+    assert prompts.window(FIRST, [], FIRST, False) == "The task."
+    assert prompts.window(FIRST, [("The task.", "a")], NOW, False).count("The task.") == 1
+
+
+def test_only_the_present_image_is_in_a_window():
+    seen = ChatPrompts("R", "a").window(FIRST, [("<image>", "up"), ("Nothing moves.\n<image>", "up")],
+                                        Observation("<image>"), False)  # fmt: skip
+    assert seen == "You did: up\n\nNothing moves.\n\nYou did: up\n\n<image>"

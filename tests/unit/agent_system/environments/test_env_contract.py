@@ -1,0 +1,212 @@
+"""What every environment promises: it can be won through the collector, groups start alike, tasks
+are stable.
+
+An environment is added to ``CASES`` with a small section, and to ``tests/helpers/gold.py`` with a
+policy that wins.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from agent_system.environments import pool_wire
+from agent_system.environments.env_registry import get_package
+from agent_system.environments.manager import make_envs
+from agent_system.environments.tasks import env_section
+from rlvcr.levels import LEVELS, level_prompts
+from tests.helpers.gold import GOLD
+from tests.helpers.play import make_config
+from tests.helpers.winning import wins
+from verl.trainer.config import load_config
+
+CASES = {
+    "frozen_lake": {"size": 5, "train_maps": 24, "val_maps": 6},
+    "search": {},
+    "shop": {"products": 60},
+    "sokoban": {"train_levels": 24, "val_levels": 6, "num_boxes": 2},
+}
+NAMES = sorted(CASES)
+
+
+def managers(name, seed=0):
+    return make_envs(make_config(name, kwargs=CASES[name], seed=seed, n=3))
+
+
+def first_env(name, task=0):
+    train, _ = managers(name)
+    return train.package.make(train.section), train.tasks[task]
+
+
+@pytest.mark.parametrize("levels", [False, True], ids=["plain", "levels"])
+@pytest.mark.parametrize("history", ["append", "window"])
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_won_through_the_collector(name, history, levels):
+    data = wins(name, GOLD[name], groups=3, n=2, history=history, levels=levels, **CASES[name])
+    assert set(data.non_tensor_batch["episode_rewards"]) == {1.0}
+    if levels:
+        assert {step["level"] for steps in data.non_tensor_batch["steps"] for step in steps} == {2}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_held_out_tasks_can_be_won_too(name):
+    wins(name, GOLD[name], groups=5, n=1, split="val", **CASES[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_members_of_a_uid_share_task_and_start_state(name):
+    train, _ = managers(name)
+    batch = train.gen_batch(1, 4)
+    observations, infos = train.reset(batch)  # raises GroupMismatch unless they start alike
+    train.close()
+    columns = batch.non_tensor_batch
+    starts = {}
+    for uid, task, anchor in zip(
+        columns["uid"], columns["task_id"], observations["anchor"], strict=True
+    ):
+        starts.setdefault(uid, set()).add((task, anchor))
+    assert len(starts) == 4 and all(len(members) == 1 for members in starts.values())
+    assert len(set.union(*starts.values())) == 4, "different tasks start from different states"
+    assert all(info["admissible_actions"] for info in infos)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_train_and_validation_share_no_task(name):
+    train, val = managers(name)
+
+    def contents(tasks):
+        return {
+            json.dumps({k: v for k, v in task.items() if k != "task_id"}, sort_keys=True)
+            for task in tasks
+        }
+
+    assert len(contents(train.tasks)) == len(train.tasks) and len(contents(val.tasks)) == len(
+        val.tasks
+    )
+    assert not contents(train.tasks) & contents(val.tasks)
+    assert len(val.tasks) < len(train.tasks)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_config_and_seed_same_tasks(name):
+    first, again, other = (
+        managers(name, seed)[0].gen_batch(2, 4).non_tensor_batch for seed in (0, 0, 1)
+    )
+    assert first["task_id"].tolist() == again["task_id"].tolist()
+    assert first["env_seed"].tolist() == again["env_seed"].tolist()
+    assert first["task_id"].tolist() != other["task_id"].tolist()
+    panels = [managers(name, seed)[1] for seed in (0, 1)]
+    assert panels[0].panel_hash == panels[1].panel_hash, (
+        "runs with other seeds are measured on the same panel"
+    )
+
+
+def test_another_process_makes_the_same_tasks():
+    """Nothing may hang on the hash seed of a process."""
+    code = (
+        "import hashlib, json, sys; from agent_system.environments.env_registry import get_package\n"
+        "cases = json.loads(sys.argv[1])\n"
+        "tasks = [get_package(name).tasks(section, s) for name, section in cases.items() for s in ('train', 'val')]\n"
+        "print(hashlib.sha256(json.dumps(tasks).encode()).hexdigest())"
+    )
+    command = [sys.executable, "-c", code, json.dumps(CASES)]
+    digests = {
+        subprocess.run(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1 and len(digests.pop()) == 65
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_episode_is_determined_by_task_and_seed_however_often_it_is_played(name):
+    env, task = first_env(name)
+    other = first_env(name, 1)[1]
+
+    def episode():
+        start = env.reset(task, 5)
+        seen = [(start.text, start.anchor)]
+        for _ in range(4):
+            action = (start.info["admissible_actions"])[-1]
+            observation, reward, done, info = env.step(action)
+            seen.append(
+                (observation.text, observation.anchor, reward, done, info["is_action_valid"])
+            )
+            if done:
+                break
+        return seen
+
+    first = episode()
+    env.reset(other, 5)
+    assert episode() == first
+
+
+@pytest.mark.parametrize(
+    "action", ["", "no such thing", "search[]", "click[nothing]", "x" * 400, "[[["]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_invalid_action_changes_nothing_and_is_said_to_be_invalid(name, action):
+    env, task = first_env(name)
+    start = env.reset(task, 0)
+    observation, reward, done, info = env.step(action)
+    assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": False})
+    assert observation.anchor == start.anchor and observation.text != start.text
+    assert observation.info["admissible_actions"] == start.info["admissible_actions"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tasks_and_observations_can_be_sent(name):
+    env, task = first_env(name)
+    assert json.loads(json.dumps(task)) == task
+    observation = env.reset(task, 0)
+    sent = pool_wire.decode(pool_wire.encode({"ok": pool_wire.pack_observation(observation)}))
+    assert pool_wire.unpack_observation(sent["ok"]) == observation
+    env.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_for_plain_actions_and_for_the_four_levels(name):
+    train, _ = managers(name)
+    prompts = train.package.prompts(train.section)
+    plain, levels = prompts.system(False), prompts.system(True)
+    assert "<level>" not in plain and "<action>" in plain
+    assert all(f"Level {level}: {level_prompts()[level]}" in levels for level in LEVELS)
+    example = plain.rpartition("<action>")[2].removesuffix("</action>")
+    assert train.package.project(f"<think>so</think><action> {example} </action>") == (
+        example,
+        True,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_keys_of_the_section_are_refused(name):
+    key = next(iter(CASES[name]), "topk")
+    with pytest.raises(ValueError, match=f"env.{name}.{key}x=3: unknown key; did you mean {key}"):
+        make_envs(make_config(name, kwargs={f"{key}x": 3}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_section_may_be_given_under_the_name_of_the_environment(name):
+    config = make_config(name, kwargs={})
+    setattr(config.env, name, dict(CASES[name]))
+    assert env_section(config.env) == {**CASES[name], "max_steps": 12, "seed": 0}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_config_plays_it(name):
+    config = load_config(name)
+    assert config.env.env_name == name
+    train, val = make_envs(config)
+    assert len(train.tasks) >= 100 and len(val.panel) == config.env.val_tasks
+
+
+def test_webshop_is_another_name_of_the_shop():
+    assert get_package("webshop") is get_package("shop")

@@ -1,0 +1,70 @@
+"""Names resolve to packages, wrong ones are explained, and nothing heavy is imported on the way."""
+
+import subprocess
+import sys
+
+import pytest
+
+from agent_system.environments import env_registry as registry
+from agent_system.environments.base import EnvPackage
+
+
+@pytest.fixture(autouse=True)
+def restore_registry(monkeypatch):
+    monkeypatch.setattr(registry, "REGISTRY", dict(registry.REGISTRY))
+
+
+def test_a_registered_name_gives_its_package():
+    package = registry.get_package("number_line")
+    assert isinstance(package, EnvPackage) and package.name == "number_line"
+
+
+def test_a_variant_after_a_slash_is_the_same_environment():
+    assert registry.resolve("alfworld/AlfredTWEnv") == registry.resolve("alfworld")
+
+
+def test_an_unknown_name_lists_the_right_ones_and_the_nearest():
+    with pytest.raises(
+        registry.UnknownEnvironment, match=r"'alfwrld'; did you mean 'alfworld'\? .*number_line"
+    ):
+        registry.get_package("alfwrld")
+
+
+def test_a_place_needs_no_registration():
+    assert registry.get_package("tests.helpers.faulty_envs:PACKAGE").name == "faulty"
+
+
+def test_a_place_without_a_package_is_refused():
+    with pytest.raises(TypeError, match="not an EnvPackage"):
+        registry.get_package("tests.helpers.faulty_envs:__name__")
+
+
+def test_a_missing_dependency_names_the_extra(monkeypatch):
+    monkeypatch.setitem(
+        registry.REGISTRY, "lab", registry.Entry("no_such_lab.package:PACKAGE", extra="envs")
+    )
+    with pytest.raises(
+        registry.MissingExtra, match=r"'lab' needs the module 'no_such_lab'.*\.\[envs\]"
+    ):
+        registry.get_package("lab")
+
+
+def test_users_register_a_place_or_a_function():
+    registry.register_env("place", "tests.helpers.faulty_envs:PACKAGE")
+
+    @registry.register_env("function")
+    def make():
+        return registry.get_package("place")
+
+    assert registry.get_package("place").name == "faulty"
+    assert registry.resolve("function").target.startswith(f"{__name__}:")
+
+
+def test_the_environment_layer_imports_neither_torch_nor_ray():
+    code = (
+        "import sys, agent_system.environments.pool, agent_system.environments.manager, "
+        "agent_system.environments.pool_worker; "
+        "from agent_system.environments.env_registry import get_package; get_package('number_line'); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'transformers', 'tensordict')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

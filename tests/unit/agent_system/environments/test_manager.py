@@ -1,0 +1,185 @@
+"""Which tasks are played when, and playing them in lock-step."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from agent_system.environments.base import Observation
+from agent_system.environments.manager import (
+    EnvironmentManagerBase,
+    GroupMismatch,
+    assert_same_start,
+    bootstrap_interval,
+    make_envs,
+)
+from agent_system.environments.tasks import check_disjoint, env_section
+
+
+def config(shuffle=True, **changes):
+    env = {
+        "env_name": "number_line", "seed": 3, "max_steps": 6, "num_workers": 2, "envs_per_worker": 4,
+        "rollout": SimpleNamespace(n=4), "train_tasks": None, "val_tasks": 10, "kwargs": {"size": 8},
+        "reset_timeout_s": 20.0, "step_timeout_s": 20.0,
+    }  # fmt: skip
+    return SimpleNamespace(
+        env=SimpleNamespace(**{**env, **changes}), data=SimpleNamespace(shuffle=shuffle)
+    )
+
+
+def columns(batch, *keys):
+    return [
+        tuple(row)
+        for row in zip(*(batch.non_tensor_batch[key].tolist() for key in keys), strict=True)
+    ]
+
+
+def test_without_shuffling_tasks_come_in_their_order():
+    train, _ = make_envs(config(shuffle=False))
+    ids = [task["task_id"] for task in train.tasks]
+    played = [
+        row[0]
+        for step in (1, 2, 3)
+        for row in columns(train.gen_batch(step, len(ids) // 2), "task_id")[::4]
+    ]
+    assert played == (ids * 2)[: len(played)]
+
+
+def test_members_of_a_group_share_task_and_seed():
+    train, _ = make_envs(config())
+    batch = train.gen_batch(step=1, batch_size=3)
+    assert len(batch) == 12
+    assert batch.non_tensor_batch["member"].tolist() == [0, 1, 2, 3] * 3
+    groups = {}
+    for uid, task_id, seed in columns(batch, "uid", "task_id", "env_seed"):
+        groups.setdefault(uid, set()).add((task_id, seed))
+    assert len(groups) == 3 and all(len(members) == 1 for members in groups.values())
+
+
+def test_the_same_configuration_and_seed_choose_the_same_tasks():
+    first, again, other = (make_envs(config(seed=seed))[0].gen_batch(5, 8) for seed in (3, 3, 4))
+    keys = ("task_id", "env_seed", "uid")
+    assert columns(first, *keys) == columns(again, *keys)
+    assert columns(first, "task_id") != columns(other, "task_id")
+
+
+def test_batches_do_not_depend_on_earlier_batches():
+    train, _ = make_envs(config())
+    late = columns(train.gen_batch(9, 4), "task_id", "env_seed")
+    train.gen_batch(2, 4)
+    assert columns(train.gen_batch(9, 4), "task_id", "env_seed") == late
+
+
+def test_an_epoch_plays_every_task_once_and_the_next_in_another_order():
+    train, _ = make_envs(config())
+    count = len(train.tasks)
+    assert count % 4 == 0
+    order = [
+        columns(train.gen_batch(step, 4), "task_id")[::4] for step in range(1, 1 + 2 * count // 4)
+    ]
+    order = [task for batch in order for task in batch]
+    assert len(set(order[:count])) == count and set(order[count:]) == set(order[:count])
+    assert order[:count] != order[count:]
+
+
+def test_further_draws_of_a_step_differ():
+    train, _ = make_envs(config())
+    draws = [train.gen_batch(1, 4, draw=draw) for draw in (0, 1)]
+    assert columns(draws[0], "task_id", "uid") != columns(draws[1], "task_id", "uid")
+    assert not set(columns(draws[0], "uid")) & set(columns(draws[1], "uid"))
+
+
+def test_the_panel_is_frozen_hashed_and_played_once_each():
+    panels = [make_envs(config(seed=seed))[1] for seed in (0, 1)]
+    batch = panels[0].panel_batch()
+    assert len(batch) == 10 == len(set(batch.non_tensor_batch["task_id"]))
+    assert panels[0].panel_hash == panels[1].panel_hash
+    assert make_envs(config(val_tasks=9))[1].panel_hash != panels[0].panel_hash
+
+
+def test_the_hash_of_the_panel_does_not_change_between_versions():
+    assert make_envs(config())[1].panel_hash == "be709fdc7fb4cf42"
+
+
+def test_train_and_validation_tasks_are_disjoint():
+    train, val = make_envs(config())
+    assert not {t["task_id"] for t in train.tasks} & {t["task_id"] for t in val.tasks}
+    with pytest.raises(ValueError, match="1 tasks are in both train and val, the first: 'a'"):
+        check_disjoint(
+            [{"task_id": "a", "data_source": "s"}], [{"task_id": "a", "data_source": "s"}]
+        )
+    with pytest.raises(ValueError, match="more than once"):
+        check_disjoint([{"task_id": "a", "data_source": "s"}] * 2, [])
+    with pytest.raises(ValueError, match="task_id and data_source"):
+        check_disjoint([{"task_id": 4}], [])
+
+
+def test_train_tasks_limits_how_many_are_used():
+    train, _ = make_envs(config(train_tasks=5))
+    assert len(train.tasks) == 5
+
+
+def test_the_section_takes_what_it_leaves_open_from_env():
+    section = env_section(
+        SimpleNamespace(
+            env_name="lab/x", lab={"a": 1, "max_steps": None}, kwargs={"a": 2}, max_steps=7, seed=1
+        )
+    )
+    assert section == {"a": 2, "max_steps": 7, "seed": 1}
+
+
+def test_groups_that_start_differently_are_refused():
+    assert_same_start(["a", "a", "b"], [("x", "x"), ("x", "x"), ("y", "y")])
+    assert_same_start(["a", "a"], [None, ("x", "x")])
+    with pytest.raises(GroupMismatch, match="group a started from different states"):
+        assert_same_start(["a", "a"], [("x", "x"), ("y", "y")])
+    with pytest.raises(GroupMismatch):
+        assert_same_start(["a", "a"], [("x", "1"), ("x", "2")])
+    assert Observation("x").state == "x" and Observation("x", anchor="1").state == "1"
+
+
+def shortest_move(anchor):
+    position, target = map(int, anchor.split("->"))
+    side = "right" if target > position else "left"
+    return f"<action>{'jump ' if abs(target - position) >= 3 else ''}{side}</action>"
+
+
+@pytest.mark.parametrize("placement", ["inline", "process"])
+def test_a_scripted_policy_wins_in_lock_step(placement):
+    manager = EnvironmentManagerBase(config(kwargs={"size": 8, "placement": placement}), "val")
+    batch = manager.panel_batch()
+    observations, infos = manager.reset(batch)
+    assert len(observations["text"]) == 10 and "admissible_actions" in infos[0]
+    total, done = 0.0, [False]
+    for _ in range(6):
+        observations, rewards, done, infos = manager.step(
+            [shortest_move(a) for a in observations["anchor"]]
+        )
+        total += rewards
+    assert done.all() and total.tolist() == [1.0] * 10  # rows that are done earn nothing more
+    outcome = manager.success_evaluator(infos, batch.non_tensor_batch["data_source"])
+    assert outcome["success_rate"].mean() == 1.0 and outcome["number_line_success_rate"].shape == (
+        10,
+    )
+    manager.close()
+
+
+def test_malformed_texts_are_invalid_actions_and_the_wrong_number_of_them_an_error():
+    manager = EnvironmentManagerBase(config(), "train")
+    with pytest.raises(RuntimeError, match="step before reset"):
+        manager.step(["left"])
+    manager.reset(manager.gen_batch(1, 1))
+    _, rewards, _, infos = manager.step(["no tags here"] * 4)
+    assert not any(info["is_action_valid"] for info in infos) and rewards.tolist() == [0.0] * 4
+    with pytest.raises(ValueError, match="1 actions for 4 environments"):
+        manager.step(["left"])
+    manager.close()
+
+
+def test_bootstrap_intervals():
+    low, high = bootstrap_interval([0, 1] * 64)
+    assert 0.40 < low < 0.43 and 0.57 < high < 0.60  # normal approximation: 0.5 +- 1.96 * 0.0442
+    assert bootstrap_interval([1, 1, 1]) == (1.0, 1.0)
+    assert bootstrap_interval([0, 1, 1]) == bootstrap_interval([0, 1, 1])
+    assert all(bound != bound for bound in bootstrap_interval([]))
+    with pytest.raises(ValueError, match="confidence"):
+        bootstrap_interval([1], confidence=95)

@@ -1,0 +1,487 @@
+"""Collecting trajectories: a scripted engine and a real environment, without Ray and without a
+model.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agent_system.environments.failure import EnvFailure
+from agent_system.environments.manager import GroupMismatch, make_envs
+from agent_system.environments.pool import PoolSession
+from agent_system.multi_turn_rollout.collector_group import shard_by_group
+from agent_system.multi_turn_rollout.engine_client import (
+    EngineAborted,
+    EngineClient,
+    EngineError,
+    Sampling,
+)
+from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.rollout_loop import (
+    TrajectoryCollector,
+    groups_with_spread,
+    jobs_of,
+)
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from agent_system.tokens.template import TemplateUnsupported
+from tests.helpers.play import Group, make_config, make_world, walk, walking_policy
+from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.utils.sampling import StopReason
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+@pytest.fixture
+def play(tokenizer):
+    collectors = []
+
+    def run(config, script=None, groups: int = 2, is_train: bool = True, engines: int = 1):
+        group, envs, workers = make_world(tokenizer, config, script, engines)
+        collector = TrajectoryCollector(config, tokenizer)
+        collectors.append(collector)
+        batch = envs.gen_batch(1, groups)
+        return collector.multi_turn_loop(batch, group, envs, is_train), workers
+
+    yield run
+    for collector in collectors:
+        collector.close()
+
+
+def sampled_tokens(data, row: int) -> list[int]:
+    return data.batch["responses"][row][data.batch["response_mask"][row].bool()].tolist()
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_every_trained_token_is_the_sampled_one(play, tokenizer, history):
+    data, (engine,) = play(make_config(history=history))
+    asked = {tuple(request.prompt_ids): request for request in engine.requests}
+    prompt_width = data.batch["prompts"].shape[1]
+    turns = 0
+    for row, steps in enumerate(data.non_tensor_batch["steps"]):
+        real = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
+        for step in steps:
+            start, end = step["span"]
+            assert tuple(real[:start]) in asked, "the row's prefix is exactly what the policy saw"
+            assert tokenizer.decode(real[start:end]) == step["response"]
+            turns += 1
+        padding = prompt_width - int(data.batch["attention_mask"][row][:prompt_width].sum())
+        assert data.batch["position_ids"][row][padding] == 0
+        assert data.batch["position_ids"][row].max() == len(real) - 1
+        log_probs = data.batch["rollout_log_probs"][row][data.batch["response_mask"][row].bool()]
+        expected = [-(1 + i) / 4 for step in steps for i in range(step["num_tokens"])]
+        assert log_probs.tolist() == expected
+    assert turns == len(engine.requests)
+
+
+def test_everyone_walks_to_the_target(play):
+    data, _ = play(make_config(n=3), groups=3)
+    columns = data.non_tensor_batch
+    assert len(data) == 9 and columns["won"].all() and (columns["episode_rewards"] == 1.0).all()
+    assert len(set(columns["uid"])) == 3 and len(set(columns["traj_uid"])) == 9
+    lengths = dict(zip(columns["traj_uid"], columns["episode_lengths"], strict=True))
+    for steps, traj in zip(columns["steps"], columns["traj_uid"], strict=True):
+        assert (
+            len(steps) == lengths[traj]
+            and steps[-1]["done"]
+            and not any(s["done"] for s in steps[:-1])
+        )
+    metrics = data.meta_info["metrics"]
+    assert metrics["episode/success_rate"] == 1.0 and metrics["rollout/aborted"] == 0.0
+    assert 0 < metrics["rollout/active_ratio"] <= 1.0
+    assert {"alternatives", "gen_engine", "gen_env", "pack"} <= set(data.meta_info["timing"])
+
+
+def test_append_and_window_play_the_same_episodes(play):
+    appended, _ = play(make_config(history="append"))
+    windowed, _ = play(make_config(history="window", history_length=2))
+
+    def actions(data):
+        found: dict = {}
+        for traj, steps in zip(
+            data.non_tensor_batch["traj_uid"], data.non_tensor_batch["steps"], strict=True
+        ):
+            found.setdefault(traj, []).extend((s["step"], s["action"]) for s in steps)
+        return found
+
+    assert actions(appended) == actions(windowed)
+    assert len(windowed) == int(appended.non_tensor_batch["episode_lengths"].sum())
+    assert all(len(steps) == 1 for steps in windowed.non_tensor_batch["steps"])
+
+
+def test_window_prompt_shows_the_last_turns_only(play):
+    config = make_config(history="window", history_length=1, n=1)
+    data, (engine,) = play(config, script=lambda request, prompt: "<action>stay</action>", groups=1)
+    prompts = [engine.tokenizer.decode(request.prompt_ids) for request in engine.requests]
+    assert [prompt.count("You chose: stay") for prompt in prompts[:3]] == [0, 1, 1]
+    assert all(prompt.count("<|im_start|>") == 3 for prompt in prompts)
+
+
+def test_a_turn_cut_by_length_ends_the_play_without_a_step(play):
+    steps = []
+    original = PoolSession.step
+
+    async def counted(self, action):
+        steps.append(action)
+        return await original(self, action)
+
+    PoolSession.step = counted
+    try:
+        data, _ = play(
+            make_config(n=1, max_turn_tokens=6), lambda request, prompt: "look " * 40, groups=2
+        )
+    finally:
+        PoolSession.step = original
+    assert steps == []
+    assert list(data.non_tensor_batch["truncated"]) == ["length", "length"]
+    records = data.non_tensor_batch["steps"]
+    assert all(
+        len(r) == 1 and r[0]["stop_reason"] == "length" and not r[0]["is_action_valid"]
+        for r in records
+    )
+    assert data.batch["response_mask"].sum(-1).tolist() == [6, 6]
+
+
+def test_budget_is_checked_before_sampling(play):
+    config = make_config(n=1, max_turn_tokens=20)
+    config.data.max_response_length = 70
+    data, (engine,) = play(config, lambda request, prompt: "<action>stay</action>", groups=1)
+    assert list(data.non_tensor_batch["truncated"]) == ["budget"]
+    for request in engine.requests:
+        response = len(request.prompt_ids) - len(engine.requests[0].prompt_ids)
+        assert response + request.max_tokens <= 70
+    assert data.batch["responses"].shape[1] <= 70
+
+
+def test_a_prompt_over_budget_is_left_out(play):
+    config = make_config(n=1)
+    config.data.max_prompt_length = 8
+    with pytest.raises(RuntimeError, match="without_turn"):
+        play(config, groups=1)
+
+
+def test_step_limit_truncates(play):
+    config = make_config(n=1, max_steps=2, kwargs={"size": 6, "max_steps": 50})
+    data, _ = play(config, lambda request, prompt: "<action>stay</action>", groups=2)
+    assert set(data.non_tensor_batch["truncated"]) == {"steps"}
+    assert data.non_tensor_batch["episode_lengths"].tolist() == [2, 2]
+    assert not data.non_tensor_batch["won"].any()
+
+
+def broken_reset(monkeypatch, seeds_to_break: int = 1):
+    original, calls = PoolSession.reset, []
+
+    async def reset(self, task, seed):
+        calls.append(seed)
+        if len(calls) <= seeds_to_break:
+            raise EnvFailure("timeout", "too slow")
+        return await original(self, task, seed)
+
+    monkeypatch.setattr(PoolSession, "reset", reset)
+
+
+@pytest.mark.parametrize(
+    ("on_abort", "rows", "whole_group"), [("drop_group", 3, 2.0), ("keep_rest", 5, 0.0)]
+)
+def test_broken_trajectories_are_handled_as_configured(
+    play, monkeypatch, on_abort, rows, whole_group
+):
+    broken_reset(monkeypatch)
+    data, _ = play(make_config(n=3, on_abort=on_abort), groups=2)
+    metrics = data.meta_info["metrics"]
+    assert len(data) == rows
+    assert metrics["rollout/aborted"] == metrics["rollout/aborted_env_timeout"] == 1.0
+    assert metrics["rollout/left_out_aborted"] == 1.0
+    assert metrics["rollout/left_out_group_of_aborted"] == whole_group
+    assert not data.non_tensor_batch["aborted"].any()
+
+
+def test_validation_keeps_broken_trajectories_as_lost(play, monkeypatch):
+    broken_reset(monkeypatch)
+    data, _ = play(make_config(n=1), groups=3, is_train=False)
+    assert len(data) == 3
+    assert data.non_tensor_batch["aborted"].tolist() == [True, False, False]
+    assert data.non_tensor_batch["won"].tolist() == [False, True, True]
+    assert data.batch["response_mask"][0].sum() == 0
+
+
+def test_greedy_plays_each_row_once_at_temperature_zero(tokenizer):
+    config = make_config(n=2)
+    config.actor_rollout_ref.rollout.val_kwargs.n = 3
+    config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
+    group, envs, (engine,) = make_world(tokenizer, config)
+    collector = TrajectoryCollector(config, tokenizer)
+    data = collector.greedy_loop(envs.gen_batch(1, 2), group, envs)
+    collector.close()
+    assert len(data) == 4 and {request.temperature for request in engine.requests} == {0.0}
+
+
+@pytest.mark.parametrize("levels", [False, True])
+def test_other_tasks_are_played_where_a_whole_batch_broke(play, monkeypatch, levels):
+    broken_reset(monkeypatch, seeds_to_break=4)
+    data, _ = play(make_config(n=2, levels=levels), groups=2)
+    metrics, columns = data.meta_info["metrics"], data.non_tensor_batch
+    assert metrics["rollout/trajectories"] == 8 and metrics["rollout/aborted"] == 4
+    assert (
+        set(columns["uid"])
+        == {"train-1-1-0", "train-1-1-1"}
+        == set(data.meta_info["tasks"].non_tensor_batch["uid"])
+    )
+    assert not columns["aborted"].any()
+
+
+def test_an_environment_that_always_breaks_is_an_error(play, monkeypatch):
+    broken_reset(monkeypatch, seeds_to_break=99)
+    with pytest.raises(RuntimeError, match="nothing is left to train on: .*left_out_aborted': 16"):
+        play(make_config(n=2), groups=2)
+
+
+def test_a_request_the_engine_gives_up_aborts_its_trajectory_only(play):
+    script, given_up = walking_policy(), []
+
+    def moody(request, prompt):
+        if not given_up:
+            given_up.append(request.request_id)
+            return StopReason.ABORT
+        return script(request, prompt)
+
+    data, _ = play(make_config(n=2, on_abort="keep_rest"), moody, groups=2)
+    assert len(data) == 3 and data.meta_info["metrics"]["rollout/aborted_engine"] == 1.0
+
+
+def test_members_of_a_group_must_start_alike(play, monkeypatch):
+    original, calls = PoolSession.reset, []
+
+    async def reset(self, task, seed):
+        calls.append(seed)
+        return await original(self, {**task, "start": len(calls) % 5, "target": 6}, seed)
+
+    monkeypatch.setattr(PoolSession, "reset", reset)
+    with pytest.raises(GroupMismatch, match="different states"):
+        play(make_config(n=2))
+
+
+def test_validation_samples_as_val_kwargs_say(play):
+    config = make_config(n=1)
+    config.actor_rollout_ref.rollout.val_kwargs.do_sample = False
+    config.actor_rollout_ref.rollout.val_kwargs.n = 2
+    data, (engine,) = play(config, groups=2, is_train=False)
+    assert {request.temperature for request in engine.requests} == {0.0}
+    assert (
+        len(set(data.non_tensor_batch["traj_uid"])) == 4
+        and len(set(data.non_tensor_batch["uid"])) == 2
+    )
+
+
+def test_levels_are_read_without_rlvcr(play):
+    data, _ = play(make_config(levels=True, n=1), groups=6)
+    levels = [step["level"] for steps in data.non_tensor_batch["steps"] for step in steps]
+    assert set(levels) <= {1, 2, 3, 4} and len(set(levels)) > 1
+    assert data.meta_info["metrics"]["rlvcr/thought_tokens_mean"] > 0
+    assert "thinking_level_entropies" not in set(data.batch.keys())
+
+
+def test_trajectories_keep_their_engine(play):
+    _, engines = play(make_config(n=2), groups=3, engines=2)
+    assert all(engine.requests for engine in engines)
+    first_turn = 1  # the example in the instructions
+    for engine in engines:
+        seen: list[list[int]] = []
+        for prompt in (request.prompt_ids for request in engine.requests):
+            later_turn = engine.tokenizer.decode(prompt).count("<action>") > first_turn
+            assert not later_turn or any(prompt[: len(earlier)] == earlier for earlier in seen)
+            seen.append(prompt)
+
+
+def test_dynamic_sampling_plays_until_returns_differ(tokenizer):
+    config = make_config(n=2)
+    config.algorithm.filter_groups.enable = True
+    config.algorithm.filter_groups.max_num_gen_batches = 4
+    envs = make_envs(config)[0]
+    batches, draws = envs.gen_batch, []
+
+    def script(request, prompt):
+        """In the first batch everyone is cut short; later every other request is."""
+        walks = draws and int(request.request_id.rsplit("-", 1)[1]) % 2
+        return f"<action>{walk(prompt)}</action>" if walks else "look " * 40
+
+    def gen_batch(step, size, draw=0):
+        draws.append(draw)
+        return batches(step, size, draw)
+
+    envs.gen_batch = gen_batch
+    collector = TrajectoryCollector(config, tokenizer)
+    batch = batches(5, 2)
+    batch.meta_info["global_step"] = 5
+    try:
+        data = collector.multi_turn_loop(batch, Group([ScriptedEngine(tokenizer, script)]), envs)
+    finally:
+        collector.close()
+    assert draws and draws == list(range(1, len(draws) + 1)), (
+        "every further batch is a new draw of the same step"
+    )
+    metrics, columns = data.meta_info["metrics"], data.non_tensor_batch
+    assert metrics["rollout/gen_batches"] == len(draws) + 1
+    assert metrics["rollout/groups_with_spread"] == len(set(columns["uid"])) > 0
+    for uid in set(columns["uid"]):
+        assert len(set(columns["episode_rewards"][columns["uid"] == uid])) == 2
+
+
+def test_a_group_that_will_be_left_out_does_not_count_as_found(tokenizer, monkeypatch):
+    """The first batch has groups with spread, each with a broken member: another batch is played."""
+    config = make_config(n=4)
+    config.algorithm.filter_groups.enable = True
+    group, envs, _ = make_world(tokenizer, config)
+    collector = TrajectoryCollector(config, tokenizer)
+    play, batches = collector._play, []
+
+    def breaking(batch, *args):
+        played = play(batch, *args)
+        for _number, trajectory in enumerate(played.trajectories):
+            member = trajectory.job.member
+            trajectory.reward = float(member % 2)
+            trajectory.aborted = "env_dead" if not batches and member == 3 else None
+        batches.append(batch)
+        return played
+
+    monkeypatch.setattr(collector, "_play", breaking)
+    batch = envs.gen_batch(1, 2)
+    batch.meta_info["global_step"] = 1
+    try:
+        data = collector.multi_turn_loop(batch, group, envs)
+    finally:
+        collector.close()
+    assert len(batches) == 2 and data.meta_info["metrics"]["rollout/left_out_aborted"] == 2
+    assert set(data.non_tensor_batch["uid"]) == set(batches[1].non_tensor_batch["uid"])
+
+
+def test_groups_with_spread_keeps_whole_groups_up_to_the_limit():
+    def trajectory(uid, member, reward):
+        return Trajectory(Job(0, {}, uid, f"{uid}/{member}", member, 0), reward=reward)
+
+    played = [
+        *(trajectory("flat", m, 1.0) for m in range(2)),
+        *(trajectory("a", m, float(m)) for m in range(2)),
+        *(trajectory("b", m, float(m)) for m in range(2)),
+    ]
+    assert [[t.job.uid for t in group] for group in groups_with_spread(played, 1)] == [["a", "a"]]
+    assert len(groups_with_spread(played, 9)) == 2
+    assert groups_with_spread(played, 0) == []
+
+
+def test_shards_hold_whole_groups():
+    jobs = jobs_of(make_envs(make_config(n=3))[0].gen_batch(1, 5))
+    shards = shard_by_group(jobs, 2)
+    uids = [{job.uid for job in shard} for shard in shards]
+    assert not uids[0] & uids[1] and [len(shard) for shard in shards] == [9, 6]
+    assert [job.index for job in jobs] == list(range(15))
+
+
+def test_settings_that_cannot_work_are_refused(tokenizer):
+    config = make_config(max_turn_tokens=1024)
+    package = make_envs(config)[0].package
+    with pytest.raises(ValueError, match="one turn only"):
+        PlaySettings.from_config(config, package, is_train=True)
+    with pytest.raises(ValueError, match="no turn would fit"):
+        PlaySettings.from_config(
+            make_config(history="window", max_turn_tokens=2000), package, is_train=True
+        )
+    with pytest.raises(ValueError, match="env.levels is false"):
+        PlaySettings.from_config(make_config(levels=False), package, is_train=True, thinking=True)
+    forgetful = make_tiny_tokenizer()
+    forgetful.chat_template = forgetful.chat_template.replace(
+        "in messages -%}", "in messages[-1:] -%}"
+    )
+    with pytest.raises(TemplateUnsupported, match="env.history=window"):
+        TrajectoryCollector(make_config(), forgetful)
+    TrajectoryCollector(make_config(history="window"), forgetful)
+
+
+def test_arguments_of_the_chat_template_are_in_every_prompt():
+    open_ended = make_tiny_tokenizer()
+    open_ended.chat_template = open_ended.chat_template.replace(
+        "assistant\\n' }}", "assistant\\n' + mood }}"
+    )
+    config = make_config(history="window", n=1)
+    config.data.apply_chat_template_kwargs = {"mood": "gladly "}
+    group, envs, (engine,) = make_world(open_ended, config)
+    collector = TrajectoryCollector(config, open_ended)
+    collector.multi_turn_loop(envs.gen_batch(1, 1), group, envs)
+    collector.close()
+    prompts = [open_ended.decode(request.prompt_ids) for request in engine.requests]
+    assert len(prompts) > 1 and all(prompt.endswith("assistant\ngladly ") for prompt in prompts)
+
+
+def test_environment_without_level_prompt_is_refused(tokenizer):
+    config = make_config(levels=True)
+    group, envs, _ = make_world(tokenizer, config)
+    silent = type("Silent", (), {"asks_for_levels": False})
+    envs.package = replace(envs.package, prompts=lambda section: silent)
+    with pytest.raises(ValueError, match="env.levels"):
+        TrajectoryCollector(config, tokenizer).multi_turn_loop(envs.gen_batch(1, 1), group, envs)
+
+
+# ---- engine client ---------------------------------------------------------------------------------------------------
+
+
+def ask_many(engine, count: int, timeout_s: float = 5.0, **options):
+    async def run():
+        client = EngineClient([engine], "me", timeout_s)
+        try:
+            asked = [
+                client.sample([1, 2, i], max_tokens=8, sampling=Sampling(), **options)
+                for i in range(count)
+            ]
+            return await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def test_requests_of_one_moment_share_a_message_and_one_poll_waits(tokenizer):
+    engine = ScriptedEngine(
+        tokenizer, lambda request, prompt: [request.prompt_ids[-1]], delay_s=0.01
+    )
+    results = ask_many(engine, 20)
+    assert [result.token_ids for result in results] == [[i] for i in range(20)]
+    assert engine.submits == [20] and engine.most_polls == 1
+
+
+class DeadEngine(ScriptedEngine):
+    async def poll(self, client):
+        raise ConnectionError("gone")
+
+
+def test_a_dead_engine_is_an_error_for_all(tokenizer):
+    results = ask_many(DeadEngine(tokenizer, lambda request, prompt: "look"), 3)
+    assert all(isinstance(result, EngineError) and "gone" in str(result) for result in results)
+
+
+class SilentEngine(ScriptedEngine):
+    async def submit(self, requests):
+        self.submits.append(len(requests))
+
+    async def poll(self, client):
+        await asyncio.sleep(0.01)
+        return []
+
+
+def test_a_request_past_its_deadline_is_given_up(tokenizer):
+    results = ask_many(SilentEngine(tokenizer, None), 2, timeout_s=0.05)
+    assert all(isinstance(result, EngineAborted) for result in results)
+
+
+def test_an_engine_failure_ends_the_run(tokenizer):
+    config = make_config()
+    envs = make_envs(config)[0]
+    collector = TrajectoryCollector(config, tokenizer)
+    with pytest.raises(EngineError, match="gone"):
+        collector.multi_turn_loop(
+            envs.gen_batch(1, 2), Group([DeadEngine(tokenizer, walking_policy())]), envs
+        )
+    collector.close()

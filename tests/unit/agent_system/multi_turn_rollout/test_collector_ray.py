@@ -1,0 +1,53 @@
+"""Collector workers as Ray actors: the same plays as in this process, whole groups dealt to two of
+them.
+"""
+
+import pytest
+import ray
+
+from agent_system.environments.manager import make_envs
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from tests.helpers.play import Group, make_config, make_world, walking_policy
+from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.single_controller.ray import init_ray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray():
+    facts = init_ray(num_cpus=2)
+    yield
+    if facts["started"]:
+        ray.shutdown()
+
+
+def rows(data) -> list:
+    columns = zip(data.non_tensor_batch["traj_uid"], data.non_tensor_batch["steps"], strict=True)
+    return [
+        (traj, steps, ids)
+        for (traj, steps), ids in zip(columns, data.batch["input_ids"].tolist(), strict=True)
+    ]
+
+
+def test_ray_collectors_play_what_one_in_this_process_plays():
+    tokenizer = make_tiny_tokenizer()
+    config = make_config(levels=True, n=2, num_collectors=2)
+    group, envs, _ = make_world(tokenizer, config)
+    batch = envs.gen_batch(1, 3)
+    here, there = TrajectoryCollector(config, tokenizer), TrajectoryCollector(config, tokenizer)
+    engine = (
+        ray.remote(ScriptedEngine)
+        .options(num_cpus=0)
+        .remote(tokenizer, walking_policy(levels=True))
+    )
+    try:
+        expected = here.multi_turn_loop(batch, group, envs)
+        found = there.multi_turn_loop(batch, Group([engine]), envs)
+        again = there.multi_turn_loop(
+            make_envs(config)[1].panel_batch()[:4], Group([engine]), envs, is_train=False
+        )
+    finally:
+        here.close()
+        there.close()
+    assert rows(found) == rows(expected)
+    assert len(again) == 4 and again.non_tensor_batch["won"].all()

@@ -1,0 +1,128 @@
+"""Trajectories into rows: widths, padding, masks, and who is left out."""
+
+import numpy as np
+import pytest
+import torch
+
+from agent_system.multi_turn_rollout.packing import pack, rows_of, select_trajectories
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
+from agent_system.tokens.ledger import SegmentKind, TokenLedger
+from verl.utils.sampling import StopReason
+
+PAD = 99
+
+
+def job(uid="g", member=0, index=0) -> Job:
+    task = {"task_id": "task-1", "data_source": "desk"}
+    return Job(index, task, uid, f"{uid}/{member}", member, 7)
+
+
+def turn(step: int, ledger: int, start: int, end: int, **values) -> Turn:
+    return Turn(
+        step, f"obs {step}", f"anchor {step}", ledger, start, end, "look", StopReason.STOP, **values
+    )
+
+
+def appended(prompt=3, **values) -> Trajectory:
+    """[prompt][2 agent][3 environment][1 agent][2 environment that nobody answered]."""
+    ledger = TokenLedger()
+    ledger.append(range(10, 10 + prompt), SegmentKind.PROMPT)
+    ledger.append([1, 2], SegmentKind.AGENT, logprobs=[-0.5, -0.25], turn=0)
+    ledger.append([20, 21, 22], SegmentKind.ENV, turn=1)
+    ledger.append([3], SegmentKind.AGENT, logprobs=[-1.0], turn=1)
+    ledger.append([23, 24], SegmentKind.ENV, turn=2)
+    turns = [
+        turn(0, 0, prompt, prompt + 2, is_action_valid=True),
+        turn(1, 0, prompt + 5, prompt + 6, reward=1.0, done=True),
+    ]
+    return Trajectory(job(**values), [ledger], turns, reward=1.0, won=True)
+
+
+def windowed(**values) -> Trajectory:
+    ledgers = []
+    for step in range(2):
+        ledger = TokenLedger()
+        ledger.append(range(10, 12 + step), SegmentKind.PROMPT)
+        ledger.append([1 + step], SegmentKind.AGENT, logprobs=[-0.5], turn=step)
+        ledgers.append(ledger)
+    turns = [turn(0, 0, 2, 3), turn(1, 1, 3, 4, reward=1.0, done=True)]
+    return Trajectory(job(**values), ledgers, turns, reward=1.0)
+
+
+def test_append_row_is_the_ledger_up_to_the_last_sampled_token():
+    data = pack(rows_of([appended(), appended(prompt=1, member=1)]), PAD)
+    assert data.batch["prompts"].tolist() == [[10, 11, 12], [PAD, PAD, 10]]
+    assert data.batch["responses"].tolist() == [[1, 2, 20, 21, 22, 3]] * 2
+    assert data.batch["input_ids"][1].tolist() == [PAD, PAD, 10, 1, 2, 20, 21, 22, 3]
+    assert data.batch["attention_mask"][1].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1]
+    assert data.batch["position_ids"].tolist() == [list(range(9)), [0, 0, 0, 1, 2, 3, 4, 5, 6]]
+    assert data.batch["response_mask"].tolist() == [[1, 1, 0, 0, 0, 1]] * 2
+    assert data.batch["step_ids"].tolist() == [[0, 0, -1, -1, -1, 1]] * 2
+    assert data.batch["rollout_log_probs"].tolist() == [[-0.5, -0.25, 0, 0, 0, -1.0]] * 2
+    assert {
+        key: tensor.dtype for key, tensor in data.batch.items() if tensor.dtype != torch.int64
+    } == {"rollout_log_probs": torch.float32}
+
+
+def test_window_gives_one_row_per_step():
+    data = pack(rows_of([windowed()]), PAD)
+    assert len(data) == 2
+    assert data.batch["prompts"].tolist() == [[PAD, 10, 11], [10, 11, 12]]
+    assert data.batch["step_ids"].tolist() == [[0], [1]]
+    columns = data.non_tensor_batch
+    assert columns["step_index"].tolist() == [[0], [1]] and columns["step_rewards"].tolist() == [
+        [0.0],
+        [1.0],
+    ]
+    assert columns["episode_rewards"].tolist() == [1.0, 1.0] and columns[
+        "episode_lengths"
+    ].tolist() == [2, 2]
+    assert list(columns["traj_uid"]) == ["g/0", "g/0"]
+
+
+def test_columns_hold_one_list_per_row():
+    columns = pack(rows_of([appended(), appended(prompt=1, member=1)]), PAD).non_tensor_batch
+    assert all(len(column) == 2 and isinstance(column, np.ndarray) for column in columns.values())
+    assert columns["anchor_obs"][0] == ["anchor 0", "anchor 1"]
+    assert columns["is_action_valid"][0] == [True, False]
+    assert [step["span"] for step in columns["steps"][1]] == [[1, 3], [6, 7]]
+    assert columns["data_source"].tolist() == ["desk", "desk"] and columns["won"].dtype == bool
+
+
+def test_a_trajectory_without_turns_is_a_row_that_samples_nothing():
+    data = pack(rows_of([Trajectory(job()), windowed(uid="h")]), PAD)
+    assert data.batch["attention_mask"][0].sum() == data.batch["response_mask"][0].sum() == 0
+    assert data.non_tensor_batch["steps"][0] == []
+
+
+def test_retokenized_text_is_refused_unless_allowed():
+    trajectory = appended()
+    trajectory.ledgers[0].append([5], SegmentKind.AGENT, turn=2, retokenized=True)
+    with pytest.raises(ValueError, match="allow_retokenized"):
+        pack(rows_of([trajectory]), PAD)
+    assert len(pack(rows_of([trajectory]), PAD, allow_retokenized=True)) == 1
+
+
+def test_nothing_to_pack_is_an_error():
+    with pytest.raises(ValueError, match="no rows"):
+        pack([], PAD)
+
+
+@pytest.mark.parametrize(
+    ("on_abort", "kept", "counts"),
+    [("drop_group", ["b/0"], (1, 1, 1)), ("keep_rest", ["a/1", "b/0"], (1, 0, 1))],
+)
+def test_who_is_left_out_and_why(on_abort, kept, counts):
+    broken = appended(uid="a")
+    broken.abort("env_dead", "killed")
+    empty = Trajectory(job(uid="b", member=1), truncated="budget")
+    played = [broken, appended(uid="a", member=1), appended(uid="b"), empty]
+    chosen, left_out = select_trajectories(played, on_abort)
+    assert [t.job.traj_uid for t in chosen] == kept
+    reasons = ("aborted", "group_of_aborted", "without_turn")
+    assert tuple(left_out[f"rollout/left_out_{reason}"] for reason in reasons) == counts
+
+
+def test_unknown_policy_for_broken_trajectories_is_refused():
+    with pytest.raises(ValueError, match="drop_group, keep_rest"):
+        select_trajectories([], "ignore")

@@ -1,0 +1,211 @@
+"""Reward managers: every row's scores sum to the outcome of its whole trajectory."""
+
+import json
+import math
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from agent_system.reward_manager.custom import load_function
+from agent_system.reward_manager.managers import (
+    REWARD_MANAGERS,
+    EpisodeRewardManager,
+    StepRewardManager,
+    load_reward_manager,
+)
+from tests.helpers.play import make_config, make_world, walking_policy
+from tests.helpers.tiny_model import make_tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+def played(tokenizer, history: str):
+    """Two groups of two; the first move of every play is not valid."""
+    config, walks = make_config(history=history), walking_policy()
+
+    def script(request, prompt):
+        begins = "Nothing happens" not in prompt and "You chose: fly" not in prompt
+        return "<action>fly</action>" if begins else walks(request, prompt)
+
+    config.env.history_length = 20
+    group, envs, _ = make_world(tokenizer, config, script)
+    collector = TrajectoryCollector(config, tokenizer)
+    try:
+        return collector.multi_turn_loop(envs.gen_batch(1, 2), group, envs)
+    finally:
+        collector.close()
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+@pytest.mark.parametrize("manager", [EpisodeRewardManager, StepRewardManager])
+def test_rows_sum_to_the_outcome_of_their_trajectory(tokenizer, history, manager):
+    data = played(tokenizer, history)
+    scores = manager(invalid_action_penalty=0.25)(data)
+    assert scores.shape == data.batch["responses"].shape
+    assert scores.sum(-1).tolist() == [0.75] * len(data)
+    assert (scores[~data.batch["response_mask"].bool()] == 0).all()
+
+
+def test_step_rewards_lie_on_the_last_token_of_their_step(tokenizer):
+    data = played(tokenizer, "append")
+    scores = StepRewardManager(invalid_action_penalty=0.25)(data)
+    for row, steps in enumerate(data.non_tensor_batch["steps"]):
+        by_step = {
+            step: scores[row, int((data.batch["step_ids"][row] == step).nonzero()[-1])].item()
+            for step in range(len(steps))
+        }
+        assert by_step[0] == -0.25 and by_step[len(steps) - 1] == 1.0
+        assert scores[row].count_nonzero() == 2
+
+
+def test_episode_score_lies_on_the_last_sampled_token(tokenizer):
+    data = played(tokenizer, "append")
+    scores = EpisodeRewardManager()(data)
+    for row in range(len(data)):
+        assert scores[row].nonzero().squeeze(-1).tolist() == [
+            int(data.batch["response_mask"][row].nonzero()[-1])
+        ]
+
+
+def test_custom_function_by_path_sees_the_whole_trajectory(tokenizer, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def short_is_good(data_source, steps, extra_info):\n"
+        "    assert [s['step'] for s in steps] == list(range(len(steps)))\n"
+        "    return extra_info['episode_reward'] - 0.125 * len(steps)\n"
+    )
+    config = make_config()
+    config.custom_reward_function.path, config.custom_reward_function.name = (
+        str(file),
+        "short_is_good",
+    )
+    data = played(tokenizer, "window")
+    expected = [1.0 - 0.125 * length for length in data.non_tensor_batch["episode_lengths"]]
+    assert load_reward_manager(config)(data).sum(-1).tolist() == expected
+    config.custom_reward_function.name = "short_is_goood"
+    with pytest.raises(AttributeError, match="did you mean 'short_is_good'"):
+        load_reward_manager(config)
+    config.reward_model.reward_manager, config.custom_reward_function.name = "step", "short_is_good"
+    with pytest.raises(ValueError, match="exclude each other"):
+        load_reward_manager(config)
+
+
+def test_bad_settings_are_refused(tmp_path):
+    config = make_config()
+    config.reward_model.reward_manager = "epsiode"
+    with pytest.raises(ValueError, match="episode, step"):
+        load_reward_manager(config)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_function(str(tmp_path / "none.py"), "f")
+    (tmp_path / "value.py").write_text("f = 3\n")
+    with pytest.raises(TypeError, match="not a function"):
+        load_function(str(tmp_path / "value.py"), "f")
+
+
+@pytest.fixture(scope="module")
+def episode(tokenizer):
+    return played(tokenizer, "append")
+
+
+def returning(value):
+    def mine(data_source, steps, extra_info):
+        return value
+
+    return EpisodeRewardManager(compute_score=mine)
+
+
+@pytest.mark.parametrize("value", ["good", None, np.ones(1), torch.ones(2), 1j])
+def test_a_custom_function_must_return_a_number(episode, value):
+    with pytest.raises(
+        TypeError, match="custom_reward_function mine, task_id '.+': it returned a .*, not a number"
+    ):
+        returning(value)(episode)
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, -math.inf, 1e39, np.float32("nan"), torch.tensor(math.inf)]
+)
+def test_a_custom_function_must_return_a_finite_number(episode, value):
+    task = episode.non_tensor_batch["task_id"][0]
+    with pytest.raises(
+        ValueError, match=f"mine, task_id '{task}': it returned .*, not a finite number"
+    ):
+        returning(value)(episode)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1,
+        1.0,
+        True,
+        np.int64(1),
+        np.float32(1),
+        np.bool_(True),
+        np.array(1.0),
+        torch.tensor(1),
+        Fraction(2, 2),
+    ],
+)
+def test_a_number_of_any_kind_will_do(episode, value):
+    assert returning(value)(episode).sum(-1).tolist() == [1.0] * len(episode)
+
+
+def test_arguments_that_the_manager_does_not_take_are_refused(monkeypatch):
+    config = make_config()
+    config.reward_model.reward_kwargs = {"penalti": 1}
+    with pytest.raises(
+        ValueError, match=r"reward_kwargs=\{'penalti': 1\}: .*'penalti'; allowed: none .*fix:"
+    ):
+        load_reward_manager(config)
+
+    class Mine(EpisodeRewardManager):
+        def __init__(self, penalty, function, scale=1.0):
+            self.scale = scale
+
+    monkeypatch.setitem(REWARD_MANAGERS, "mine", Mine)
+    config.reward_model.reward_manager = "mine"
+    with pytest.raises(ValueError, match="allowed: scale "):
+        load_reward_manager(config)
+    config.reward_model.reward_kwargs = {"scale": 2.0}
+    assert load_reward_manager(config).scale == 2.0
+
+
+def test_a_custom_file_may_do_what_modules_do(tmp_path):
+    text = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Weights:\n    length: float = {}\n"
+        "def f(**_):\n    return Weights().length\n"
+    )
+    for place, length in (("one", 0.5), ("two", 0.25)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "json.py").write_text(text.format(length))
+    first, second = (
+        load_function(str(tmp_path / place / "json.py"), "f") for place in ("one", "two")
+    )
+    assert (first(), second()) == (0.5, 0.25)
+    assert sys.modules[first.__module__] is not sys.modules[second.__module__]
+    assert sys.modules["json"] is json
+
+
+def test_a_custom_file_that_raises_is_named_and_leaves_no_module(tmp_path):
+    (tmp_path / "broken.py").write_text("f = 1 / 0\n")
+    known = set(sys.modules)
+    with pytest.raises(ImportError, match="broken.py' does not import: .*ZeroDivisionError"):
+        load_function(str(tmp_path / "broken.py"), "f")
+    assert set(sys.modules) == known
+
+
+def test_penalty_is_read_from_the_actor_section():
+    config = make_config()
+    assert load_reward_manager(config).invalid_action_penalty == 0.0
+    config.actor_rollout_ref.actor.use_invalid_action_penalty = True
+    config.actor_rollout_ref.actor.invalid_action_penalty_coef = 0.5
+    assert load_reward_manager(config).invalid_action_penalty == 0.5

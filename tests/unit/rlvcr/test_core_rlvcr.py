@@ -1,0 +1,308 @@
+"""The maths of RLVCR against hand-computed numbers."""
+
+import logging
+import math
+
+import pytest
+import torch
+
+from rlvcr.core_rlvcr import (
+    CollapseWatch,
+    combine_advantages,
+    compute_copo_outcome_advantage,
+    compute_rlvcr_outcome_advantage,
+    credit_metrics,
+    level_count_bonus,
+    level_metrics,
+    place_step_values,
+    score_of,
+    thinking_advantage,
+    thinking_reweight,
+)
+from verl.algos import get_adv_estimator_fn
+
+SCORES = torch.tensor([[-1.0, -2.0, -3.0, -6.0]])
+ALL = torch.ones(1, 4, dtype=torch.bool)
+FREE = torch.zeros(1, 4)
+
+
+def chosen(*columns):
+    return torch.tensor(columns)
+
+
+def test_score_of_reads_the_measurement_it_names():
+    entry = {"entropy": 2.0, "logprob": -0.5, "prob": 0.7, "seq_prob": math.exp(-0.5)}
+    assert score_of(entry, "entropy") == -2.0
+    assert score_of(entry, "logprob") == -0.5
+    assert score_of(entry, "prob") == math.exp(-0.5)
+    with pytest.raises(ValueError, match="algorithm.rlvcr.score"):
+        score_of(entry, "probability")
+
+
+def test_mean_norm_by_hand():
+    scores = SCORES.repeat(4, 1)
+    advantage, cost = thinking_advantage(
+        scores, ALL.repeat(4, 1), chosen(0, 1, 2, 3), FREE.repeat(4, 1)
+    )
+    assert advantage.tolist() == [2, 1, 0, -3]
+    assert cost.tolist() == [0, 0, 0, 0]
+
+
+def test_mean_std_norm_divides_by_the_standard_deviation_of_the_four():
+    advantage, _ = thinking_advantage(SCORES, ALL, chosen(3), FREE, mode="mean_std_norm")
+    assert advantage.item() == pytest.approx(-3 / math.sqrt((4 + 1 + 0 + 9) / 4))
+
+
+def test_a_near_tie_is_not_blown_up():
+    scores = torch.tensor([[-1.0, -1.0, -1.0, -1.001]])
+    advantage, _ = thinking_advantage(
+        scores, ALL, chosen(3), FREE, mode="mean_std_norm", std_floor=0.1
+    )
+    assert advantage.item() == pytest.approx(-0.0075, rel=1e-3)  # 1.73 with a floor of 0
+
+
+def test_cost_is_charged_up_to_its_maximum_and_its_share_is_reported():
+    costs = torch.tensor([[0.0, 10.0, 20.0, 1000.0]])
+    scores = torch.zeros(1, 4)
+    advantage, share = thinking_advantage(scores, ALL, chosen(3), costs, cost_coef=0.4, cost_max=40)
+    assert advantage.item() == pytest.approx(-0.4 + (0.1 + 0.2 + 0.4) / 4)
+    assert share.item() == pytest.approx(advantage.item())
+    with_score, share = thinking_advantage(
+        SCORES, ALL, chosen(3), costs, cost_coef=0.4, cost_max=40
+    )
+    assert (with_score - share).item() == pytest.approx(-3.0)
+
+
+def test_only_valid_contexts_enter_the_mean():
+    valid = torch.tensor([[True, False, True, False]])
+    advantage, _ = thinking_advantage(
+        torch.tensor([[-1.0, math.nan, -3.0, 9.0]]), valid, chosen(0), FREE
+    )
+    assert advantage.item() == 1.0
+
+
+def test_one_alternative_has_the_expectation_of_all_three():
+    full, _ = thinking_advantage(SCORES, ALL, chosen(1), FREE)
+    drawn = []
+    for other in (0, 2, 3):
+        valid = torch.zeros(1, 4, dtype=torch.bool)
+        valid[0, [1, other]] = True
+        advantage, _ = thinking_advantage(SCORES, valid, chosen(1), FREE, alternatives="one")
+        assert advantage.item() == pytest.approx(0.75 * (SCORES[0, 1] - SCORES[0, other]).item())
+        drawn.append(advantage.item())
+    assert sum(drawn) / 3 == pytest.approx(full.item())
+
+
+def test_reweight_by_hand():
+    factor = thinking_reweight(
+        torch.tensor([[0.0, 1.0, 2.0, 4.0]]).repeat(2, 1),
+        ALL.repeat(2, 1),
+        chosen(3, 0),
+        FREE.repeat(2, 1),
+    )
+    mean = sum(math.exp(2 * c) for c in (0, 0.25, 0.5, 1)) / 4
+    assert factor.tolist() == pytest.approx([math.exp(2) / mean, 1 / mean])
+
+
+def test_reweight_is_one_where_there_is_nothing_to_compare():
+    tie = torch.zeros(1, 4)
+    assert thinking_reweight(tie, ALL, chosen(2), FREE).item() == 1.0
+    assert thinking_reweight(SCORES, ALL, chosen(-1), FREE).item() == 1.0
+    assert (
+        thinking_reweight(
+            SCORES, torch.tensor([[True, False, False, False]]), chosen(0), FREE
+        ).item()
+        == 1.0
+    )
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="did you mean 'mean_norm'"):
+        thinking_advantage(SCORES, ALL, chosen(0), FREE, mode="mean_nor")
+    with pytest.raises(ValueError, match=r"\[S, 4\]"):
+        thinking_advantage(SCORES[:, :3], ALL, chosen(0), FREE)
+    with pytest.raises(ValueError, match="cost_max"):
+        thinking_advantage(SCORES, ALL, chosen(0), FREE, cost_max=0)
+    with pytest.raises(ValueError, match="algorithm.rlvcr.alternatives"):
+        thinking_advantage(SCORES, ALL, chosen(0), FREE, alternatives="two")
+
+
+def test_placement_fills_the_spans_and_nothing_else():
+    placed = place_step_values(8, [[(1, 2), (3, 5)], [(6, 7), (7, 7)]], [2.0, -1.0])
+    assert placed.tolist() == [0, 2, 0, 2, 2, 0, -1, 0]
+    with pytest.raises(ValueError, match="outside"):
+        place_step_values(4, [[(3, 5)]], [1.0])
+    with pytest.raises(ValueError, match="overlaps"):
+        place_step_values(4, [[(0, 2)], [(1, 3)]], [1.0, 1.0])
+
+
+# ---------------------------------------------------------------- combination
+
+TRAJECTORY = torch.tensor([[1.0, 1.0, 1.0], [-2.0, -2.0, -2.0]])
+THINKING = torch.tensor([[0.5, 0.0, -4.0], [0.5, 0.0, -4.0]])
+FACTORS = torch.tensor([[2.0, 0.0, 0.5], [2.0, 0.0, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("combine", "expected"),
+    [
+        ("additive", [[1.25, 1, -1], [-1.75, -2, -4]]),
+        ("gated", [[1.25, 1, -1], [-2.25, -2, 0]]),
+        ("success", [[1.25, 1, -1], [-2, -2, -2]]),
+        ("reweight", [[2, 1, 0.5], [-4, -2, -1]]),
+    ],
+)
+def test_combinations_by_hand(combine, expected):
+    success = torch.tensor([True, False])
+    assert (
+        combine_advantages(TRAJECTORY, THINKING, 0.5, combine, success, FACTORS).tolist()
+        == expected
+    )
+
+
+@pytest.mark.parametrize("combine", ["additive", "gated", "success"])
+def test_a_bonus_for_rare_levels_is_added_whatever_the_outcome(combine):
+    arguments = batch()
+    shape = arguments["response_mask"].shape
+    plain, returns = compute_rlvcr_outcome_advantage(**arguments, combine=combine)
+    bonus = torch.full(shape, 0.25)
+    told, same = compute_rlvcr_outcome_advantage(
+        **arguments, combine=combine, thinking_level_bonus=bonus
+    )
+    torch.testing.assert_close(told - plain, bonus * arguments["response_mask"])
+    assert torch.equal(returns, same) and (returns < 0).any() and (returns > 0).any()
+
+
+def test_combinations_refuse_what_they_cannot_do():
+    with pytest.raises(ValueError, match="did you mean 'gated'"):
+        combine_advantages(TRAJECTORY, THINKING, 1.0, "gate")
+    with pytest.raises(ValueError, match="thinking_reweight"):
+        combine_advantages(TRAJECTORY, THINKING, 1.0, "reweight")
+    with pytest.raises(ValueError, match="won"):
+        combine_advantages(TRAJECTORY, THINKING, 1.0, "success")
+
+
+def batch(**options):
+    return {
+        "token_level_rewards": torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]]),
+        "response_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]),
+        "index": ["a", "a"],
+        "traj_index": ["t", "u"],
+        "thinking_level_entropies": torch.tensor([[0.2, 0.0, 0.0, 9.0], [0.0, -0.4, 0.0, 0.0]]),
+        "thinking_token_costs": torch.zeros(2, 4),
+    } | options
+
+
+def test_the_estimator_adds_weighted_thinking_to_the_group_normalised_return():
+    advantages, returns = compute_rlvcr_outcome_advantage(
+        **batch(), step_advantage_w=2.0, thinking_diversity_w=0.5, mode="mean_norm"
+    )
+    torch.testing.assert_close(
+        advantages, torch.tensor([[0.9, 0.5, 0.5, 0.0], [-0.5, -1.3, -0.5, -0.5]])
+    )
+    assert returns.tolist() == [[0.5, 0.5, 0.5, 0.0], [-0.5] * 4]
+
+
+def test_the_estimator_can_divide_by_the_standard_deviation():
+    _, returns = compute_rlvcr_outcome_advantage(**batch(), mode="mean_std_norm")
+    assert returns[:, 0].tolist() == pytest.approx(
+        [0.5 / math.sqrt(0.5), -0.5 / math.sqrt(0.5)], rel=1e-5
+    )
+
+
+def test_without_thinking_credit_the_estimator_is_grpo():
+    arguments = batch(thinking_level_entropies=torch.zeros(2, 4))
+    grpo, _ = get_adv_estimator_fn("grpo")(
+        arguments["token_level_rewards"],
+        arguments["response_mask"],
+        ["a", "a"],
+        traj_index=["t", "u"],
+    )
+    for combine in ("additive", "gated", "success", "reweight"):
+        arguments["thinking_reweight"] = torch.zeros(2, 4)
+        advantages, returns = compute_rlvcr_outcome_advantage(
+            **arguments, mode="mean_std_norm", combine=combine
+        )
+        torch.testing.assert_close(advantages, grpo)
+        torch.testing.assert_close(returns, grpo)
+
+
+def test_success_comes_from_the_batch_or_from_the_return():
+    by_return, _ = compute_rlvcr_outcome_advantage(**batch(), combine="success")
+    assert by_return.tolist()[1] == [-0.5] * 4
+    import numpy as np
+
+    won = np.array([False, True], dtype=object)
+    given, _ = compute_rlvcr_outcome_advantage(**batch(), combine="success", success=won)
+    assert given[0].tolist() == [0.5, 0.5, 0.5, 0.0]
+    assert given[1, 1].item() == pytest.approx(-0.9)
+
+
+def test_copo_reweights_positive_advantages_only():
+    factors = torch.tensor([[2.0, 0.0, 0.5, 0.0], [2.0, 0.0, 0.5, 0.0]])
+    arguments = batch()
+    for key in ("thinking_level_entropies", "thinking_token_costs"):
+        del arguments[key]
+    advantages, returns = compute_copo_outcome_advantage(**arguments, thinking_reweight=factors)
+    assert advantages.tolist() == [[1.0, 0.5, 0.25, 0.0], [-0.5] * 4]
+    assert returns[0].tolist() == [0.5, 0.5, 0.5, 0.0]
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_credit_metrics_show_when_thinking_swallows_the_trajectory():
+    small = batch()
+    advantages, returns = compute_rlvcr_outcome_advantage(**small)
+    metrics = credit_metrics(advantages, returns, **small)
+    assert metrics["rlvcr/sign_flip_share"] == 0.0
+    assert metrics["rlvcr/thinking_share"] == pytest.approx(0.3 / 0.8)
+    assert metrics["rlvcr/trajectory_advantage_abs_mean"] == pytest.approx(0.5)
+    assert metrics["rlvcr/thinking_advantage_abs_mean"] == pytest.approx(0.3)
+    assert metrics["rlvcr/credited_token_share"] == pytest.approx(2 / 7)
+    large = batch(
+        thinking_level_entropies=torch.tensor([[-3.0, 0.0, 0.0, 0.0], [0.0, -3.0, 0.0, 0.0]])
+    )
+    metrics = credit_metrics(*compute_rlvcr_outcome_advantage(**large), **large)
+    assert metrics["rlvcr/sign_flip_share"] == 0.5
+    assert metrics["rlvcr/thinking_share"] > 0.8
+    assert get_adv_estimator_fn("rlvcr").metrics is credit_metrics
+
+
+def test_level_metrics_by_hand():
+    metrics = level_metrics(
+        [1, 1, 3, None], [True, False, True, True], [None, None, None, "missing_level"]
+    )
+    assert metrics == {
+        "rlvcr/level_share_1": 2 / 3,
+        "rlvcr/level_share_2": 0.0,
+        "rlvcr/level_share_3": 1 / 3,
+        "rlvcr/level_share_4": 0.0,
+        "rlvcr/level_success_1": 0.5,
+        "rlvcr/level_success_3": 1.0,
+        "rlvcr/parse_fail_missing_level": 0.25,
+    }
+    assert level_metrics([], [])["rlvcr/level_share_1"] == 0.0
+
+
+def test_collapse_is_warned_of_after_patience_updates(caplog):
+    watch = CollapseWatch(patience=2)
+    with caplog.at_level(logging.WARNING):
+        assert watch.update([1, 2, 3, None]) == []
+        assert not caplog.records
+        assert watch.update([1, 2, 3]) == [4]
+        assert "level 4 was not sampled for 2 updates" in caplog.text
+        assert watch.update([1, 2, 3]) == [4]
+    assert len(caplog.records) == 1
+    assert watch.update([1, 2, 4]) == []
+    assert watch.unseen == {1: 0, 2: 0, 3: 1, 4: 0}
+
+
+def test_count_bonus_favours_rare_levels_and_sums_to_zero():
+    levels = torch.tensor([0, 0, 0, 3, 2, -1])
+    bonus = level_count_bonus(levels, ["a", "a", "a", "a", "b", "a"])
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    common, rare = -math.log(0.75) - entropy, -math.log(0.25) - entropy
+    assert bonus.tolist() == pytest.approx([common, common, common, rare, 0, 0], abs=1e-6)
+    assert bonus.sum().item() == pytest.approx(0, abs=1e-6)
+    assert level_count_bonus(torch.tensor([-1]), ["a"]).tolist() == [0]

@@ -1,0 +1,226 @@
+"""``algorithm.rlvcr.epsilon_levels``: levels that are drawn and forced.
+
+Nothing is learnt on what was forced.
+"""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agent_system.multi_turn_rollout.trajectory import Job
+from agent_system.multi_turn_rollout.trajectory_player import TrajectoryPlayer
+from rlvcr.levels import LevelCodec
+from tests.helpers.play import make_world
+from tests.helpers.policy_rows import policy_config
+from tests.helpers.thinking_plays import (
+    Reference,
+    collect,
+    real_tokens,
+    steps_of,
+    thinking_config,
+    thinking_script,
+    thought_of,
+)
+from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.workers.actor import ActorWorker
+
+both = pytest.mark.parametrize("history", ["append", "window"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), std=0.2)
+
+
+@pytest.fixture(scope="module")
+def scorer(policy):
+    worker = ActorWorker(policy_config(policy), device="cpu")
+    worker.init_model()
+    return worker.compute_log_prob
+
+
+def forcing_script():
+    """Answers a turn that begins with a forced level: thought, then the action of the step."""
+    usual = thinking_script()
+
+    def script(request, prompt):
+        if not prompt.endswith("<think>") or request.stop == ("</think>", "<action>"):
+            return usual(request, prompt)
+        said = usual(request, prompt[: -len("<level>1</level><think>")])
+        return usual(request, prompt) + said[said.index("<action>") :]
+
+    return script
+
+
+@pytest.fixture(scope="module")
+def forced(tokenizer, scorer):
+    """Rows by history policy in which about half of the levels are forced."""
+    return {
+        history: collect(
+            tokenizer, scorer, thinking_config(history, epsilon_levels=0.5), forcing_script()
+        )
+        for history in ("append", "window")
+    }
+
+
+def prefix_of(data, row, record, tokenizer):
+    """Range in the response, and the ids, of the level and the tag behind it."""
+    start = record["span"][0] - int(
+        data.batch["attention_mask"][row][: data.batch["prompts"].shape[1]].sum()
+    )
+    return slice(start, start + len(LevelCodec(tokenizer).prefix_ids[1]))
+
+
+@both
+def test_rule_13_a_forced_level_enters_neither_entropy_nor_cost_nor_loss(
+    history, forced, tokenizer
+):
+    data, codec = forced[history], LevelCodec(tokenizer)
+    seen = Counter(record["level_forced"] for _, record in steps_of(data))
+    assert seen[True] >= 4 and seen[False] >= 4
+    for row, record in steps_of(data):
+        own = prefix_of(data, row, record, tokenizer)
+        digit = data.batch["responses"][row][own].tolist()[:-1]  # level 1 may go without a thought
+        assert digit == codec.prefix_ids[record["level"]][:-1]
+        nothing = {
+            key: data.batch[key][row][own] == 0
+            for key in ("response_mask", "old_log_probs", "entropys")
+        }
+        nothing |= {
+            key: data.batch[key][row][own] == 0
+            for key in ("level_mask", "thinking_level_entropies")
+        }
+        assert all(zero.all() for zero in nothing.values()) == record["level_forced"]
+        assert (data.batch["step_ids"][row][own] == -1).all() == record["level_forced"]
+        sampled = (
+            record["span"][1] - record["span"][0] - (own.stop - own.start) * record["level_forced"]
+        )
+        assert record["num_tokens"] == sampled
+        thought = next(c for c in record["contexts"] if c["original"])
+        assert (
+            thought["tokens"]
+            == record["thought_tokens"]
+            == len(tokenizer(thought["thought"])["input_ids"])
+        )
+    assert data.batch["level_mask"].sum() == seen[False]
+
+
+@both
+def test_a_forced_level_is_scored_and_its_thought_credited_like_any_other(
+    history, forced, tokenizer, policy
+):
+    data, model = forced[history], AutoModelForCausalLM.from_pretrained(policy)
+    assert max(Reference(model, tokenizer, history).differences(data)) < 1e-5
+    placed = data.batch["thinking_level_entropies"]
+    for row, record in steps_of(data):
+        if record["level_forced"]:
+            own = data.batch["step_ids"][row] == record["step"]
+            credited = data.batch["responses"][row][own & (placed[row] != 0)].tolist()
+            assert tokenizer.decode(credited) == next(
+                c["thought"] for c in record["contexts"] if c["original"]
+            )
+            assert {c["level"] for c in record["contexts"]} == {1, 2, 3, 4}
+
+
+@both
+def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, tokenizer, policy):
+    config, data = thinking_config(history), forced[history]
+    last = data.batch["response_mask"].cumsum(-1).argmax(-1)
+    rewards = torch.zeros(data.batch["response_mask"].shape)
+    rewards[torch.arange(len(data)), last] = torch.arange(len(data)) % 2 * 1.0
+    data.batch["token_level_rewards"] = rewards
+    data = compute_advantage(data, config)
+    rows = [(row, record) for row, record in steps_of(data) if record["level_forced"]]
+    for row, record in rows:
+        assert (data.batch["advantages"][row][prefix_of(data, row, record, tokenizer)] == 0).all()
+
+    def update(changed: float):
+        """Weights after an update in which forced tokens carry advantages of this size."""
+        for row, record in rows:
+            data.batch["advantages"][row][prefix_of(data, row, record, tokenizer)] = changed
+        worker = ActorWorker(
+            policy_config(policy, ppo_micro_batch_size_per_gpu=4), device="cpu", seed=3
+        )
+        worker.init_model()
+        worker.update_actor(data)
+        return dict(worker.export_weights())
+
+    plain, loud = update(0.0), update(100.0)
+    assert all((plain[name] == loud[name]).all() for name in plain)
+
+
+def test_forced_levels_count_neither_as_choices_nor_against_collapse(
+    tokenizer, scorer, monkeypatch
+):
+    config = thinking_config(epsilon_levels=1.0)
+    data = collect(tokenizer, scorer, config, forcing_script(), groups=3)
+    metrics = data.meta_info["metrics"]
+    assert metrics["rlvcr/level_forced_share"] == 1.0
+    assert [metrics[f"rlvcr/level_share_{level}"] for level in (1, 2, 3, 4)] == [0.0] * 4
+    levels = Counter(record["level"] for _, record in steps_of(data))
+    assert set(levels) == {1, 2, 3, 4}
+    config.algorithm.rlvcr.collapse_patience = 1
+    data = collect(tokenizer, scorer, config, forcing_script(), groups=3)
+    assert data.meta_info["metrics"]["rlvcr/levels_unseen"] == 4.0
+
+
+def test_levels_are_drawn_uniformly_and_repeatably():
+    codec = SimpleNamespace(prefix_ids={level: [level] for level in (1, 2, 3, 4)})
+
+    def draw(seed, epsilon=0.2):
+        settings = SimpleNamespace(seed=seed, epsilon_levels=epsilon)
+        stage = SimpleNamespace(settings=settings, codec=codec, agent=lambda job: None)
+        plays = [TrajectoryPlayer(stage, Job(i, {}, "u", f"u/{i}", i, 0)) for i in range(400)]
+        return [tuple(play._forced_level(step)) for play in plays for step in range(10)]
+
+    drawn = draw(1)
+    counts = Counter(drawn)
+    assert 0.17 < 1 - counts[()] / len(drawn) < 0.23
+    assert all(150 < counts[(level,)] < 250 for level in (1, 2, 3, 4))
+    assert drawn == draw(1) and drawn != draw(2)
+    assert set(draw(1, 0.0)) == {()} and () not in draw(1, 1.0)
+
+
+@both
+def test_a_forced_level_and_what_follows_fit_the_turn(history, tokenizer, scorer):
+    """The engine is asked for fewer tokens, and no row is longer than it may be."""
+    config = thinking_config(history, epsilon_levels=1.0)
+    long = thinking_script(lambda level, step, start: thought_of(4, 0, start) * 3)
+
+    def script(request, prompt):
+        if request.stop == ("</think>", "<action>"):
+            return long(request, prompt)
+        return "I think " * 40
+
+    _, envs, (engine,) = make_world(tokenizer, config, script)
+    data = collect(tokenizer, scorer, config, script)
+    length = len(LevelCodec(tokenizer).prefix_ids[1])
+    assert all(
+        record["num_tokens"] == config.env.max_turn_tokens - length for _, record in steps_of(data)
+    )
+    assert data.batch["responses"].shape[1] <= config.env.max_turn_tokens
+    assert all(
+        len(real_tokens(data, row)) <= data.batch["input_ids"].shape[1] for row in range(len(data))
+    )
+
+
+def test_validation_forces_nothing(tokenizer, scorer):
+    config = thinking_config(epsilon_levels=1.0)
+    config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
+    from agent_system.multi_turn_rollout.play_settings import PlaySettings
+
+    _, envs, _ = make_world(tokenizer, config)
+    assert PlaySettings.from_config(config, envs.package, is_train=False).epsilon_levels == 0.0
+    assert (
+        PlaySettings.from_config(config, envs.package, is_train=True, thinking=True).epsilon_levels
+        == 1.0
+    )

@@ -1,0 +1,86 @@
+"""``algorithm.rlvcr.prompts`` reaches the policy: from a command line to the first prompt an engine
+continues.
+"""
+
+import pytest
+
+from agent_system.environments.env_package.alfworld.package import PACKAGE as ALFWORLD
+from agent_system.environments.env_package.number_line.package import LEVEL_TEXTS, LEVELS
+from agent_system.environments.env_package.number_line.package import PACKAGE as NUMBER_LINE
+from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from tests.helpers.play import make_world
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.trainer.config import load_config
+
+WORDS = [
+    "actor_rollout_ref.model.path=some/policy",
+    "env.env_name=number_line",
+    "env.kwargs={size: 6}",
+    "env.max_steps=6",
+    "env.max_turn_tokens=48",
+    "env.rollout.n=1",
+    "algorithm.adv_estimator=rlvcr",
+    "algorithm.rlvcr.prompts.2='say {where} the mug is.'",
+    "+algorithm.rlvcr.prompts.4='plan for a desk.'",
+]
+
+
+def first_prompt(words, is_train):
+    config, tokenizer = load_config("ppo_trainer", words), make_tiny_tokenizer()
+    config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
+    group, envs, (engine,) = make_world(tokenizer, config)
+    collector = TrajectoryCollector(config, tokenizer)
+    try:
+        settings = PlaySettings.from_config(
+            config, envs.package, is_train, thinking=is_train and config.algorithm.rlvcr.enable
+        )
+        collector._play(envs.gen_batch(1, 1), group, envs, settings)
+    finally:
+        collector.close()
+    return tokenizer.decode(engine.requests[0].prompt_ids)
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+@pytest.mark.parametrize("is_train", [True, False])
+def test_a_text_from_the_command_line_is_in_the_first_prompt(history, is_train):
+    prompt = first_prompt([*WORDS, f"env.history={history}"], is_train)
+    expected = LEVELS.format(
+        LEVEL_TEXTS[1], "say {where} the mug is.", LEVEL_TEXTS[3], "plan for a desk."
+    )
+    assert prompt.count(expected) == 1
+    assert LEVEL_TEXTS[2] not in prompt and LEVEL_TEXTS[4] not in prompt
+
+
+def test_without_texts_the_built_in_ones_are_shown():
+    assert LEVELS.format(*LEVEL_TEXTS.values()) in first_prompt(WORDS[:-2], is_train=True)
+
+
+def test_a_policy_that_is_asked_for_no_levels_sees_none():
+    words = [*WORDS, "algorithm.adv_estimator=grpo", "env.rollout.n=2"]
+    assert "mug is" not in first_prompt(words, is_train=True)
+
+
+def test_alfworld_describes_levels_in_its_full_prompts():
+    section = {"prompt": "full", "level_prompts": {3: "think of the drawer."}}
+    text = ALFWORLD.prompts(section).system(True)
+    assert "\n3: think of the drawer.\n" in text and "\n4: as 3," in text
+    assert "drawer" not in ALFWORLD.prompts(section).system(False)
+    assert ALFWORLD.prompts(section).shows_level_prompts
+    assert not ALFWORLD.prompts({"prompt": "compact"}).shows_level_prompts
+
+
+def test_keys_are_levels():
+    with pytest.raises(ValueError, match="key '5': allowed are 1, 2, 3, 4"):
+        NUMBER_LINE.prompts({"level_prompts": {"5": "dream"}})
+
+
+def test_prompts_that_describe_no_levels_refuse_texts_for_them():
+    config = load_config("quickstart", ["algorithm.rlvcr.prompts.2=look"])
+    with pytest.raises(
+        ValueError,
+        match=r"algorithm\.rlvcr\.prompts=.*describe no levels.*allowed: .*fix: remove them",
+    ):
+        check_prompts(config, ALFWORLD)
+    config.env.alfworld.prompt = "full"
+    check_prompts(config, ALFWORLD)

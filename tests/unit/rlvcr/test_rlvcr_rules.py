@@ -1,0 +1,151 @@
+"""The edge rules of the method that are pure maths, each under its number; the others:
+``test_rlvcr_rules_scored``.
+"""
+
+import math
+
+import pytest
+import torch
+
+from rlvcr.core_rlvcr import compute_rlvcr_outcome_advantage, thinking_advantage, thinking_reweight
+
+MODES = ("mean_norm", "mean_std_norm")
+COMBINES = ("additive", "gated", "success", "reweight")
+
+
+def step(scores, chosen, valid=(True,) * 4, costs=(0.0,) * 4, **options):
+    advantage, _ = thinking_advantage(
+        torch.tensor([scores]),
+        torch.tensor([valid]),
+        torch.tensor([chosen]),
+        torch.tensor([costs]),
+        **options,
+    )
+    return advantage.item()
+
+
+def estimate(scores, index, traj, thinking, mask=None, **options):
+    """Estimator on rows whose return is ``scores``; ``thinking`` [B, R]."""
+    thinking = torch.as_tensor(thinking)
+    mask = torch.ones_like(thinking) if mask is None else torch.as_tensor(mask).to(thinking)
+    rewards = torch.zeros_like(thinking)
+    last = mask.sum(-1).long() - 1
+    rewards[torch.arange(len(scores)), last] = torch.tensor(scores)
+    factors = torch.where(thinking != 0, thinking.exp(), 0.0)
+    return compute_rlvcr_outcome_advantage(
+        rewards,
+        mask,
+        index,
+        traj,
+        thinking,
+        torch.zeros_like(thinking),
+        thinking_reweight=factors,
+        **options,
+    )[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", [-0.1, 1 / 3, -1e4])
+def test_rule_01_no_spread_gives_zero(mode, value):
+    assert step([value] * 4, 2, mode=mode, std_floor=0.0) == 0.0
+    result = estimate([value] * 3, ["a"] * 3, ["t", "u", "v"], torch.zeros(3, 2), mode=mode)
+    assert (result == 0).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rule_02_fewer_than_two_valid_contexts_give_zero(mode):
+    assert step([-1.0, -2.0, -3.0, -4.0], 0, valid=(True, False, False, False), mode=mode) == 0.0
+    assert step([-1.0, -2.0, -3.0, -4.0], 0, valid=(False,) * 4, mode=mode) == 0.0
+    assert step([-1.0, math.nan, -math.inf, math.nan], 0, mode=mode) == 0.0
+    assert step([-1.0, -2.0, -3.0, -4.0], 0, valid=(True, True, False, False), mode=mode) > 0.0
+
+
+@pytest.mark.parametrize("combine", COMBINES)
+def test_rule_03_an_unparsable_step_keeps_only_the_trajectory_advantage(combine):
+    assert step([-1.0, -2.0, -3.0, -4.0], -1) == 0.0
+    assert (
+        step([-1.0, -2.0, -3.0, -4.0], 1, valid=(True, False, True, True)) == 0.0
+    )  # its own context is missing
+    result = estimate([1.0, 0.0], ["a", "a"], ["t", "u"], torch.zeros(2, 3), combine=combine)
+    assert result.tolist() == [[0.5] * 3, [-0.5] * 3]
+
+
+def test_rule_04_an_empty_thought_is_compared_like_any_other():
+    scores, costs = [-1.0, -2.0, -2.0, -3.0], (0.0, 5.0, 9.0, 0.0)
+    assert step(scores, 0, costs=costs) == 1.0
+    assert step(scores, 3, costs=costs) == -1.0  # level 4 with an empty thought
+    assert step(scores, 0, costs=costs, cost_coef=1.0, cost_max=10) == pytest.approx(
+        1.0 + (0.5 + 0.9) / 4
+    )
+
+
+@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("mode", MODES)
+def test_rule_06_a_trajectory_alone_in_its_group_keeps_its_return(mode, combine):
+    result = estimate([3.0], ["a"], ["t"], torch.zeros(1, 2), mode=mode, combine=combine)
+    assert result.tolist() == [[pytest.approx(3.0, rel=1e-5)] * 2]
+    credited = estimate([0.0], ["a"], ["t"], torch.tensor([[0.5, 0.0]]), mode=mode, combine=combine)
+    assert credited.isfinite().all()
+
+
+@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("mode", MODES)
+def test_rule_12_padding_permuting_and_splitting_leave_advantages_unchanged(mode, combine):
+    generator = torch.Generator().manual_seed(0)
+    rows, width = 9, 5
+    scores = torch.rand(rows, generator=generator).tolist()
+    index = ["a", "a", "a", "b", "b", "b", "c", "c", "c"]
+    traj = [f"t{i}" for i in range(rows)]
+    thinking = torch.randn(rows, width, generator=generator)
+    mask = torch.ones(rows, width)
+    for row in range(rows):
+        mask[row, 2 + row % 4 :] = 0
+    whole = estimate(scores, index, traj, thinking * mask, mask, mode=mode, combine=combine)
+
+    pad = torch.nn.functional.pad
+    padded = estimate(
+        scores,
+        index,
+        traj,
+        pad(thinking * mask, (0, 3)),
+        pad(mask, (0, 3)),
+        mode=mode,
+        combine=combine,
+    )
+    torch.testing.assert_close(padded, pad(whole, (0, 3)))
+
+    def part(rows_of_part):
+        pick = list(rows_of_part)
+        return estimate(
+            [scores[i] for i in pick],
+            [index[i] for i in pick],
+            [traj[i] for i in pick],
+            (thinking * mask)[pick],
+            mask[pick],
+            mode=mode,
+            combine=combine,
+        )
+
+    order = torch.randperm(rows, generator=generator).tolist()
+    torch.testing.assert_close(part(order), whole[order])
+    torch.testing.assert_close(torch.cat([part(range(0, 3)), part(range(3, 9))]), whole)
+
+
+def test_rule_12_steps_are_independent_of_the_batch_they_are_in():
+    generator = torch.Generator().manual_seed(1)
+    scores, costs = (
+        torch.randn(6, 4, generator=generator),
+        torch.rand(6, 4, generator=generator) * 40,
+    )
+    valid, chosen = torch.rand(6, 4, generator=generator) < 0.8, torch.tensor([0, 1, 2, 3, -1, 0])
+    options = {"cost_coef": 0.3, "cost_max": 32}
+    for function in (
+        thinking_reweight,
+        lambda *a, **k: thinking_advantage(*a, mode="mean_std_norm", **k)[0],
+    ):
+        whole = function(scores, valid, chosen, costs, **options)
+        alone = [
+            function(*(t[i : i + 1] for t in (scores, valid, chosen, costs)), **options)
+            for i in range(6)
+        ]
+        torch.testing.assert_close(torch.cat(alone), whole)

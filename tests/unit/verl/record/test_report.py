@@ -1,0 +1,229 @@
+"""The report shows what the run directory holds, needs nothing outside of itself, and never breaks
+training.
+"""
+
+import html.parser
+import json
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers.fake_run import fake_run
+from verl.record.report import refresh_report, write_report
+from verl.record.report.axes import Scale, log_ticks, nice_ticks, number, step_ticks
+from verl.record.report.charts import MAX_POINTS, Chart, Series, draw, smoothed
+from verl.record.report.episodes import contrasting, read_trajectories
+from verl.record.report.figures import duration, time_parts
+from verl.record.report.run_data import load_run
+from verl.utils import jsonl
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return fake_run(
+        tmp_path_factory.mktemp("runs") / "rlvcr" / "quickstart", steps=12, validate_every=6
+    )
+
+
+@pytest.fixture(scope="module")
+def page(run_dir):
+    return write_report(run_dir).read_text()
+
+
+class Tags(html.parser.HTMLParser):
+    """Checks that tags close in order and collects what they refer to."""
+
+    EMPTY = ("meta", "line", "path", "circle", "rect", "br", "link", "img")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.attributes, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [(tag, *pair) for pair in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def parse(page):
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    return tags
+
+
+def test_the_page_is_well_formed_and_refers_to_nothing_outside(page):
+    tags = parse(page)
+    assert not [a for a in tags.attributes if a[1] in ("src", "href", "data", "action")]
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", page)
+
+
+def test_the_page_shows_charts_figures_and_episodes(page):
+    tags = parse(page)
+    text = " ".join(" ".join(tags.text).split())
+    for heading in ("Success rate", "Share of thinking levels", "Sampled tokens per episode", "Time per iteration",
+                    "Policy loss", "Engine against trainer", "Sample episodes", "Configuration"):  # fmt: skip
+        assert heading in text, heading
+    assert "95% interval" in text and "finished, step 12 of" not in text and "step 12 of 30" in text
+    assert "thinking advantage of the sampled thought" in text and "held-out, step 12" in text
+
+
+def test_labels_and_units_are_on_every_chart(page):
+    charts = re.findall(r"<svg .*?</svg>", page, re.DOTALL)
+    assert len(charts) > 12
+    for chart in charts:
+        assert (
+            "training step</text>" in chart
+            and chart.count('class="label"') == 2
+            and 'class="tick"' in chart
+        )
+        hover = json.loads(html.unescape(re.search(r'data-hover="([^"]*)"', chart)[1]))
+        assert all(len(s["x"]) == len(s["y"]) > 0 for s in hover["series"])
+
+
+def test_intervals_are_those_that_were_measured(tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    bounds = {"val/success_rate_low": 0.41, "val/success_rate_high": 0.6}
+    jsonl.append(bare / "metrics.jsonl", {"step": 0, "val/success_rate": 0.5, **bounds})
+    jsonl.append(bare / "metrics.jsonl", {"step": 3, "val/success_rate": 0.7})
+    run = load_run(bare)
+    assert run.interval(0) == (0.41, 0.6) and run.interval(3) == (0.7, 0.7)
+
+
+def test_what_the_policy_and_the_environment_say_is_escaped(tmp_path):
+    run_dir = fake_run(tmp_path / "r", steps=1, validate_every=1)
+    path = run_dir / "rollouts" / "1.jsonl"
+    rows = list(jsonl.read(path))
+    for row in rows:
+        row["prompt"] = row["steps"][0]["observation"] = row["steps"][0]["action"] = (
+            "</pre><script>alert(1)</script>"
+        )
+    jsonl.write(path, rows)
+    page = write_report(run_dir).read_text()
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+    parse(page)
+
+
+@pytest.mark.parametrize("present", ["metrics", "config"])
+def test_a_run_that_has_just_begun_has_a_report(tmp_path, present):
+    if present == "metrics":
+        jsonl.append(
+            tmp_path / "metrics.jsonl", {"step": 0, "val/success_rate": 0.25, "odd/text": "x"}
+        )
+    else:
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {"project_name": "p"}}))
+    parse(write_report(tmp_path).read_text())
+
+
+def test_no_run_is_an_error_but_not_for_the_trainer(tmp_path, caplog):
+    with pytest.raises(FileNotFoundError, match="not a run directory"):
+        write_report(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert refresh_report(tmp_path) is None
+    assert "could not be written" in caplog.text
+
+
+def test_rows_of_one_trajectory_are_joined_in_order(tmp_path):
+    rows = [{"traj_uid": "a", "won": True, "steps": [{"step": s}]} for s in (2, 0, 1)]
+    jsonl.write(tmp_path / "1.jsonl", rows)
+    (trajectory,) = read_trajectories(tmp_path / "1.jsonl")
+    assert [step["step"] for step in trajectory["steps"]] == [0, 1, 2]
+
+
+def test_samples_contrast_plays_of_the_same_task():
+    def row(uid, won):
+        return {"uid": uid, "won": won, "steps": [{}]}
+
+    rows = [row("a", True), row("a", True), row("b", False), row("b", True)]
+    assert [(r["uid"], r["won"]) for r in contrasting(rows)] == [("b", True), ("b", False)]
+    assert [r["won"] for r in contrasting(rows[:2])] == [True]
+
+
+def test_parts_measured_inside_playing_are_not_counted_twice(tmp_path):
+    parts = {"timing_s/gen": 8.0, "timing_s/alternatives": 3.0, "timing_s/update_actor": 2.0}
+    jsonl.append(tmp_path / "metrics.jsonl", {"step": 1, **parts})
+    assert list(time_parts(load_run(tmp_path))) == ["timing_s/gen", "timing_s/update_actor"]
+    inside = {"timing_s/gen_engine": 4.0, "timing_s/gen_env": 1.0, "timing_s/alternatives": 3.0}
+    jsonl.append(tmp_path / "metrics.jsonl", {"step": 2, **parts, **inside})
+    assert list(time_parts(load_run(tmp_path))) == [*inside, "timing_s/update_actor"]
+
+
+def test_ticks_are_round_and_cover_the_values():
+    assert nice_ticks(0.0, 0.97, 6) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert nice_ticks(-3, 12, 4) == [-5, 0, 5, 10, 15]
+    assert nice_ticks(0, 0) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert nice_ticks(5, 5)[0] <= 5 <= nice_ticks(5, 5)[-1]
+    assert log_ticks(2e-7, 3e-4) == pytest.approx([1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
+    assert step_ticks(1, 30, 5) == [10, 20, 30] and step_ticks(0, 0) == [0.0]
+
+
+def test_scales_map_ends_to_ends():
+    assert Scale(0, 10, 100, 0)(2.5) == 75
+    assert Scale(1e-4, 1, 0, 40, log=True)(1e-2) == 20
+
+
+def test_numbers_are_short():
+    shown = [number(v) for v in (0, 12345.6, 12.345, 0.012345, 1.23e-7, -3.0, 2e8)]
+    assert shown == ["0", "12,346", "12.3", "0.0123", "1.2e-7", "-3", "2e8"]
+    assert [duration(s) for s in (45, 400, 7500)] == ["45 s", "6 min 40 s", "2 h 05 min"]
+
+
+def test_smoothing_has_no_bias_towards_the_start():
+    assert smoothed([2.0, 2.0, 2.0]) == pytest.approx([2.0, 2.0, 2.0])
+    assert smoothed([1.0, 0.0])[1] == pytest.approx(0.7 * 0.3 / 0.51)
+
+
+def test_long_runs_are_thinned():
+    series = Series("x", list(range(10_000)), [0.5] * 10_000, "accent").thinned()
+    assert len(series.xs) <= MAX_POINTS + 1 and series.xs[-1] == 9_999
+
+
+def test_stacked_layers_add_up():
+    layers = [Series("a", [1, 2], [0.25, 0.5], "level-1"), Series("b", [2], [0.5], "level-2")]
+    svg = draw(Chart("t", "y", layers, "stacked", y_range=(0.0, 1.0), height=148))
+    hover = json.loads(html.unescape(re.search(r'data-hover="([^"]*)"', svg)[1]))
+    assert [s["y"] for s in hover["series"]] == [["0.25", "0.5"], ["0", "0.5"]]
+    assert "526 10L" in svg or "526.0 10.0L" in svg  # the sum 1.0 reaches the top
+
+
+def test_the_command_line_writes_and_shows(run_dir, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "verl.record.report", str(run_dir)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert done.stdout.strip() == str(run_dir / "report.html")
+    script = [
+        sys.executable,
+        str(ROOT / "scripts" / "show_trajectory.py"),
+        str(run_dir),
+        "--contexts",
+        "--step",
+        "12",
+    ]
+    shown = subprocess.run(script, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert "won alfworld/pick_and_place_simple" in shown.stdout and "(sampled)" in shown.stdout, (
+        shown.stderr
+    )
+    script[-1] = "11"
+    refused = subprocess.run(script, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert "there are: [1, 12]" in refused.stderr and refused.returncode != 0

@@ -1,0 +1,107 @@
+"""Every sampled token's credit is written next to its text, under the step that sampled it."""
+
+import json
+
+import pytest
+import torch
+
+from verl import DataProto
+from verl.record.rollout_log import rollout_lines
+from verl.utils import jsonl
+
+
+class Letters:
+    """Token 1 is a, 2 is b ...; counts how often it decodes."""
+
+    calls = 0
+
+    def decode(self, ids):
+        self.calls += 1
+        return "".join(chr(96 + i) for i in ids)
+
+
+def batch(advantages=True):
+    tensors = {
+        "prompts": torch.tensor([[0, 1, 2], [3, 4, 5]]),
+        "responses": torch.tensor([[6, 7, 8, 9, 6], [6, 6, 0, 0, 0]]),
+        "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0]]),
+        "response_mask": torch.tensor([[1, 1, 0, 1, 1], [1, 1, 0, 0, 0]]),
+        "step_ids": torch.tensor([[0, 0, -1, 1, 1], [4, 4, -1, -1, -1]]),
+    }
+    if advantages:
+        tensors["advantages"] = torch.tensor(
+            [[1.0, 2.0, 99.0, -1.0, -2.0], [0.123456789, 0.5, 0.0, 0.0, 0.0]]
+        )
+    others = {
+        "uid": ["u", "u"],
+        "traj_uid": ["t0", "t1"],
+        "task_id": ["k", "k"],
+        "data_source": ["s", "s"],
+        "won": [True, False],
+        "episode_rewards": [1.0, 0.0],
+        "episode_lengths": [2, 5],
+        "steps": [
+            [{"step": 0, "action": "look"}, {"step": 1, "action": "go"}],
+            [{"step": 4, "action": "take"}],
+        ],
+    }
+    return DataProto.from_dict(tensors, others)
+
+
+def test_lines_hold_the_credit_of_the_sampled_tokens_only():
+    first, second = rollout_lines(batch(), Letters())
+    assert first["prompt"] == "ab" and second["prompt"] == "cde"
+    assert (first["won"], first["return"], first["length"]) == (True, 1.0, 2)
+    assert (
+        first["steps"][0]["token_credit"] == [["f", 1.0], ["g", 2.0]]
+        and first["steps"][0]["advantage"] == 1.5
+    )
+    assert (
+        first["steps"][1]["token_credit"] == [["i", -1.0], ["f", -2.0]]
+        and first["steps"][1]["action"] == "go"
+    )
+    assert second["steps"][0]["token_credit"] == [["f", 0.12346], ["f", 0.5]]
+
+
+def test_without_advantages_there_is_no_credit():
+    for line in rollout_lines(batch(advantages=False), Letters()):
+        assert all("token_credit" not in step and "advantage" not in step for step in line["steps"])
+
+
+def test_a_token_is_decoded_once():
+    tokenizer = Letters()
+    list(rollout_lines(batch(), tokenizer))
+    assert tokenizer.calls == 2 + 3  # two prompts; f, g and i
+
+
+def test_the_records_of_the_batch_are_not_changed():
+    data = batch()
+    list(rollout_lines(data, Letters()))
+    assert data.non_tensor_batch["steps"][0][0] == {"step": 0, "action": "look"}
+
+
+def test_lines_survive_the_file(tmp_path):
+    data = batch()
+    data.non_tensor_batch["steps"][0][0]["observation"] = 'quotes " and\nnewlines é'
+    assert jsonl.write(tmp_path / "1.jsonl", rollout_lines(data, Letters())) == 2
+    lines = list(jsonl.read(tmp_path / "1.jsonl"))
+    assert lines[0]["steps"][0]["observation"] == 'quotes " and\nnewlines é'
+    assert lines == [json.loads(jsonl.dumps(line)) for line in rollout_lines(data, Letters())]
+
+
+def test_a_step_without_sampled_tokens_has_advantage_zero():
+    data = batch()
+    data.non_tensor_batch["steps"][1] = [{"step": 7}]
+    assert list(rollout_lines(data, Letters()))[1]["steps"][0] == {
+        "step": 7,
+        "advantage": 0.0,
+        "token_credit": [],
+    }
+
+
+@pytest.mark.parametrize("key", ["responses", "step_ids"])
+def test_a_missing_column_is_named(key):
+    data = batch()
+    data.pop(batch_keys=[key])
+    with pytest.raises(KeyError, match=key):
+        list(rollout_lines(data, Letters()))

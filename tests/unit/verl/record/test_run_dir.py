@@ -1,0 +1,89 @@
+"""A run directory describes its run and belongs to one run at a time."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+import yaml
+
+from verl.record.run_dir import RunDirectory, RunDirectoryInUse
+
+
+@dataclass
+class Inner:
+    lr: float = 1e-3
+    names: list = field(default_factory=lambda: ["a"])
+
+
+@dataclass
+class Config:
+    actor: Inner = field(default_factory=Inner)
+    seed: int = 1
+
+
+def test_opening_writes_configuration_and_facts(tmp_path):
+    with RunDirectory(tmp_path / "runs" / "p" / "e").open(Config(), seeds={"trainer": 1}) as run:
+        assert yaml.safe_load(run.config_path.read_text()) == {
+            "actor": {"lr": 1e-3, "names": ["a"]},
+            "seed": 1,
+        }
+        facts = json.loads(run.env_path.read_text())
+        assert (
+            facts["seeds"] == {"trainer": 1}
+            and facts["devices"]["cores"] >= 1
+            and "numpy" in facts["packages"]
+        )
+        assert all(folder.is_dir() for folder in (run.rollouts, run.logs, run.checkpoints))
+
+
+def test_a_second_start_is_recorded_and_its_differences_are_told(tmp_path, caplog):
+    RunDirectory(tmp_path).open(Config()).close()
+    with caplog.at_level(logging.WARNING), RunDirectory(tmp_path).open(Config(seed=2)) as run:
+        assert len(json.loads(run.env_path.read_text())["starts"]) == 2
+    assert "seed: 1 -> 2" in caplog.text and "in 1 keys" in caplog.text
+
+
+def test_omegaconf_nodes_are_resolved(tmp_path):
+    from omegaconf import OmegaConf
+
+    with RunDirectory(tmp_path).open(OmegaConf.create({"a": 1, "b": "${a}"})) as run:
+        assert yaml.safe_load(run.config_path.read_text()) == {"a": 1, "b": 1}
+
+
+HOLD = (
+    "import sys, time; from verl.record.run_dir import RunDirectory; r = RunDirectory(sys.argv[1]).open({}); \
+print('held', flush=True); time.sleep(600)"
+)
+
+
+def test_two_runs_cannot_share_a_directory_and_a_killed_one_frees_it(tmp_path):
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(RunDirectoryInUse, match=f"in use by process {other.pid}"):
+            RunDirectory(tmp_path).open({})
+    finally:
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait(timeout=10)
+    RunDirectory(tmp_path).open({}).close()
+
+
+def test_rollouts_are_written_whole_or_not_at_all(tmp_path):
+    run = RunDirectory(tmp_path)
+    assert run.write_rollouts(3, [{"won": True}]).name == "3.jsonl"
+    assert run.write_rollouts(3, [{"won": True}] * 2, validation=True).name == "val_3.jsonl"
+
+    def torn():
+        yield {"won": False}
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError):
+        run.write_rollouts(3, torn())
+    assert run.rollout_path(3).read_text() == '{"won":true}\n'

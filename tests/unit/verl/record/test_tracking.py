@@ -1,0 +1,175 @@
+"""Metrics reach the file whatever happens around it."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from verl.record.console import TrainingConsole, summary
+from verl.record.tracker_services import Service, check_backends, flatten
+from verl.record.tracking import Tracking, read_metrics
+from verl.utils import jsonl
+from verl.utils.logging import setup_logging
+
+
+def make(tmp_path, backends=("file",), **kwargs):
+    return Tracking("project", "experiment", list(backends), {"a": {"b": 1}}, tmp_path, **kwargs)
+
+
+def test_one_line_per_step_with_every_metric(tmp_path):
+    with make(tmp_path) as tracking:
+        tracking.log(
+            {"actor/pg_loss": torch.tensor(0.5), "val/success_rate": np.float32(0.25)}, step=0
+        )
+        tracking.log({"actor/pg_loss": float("nan"), "episode/length": np.int64(7)}, step=1)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1]
+    assert lines[0]["actor/pg_loss"] == 0.5 and lines[0]["val/success_rate"] == 0.25
+    assert lines[1]["actor/pg_loss"] is None and lines[1]["episode/length"] == 7
+
+
+def test_resuming_drops_later_steps_and_a_torn_line(tmp_path):
+    with make(tmp_path) as tracking:
+        for step in range(5):
+            tracking.log({"x": step}, step)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "x"')
+    with make(tmp_path, resume_step=2) as tracking:
+        tracking.log({"x": 30}, 3)
+    assert [(m["step"], m["x"]) for m in read_metrics(tmp_path)] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (3, 30),
+    ]
+
+
+def test_a_fresh_start_keeps_the_older_file_aside(tmp_path):
+    for value in (1, 2, 3):
+        with make(tmp_path) as tracking:
+            tracking.log({"x": value}, 0)
+    assert read_metrics(tmp_path)[0]["x"] == 3
+    assert next(jsonl.read(tmp_path / "metrics.1.jsonl"))["x"] == 1
+    assert next(jsonl.read(tmp_path / "metrics.2.jsonl"))["x"] == 2
+
+
+def test_metrics_of_one_step_are_merged(tmp_path):
+    with make(tmp_path) as tracking:
+        tracking.log({"x": 1, "y": 1}, 1)
+        tracking.log({"y": 2}, 1)
+    (merged,) = read_metrics(tmp_path)
+    assert (merged["x"], merged["y"]) == (1, 2)
+
+
+def test_lines_that_are_no_objects_are_skipped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\nnot json\n[1]\n\xff\n{"step": 1}\n{"step": 2}')
+    assert [record["step"] for record in jsonl.read(path)] == [0, 1]
+
+
+def test_an_unknown_backend_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="'tensorbord'; did you mean 'tensorboard'"):
+        check_backends(["console", "tensorbord"])
+
+
+def test_a_failing_service_never_stops_training(tmp_path, monkeypatch, caplog):
+    class Broken:
+        def __init__(self, **kwargs):
+            pass
+
+        def start(self):
+            pass
+
+        def store_init_configuration(self, values):
+            assert values == {"a.b": 1}
+
+        def log(self, values, step):
+            raise ConnectionError("the service is away")
+
+    import accelerate.tracking
+
+    monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "wandb", Broken)
+    with caplog.at_level(logging.WARNING), make(tmp_path, ["wandb"]) as tracking:
+        tracking.log({"x": 1}, 0)
+        tracking.log({"x": 2}, 1)
+    assert [m["x"] for m in read_metrics(tmp_path)] == [1, 2]
+    assert [r.message for r in caplog.records].count(
+        caplog.records[0].message
+    ) == 1 and "wandb" in caplog.text
+
+
+def test_tensorboard_receives_the_numbers(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    service = Service("tensorboard", "project", "experiment", tmp_path, {"a": {"b": 1}})
+    service.log({"actor/pg_loss": 0.5}, 3)
+    service.log_texts("val/plays", ["task", "play"], [["t1", "> door\n\nopen"]], 3)
+    service.finish()
+    events = EventAccumulator(str(tmp_path / "experiment")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("actor/pg_loss")] == [(3, 0.5)]
+    (text,) = events.Tensors("val/plays/0/text_summary")
+    assert text.tensor_proto.string_val[0] == b"t1\n\n> door\n\nopen"
+
+
+METRICS = {
+    "val/success_rate": 0.5,
+    "episode/success_rate": 0.251,
+    **{f"rlvcr/level_share_{k}": k / 10 for k in (1, 2, 3, 4)},
+    "timing_s/step": 2.345,
+}
+
+
+def test_a_summary_shows_what_is_there():
+    assert summary(METRICS) == {
+        "held-out success": "50.0%",
+        "train success": "25.1%",
+        "levels 1-4": "10% 20% 30% 40%",
+        "s/step": "2.3",
+    }
+    assert summary({"rlvcr/level_share_1": 1.0, "val/success_rate": None}) == {}
+
+
+def test_plain_lines_where_there_is_no_terminal(caplog):
+    with caplog.at_level(logging.INFO):
+        TrainingConsole(total_steps=3, console=Console(force_terminal=False)).step(2, METRICS)
+    assert "step 2: held-out success 50.0%, train success 25.1%" in caplog.text
+
+
+def test_a_table_and_a_bar_on_a_terminal(tmp_path):
+    with (tmp_path / "screen").open("w+") as file:
+        console = TrainingConsole(3, console=Console(file=file, force_terminal=True, width=120))
+        console.step(1, METRICS)
+        console.step(2, METRICS)
+        console.close()
+        console.close()
+        file.seek(0)
+        screen = file.read()
+    assert screen.count("held-out success") == 1 and screen.count("50.0%") == 2
+
+
+def test_the_log_reaches_the_file_once(tmp_path):
+    root = logging.getLogger()
+    before = list(root.handlers), root.level
+    try:
+        for _ in range(2):
+            setup_logging(tmp_path / "logs" / "main.log")
+        logging.getLogger("verl.test").info("hello")
+    finally:
+        for handler in root.handlers[:]:
+            if handler not in before[0]:
+                root.removeHandler(handler)
+                handler.close()
+        root.setLevel(before[1])
+    assert (tmp_path / "logs" / "main.log").read_text().count("INFO verl.test: hello") == 1
+
+
+def test_flattened_configurations_hold_plain_values():
+    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1, 2]}) == {
+        "a.b": 1,
+        "a.c.d": "None",
+        "e": "[1, 2]",
+    }

@@ -1,0 +1,404 @@
+"""Worker groups on a real local Ray: dispatch, padding, errors, deadlines, death, colocation,
+process groups.
+"""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from verl.protocol import DataProto
+from verl.single_controller.base import (
+    Dispatch,
+    Execute,
+    Worker,
+    WorkerDiedError,
+    WorkerError,
+    WorkerTimeoutError,
+    register,
+)
+from verl.single_controller.base.decorator import Registration, plan_calls, registered_methods
+from verl.single_controller.ray import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    create_colocated_worker_cls,
+    init_ray,
+)
+from verl.single_controller.ray.local import token_path
+
+
+class Echo(Worker):
+    def __init__(self, factor: int = 2, bias: int = 0):
+        self.factor, self.bias, self.seen = factor, bias, []
+
+    @register(Dispatch.ONE_TO_ALL)
+    def describe(self, note=None):
+        names = (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "ECHO_VARIABLE",
+        )
+        return {**{name: os.environ.get(name) for name in names}, "note": note, "pid": os.getpid()}
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def scale(self, data: DataProto, extra: int = 0) -> DataProto:
+        data.batch["x"].mul_(self.factor).add_(
+            extra
+        )  # in place: shipped tensors belong to the worker
+        rows = np.full(len(data), self.rank)
+        padding = np.full(len(data), data.meta_info["padding_rows"])
+        meta = {"metrics": {"rank": self.rank}, "temperature": data.meta_info.get("temperature")}
+        return DataProto.from_dict(
+            {"y": data.batch["x"] + self.bias}, {"rank": rows, "padding": padding}, meta
+        )
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def half(self, data: DataProto) -> DataProto:
+        return data[: len(data) // 2]
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def only_metrics(self, data: DataProto) -> DataProto:
+        return DataProto(meta_info={"metrics": {"rows": len(data), "rank": self.rank}})
+
+    @register(Dispatch.ALL_TO_ALL)
+    def add(self, a, b):
+        return a + b
+
+    @register(Dispatch.DP_COMPUTE)
+    def negate(self, a):
+        return -a
+
+    @register(Dispatch.RANK_ZERO)
+    def who(self):
+        return self.rank
+
+    @register(Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def who_too(self):
+        return self.rank
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def slow(self, seconds):
+        time.sleep(seconds)
+        return self.rank
+
+    @register(Dispatch.ONE_TO_ALL, timeout_s=0.3)
+    def hang(self):
+        if self.rank == 1:
+            time.sleep(1)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def fail_on(self, rank):
+        if self.rank == rank:
+            raise ValueError("cannot do that")
+        time.sleep(1)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def die_on(self, rank):
+        if self.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(30)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def total(self, value):
+        tensor = torch.tensor([float(value + self.rank)])
+        torch.distributed.all_reduce(tensor)
+        return tensor.item()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sum_after_death_of(self, rank):
+        if self.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.total(0)
+
+    def unregistered(self):
+        return "hidden"
+
+
+class Broken(Worker):
+    def __init__(self):
+        raise RuntimeError("no such model")
+
+
+@pytest.fixture(scope="module")
+def sockets_before():
+    """What the test process itself, or an earlier test in it, listens on."""
+    return frozenset((psutil.Process().pid, port) for _, port in sockets(psutil.Process()))
+
+
+@pytest.fixture(scope="module")
+def cluster(sockets_before):
+    facts = init_ray({"num_cpus": 4}, object_store_gb=0.2)
+    yield facts
+    import ray
+
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pool(cluster):
+    with RayResourcePool([2], max_colocate_count=2, cpus_per_worker=0.5) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def group(pool):
+    spec = RayClassWithInitArgs(Echo, 2, bias=100, env_vars={"ECHO_VARIABLE": "set"})
+    with RayWorkerGroup(pool, spec, call_timeout_s=30) as group:
+        yield group
+
+
+@pytest.fixture
+def doomed(pool):
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(Echo), call_timeout_s=30)
+    yield group
+    group.kill()
+
+
+def table(rows: int) -> DataProto:
+    return DataProto.from_dict(
+        {"x": torch.arange(rows)}, {"uid": list(range(rows))}, {"temperature": 0.5}
+    )
+
+
+def listening_addresses(before: frozenset = frozenset()) -> dict[int, set[str]]:
+    """Process id → IPs on which it accepts connections, less those ``before``, for this process and
+    all below it.
+    """
+    addresses = {}
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        addresses[process.pid] = {
+            ip for ip, port in sockets(process) if (process.pid, port) not in before
+        }
+    return addresses
+
+
+def sockets(process: psutil.Process) -> list[tuple[str, int]]:
+    connections = process.net_connections("inet")
+    return [(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN]
+
+
+def only_loopback(addresses: dict[int, set[str]]) -> bool:
+    return set().union(*addresses.values()) <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
+def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_before):
+    assert cluster["started"] and cluster["loopback_only"]
+    assert cluster["object_store_gb"] == pytest.approx(0.2)
+    assert cluster["num_cpus"] == 4
+    assert stat.S_IMODE(token_path().stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(cluster["session_dir"]).parent.parent.stat().st_mode) == 0o700
+    addresses = listening_addresses(sockets_before)
+    assert all(
+        addresses[place["pid"]] for place in group.placement
+    )  # the workers are among those looked at
+    assert only_loopback(addresses)
+
+
+def test_init_ray_leaves_a_running_ray_alone(cluster):
+    assert init_ray() == {**cluster, "started": False}
+    with pytest.raises(TypeError, match="num_cpu"):
+        init_ray(num_cpu=3)
+
+
+def test_ranks_get_their_environment(group):
+    first, second = group.describe(note=[1])
+    assert [first["RANK"], second["RANK"]] == ["0", "1"]
+    assert [first["LOCAL_RANK"], second["LOCAL_RANK"]] == ["0", "1"]
+    assert first["WORLD_SIZE"] == second["WORLD_SIZE"] == second["LOCAL_WORLD_SIZE"] == "2"
+    assert first["MASTER_ADDR"] == "127.0.0.1" and first["MASTER_PORT"] == second["MASTER_PORT"]
+    assert first["ECHO_VARIABLE"] == "set" and first["note"] == [1]
+    assert first["pid"] != second["pid"]
+
+
+@pytest.mark.parametrize("rows", [4, 5, 1])
+def test_tables_are_split_in_order_and_padding_is_removed(group, rows):
+    data = table(rows)
+    out = group.scale(data, extra=1)
+    assert out.batch["y"].tolist() == [2 * x + 101 for x in range(rows)]
+    assert out.non_tensor_batch["rank"].tolist() == [
+        0 if x < (rows + 1) // 2 else 1 for x in range(rows)
+    ]
+    assert out.meta_info == {"metrics": {"rank": 0}, "temperature": 0.5}
+    assert data.batch["x"].tolist() == list(range(rows)) and data.meta_info == {"temperature": 0.5}
+
+
+def test_answers_without_rows_keep_rank_zeros_meta_info(group):
+    assert group.only_metrics(table(3)).meta_info == {"metrics": {"rows": 2, "rank": 0}}
+    assert group.only_metrics(DataProto(meta_info={"a": 1})).meta_info["metrics"]["rows"] == 0
+
+
+def test_padding_that_cannot_be_told_apart_is_an_error(group):
+    assert len(group.half(table(4))) == 2
+    with pytest.raises(ValueError, match="cannot be told"):
+        group.half(table(5))
+
+
+def test_lists_are_dealt_one_entry_per_rank(group):
+    assert group.add([1, 2], [10, 20]) == [11, 22]
+    assert group.add(1, 10) == [11, 11]
+    assert group.negate([3, 4]) == [-3, -4]
+    with pytest.raises(ValueError, match="2 ranks"):
+        group.negate([1, 2, 3])
+    with pytest.raises(ValueError, match="no DataProto"):
+        group.scale(3)
+
+
+def test_rank_zero_alone_answers(group):
+    assert group.who() == 0 and group.who_too() == 0
+    assert group.execute_rank_zero("unregistered") == "hidden"
+    assert group.execute_all("unregistered") == ["hidden", "hidden"]
+
+
+def test_large_arguments_arrive_whole_on_every_rank(group):
+    big = np.arange(300_000, dtype=np.float32)
+    assert [float(note["note"].sum()) for note in group.describe(note=big)] == [
+        float(big.sum())
+    ] * 2
+
+
+def test_non_blocking_calls_return_futures_that_other_calls_accept(group):
+    future = group.slow(0.5)
+    assert not future.done()
+    assert future.get() == [0, 1] and future.done()
+    scaled = group.submit("scale", table(2))
+    assert group.submit("describe", note=scaled).get()[1]["note"].batch["y"].tolist() == [100, 102]
+
+
+def test_unknown_methods_name_the_nearest(group):
+    with pytest.raises(AttributeError, match="did you mean 'scale'"):
+        group.scael(table(2))
+    with pytest.raises(AttributeError, match="unregistered"):
+        group.submit("unregistered")
+
+
+def test_process_group_sums_over_ranks(group, sockets_before):
+    group.init_process_group(backend="gloo", timeout_s=30)
+    group.init_process_group(backend="gloo")  # joined already
+    assert group.total(1) == [3.0, 3.0]
+    assert only_loopback(
+        listening_addresses(sockets_before)
+    )  # the rendezvous and the collectives, too
+    with pytest.raises(RuntimeError, match="not mpi|not nccl"):
+        group.init_process_group(backend="nccl")
+
+
+def test_an_exception_keeps_its_type_and_names_the_rank(group):
+    with pytest.raises(ValueError, match="cannot do that") as caught:
+        group.fail_on(1)
+    assert any("Echo[rank 1].fail_on" in note for note in caught.value.__notes__)
+
+
+def test_a_deadline_names_who_is_late(group):
+    with pytest.raises(WorkerTimeoutError, match=r"0\.3 s from: Echo\[rank 1\]\.hang$") as caught:
+        group.hang()
+    assert isinstance(caught.value, TimeoutError)
+    with pytest.raises(WorkerTimeoutError, match="slow"):
+        group.slow(1).get(timeout_s=0.2)
+
+
+def test_a_death_is_told_before_the_other_ranks_answer(doomed):
+    started = time.monotonic()
+    with pytest.raises(WorkerDiedError, match=r"Echo\[rank 1\]\.die_on"):
+        doomed.die_on(1)
+    assert time.monotonic() - started < 25  # rank 0 sleeps for 30 s
+
+
+def test_a_death_in_a_collective_is_told_as_the_cause(doomed):
+    doomed.init_process_group(backend="gloo", timeout_s=20)
+    with pytest.raises(WorkerDiedError, match=r"rank 0"):
+        doomed.sum_after_death_of(0)
+    with pytest.raises(WorkerDiedError, match=r"rank 0"):  # and stays told
+        doomed.describe()
+    doomed.kill()
+    doomed.shutdown()
+    with pytest.raises(WorkerError, match="shut down"):
+        doomed.who()
+
+
+def test_a_constructor_that_fails_gives_the_resources_back(pool):
+    for _ in range(2):  # with `group`, more than fit into the pool at once
+        with pytest.raises(RuntimeError, match="no such model") as caught:
+            RayWorkerGroup(pool, RayClassWithInitArgs(Broken), start_timeout_s=30)
+        assert any("Broken.__init__" in note for note in caught.value.__notes__)
+
+
+def test_colocated_roles_share_processes_but_not_state(pool):
+    import ray
+
+    roles = {
+        "two": RayClassWithInitArgs(Echo, 2),
+        "three": RayClassWithInitArgs(ray.remote(Echo), 3),
+    }
+    group = RayWorkerGroup(pool, create_colocated_worker_cls(roles), call_timeout_s=30)
+    groups = group.spawn(roles)
+    assert groups["two"].scale(table(3)).batch["y"].tolist() == [0, 2, 4]
+    assert groups["three"].scale(table(3)).batch["y"].tolist() == [0, 3, 6]
+    assert [d["pid"] for d in groups["two"].describe()] == [
+        d["pid"] for d in groups["three"].describe()
+    ]
+    with pytest.raises(KeyError, match="four"):
+        group.spawn(["four"])
+    with pytest.raises(WorkerError, match="spawn"):
+        group.execute_all("describe")
+    group.shutdown()
+    with pytest.raises(WorkerError, match="shut down"):
+        groups["two"].who()
+
+
+def test_a_guest_shares_the_device_it_is_put_on(pool, monkeypatch):
+    assert "scheduling_strategy" not in pool.guest_options(1), "without GPUs it may run anywhere"
+    monkeypatch.setattr(pool, "_use_gpu", True)
+    options = pool.guest_options(1)
+    assert options["num_gpus"] == 0.5 and options["num_cpus"] == 0.5
+    assert options["scheduling_strategy"].placement_group_bundle_index == 1
+
+
+def test_a_second_driver_joins_the_cluster_by_its_address(cluster):
+    code = (
+        "import ray\n"
+        "from verl.single_controller.ray import init_ray\n"
+        f"facts = init_ray({{'address': {cluster['address']!r}}})\n"
+        "assert not facts['started'] and facts['num_cpus'] == 4, facts\n"
+        "assert ray.get(ray.remote(lambda: 7).remote(), timeout=60) == 7\n"
+        "ray.shutdown()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_pool_that_cannot_be_granted_says_what_is_free(cluster):
+    with pytest.raises(
+        WorkerTimeoutError, match=r"'greedy': 64 x .*free in the cluster: \{'CPU': "
+    ):
+        RayResourcePool([64], name_prefix="greedy", timeout_s=0.5).slots()
+    with pytest.raises(ValueError, match="at least 1"):
+        RayResourcePool([0])
+
+
+def test_registrations_are_inherited_and_impossible_ones_refused():
+    class Louder(Echo):
+        def who(self):
+            return 7
+
+    assert registered_methods(Louder)["who"].dispatch_mode is Dispatch.RANK_ZERO
+    with pytest.raises(ValueError, match="rank 0 alone"):
+        register(Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO)
+
+
+def test_shards_say_which_of_their_rows_are_padding():
+    calls, _ = plan_calls(Registration(Dispatch.DP_COMPUTE_PROTO), 4, (table(5),), {})
+    assert [args[0].meta_info["padding_rows"] for args, _ in calls] == [0, 0, 1, 2]
+    assert [args[0].batch["x"].tolist() for args, _ in calls] == [[0, 1], [2, 3], [4, 0], [1, 2]]

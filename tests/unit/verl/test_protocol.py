@@ -1,0 +1,359 @@
+"""DataProto: making, selecting, joining, shipping and storing rows."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import verl
+from verl.protocol import (
+    DataProto,
+    DataProtoItem,
+    collate_fn,
+    object_array,
+    pad_dataproto_to_divisor,
+    union_tensor_dict,
+    unpad_dataproto,
+)
+
+
+@pytest.fixture
+def data() -> DataProto:
+    return DataProto.from_dict(
+        tensors={"x": torch.arange(12).view(4, 3), "w": torch.tensor([0.0, 0.5, 1.0, 1.5])},
+        non_tensors={"uid": ["a", "a", "b", "b"], "steps": [[1, 2], [3, 4], [5, 6], [7, 8]]},
+        meta_info={"temperature": 0.7},
+    )
+
+
+def first_column(table: DataProto) -> list[int]:
+    return table.batch["x"][:, 0].tolist()
+
+
+def test_the_package_offers_the_class():
+    assert verl.DataProto is DataProto
+
+
+def test_lists_of_equal_length_stay_one_object_per_row(data):
+    assert data.non_tensor_batch["steps"].shape == (4,)
+    assert data.non_tensor_batch["steps"][2] == [5, 6]
+    assert object_array([(1, 2), (3, 4)]).tolist() == [(1, 2), (3, 4)]
+
+
+def test_from_single_dict_sorts_tensors_from_the_rest():
+    table = DataProto.from_single_dict(
+        {"x": torch.zeros(2, 3), "n": np.array([1, 2]), "s": ["p", "q"]}, {"m": 1}
+    )
+    assert table.tensor_keys() == ["x"] and list(table.non_tensor_batch) == ["n", "s"]
+    assert table.non_tensor_batch["n"].dtype == np.int64 and table.meta_info == {"m": 1}
+    assert "2 rows" in repr(table) and "[2, 3] float32" in repr(table)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "others", "error", "words"),
+    [
+        ({"x": torch.zeros(2), "y": torch.zeros(3)}, {}, ValueError, r"'x': 2, 'y': 3"),
+        ({"x": torch.zeros(2)}, {"u": ["a"]}, ValueError, r"2 rows.*'u': 1"),
+        ({}, {"u": ["a"], "v": ["a", "b"]}, ValueError, r"'v': 2"),
+        ({"x": torch.tensor(1.0)}, {}, ValueError, "scalar"),
+        ({"x": [1, 2]}, {}, TypeError, "'x'.*list"),
+        ({}, {"u": "ab"}, TypeError, "'u'"),
+        ({}, {"u": np.array(3)}, ValueError, "scalar"),
+    ],
+)
+def test_columns_that_are_no_columns_are_refused(tensors, others, error, words):
+    with pytest.raises(error, match=words):
+        DataProto.from_dict(tensors, others)
+
+
+def test_a_column_set_to_the_wrong_length_is_noticed_when_rows_travel(data):
+    data.non_tensor_batch["late"] = np.zeros(3)
+    for use in (pickle.dumps, lambda d: d[:2], lambda d: DataProto.concat([d])):
+        with pytest.raises(ValueError, match="late"):
+            use(data)
+
+
+def test_indexing_by_position_slice_list_array_and_mask(data):
+    row = data[-1]
+    assert isinstance(row, DataProtoItem) and row.batch["x"].tolist() == [9, 10, 11]
+    assert row.non_tensor_batch == {"uid": "b", "steps": [7, 8]} and row.meta_info == data.meta_info
+    assert first_column(data[1:3]) == [3, 6] and first_column(data[::2]) == [0, 6]
+    assert first_column(data[[3, 0, 0]]) == [9, 0, 0]
+    assert first_column(data[np.array([-1, 1])]) == [9, 3]
+    assert first_column(data[torch.tensor([2])]) == [6]
+    assert first_column(data[data.batch["w"] > 0.7]) == [6, 9]
+    assert first_column(data[np.array([True, False, False, True])]) == [0, 9]
+    assert len(data[[]]) == 0 and data[[]].non_tensor_batch["uid"].tolist() == []
+
+
+def test_wrong_indices_say_what_is_wrong(data):
+    with pytest.raises(IndexError, match="row 4 of a DataProto with 4"):
+        data[4]
+    with pytest.raises(IndexError, match="out of range"):
+        data[[0, 9]]
+    with pytest.raises(IndexError, match="mask has 3"):
+        data[np.array([True, False, True])]
+    with pytest.raises(IndexError, match="float"):
+        data[np.array([0.5])]
+    with pytest.raises(IndexError, match="one-dimensional"):
+        data[np.zeros((2, 2), dtype=int)]
+    with pytest.raises(TypeError, match=r"\.batch\['x'\]"):
+        data["x"]
+
+
+def test_selections_do_not_share_their_meta_info(data):
+    for part in (data[:2], data[[0]], data.select("x"), data.chunk(2)[0]):
+        part.meta_info["temperature"] = 9
+    assert data.meta_info == {"temperature": 0.7}
+
+
+def test_select_pop_and_rename(data):
+    chosen = data.select(batch_keys=["w"], non_tensor_batch_keys=[], meta_info_keys=[])
+    assert chosen.keys() == ["w"] and chosen.meta_info == {} and len(chosen) == 4
+    assert data.select(batch_keys=[]).keys() == ["uid", "steps"]
+    popped = data.pop("w", ["uid"], "temperature")
+    assert popped.keys() == ["w", "uid"] and popped.meta_info == {"temperature": 0.7}
+    assert data.keys() == ["x", "steps"] and data.meta_info == {}
+    assert data.rename(["x", "steps"], ["prompts", "records"]) is data
+    assert data.keys() == ["prompts", "records"]
+    assert data.pop("prompts").keys() == ["prompts"] and data.batch is None and len(data) == 4
+
+
+def test_unknown_keys_name_the_nearest():
+    table = DataProto.from_dict({"response_mask": torch.zeros(1)}, {"traj_uid": ["t"]})
+    with pytest.raises(KeyError, match="did you mean 'response_mask'"):
+        table.select("respons_mask")
+    with pytest.raises(KeyError, match="did you mean 'traj_uid'"):
+        table.pop(non_tensor_batch_keys=["traj_id"])
+    with pytest.raises(KeyError, match="meta_info has no key 'metrics'"):
+        table.select(meta_info_keys=["metrics"])
+    with pytest.raises(KeyError, match="traj_uid"):
+        table.rename("trajuid", "uid")
+    assert table.keys() == ["response_mask", "traj_uid"]
+
+
+def test_rename_refuses_taken_names_and_can_swap(data):
+    with pytest.raises(ValueError, match="uid"):
+        data.rename("x", "uid")
+    with pytest.raises(ValueError, match="1 old keys but 2"):
+        data.rename("x", ["y", "z"])
+    data.rename(["x", "w"], ["w", "x"])
+    assert data.batch["w"].shape == (4, 3) and data.batch["x"].shape == (4,)
+
+
+def test_concat_restores_what_was_cut(data):
+    parts = data.split(3)
+    assert [len(part) for part in parts] == [3, 1]
+    parts[1].meta_info = {"temperature": 1.0, "late": 1}
+    joined = DataProto.concat(parts)
+    assert first_column(joined) == [0, 3, 6, 9]
+    assert joined.non_tensor_batch["steps"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert joined.meta_info == {"temperature": 0.7, "late": 1}
+
+
+def test_concat_refuses_parts_that_do_not_fit(data):
+    with pytest.raises(ValueError, match=r"differ in \['w'\]"):
+        DataProto.concat([data, data.select("x")])
+    wide = DataProto.from_dict({"x": torch.zeros(1, 5, dtype=torch.long)})
+    with pytest.raises(ValueError, match=r"'x'.*\(3,\), \(5,\).*pad"):
+        DataProto.concat([data.select("x", []), wide])
+    with pytest.raises(ValueError, match="no parts"):
+        DataProto.concat([])
+    only_meta = DataProto.concat(
+        [DataProto(meta_info={"a": 1}), DataProto(meta_info={"a": 2, "b": 3})]
+    )
+    assert len(only_meta) == 0 and only_meta.meta_info == {"a": 1, "b": 3}
+
+
+def test_union_joins_columns_and_refuses_contradictions(data):
+    other = DataProto.from_dict(
+        {"w": data.batch["w"].clone(), "v": torch.ones(4)}, {"uid": ["a", "a", "b", "b"]}
+    )
+    assert data.union(other) is data
+    assert data.keys() == ["x", "w", "v", "uid", "steps"]
+    for contradiction in (
+        DataProto.from_dict({"w": torch.ones(4)}),
+        DataProto.from_dict({}, {"uid": ["a", "a", "b", "c"]}),
+        DataProto(meta_info={"temperature": 1.0}),
+        DataProto.from_dict({"z": torch.ones(3)}),
+        DataProto.from_dict({"uid": torch.ones(4)}),
+    ):
+        with pytest.raises(ValueError, match="union"):
+            data.union(contradiction)
+    assert data.keys() == ["x", "w", "v", "uid", "steps"] and data.meta_info == {"temperature": 0.7}
+
+
+def test_union_holds_nan_equal_to_nan():
+    values = {
+        "n": np.array([float("nan"), 1.0]),
+        "deep": [{"score": float("nan")}, [np.array([1, 2])]],
+    }
+    first = DataProto.from_dict({"t": torch.tensor([1.0, float("nan")])}, values)
+    second = DataProto.from_dict(
+        {"t": torch.tensor([1.0, float("nan")])},
+        {"n": np.array([float("nan"), 1.0]), "deep": [{"score": float("nan")}, [np.array([1, 2])]]},
+    )
+    assert first.union(second).keys() == ["t", "n", "deep"]
+
+
+def test_union_tensor_dict_leaves_its_arguments_alone():
+    one, two = TensorDict({"a": torch.ones(2)}, [2]), TensorDict({"b": torch.ones(2)}, [2])
+    assert set(union_tensor_dict(one, two).keys()) == {"a", "b"}
+    assert set(one.keys()) == {"a"}
+    with pytest.raises(ValueError, match=r"\[2\] and \[3\]"):
+        union_tensor_dict(one, TensorDict({"a": torch.ones(3)}, [3]))
+
+
+def test_repeat_in_both_orders(data):
+    assert first_column(data.repeat(2, interleave=True)) == [0, 0, 3, 3, 6, 6, 9, 9]
+    tiled = data.repeat(2, interleave=False)
+    assert first_column(tiled) == [0, 3, 6, 9] * 2
+    assert tiled.non_tensor_batch["uid"].tolist() == ["a", "a", "b", "b"] * 2
+    with pytest.raises(ValueError, match="at least 1"):
+        data.repeat(0)
+
+
+def test_reorder_permutes_in_place(data):
+    data.reorder(torch.tensor([2, 0, 3, 1]))
+    assert first_column(data) == [6, 0, 9, 3]
+    assert data.non_tensor_batch["uid"].tolist() == ["b", "a", "b", "a"]
+    with pytest.raises(ValueError, match="permutation"):
+        data.reorder([0, 0, 1, 2])
+
+
+def test_chunk_needs_equal_parts(data):
+    assert [first_column(part) for part in data.chunk(2)] == [[0, 3], [6, 9]]
+    with pytest.raises(ValueError, match="4 rows into 3.*pad_dataproto_to_divisor"):
+        data.chunk(3)
+    with pytest.raises(ValueError, match="at least 1"):
+        data.split(0)
+
+
+def test_padding_repeats_rows_and_comes_off_again(data):
+    padded, pad_size = pad_dataproto_to_divisor(data[:3], 8)
+    assert pad_size == 5 and first_column(padded) == [0, 3, 6, 0, 3, 6, 0, 3]
+    assert first_column(unpad_dataproto(padded, pad_size)) == [0, 3, 6]
+    assert pad_dataproto_to_divisor(data, 2) == (data, 0) and unpad_dataproto(data, 0) is data
+    assert pad_dataproto_to_divisor(DataProto(), 2)[1] == 0
+    with pytest.raises(ValueError, match="cannot drop 5 of 4"):
+        unpad_dataproto(data, 5)
+
+
+def test_iterator_visits_every_row_once_an_epoch(data):
+    assert [first_column(part) for part in data.make_iterator(2, epochs=2)] == [[0, 3], [6, 9]] * 2
+    shuffled = list(data.make_iterator(2, 3, seed=1, dataloader_kwargs={"shuffle": True}))
+    again = list(data.make_iterator(2, 3, seed=1, dataloader_kwargs={"shuffle": True}))
+    assert [first_column(p) for p in shuffled] == [first_column(p) for p in again]
+    epochs = [first_column(DataProto.concat(shuffled[i : i + 2])) for i in (0, 2, 4)]
+    assert all(sorted(epoch) == [0, 3, 6, 9] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    with pytest.raises(ValueError, match="multiple of mini_batch_size=3"):
+        data.make_iterator(3)
+    with pytest.raises(KeyError, match="shuffle"):
+        data.make_iterator(2, dataloader_kwargs={"shufle": True})
+
+
+def test_to_moves_in_place(data):
+    assert data.to("meta") is data and data.batch["x"].device.type == "meta"
+
+
+def test_collate_stacks_tensors_and_lists_the_rest():
+    columns = collate_fn([{"x": torch.ones(2), "n": 1}, {"x": torch.zeros(2), "n": [2]}])
+    table = DataProto.from_single_dict(columns)
+    assert table.batch["x"].shape == (2, 2) and table.non_tensor_batch["n"].tolist() == [1, [2]]
+    with pytest.raises(KeyError, match="sample 1"):
+        collate_fn([{"x": 1}, {"y": 1}])
+    with pytest.raises(ValueError, match="no samples"):
+        collate_fn([])
+
+
+def test_pickling_a_slice_ships_its_rows_only():
+    large = DataProto.from_dict({"x": torch.zeros(1000, 1000)})
+    assert len(pickle.dumps(large[:2])) < 20_000
+    assert len(pickle.dumps(DataProto.from_dict({"x": torch.zeros(1).expand(5, 4)}))) < 2_000
+
+
+def test_pickled_tables_keep_dtypes_and_can_be_written_to():
+    dtypes = [
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.int64,
+        torch.bool,
+        torch.float8_e4m3fn,
+    ]
+    table = DataProto.from_dict({str(d): torch.ones(2, 3).to(d) for d in dtypes}, {"u": ["a", "b"]})
+    table.batch["strided"] = torch.arange(6.0).view(3, 2).t()
+    table.batch["grad"] = torch.ones(2, requires_grad=True)
+    buffers = []
+    payload = pickle.dumps(table, protocol=5, buffer_callback=buffers.append)
+    # what Ray does: buffers out of band, read-only on arrival
+    back = pickle.loads(payload, buffers=[memoryview(b.raw()).toreadonly() for b in buffers])
+    assert {k: v.dtype for k, v in back.batch.items()} == {
+        k: v.dtype for k, v in table.batch.items()
+    }
+    assert back.batch["strided"].tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert all(
+        torch.equal(back.batch[k].float(), table.batch[k].float()) for k in table.tensor_keys()
+    )
+    back.batch["torch.float32"].fill_(7)
+    assert table.batch["torch.float32"].max() == 1
+
+
+def test_stored_tables_come_back_without_pickle(tmp_path, data):
+    data.batch["half"] = torch.ones(4, 2, dtype=torch.bfloat16)
+    data.batch["alias"] = data.batch["half"]
+    data.non_tensor_batch["won"] = np.array([True, False, True, False])
+    data.non_tensor_batch["reward"] = np.array([0.1, np.nan, 2, 3], dtype=np.float32)
+    data.non_tensor_batch["rec"] = object_array(
+        [{"span": (1, 2), 3: None}, {"a": np.arange(2)}, np.float32(2), "é"]
+    )
+    data.meta_info["metrics"] = {"nested": [1, {"__kind__": "mine"}]}
+    data.save_to_disk(tmp_path / "rows")
+    back = DataProto.load_from_disk(tmp_path / "rows")
+    assert back.keys() == data.keys() and back.meta_info == data.meta_info
+    assert all(torch.equal(back.batch[k], data.batch[k]) for k in data.tensor_keys())
+    assert (
+        back.non_tensor_batch["won"].dtype == bool
+        and back.non_tensor_batch["reward"].dtype == np.float32
+    )
+    assert np.array_equal(
+        back.non_tensor_batch["reward"], data.non_tensor_batch["reward"], equal_nan=True
+    )
+    assert back.non_tensor_batch["rec"][0] == {"span": (1, 2), 3: None}
+    assert back.non_tensor_batch["rec"][1]["a"].tolist() == [0, 1]
+    assert back.non_tensor_batch["steps"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    files = sorted(p.name for p in (tmp_path / "rows").iterdir())
+    assert files == ["batch.safetensors", "data.json"]
+
+
+def test_what_json_cannot_hold_is_named(tmp_path):
+    table = DataProto.from_dict({}, {"steps": [[1], [io.StringIO()]]})
+    with pytest.raises(TypeError, match=r"non_tensor_batch\['steps'\]\[1\]\[0\] is a StringIO"):
+        table.save_to_disk(tmp_path / "rows")
+
+
+def test_stored_parts_that_do_not_fit_are_refused(tmp_path, data):
+    data.save_to_disk(tmp_path / "one")
+    data.select("x").save_to_disk(tmp_path / "two")
+    (tmp_path / "two" / "batch.safetensors").replace(tmp_path / "one" / "batch.safetensors")
+    with pytest.raises(ValueError, match="holds"):
+        DataProto.load_from_disk(tmp_path / "one")
+
+
+def test_empty_tables_travel(tmp_path):
+    for table in (
+        DataProto(meta_info={"a": 1}),
+        DataProto.from_dict({"x": torch.zeros(0, 3)}, {"u": []}),
+    ):
+        table.save_to_disk(tmp_path / str(len(table.keys())))
+        for back in (
+            pickle.loads(pickle.dumps(table)),
+            DataProto.load_from_disk(tmp_path / str(len(table.keys()))),
+        ):
+            assert (
+                back.keys() == table.keys() and len(back) == 0 and back.meta_info == table.meta_info
+            )

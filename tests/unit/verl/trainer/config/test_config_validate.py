@@ -1,0 +1,230 @@
+"""Cross-field checks: each impossible combination is refused, with where, what is allowed and how
+to mend it.
+"""
+
+import pytest
+
+from verl.trainer.config import ConfigError, SFTConfig, load_config, to_yaml
+from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.problems import Names
+from verl.trainer.config.schema.algorithm import ESTIMATORS
+from verl.trainer.config.validate import find_problems, validate
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+PATH = "actor_rollout_ref.model.path=some/policy"
+
+
+def problems(*overrides: str, names: Names | None = None, check_files=False) -> list[str]:
+    return find_problems(load_config("ppo_trainer", [PATH, *overrides]), names, check_files)
+
+
+def test_the_neutral_config_with_a_policy_has_no_problem():
+    assert problems() == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (["actor_rollout_ref.model.path=null"], "actor_rollout_ref.model.path"),
+        (["reward_model.enable=true"], "reward_model.enable"),
+        (["algorithm.adv_estimator=gpro"], "algorithm.adv_estimator"),
+        ([f"{ACTOR}.policy_loss.loss_mode=vanila"], f"{ACTOR}.policy_loss.loss_mode"),
+        ([f"{ROLLOUT}.name=vlm"], f"{ROLLOUT}.name"),
+        (["algorithm.adv_estimator=gae", "critic.enable=false"], "critic.enable"),
+        (["algorithm.adv_estimator=grpo", "env.rollout.n=1"], "env.rollout.n"),
+        (
+            [
+                "algorithm.adv_estimator=gae",
+                "env.rollout.n=1",
+                "algorithm.filter_groups.enable=true",
+            ],
+            "env.rollout.n",
+        ),
+        (["trainer.critic_warmup=3"], "trainer.critic_warmup"),
+        (
+            ["algorithm.adv_estimator=rlvcr", "algorithm.rlvcr.enable=false"],
+            "algorithm.rlvcr.enable",
+        ),
+        (
+            ["algorithm.rlvcr.alternatives=one", "algorithm.rlvcr.combine=reweight"],
+            "algorithm.rlvcr.alternatives",
+        ),
+        (
+            ["algorithm.adv_estimator=copo", "algorithm.rlvcr.alternatives=one"],
+            "algorithm.rlvcr.alternatives",
+        ),
+        (
+            ["algorithm.adv_estimator=rlvcr", "algorithm.rlvcr.step_fraction=0"],
+            "algorithm.rlvcr.step_fraction",
+        ),
+        (
+            ["algorithm.rlvcr.mode=mean_std_norm", "algorithm.rlvcr.std_floor=0"],
+            "algorithm.rlvcr.std_floor",
+        ),
+        (["algorithm.rlvcr.prompts.5=dream"], "algorithm.rlvcr.prompts"),
+        ([f"{ROLLOUT}.max_model_len=2559"], f"{ROLLOUT}.max_model_len"),
+        (["env.max_turn_tokens=513"], "env.max_turn_tokens"),
+        (
+            [f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_batched_tokens=1024"],
+            f"{ROLLOUT}.max_num_batched_tokens",
+        ),
+        (
+            [f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=2559"],
+            f"{ACTOR}.ppo_max_token_len_per_gpu",
+        ),
+        ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=null"], f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+        ([f"{ACTOR}.ppo_mini_batch_size=5"], f"{ACTOR}.ppo_mini_batch_size"),
+        ([f"{ACTOR}.ppo_mini_batches=3"], f"{ACTOR}.ppo_mini_batches"),
+        (
+            [f"{ACTOR}.ppo_mini_batches=64", "trainer.n_gpus_per_node=4"],
+            f"{ACTOR}.ppo_mini_batches",
+        ),
+        ([f"{ACTOR}.clip_ratio_low=1.0"], f"{ACTOR}.clip_ratio_low"),
+        ([f"{ACTOR}.clip_ratio_c=1.0"], f"{ACTOR}.clip_ratio_c"),
+        (["critic.optim.betas=[0.9]"], "critic.optim.betas"),
+        ([f"{ACTOR}.checkpoint.contents=[optimizer]"], f"{ACTOR}.checkpoint.contents"),
+        (["critic.checkpoint.contents=[model,hf_model]"], "critic.checkpoint.contents"),
+        (
+            [f"{ROLLOUT}.name=hf", f"+{ROLLOUT}.engine_kwargs.swap_space=4"],
+            f"{ROLLOUT}.engine_kwargs",
+        ),
+        ([f"{ROLLOUT}.temperature=0"], f"{ROLLOUT}.temperature"),
+        ([f"{ROLLOUT}.do_sample=false"], f"{ROLLOUT}.do_sample"),
+        ([f"{ROLLOUT}.top_p=0"], f"{ROLLOUT}.top_p"),
+        ([f"{ROLLOUT}.val_kwargs.top_k=0"], f"{ROLLOUT}.val_kwargs.top_k"),
+        ([f"{ROLLOUT}.n=8"], f"{ROLLOUT}.n"),
+        (["trainer.device=cuda", f"{ROLLOUT}.num_workers=2"], f"{ROLLOUT}.num_workers"),
+        (
+            ["trainer.n_gpus_per_node=4", f"{ACTOR}.fsdp_config.fsdp_size=3"],
+            f"{ACTOR}.fsdp_config.fsdp_size",
+        ),
+        (["ray_init.address=auto", "ray_init.num_cpus=4"], "ray_init.num_cpus"),
+        (["trainer.resume_mode=resume_path"], "trainer.resume_from_path"),
+        (["data.custom_cls.path=mine.py"], "data.custom_cls"),
+        (["env.step_timeout_s=0"], "env.step_timeout_s"),
+        (["env.alfworld.task_types=[]"], "env.alfworld.task_types"),
+        (["env.alfworld.receptacles=[5,3]"], "env.alfworld.receptacles"),
+        (["env.alfworld.objects=[4]"], "env.alfworld.objects"),
+        (["env.alfworld.source=generated", "env.val_tasks=500"], "env.val_tasks"),
+        (["env.train_tasks=8"], "data.train_batch_size"),
+        (["cold_start.enable=true", "cold_start.config_name=nothing"], "cold start"),
+        (
+            ["cold_start.enable=true", "cold_start.overrides=['data.levels=[1,7]']"],
+            "cold start: data.levels",
+        ),
+        (["cold_start.enable=true", "cold_start.overrides=['env.max_steps=3']"], "cold start"),
+    ],
+)
+def test_impossible_combinations_are_refused(overrides, where):
+    found = problems(*overrides)
+    assert found and all(problem.startswith(where) for problem in found), found
+    if where != "cold start":
+        assert all("allowed:" in problem and "fix:" in problem for problem in found)
+
+
+def test_everything_found_is_raised_together():
+    cfg = load_config(
+        "ppo_trainer", ["algorithm.adv_estimator=gpro", f"{ACTOR}.ppo_mini_batches=3"]
+    )
+    with pytest.raises(ConfigError, match="3 problems") as caught:
+        validate(cfg)
+    assert "did you mean grpo?" in str(caught.value)
+
+
+def test_a_custom_estimator_is_left_to_its_own_module():
+    assert (
+        problems("algorithm.adv_estimator=mine", "actor_rollout_ref.model.external_lib=my_lab")
+        == []
+    )
+
+
+def test_an_estimator_is_refused_whose_inputs_the_run_will_not_have():
+    needs = {
+        "mine": ["token_level_rewards", "ref_log_prob"],
+        "odd": ["moon_phase"],
+        "remax": ["reward_baselines"],
+    }
+
+    def check(name: str, *more: str) -> list[str]:
+        return problems(f"algorithm.adv_estimator={name}", *more, names=Names(estimators=needs))
+
+    (problem,) = check("mine")
+    assert (
+        problem.startswith("algorithm.adv_estimator='mine': needs 'ref_log_prob'")
+        and "use_kl_loss=true" in problem
+    )
+    assert check("mine", f"{ACTOR}.use_kl_loss=true") == []
+    assert "moon_phase" in check("odd")[0] and "old_log_probs" in check("odd")[0]
+    assert check("remax") == []
+    assert "filter_groups.enable=false" in check("remax", "algorithm.filter_groups.enable=true")[0]
+
+
+def test_environment_names_come_from_the_caller():
+    (problem,) = problems("env.env_name=alfwrld", names=Names(["alfworld", "sokoban"]))
+    assert "did you mean alfworld?" in problem and "sokoban" in problem
+    assert problems("env.env_name=alfworld/AlfredTWEnv", names=Names(["alfworld"])) == []
+    assert problems("env.env_name='my_lab.grid:PACKAGE'", names=Names(["alfworld"])) == []
+
+
+def test_a_missing_directory_is_refused_and_a_hub_name_is_not(tmp_path):
+    def check(path, *overrides):
+        return problems(f"actor_rollout_ref.model.path={path}", *overrides, check_files=True)
+
+    assert "no such directory" in check(tmp_path / "nothing")[0]
+    assert "no such directory" in check("data/models/nothing")[0]
+    assert check("Qwen/Qwen2.5-1.5B-Instruct") == [] and check(tmp_path) == []
+    assert check(tmp_path / "nothing", "cold_start.enable=true") == []
+
+
+def test_greedy_training_settings_are_allowed_for_validation_only():
+    assert problems(f"{ROLLOUT}.temperature=0", "trainer.val_only=true") == []
+
+
+def test_sft_checks_sizes_and_levels():
+    cfg = load_config(
+        "sft_trainer",
+        [
+            "model.new.num_attention_heads=3",
+            "data.levels=[0,1]",
+            "data.max_length=5000",
+            "env.alfworld.objects=[9,1]",
+        ],
+        SFTConfig,
+    )
+    keys = {problem.partition("=")[0] for problem in find_problems(cfg, check_files=False)}
+    assert keys == {
+        "model.new.num_attention_heads",
+        "model.new.num_key_value_heads",
+        "data.levels",
+        "data.max_length",
+        "env.alfworld.objects",
+    }
+
+
+def test_cold_start_plays_the_environment_of_the_run(tmp_path):
+    words = ["env.max_steps=7", "env.alfworld.train_games=99", "trainer.device=cpu"]
+    cfg = load_config(
+        "quickstart", [*words, "data.apply_chat_template_kwargs={enable_thinking: false}"]
+    )
+    sft = cold_start_config(cfg)
+    assert sft.env == cfg.env and sft.model.save_path == cfg.actor_rollout_ref.model.path
+    assert sft.trainer.device == "cpu" and sft.data.apply_chat_template_kwargs == {
+        "enable_thinking": False
+    }
+    (tmp_path / "cold_start.yaml").write_text(to_yaml(sft))
+    assert load_config("cold_start", schema=SFTConfig, config_path=str(tmp_path)) == sft
+
+
+def test_names_agree_with_the_registries():
+    from verl.algos import kl, losses
+    from verl.trainer.config.schema.actor import KL_TYPES, LOSS_AGG_MODES, POLICY_LOSSES
+    from verl.trainer.config.schema.rollout import ENGINES
+    from verl.trainer.launch.extensions import registered_names
+
+    names = registered_names()
+    assert set(ESTIMATORS) == set(names.estimators)
+    assert set(POLICY_LOSSES) == set(names.policy_losses) and set(ENGINES) == set(names.engines)
+    assert set(KL_TYPES) == set(kl._ESTIMATORS) and set(LOSS_AGG_MODES) == set(
+        losses.LOSS_AGG_MODES
+    )

@@ -1,0 +1,63 @@
+"""The composition root: which policy a run starts from, and how long its optimizers run."""
+
+import pytest
+
+from tests.helpers.play import make_config
+from verl.models import hub
+from verl.trainer.config import ConfigError
+from verl.trainer.launch import ppo as launch
+
+
+def test_a_policy_that_is_nowhere_is_refused_and_not_replaced_by_another(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(
+        launch, "make_policy", lambda cfg: pytest.fail("no cold start was asked for")
+    )
+    for path in ("nobody/no-such-model", str(tmp_path / "nothing")):
+        config = make_config()
+        config.actor_rollout_ref.model.path = config.critic.model.path = path
+        with pytest.raises(
+            ConfigError, match="actor_rollout_ref.model.path.*neither a directory nor a model"
+        ):
+            launch.ensure_policy(config)
+
+
+def test_a_hub_name_becomes_the_directory_of_its_cached_copy(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(tmp_path / name)
+    )
+    assert hub.model_directory("owner/model") == str(tmp_path / "owner/model")
+    assert hub.model_directory(str(tmp_path)) == str(tmp_path)
+
+
+def test_a_cold_start_makes_what_is_missing(tmp_path, monkeypatch):
+    config = make_config()
+    config.cold_start.enable = True
+    config.actor_rollout_ref.model.path = config.critic.model.path = str(tmp_path / "policy")
+    monkeypatch.setattr(launch, "make_policy", lambda cfg: (tmp_path / "policy").mkdir())
+    launch.ensure_policy(config)
+    assert (tmp_path / "policy").is_dir()
+
+
+def test_a_critic_that_nobody_asked_for_needs_no_model(tmp_path):
+    config = make_config()
+    config.actor_rollout_ref.model.path, config.critic.model.path = (
+        str(tmp_path),
+        str(tmp_path / "nothing"),
+    )
+    config.critic.enable = False
+    launch.ensure_policy(config)
+    config.critic.enable = True
+    with pytest.raises(ConfigError, match="critic.model.path.*neither a directory nor a model"):
+        launch.ensure_policy(config)
+
+
+def test_the_policy_has_no_optimizer_steps_while_only_the_critic_learns():
+    config = make_config()
+    config.trainer.total_training_steps, config.trainer.critic_warmup = 10, 4
+    launch.fill_schedule(config, train_tasks=100)
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    assert actor.optim.total_training_steps == 6 * actor.ppo_mini_batches * actor.ppo_epochs
+    assert critic.optim.total_training_steps == 10 * critic.ppo_mini_batches * critic.ppo_epochs

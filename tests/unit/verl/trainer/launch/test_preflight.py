@@ -1,0 +1,220 @@
+"""Bad input is refused at start-up, before Ray, games or a cold start: exit status 2, key, value,
+allowed, fix.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from agent_system.environments.env_package.number_line import package as number_line
+from rlvcr.levels import level_prefix
+from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
+from verl.trainer import main_eval, main_ppo
+from verl.trainer.config import load_config
+from verl.trainer.launch.preflight import start_problems
+from verl.workers.rollout import create_engine
+
+RLVCR = ["algorithm.adv_estimator=rlvcr", "env.env_name=number_line"]
+
+
+@pytest.fixture
+def refuse(monkeypatch, capsys, tmp_path):
+    """Run ``main_ppo`` on overrides and return the single problem it names; nothing is started."""
+
+    def start(cfg):
+        raise AssertionError("the run was started")
+
+    monkeypatch.setattr(main_ppo, "train", start)
+
+    def run(*words: str) -> str:
+        status = main_ppo.main([f"actor_rollout_ref.model.path={tmp_path}", *words])
+        out, problem = capsys.readouterr()
+        assert status == 2 and not out
+        head, *problems = problem.strip().splitlines()
+        assert head == "1 problem in the configuration:" and len(problems) == 1, problem
+        assert "allowed:" in problems[0] and "fix:" in problems[0]
+        return problems[0].removeprefix("  - ")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed", "fix"),
+    [
+        (
+            "algorithm.rlvcr.mode",
+            "mean_std",
+            "one of mean_norm, mean_std_norm",
+            "did you mean mean_std_norm?",
+        ),
+        (
+            "algorithm.rlvcr.score",
+            "logprobs",
+            "one of entropy, logprob, prob",
+            "did you mean logprob?",
+        ),
+        (
+            "algorithm.rlvcr.combine",
+            "gate",
+            "one of additive, gated, success, reweight",
+            "did you mean gated?",
+        ),
+        (
+            "algorithm.rlvcr.alternatives",
+            "7",
+            "one of all, one",
+            "algorithm.rlvcr.alternatives='all' is the default",
+        ),
+        (
+            "algorithm.rlvcr.epsilon_levels",
+            1.5,
+            "float >= 0 and <= 1",
+            "epsilon_levels=0.0 is the default",
+        ),
+    ],
+)
+def test_an_unknown_choice_is_refused(refuse, key, value, allowed, fix):
+    problem = refuse(*RLVCR, f"{key}={value}")
+    assert (
+        problem.startswith(f"{key}={value!r}")
+        and f"allowed: {allowed}" in problem
+        and fix in problem
+    )
+
+
+def test_one_alternative_cannot_be_reweighted(refuse):
+    problem = refuse(*RLVCR, "algorithm.rlvcr.alternatives=one", "algorithm.rlvcr.combine=reweight")
+    assert problem.startswith("algorithm.rlvcr.alternatives='one'") and "allowed: all" in problem
+
+
+def test_one_alternative_cannot_be_divided_by_its_spread(refuse):
+    problem = refuse(
+        *RLVCR, "algorithm.rlvcr.alternatives=one", "algorithm.rlvcr.mode=mean_std_norm"
+    )
+    assert problem.startswith("algorithm.rlvcr.alternatives='one'")
+    assert (
+        "1.5 or -1.5" in problem
+        and "fix: algorithm.rlvcr.alternatives=all, or algorithm.rlvcr.mode=mean_norm" in problem
+    )
+
+
+def test_a_level_that_is_none_is_refused(refuse):
+    problem = refuse(*RLVCR, "algorithm.rlvcr.prompts.0=nothing")
+    assert (
+        problem.startswith("algorithm.rlvcr.prompts={'0': 'nothing'}")
+        and "keys 1, 2, 3, 4" in problem
+    )
+
+
+def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch):
+    monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
+    problem = refuse(*RLVCR)
+    assert problem.startswith(
+        "env.env_name='number_line': no prompt of it asks for thinking levels"
+    )
+    monkeypatch.undo()
+    cfg = load_config("ppo_trainer", ["actor_rollout_ref.model.path=x", "env.env_name=number_line"])
+    assert not cfg.env.levels and start_problems(cfg) == []
+
+
+def test_an_environment_that_cannot_be_imported_is_refused(refuse):
+    assert "needs the module 'no_such_lab'" in refuse(
+        RLVCR[0], "env.env_name='no_such_lab.grid:PACKAGE'"
+    )
+    assert "is a dict, not an EnvPackage" in refuse(
+        RLVCR[0], "env.env_name='tests.helpers.jobs:__dict__'"
+    )
+
+
+def save_merging_tokenizer(directory):
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=420, show_progress=False, initial_alphabet=alphabet)
+    raw.train_from_iterator([level_prefix(level) for level in (1, 2, 3, 4)] * 9, trainer)
+    merging = PreTrainedTokenizerFast(tokenizer_object=raw)
+    merging.chat_template = CHAT_TEMPLATE
+    merging.save_pretrained(directory)
+
+
+def test_a_tokenizer_that_merges_digit_and_tag_is_refused(refuse, tmp_path):
+    save_merging_tokenizer(tmp_path)
+    problem = refuse(*RLVCR)
+    assert problem.startswith(
+        f"actor_rollout_ref.model.path='{tmp_path}': tokenizer merges level digit 1 with its tag"
+    )
+    make_tiny_tokenizer().save_pretrained(tmp_path)
+    assert (
+        start_problems(
+            load_config("ppo_trainer", [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR])
+        )
+        == []
+    )
+
+
+def test_the_tokenizer_a_cold_start_begins_with_is_looked_at(tmp_path):
+    words = [f"actor_rollout_ref.model.path={tmp_path}/made", "cold_start.enable=true", *RLVCR]
+    words += [f"cold_start.overrides=['model.path={tmp_path}']"]
+    save_merging_tokenizer(tmp_path)
+    (problem,) = start_problems(load_config("ppo_trainer", words))
+    assert (
+        problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}'")
+        and "merges level digit" in problem
+    )
+
+
+class Mute:
+    """An engine that does not say with which log-probs it sampled."""
+
+    gives_logprobs = False
+
+
+def test_an_engine_without_log_probs_is_refused(refuse, monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_lab_engines", SimpleNamespace(Mute=Mute, Unsaid=object))
+    for name in ("my_lab_engines:Mute", "my_lab_engines:Unsaid"):
+        problem = refuse(*RLVCR, f"actor_rollout_ref.rollout.name={name}")
+        assert problem.startswith(
+            f"actor_rollout_ref.rollout.name='{name}': it does not give the log-probs"
+        )
+        assert "allowed: vllm, hf" in problem
+    assert "no_such_lab" in refuse(*RLVCR, "actor_rollout_ref.rollout.name=no_such_lab:Engine")
+    problem = refuse(*RLVCR, "actor_rollout_ref.rollout.name=vlm")
+    assert "did you mean vllm?" in problem and "hf, module:Class, vllm" in problem
+
+
+def test_an_engine_of_ones_own_is_made_by_its_place(monkeypatch):
+    made = []
+
+    def engine(config, path, **options):
+        made.append((config, path, options))
+        return "engine"
+
+    monkeypatch.setitem(sys.modules, "my_lab_engines", SimpleNamespace(engine=engine))
+    assert create_engine("my_lab_engines:engine", "section", "policy", seed=3) == "engine"
+    assert made[0][:2] == ("section", "policy") and made[0][2]["seed"] == 3
+
+
+def test_a_reward_that_cannot_be_given_is_refused(refuse, tmp_path):
+    problem = refuse(*RLVCR, "+reward_model.reward_kwargs.penalti=1")
+    assert (
+        problem.startswith("reward_model.reward_kwargs={'penalti': 1}: ") and "'penalti'" in problem
+    )
+    (tmp_path / "mine.py").write_text("def short(**_):\n    return 1.0\n")
+    mine = [f"custom_reward_function.path={tmp_path}/mine.py", "custom_reward_function.name=short"]
+    assert "did you mean 'short'?" in refuse(*RLVCR, mine[0], "custom_reward_function.name=shortt")
+    assert "exclude each other" in refuse(*RLVCR, *mine, "reward_model.reward_manager=step")
+    words = ["actor_rollout_ref.model.path=x", *RLVCR, *mine]
+    assert start_problems(load_config("ppo_trainer", words)) == []
+    (tmp_path / "mine.py").write_text("import no_such_module")
+    assert "no_such_module" in refuse(*RLVCR, *mine)
+
+
+def test_an_evaluation_is_checked_the_same_way(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(main_eval, "run_evaluation", lambda cfg: pytest.fail("the run was started"))
+    monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
+    assert main_eval.main([f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]) == 2
+    assert "asks for thinking levels" in capsys.readouterr().err

@@ -1,0 +1,264 @@
+"""Supervised training: rows as a rollout would write them, batches, the loop, and the directory it
+leaves.
+"""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agent_system.tokens.bridge import ChatBridge
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.loader import load_causal_lm
+from verl.models.policy import PolicyModel
+from verl.trainer.config.schema import SFTConfig
+from verl.trainer.config.schema.model import OptimConfig
+from verl.trainer.launch.sft import encode_episode, hold_out, make_rows, run_sft, save_policy
+from verl.trainer.sft.rows import SFTRow, plan_batches, read_records
+from verl.trainer.sft.trainer import SFTTrainer
+from verl.utils.checkpoint import CheckpointManager
+from verl.workers.engine import TrainEngine
+from verl.workers.engine_state import full_weights
+
+EPISODE = [
+    {"role": "user", "content": "You are in the room. On the table you see a mug."},
+    {"role": "assistant", "content": "<level>1</level><think></think><action>take mug</action>"},
+    {"role": "user", "content": "You take the mug."},
+    {
+        "role": "assistant",
+        "content": "<level>2</level><think>book</think><action>go to shelf</action>",
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1)
+
+
+@pytest.fixture(scope="module")
+def bridge(policy):
+    return ChatBridge(AutoTokenizer.from_pretrained(policy))
+
+
+def rows_of(lengths, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [
+        SFTRow(
+            tuple(torch.randint(3, 40, (n,), generator=g).tolist()),
+            tuple([0.0] + [1.0, 0.5] * n)[:n],
+        )
+        for n in lengths
+    ]
+
+
+def trainer_of(policy, rows, batches, **options):
+    optim = OptimConfig(lr=1e-2, warmup_style="cosine", total_training_steps=len(batches))
+    return SFTTrainer(
+        TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu", optim=optim),
+        rows,
+        batches,
+        **options,
+    )
+
+
+def test_an_episode_is_written_as_a_rollout_would(bridge):
+    """Prompt, turns and bridges are the ledger's; the agent's words and ends of turn weigh 1, all
+    others less.
+    """
+    row = encode_episode(bridge, EPISODE, 0.25, 512)
+    expected, weights = bridge.first_prompt(EPISODE[:1]), []
+    weights += [0.25] * len(expected)
+    for said, heard in ((EPISODE[1], EPISODE[2]), (EPISODE[3], None)):
+        spoken = list(bridge.encode_text(said["content"]))
+        expected, weights = expected + spoken, weights + [1.0] * len(spoken)
+        if heard:
+            link = bridge.between(
+                spoken, heard["content"]
+            )  # the end of turn was not sampled: it is in the bridge
+            expected += [*link.before, *link.observation, *link.after]
+            weights += [1.0] + [0.25] * (len(link) - 1)
+    assert row.input_ids == (*expected, bridge.end_of_turn_id)
+    assert row.loss_weights == (*weights, 1.0)
+
+
+def test_long_episodes_are_cut_after_a_whole_turn(bridge):
+    whole = encode_episode(bridge, EPISODE, 0.5, 512)
+    cut = encode_episode(bridge, EPISODE, 0.5, len(whole) - 1)
+    assert cut.input_ids == whole.input_ids[: len(cut)]
+    assert len(cut) < len(whole) and cut.input_ids[-1] == bridge.end_of_turn_id
+    assert bridge.tokenizer.decode(cut.input_ids).endswith("take mug</action><|im_end|>")
+    assert encode_episode(bridge, EPISODE, 0.5, 10) is None
+
+
+def test_episodes_that_are_no_conversation_are_refused(bridge):
+    with pytest.raises(ValueError, match="prompt"):
+        encode_episode(bridge, EPISODE[1:], 0.5, 512)
+    with pytest.raises(ValueError, match="alternate"):
+        encode_episode(bridge, [*EPISODE, EPISODE[1]], 0.5, 512)
+
+
+def test_batches_hold_about_the_tokens_asked_for():
+    lengths = [7 + (13 * i) % 50 for i in range(200)]
+    plan = plan_batches(lengths, 256, epochs=2, total_steps=None, seed=0)
+    sizes = [sum(lengths[row] for row in batch) for batch in plan]
+    assert sorted(row for batch in plan for row in batch) == sorted([*range(200)] * 2)
+    assert 240 < sum(sizes[:-1]) / (len(sizes) - 1) < 272 and max(sizes) < 256 + 57 / 2 + 1
+    assert plan == plan_batches(lengths, 256, 2, None, 0) != plan_batches(lengths, 256, 2, None, 1)
+    assert (
+        plan_batches(lengths, 256, 1, None, 0)
+        == plan[: len(plan_batches(lengths, 256, 1, None, 0))]
+    )
+    assert len(plan_batches(lengths, 256, 1, total_steps=100, seed=0)) == 100
+    assert plan_batches([500, 3], 256, 1, None, 0, shuffle=False) == [
+        [0],
+        [1],
+    ]  # a long row goes alone
+
+
+def test_the_loss_is_the_weighted_mean(policy):
+    rows = rows_of([9, 14, 5])
+    metrics = trainer_of(policy, rows, [[0, 1, 2]]).train_step([0, 1, 2])
+    model, total, weight = (
+        AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32),
+        0.0,
+        0.0,
+    )
+    for row in rows:
+        ids = torch.tensor(row.input_ids)
+        with torch.no_grad():
+            log_probs = (
+                model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+            )
+        weights = torch.tensor(row.loss_weights[1:])
+        total, weight = total - (weights * log_probs).sum(), weight + weights.sum()
+    assert metrics["train/loss"] == pytest.approx(float(total / weight), abs=1e-5)
+
+
+def test_micro_batches_do_not_change_a_step(policy):
+    rows, after = rows_of([9, 14, 5, 20, 11]), []
+    for max_tokens in (1000, 20):
+        trainer = trainer_of(policy, rows, [[0, 1, 2, 3, 4]], max_tokens=max_tokens)
+        metrics = trainer.train_step([0, 1, 2, 3, 4])
+        after.append((metrics["train/loss"], metrics["train/grad_norm"]))
+    assert after[0] == pytest.approx(after[1], rel=1e-5)
+
+
+def test_training_lowers_the_held_out_loss(policy):
+    """Rows that count upwards: the next token is learnable, and learnt."""
+    rows = [SFTRow(tuple(range(start, start + 20)), (1.0,) * 20) for start in range(10, 60)]
+    records = []
+    batches = plan_batches([20] * 40, 100, epochs=6, total_steps=None, seed=0)
+    train = [row for i, row in enumerate(rows) if i % 5]
+    trainer_of(policy, train, batches, val_rows=rows[::5], test_freq=10).fit(records.append)
+    losses = {r.step: r.metrics["val/loss"] for r in records if "val/loss" in r.metrics}
+    assert list(losses) == [0, 10, 20, 30, 40, len(batches)] and records[-1].last
+    assert losses[len(batches)] < 0.5 * losses[0]
+
+
+def test_resumed_training_ends_where_uninterrupted_training_does(policy, tmp_path):
+    rows = rows_of([10] * 12)
+    batches = plan_batches([10] * 12, 20, epochs=1, total_steps=None, seed=0)
+    checkpoints = CheckpointManager(tmp_path)
+    whole = trainer_of(policy, rows, batches, save_freq=4, checkpoints=checkpoints)
+    whole.fit(lambda record: None)
+    assert sorted(checkpoints.steps()) == [4, 6]
+    rest = trainer_of(policy, rows, batches)
+    rest.resume(checkpoints.steps()[4])
+    steps = []
+    rest.fit(lambda record: steps.append(record.step))
+    assert steps == [5, 6]
+    expected = full_weights(whole.engine)
+    for name, tensor in full_weights(rest.engine).items():
+        torch.testing.assert_close(tensor, expected[name], atol=0, rtol=0)
+
+
+def test_hold_out_shares_no_task():
+    records = [{"task_id": str(i // 3)} for i in range(10)]
+    train, held_out = hold_out(records, 2)
+    assert len(held_out) == 2 and len(train) == 6
+    assert not {r["task_id"] for r in train} & {r["task_id"] for r in held_out}
+
+
+def test_broken_rows_and_files_are_refused(tmp_path):
+    for ids, weights in (((1, 2, 3), (1.0,)), ((1,), (1.0,)), ((1, 2), (1.0, 0.0))):
+        with pytest.raises(ValueError, match="a row"):
+            SFTRow(ids, weights)
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"a"')
+    with pytest.raises(ValueError, match="rows.jsonl, line 2"):
+        list(read_records(tmp_path / "rows.jsonl"))
+    with pytest.raises(ValueError, match="csv"):
+        list(read_records(tmp_path / "rows.csv"))
+
+
+def test_the_policy_directory_is_replaced_whole(policy, tmp_path, monkeypatch):
+    target, tokenizer = tmp_path / "policy", AutoTokenizer.from_pretrained(policy)
+    target.mkdir()
+    (target / "older").touch()
+    lm = load_causal_lm(policy)
+    weights = {name: p.detach() for name, p in lm.named_parameters()}
+
+    def fails(*args, **kwargs):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(tokenizer), "save_pretrained", fails)
+        with pytest.raises(OSError, match="disk full"):
+            save_policy(lm, weights, tokenizer, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"] and (target / "older").exists()
+    save_policy(lm, weights, tokenizer, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"] and not (
+        target / "older"
+    ).exists()
+    AutoModelForCausalLM.from_pretrained(target)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_run_sft_makes_a_policy_from_files(policy, tmp_path, new):
+    """From messages (a new policy and tokenizer) and from token ids (a given policy) to a directory
+    that loads.
+    """
+    cfg = SFTConfig()
+    cfg.trainer.default_local_dir, cfg.model.save_path = (
+        str(tmp_path / "run"),
+        str(tmp_path / "made" / "policy"),
+    )
+    cfg.trainer.total_training_steps, cfg.trainer.device, cfg.trainer.num_threads = 6, "cpu", 1
+    cfg.optim.lr, cfg.data.tokens_per_batch, cfg.model.path = (
+        1e-2,
+        200,
+        None if new else str(policy),
+    )
+    cfg.model.new.hidden_size, cfg.model.new.num_hidden_layers, cfg.model.new.intermediate_size = (
+        32,
+        1,
+        64,
+    )
+    record = (
+        {"messages": EPISODE} if new else {"input_ids": [*range(5, 60)], "loss_weights": [1.0] * 55}
+    )
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(record)}\n" * 8)
+    cfg.data.train_files, cfg.data.val_files = (
+        [str(tmp_path / "train.jsonl")],
+        [str(tmp_path / "val.jsonl")],
+    )
+    made = run_sft(cfg)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(made),
+        AutoTokenizer.from_pretrained(made),
+    )
+    assert len(tokenizer) <= model.config.vocab_size
+    metrics = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [m["step"] for m in metrics] == list(range(7))
+    before, after = metrics[0]["val/loss"], metrics[-1]["val/loss"]
+    assert after < before
+    (row,) = make_rows(cfg, [record], tokenizer)
+    ids = torch.tensor(row.input_ids)
+    with torch.no_grad():
+        log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+    weights = torch.tensor(row.loss_weights[1:])
+    assert float(-(weights * log_probs).sum() / weights.sum()) == pytest.approx(after, abs=1e-4)

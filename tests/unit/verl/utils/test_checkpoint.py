@@ -1,0 +1,163 @@
+"""Checkpoint directories: what is saved comes back, what is damaged is passed over, retention keeps
+the right ones.
+"""
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
+
+
+def write(payload: bytes):
+    def writer(directory):
+        (directory / "actor").mkdir()
+        (directory / "actor" / "weights.bin").write_bytes(payload)
+
+    return writer
+
+
+def saved_steps(manager):
+    return list(manager.steps())
+
+
+def test_saved_state_and_files_come_back(tmp_path):
+    manager = CheckpointManager(tmp_path / "checkpoints")
+    assert manager.latest_valid() is None
+    path = manager.save(3, write(b"abc"), {"epoch": 1, "rng": [1, 2]})
+    assert path == manager.latest_valid() == tmp_path / "checkpoints" / "global_step_3"
+    assert (path / "actor" / "weights.bin").read_bytes() == b"abc"
+    assert manager.load_state() == manager.load_state(path) == {"epoch": 1, "rng": [1, 2]}
+    manifest = verify_checkpoint(path)
+    assert manifest["step"] == 3 and manifest["files"]["actor/weights.bin"]["size"] == 3
+    assert sorted(p.name for p in manager.root.iterdir()) == ["global_step_3"]
+    assert path.stat().st_mode == manager.root.stat().st_mode and stat.S_ISDIR(path.stat().st_mode)
+
+
+def test_newest_is_by_number_and_the_same_step_is_replaced(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    for step in (9, 10, 2):
+        manager.save(step, write(b"old"), {"n": step})
+    assert manager.latest_valid().name == "global_step_10"
+    manager.save(10, write(b"new"), {"n": 100})
+    assert manager.load_state() == {"n": 100}
+    assert saved_steps(manager) == [2, 9, 10]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda p: (p / "actor" / "weights.bin").write_bytes(b"abd"), "SHA-256 differs"),
+        (lambda p: (p / "actor" / "weights.bin").write_bytes(b"ab"), "2 bytes"),
+        (lambda p: (p / "actor" / "weights.bin").unlink(), "missing"),
+        (lambda p: (p / "state.json").write_text("{}"), "bytes"),
+        (lambda p: (p / "manifest.json").write_text('{"files": {'), "cannot be read"),
+        (lambda p: (p / "manifest.json").write_text("[]"), "not a manifest"),
+        (lambda p: (p / "manifest.json").write_text('{"files": {}}'), "not a manifest"),
+        (lambda p: (p / "manifest.json").unlink(), "cannot be read"),
+    ],
+)
+def test_damaged_checkpoints_are_passed_over_with_a_warning(tmp_path, caplog, damage, reason):
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, write(b"abc"), {})
+    damage(manager.save(2, write(b"abc"), {"second": True}))
+    assert manager.latest_valid().name == "global_step_1"
+    assert "global_step_2" in caplog.text and reason in caplog.text
+    with pytest.raises(CheckpointError, match=reason):
+        manager.load_state(tmp_path / "global_step_2")
+
+
+def test_manifest_entries_cannot_leave_the_directory(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    path = manager.save(1, write(b"abc"), {})
+    manifest = json.loads((path / "manifest.json").read_text())
+    for name in ("../secret", "/etc/hostname"):
+        entries = {**manifest["files"], name: {"sha256": "", "size": 0}}
+        (path / "manifest.json").write_text(json.dumps({**manifest, "files": entries}))
+        with pytest.raises(CheckpointError, match="not one a save writes"):
+            verify_checkpoint(path)
+
+
+def test_retention_keeps_the_newest(tmp_path):
+    manager = CheckpointManager(tmp_path, max_to_keep=2)
+    for step in range(5):
+        manager.save(step, write(b"abc"), {})
+    assert saved_steps(manager) == [3, 4]
+    with pytest.raises(ValueError, match="at least 1"):
+        CheckpointManager(tmp_path, max_to_keep=0)
+
+
+def test_retention_never_takes_the_newest_valid(tmp_path):
+    manager = CheckpointManager(tmp_path, max_to_keep=1)
+    flipped = manager.save(10, write(b"abc"), {})
+    (flipped / "actor" / "weights.bin").write_bytes(b"xyz")  # same size: only the digest tells
+    manager.save(7, write(b"abc"), {"n": 7})
+    manager.save(8, write(b"abc"), {"n": 8})
+    assert saved_steps(manager) == [8, 10]
+    assert manager.load_state() == {"n": 8}
+
+
+def test_a_valid_newer_checkpoint_survives_a_save_of_an_older_step(tmp_path):
+    manager = CheckpointManager(tmp_path, max_to_keep=1)
+    manager.save(10, write(b"abc"), {"n": 10})
+    manager.save(4, write(b"abc"), {"n": 4})
+    assert manager.load_state() == {"n": 10}
+
+
+@pytest.mark.parametrize("name", ["state.json", "manifest.json"])
+def test_reserved_names_are_refused(tmp_path, name):
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(CheckpointError, match=name):
+        manager.save(1, lambda d: (d / name).write_text("{}"), {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_links_are_refused(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(CheckpointError, match="plain files"):
+        manager.save(1, lambda d: (d / "link").symlink_to("/etc/hostname"), {})
+
+
+def test_a_failed_save_leaves_nothing_and_changes_nothing(tmp_path):
+    manager = CheckpointManager(tmp_path, max_to_keep=1)
+    manager.save(1, write(b"abc"), {"n": 1})
+
+    def failing(directory):
+        (directory / "half").write_bytes(b"x")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        manager.save(1, failing, {"n": 2})
+    with pytest.raises(TypeError, match="JSON"):
+        manager.save(2, lambda d: pytest.fail("the writer ran"), {"bad": object()})
+    assert manager.load_state() == {"n": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["global_step_1"]
+
+
+def test_only_abandoned_partials_are_removed(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    host = socket.gethostname()
+    abandoned = [
+        f".partial-{host}-{gone.pid}-a",
+        f".partial-{host}-{os.getpid()}-b",
+        ".partial-elsewhere-1-old",
+    ]
+    alive = [f".partial-{host}-{os.getppid()}-c", ".partial-elsewhere-1-new"]
+    for name in abandoned + alive:
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / ".partial-elsewhere-1-old", (0, 0))
+    manager.save(1, write(b"abc"), {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*alive, "global_step_1"])
+
+
+def test_the_module_needs_no_torch():
+    code = "import sys, verl.utils.checkpoint; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

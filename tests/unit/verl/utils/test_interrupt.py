@@ -1,0 +1,85 @@
+"""SIGTERM and Ctrl-C: one ends a block in order, the second the process at once; what Ray installs
+does not last.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from verl.record.run_dir import RunDirectory
+from verl.trainer.config import cli
+from verl.utils.checkpoint import CheckpointManager
+from verl.utils.interrupt import Interruption, sigterm_handler_kept
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_block_and_nothing_more(number):
+    before, steps = signal.getsignal(number), []
+    with Interruption() as interruption:
+        try:
+            steps.append("work")
+            os.kill(os.getpid(), number)
+            steps.append("never")
+        finally:
+            steps.append("put away")
+    assert steps == ["work", "put away"]
+    assert interruption.exit_status == 128 + number and signal.getsignal(number) is before
+
+
+def test_without_a_signal_nothing_is_hidden():
+    with Interruption() as interruption:
+        pass
+    assert interruption.exit_status == 0
+    with pytest.raises(KeyboardInterrupt), Interruption():
+        raise KeyboardInterrupt
+
+
+def test_a_second_signal_does_not_wait():
+    code = (
+        "import os, signal, time\n"
+        "from verl.utils.interrupt import Interruption\n"
+        "with Interruption():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    finally:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 143 and done.stderr == ""
+
+
+def test_a_library_does_not_take_sigterm_away():
+    with Interruption() as interruption:
+        with sigterm_handler_kept():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit("the library's"))
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert interruption.exit_status == 143
+
+
+def test_the_command_line_ends_with_the_status_of_the_signal():
+    started = []
+
+    def main(cfg):
+        started.append(cfg.trainer.seed)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert cli.run(main, "quickstart", argv=["-m", "trainer.seed=1,2"]) == 143
+    assert started == [1]
+
+
+def test_the_last_line_names_the_newest_checkpoint(tmp_path, caplog):
+    run = RunDirectory(tmp_path)
+
+    def interrupt() -> str:
+        with pytest.raises(KeyboardInterrupt), run.resumable():
+            raise KeyboardInterrupt
+        return caplog.records[-1].getMessage()
+
+    assert "no checkpoint yet" in interrupt()
+    for step in (9, 10):
+        CheckpointManager(run.checkpoints).save(step, lambda path: (path / "x").write_text("x"), {})
+    assert f"goes on from {run.checkpoints}/global_step_10" in interrupt()

@@ -1,0 +1,328 @@
+"""The update: what moves the weights, and that cutting a mini-batch does not change where they go."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.helpers.policy_rows import critic_config, policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.algos import LOSS_AGG_MODES
+from verl.trainer.config.schema.actor import PolicyLossConfig
+from verl.trainer.ppo import core_algos
+from verl.workers import policy_loss
+from verl.workers.actor import ActorWorker
+from verl.workers.critic import CriticWorker
+from verl.workers.engine_state import full_weights
+from verl.workers.mini_batches import mini_batches
+from verl.workers.rows import PADDING_ROWS, Rows
+
+LEVELS = {"level_token_ids": [20, 21, 22, 23], "level_entropy_coef": 0.5}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.2)
+
+
+def actor_of(path, **actor):
+    worker = ActorWorker(policy_config(path, **actor), device="cpu")
+    worker.init_model()
+    return worker
+
+
+def gradient_of(worker, data, monkeypatch):
+    """Gradients that reach the optimizer in the first step of an update, by parameter, and the
+    metrics.
+    """
+    seen = {}
+
+    def step():
+        for name, parameter in worker.engine.module.named_parameters():
+            seen.setdefault(name, parameter.grad.full_tensor().clone())
+        return original()
+
+    original = worker.engine.step
+    monkeypatch.setattr(worker.engine, "step", step)
+    update = worker.update_actor if isinstance(worker, ActorWorker) else worker.update_critic
+    return seen, update(data).meta_info["metrics"]
+
+
+def assert_same(found, expected, **tolerance):
+    assert found.keys() == expected.keys()
+    tolerance = tolerance or {"atol": 2e-6, "rtol": 1e-4}
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], **tolerance)
+
+
+def moved(worker, before):
+    return max(
+        (tensor - before[name]).abs().max().item()
+        for name, tensor in full_weights(worker.engine).items()
+    )
+
+
+def test_zero_advantages_do_not_move_the_weights(policy):
+    """Not in the first step, and not through the momentum of a step before it; weight decay
+    included.
+    """
+    worker, data = actor_of(policy, ppo_mini_batches=2, ppo_epochs=2), random_rows()
+    still = random_rows()
+    still.batch["advantages"] = torch.zeros_like(still.batch["advantages"])
+    before = full_weights(worker.engine)
+    metrics = worker.update_actor(still).meta_info["metrics"]
+    assert moved(worker, before) == 0.0
+    assert metrics["actor/zero_steps"] == metrics["actor/optimizer_steps"] == 4
+    worker.update_actor(data)
+    before = full_weights(worker.engine)
+    worker.update_actor(still)
+    assert moved(worker, before) == 0.0
+
+
+def test_rows_without_advantage_are_not_computed_and_change_nothing(policy, monkeypatch):
+    """Only the rows with advantages go through the model; gradient and loss are those of the whole
+    mini-batch.
+    """
+    data, packs = random_rows(), []
+    data.batch["advantages"][[0, 3, 4, 5, 7]] = 0.0
+    pack = Rows.pack
+
+    def counted(self, rows, *args):
+        packs.append(list(rows))
+        return pack(self, rows, *args)
+
+    monkeypatch.setattr(Rows, "pack", counted)
+    found, metrics = gradient_of(actor_of(policy), data, monkeypatch)
+    assert sorted(row for rows in packs for row in rows) == [1, 2, 6]
+    packs.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(policy_loss, "ADVANTAGES_ONLY", set())
+        expected, whole = gradient_of(actor_of(policy), data, monkeypatch)
+    assert sorted(row for rows in packs for row in rows) == list(range(8))
+    assert_same(found, expected)
+    assert metrics["actor/pg_loss"] == pytest.approx(whole["actor/pg_loss"], rel=1e-5)
+    packs.clear()
+    data.batch["advantages"][:] = 0.0
+    metrics = actor_of(policy).update_actor(data).meta_info["metrics"]
+    assert packs == [] and metrics["actor/pg_loss"] == 0.0 and metrics["actor/zero_steps"] == 1
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        {"entropy_coeff": 0.1},
+        {"use_kl_loss": True},
+        {"policy_loss": PolicyLossConfig("of_this_test")},
+    ],
+)
+def test_another_term_of_the_loss_is_computed_on_all_rows(policy, monkeypatch, term):
+    monkeypatch.setitem(
+        core_algos.POLICY_LOSSES, "of_this_test", core_algos.compute_policy_loss_vanilla
+    )
+    worker, data = actor_of(policy, **term), random_rows()
+    data.batch["advantages"][:] = 0.0
+    assert worker._policy_loss(data).rows_with_gradient(data, [2, 5]) == [2, 5]
+
+
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
+    """With every term of the loss switched on, and row weights."""
+    terms = {"loss_agg_mode": mode, "entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
+    terms["loss_scale_factor"] = 30.0
+    data = random_rows()
+    data.meta_info |= LEVELS
+    whole, metrics = gradient_of(
+        actor_of(policy, ppo_micro_batch_size_per_gpu=8, **terms), data, monkeypatch
+    )
+    for limits in (
+        {"ppo_micro_batch_size_per_gpu": 1},
+        {"ppo_micro_batch_size_per_gpu": 3},
+        {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 60},
+    ):
+        cut, other = gradient_of(actor_of(policy, **terms, **limits), data, monkeypatch)
+        assert_same(cut, whole)
+        for key in (k for k in metrics if k.startswith("actor/")):
+            assert other[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
+    """On-policy the clipped surrogate's gradient is that of sum_i c_i A_i log p_i with the mode's
+    coefficients.
+    """
+    worker, data = actor_of(policy, loss_agg_mode=mode, loss_scale_factor=30.0), random_rows()
+    data.batch["old_log_probs"] = worker.compute_log_prob(data).batch["old_log_probs"]
+    mask, weights = data.batch["response_mask"].float(), data.batch["loss_weights"]
+    tokens = mask.sum(-1)
+    share = {
+        "token-mean": weights / (weights * tokens).sum(),
+        "seq-mean-token-sum": weights / weights.sum(),
+        "seq-mean-token-mean": weights / weights.sum() / tokens,
+        "seq-mean-token-sum-norm": weights / weights.sum() / 30.0,
+    }[mode]
+    lm = actor_of(policy)
+    rows = Rows(data)
+    packed = rows.pack(range(len(rows)))
+    targets = rows.targets(packed, range(len(rows)))
+    scores = lm.engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[0]
+    new = rows.unpack(scores.log_probs, range(len(rows)))
+    (-(share[:, None] * mask * data.batch["advantages"] * new).sum()).backward()
+    expected = {name: p.grad.full_tensor() for name, p in lm.engine.module.named_parameters()}
+    found, metrics = gradient_of(worker, data, monkeypatch)
+    assert_same(found, expected)
+    loss = -(share[:, None] * mask * data.batch["advantages"]).sum().item()
+    assert metrics["actor/pg_loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_kl_loss_pulls_towards_the_reference(policy):
+    """With no advantage at all, steps on the KL term alone bring the log-probs nearer to the
+    reference's.
+    """
+    worker, data = actor_of(policy, use_kl_loss=True, kl_loss_coef=1.0), random_rows()
+    reference = make_reference(policy, data)
+    data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
+    data.batch["ref_log_prob"] = reference
+    first = worker.update_actor(data).meta_info["metrics"]["actor/kl_loss"]
+    for _ in range(4):
+        last = worker.update_actor(data).meta_info["metrics"]["actor/kl_loss"]
+    assert 0 < last < first
+
+
+def make_reference(policy, data):
+    """Log-probs of the policy after a few steps elsewhere."""
+    other = actor_of(policy)
+    for _ in range(3):
+        other.update_actor(data)
+    return other.compute_log_prob(data).batch["old_log_probs"]
+
+
+def test_reference_worker_scores_and_does_not_train(policy):
+    data = random_rows()
+    reference = ActorWorker(policy_config(policy), role="ref", device="cpu")
+    reference.init_model()
+    found = reference.compute_ref_log_prob(data).batch["ref_log_prob"]
+    torch.testing.assert_close(
+        found, actor_of(policy).compute_log_prob(data).batch["old_log_probs"]
+    )
+    assert not any(p.requires_grad for p in reference.engine.module.parameters())
+    with pytest.raises(RuntimeError, match="frozen"):
+        reference.update_actor(data)
+
+
+def test_level_term_spreads_the_levels(policy):
+    """It raises the entropy over the level tokens at the level positions; without it nothing moves."""
+    worker, data = actor_of(policy), random_rows()
+    data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
+    data.meta_info |= LEVELS
+    first = worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"]
+    for _ in range(4):
+        last = worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"]
+    assert first < last <= torch.tensor(4.0).log().item() + 1e-5
+
+
+def test_level_entropy_is_that_of_the_restricted_softmax(policy):
+    data = random_rows()
+    data.meta_info |= {**LEVELS, "level_entropy_coef": 0.0}
+    metrics = actor_of(policy).update_actor(data).meta_info["metrics"]
+    model, batch = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32), data.batch
+    with torch.no_grad():
+        logits = model(
+            batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            position_ids=batch["position_ids"],
+        ).logits[:, -batch["responses"].shape[1] - 1 : -1]
+    levels = logits[..., LEVELS["level_token_ids"]].log_softmax(-1)
+    entropy = -(levels.exp() * levels).sum(-1)
+    expected = entropy[batch["level_mask"].bool()].mean().item()
+    assert metrics["actor/level_entropy"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_padding_rows_do_not_count(policy, monkeypatch):
+    """Rows that the dispatcher repeated to even out the ranks add nothing."""
+    data = random_rows(rows=6)
+    plain, _ = gradient_of(actor_of(policy), data, monkeypatch)
+    padded = data.select_idxs([0, 1, 2, 3, 4, 5, 0, 1])
+    padded.meta_info[PADDING_ROWS] = 2
+    found, _ = gradient_of(actor_of(policy), padded, monkeypatch)
+    assert_same(found, plain, atol=0, rtol=0)
+
+
+def test_a_poisoned_row_costs_its_step_only(policy):
+    worker, data = actor_of(policy, ppo_mini_batches=2), random_rows()
+    data.batch["advantages"][0] = float("nan")
+    before = full_weights(worker.engine)
+    metrics = worker.update_actor(data).meta_info["metrics"]
+    assert metrics["actor/skipped_steps"] == 1 and metrics["actor/optimizer_steps"] == 2
+    assert moved(worker, before) > 0
+    assert all(torch.isfinite(tensor).all() for tensor in full_weights(worker.engine).values())
+
+
+def test_advantages_raise_what_they_favour(policy):
+    worker, data = actor_of(policy), random_rows()
+    data.batch["advantages"] = data.batch["response_mask"].float()
+    before = worker.compute_log_prob(data).batch["old_log_probs"]
+    data.batch["old_log_probs"] = before
+    worker.update_actor(data)
+    assert worker.compute_log_prob(data).batch["old_log_probs"].sum() > before.sum()
+
+
+def test_mini_batches_keep_trajectories_and_groups_whole():
+    data = random_rows(rows=16, group=4)  # 8 trajectories of 2 rows, 4 groups of 2 trajectories
+    for steps in (1, 2, 4):
+        parts = mini_batches(data, seed=1, num_steps=steps)
+        assert sorted(row for part in parts for row in part) == list(range(16))
+        groups = [{data.non_tensor_batch["uid"][row] for row in part} for part in parts]
+        assert sum(len(part) for part in groups) == 4  # no group is cut
+    assert len(mini_batches(data, seed=1, tasks_per_step=2)) == 2
+    assert len(mini_batches(data, seed=1, tasks_per_step=100)) == 1
+    parts = mini_batches(data, seed=1, num_steps=8)
+    assert all(len({data.non_tensor_batch["traj_uid"][row] for row in part}) == 1 for part in parts)
+    assert len(mini_batches(data, seed=1, num_steps=50)) == 8  # no more than trajectories
+
+
+def test_mini_batches_depend_neither_on_row_order_nor_on_row_count():
+    """The same trajectories share a step whatever order rows come in and however many rows each
+    has.
+    """
+    data = random_rows(rows=16)
+
+    def trajectories(table):
+        parts = mini_batches(table, seed=5, num_steps=4)
+        return [sorted({table.non_tensor_batch["traj_uid"][row] for row in part}) for part in parts]
+
+    expected = trajectories(data)
+    assert trajectories(data[::2]) == expected
+    shuffled = data.select_idxs(torch.randperm(16, generator=torch.Generator().manual_seed(0)))
+    assert trajectories(shuffled) == expected
+    assert [mini_batches(data, seed, num_steps=4) for seed in range(4)] != [
+        mini_batches(data, 5, num_steps=4)
+    ] * 4
+
+
+def test_critic_micro_batches_do_not_change_the_gradient(policy, monkeypatch):
+    data, gradients = random_rows(), []
+    for size in (8, 3, 1):
+        critic = CriticWorker(
+            critic_config(policy, ppo_micro_batch_size_per_gpu=size), device="cpu"
+        )
+        critic.init_model()
+        gradients.append(gradient_of(critic, data, monkeypatch)[0])
+    assert_same(gradients[1], gradients[0])
+    assert_same(gradients[2], gradients[0])
+
+
+def test_critic_starts_at_zero_and_learns_the_returns(policy, tmp_path):
+    critic = CriticWorker(critic_config(policy, cliprange_value=100.0), device="cpu")
+    critic.init_model()
+    data = random_rows()
+    data.batch["values"] = critic.compute_values(data).batch["values"]
+    assert (data.batch["values"] == 0).all()
+    losses = [critic.update_critic(data).meta_info["metrics"]["critic/vf_loss"] for _ in range(12)]
+    assert losses[-1] < 0.5 * losses[0]
+    values = critic.compute_values(data).batch["values"]
+    assert (values[~data.batch["response_mask"].bool()] == 0).all()
+    critic.save_checkpoint(str(tmp_path))
+    again = CriticWorker(critic_config(policy), seed=1, device="cpu")
+    again.init_model()
+    again.load_checkpoint(str(tmp_path))
+    torch.testing.assert_close(again.compute_values(data).batch["values"], values)

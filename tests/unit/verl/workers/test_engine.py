@@ -1,0 +1,300 @@
+"""The engine: packed rows equal padded ones, the schedule, skipped steps, and a state that
+survives.
+"""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.helpers.policy_rows import PROMPT, policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.loader import check_model_dir, load_causal_lm
+from verl.models.packed_attention import layout_of_rows
+from verl.models.policy import PolicyModel
+from verl.models.token_scores import Targets, full_logits
+from verl.trainer.config.schema.model import OptimConfig
+from verl.workers.actor import ActorWorker
+from verl.workers.engine import TrainEngine
+from verl.workers.engine_state import full_weights, load_engine, save_engine
+from verl.workers.optimizer import check_schedule, learning_rate
+from verl.workers.rows import Rows, micro_batches
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=2)
+
+
+@pytest.fixture(scope="module")
+def untied_policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("untied"), hidden=32, layers=1, tie=False)
+
+
+def engine_of(path, optim=None, **options):
+    return TrainEngine(PolicyModel(load_causal_lm(path, **options)), device="cpu", optim=optim)
+
+
+def padded_scores(path, data, temperature=1.0):
+    """Log-probs and entropies [B, R] from a plain padded forward of transformers' own attention."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    batch = data.batch
+    with torch.no_grad():
+        out = model(
+            batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            position_ids=batch["position_ids"],
+        )
+    log_probs = (out.logits[:, PROMPT - 1 : -1] / temperature).log_softmax(-1)
+    mask = batch["response_mask"]
+    chosen = log_probs.gather(-1, batch["responses"][..., None])[..., 0]
+    return chosen * mask, -(log_probs.exp() * log_probs).sum(-1) * mask
+
+
+def loss_of(engine, data):
+    rows = Rows(data)
+    packed = rows.pack(range(len(rows)))
+    targets = rows.targets(packed, range(len(rows)))
+    return engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[
+        0
+    ].log_probs.mean()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("micro", [1, 3, 8])
+def test_packed_scores_equal_padded_ones(policy, temperature, micro):
+    data = random_rows()
+    data.meta_info["temperature"] = temperature
+    worker = ActorWorker(policy_config(policy, ppo_micro_batch_size_per_gpu=micro), device="cpu")
+    worker.init_model()
+    found = worker.compute_log_prob(data).batch
+    log_probs, entropy = padded_scores(policy, data, temperature)
+    torch.testing.assert_close(found["old_log_probs"], log_probs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found["entropys"], entropy, atol=1e-5, rtol=0)
+
+
+def test_rows_in_one_attention_call_do_not_see_each_other(policy):
+    """Neighbours of similar length share a padded call; the numbers are those of rows on their own."""
+    engine = engine_of(policy)
+    rows = [torch.randint(3, 300, (length,)) for length in (20, 21, 22, 5, 60)]
+    layout = layout_of_rows([len(row) for row in rows])
+    assert [group.rows for group in layout.groups] == [3, 1, 1]
+
+    def scores(chosen):
+        ids = torch.cat(chosen)
+        positions = torch.cat([torch.arange(len(row)) for row in chosen])
+        with torch.no_grad():
+            targets = [Targets(torch.arange(len(ids) - 1), ids[1:])]
+            return engine.module(
+                ids, positions, layout_of_rows([len(row) for row in chosen]), targets
+            )[0].log_probs
+
+    together, start = scores(rows), 0
+    for row in rows:
+        torch.testing.assert_close(
+            together[start : start + len(row) - 1], scores([row]), atol=1e-5, rtol=0
+        )
+        start += len(row)
+
+
+def test_gradient_of_packed_rows_equals_that_of_padded_rows(policy):
+    data = random_rows(rows=4)
+    engine = engine_of(policy, OptimConfig())
+    engine.backward(loss_of(engine, data), last=True)
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    batch = data.batch
+    logits = model(
+        batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        position_ids=batch["position_ids"],
+    ).logits[:, PROMPT - 1 : -1]
+    chosen = logits.log_softmax(-1).gather(-1, batch["responses"][..., None])[..., 0]
+    chosen[batch["response_mask"].bool()].mean().backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    for name, parameter in engine.module.named_parameters():
+        found = parameter.grad.full_tensor()
+        torch.testing.assert_close(found, expected[name.removeprefix("lm.")], atol=1e-6, rtol=1e-4)
+
+
+def test_gradient_checkpointing_changes_nothing(policy):
+    data, gradients = random_rows(rows=4), []
+    for checkpointing in (False, True):
+        engine = engine_of(policy, OptimConfig(), gradient_checkpointing=checkpointing)
+        engine.module.train()
+        engine.backward(loss_of(engine, data), last=True)
+        gradients.append([p.grad.full_tensor() for p in engine.module.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+def test_bfloat16_compute_keeps_float32_masters(policy):
+    data = random_rows(rows=4)
+    engine = TrainEngine(
+        PolicyModel(load_causal_lm(policy)), device="cpu", dtype="bfloat16", optim=OptimConfig()
+    )
+    exact = loss_of(engine_of(policy), data)
+    loss = loss_of(engine, data)
+    engine.backward(loss, last=True)
+    assert {p.dtype for p in engine.module.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in engine.module.parameters()} == {torch.float32}
+    assert loss != exact and abs(loss - exact) < 0.05
+
+
+def test_logits_of_bfloat16_layers_are_not_rounded():
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(64, 100).bfloat16(), (10 * torch.randn(8, 64)).bfloat16()
+    exact = hidden.double() @ head.weight.double().T + head.bias.double()
+    assert (full_logits(head, hidden) - exact).abs().max() < 1e-4
+    assert (head(hidden) - exact).abs().max() > 1e-2
+
+
+def test_state_continues_exactly(policy, tmp_path):
+    """Save after two steps, take two more; a fresh engine that loads takes the same two."""
+    optim = OptimConfig(lr=1e-2, warmup_style="cosine", lr_warmup_steps=2, total_training_steps=6)
+
+    def train(engine, steps):
+        for step in steps:
+            engine.backward(-loss_of(engine, random_rows(rows=4, seed=step)), last=True)
+            engine.step()
+
+    first = engine_of(policy, optim)
+    train(first, (0, 1))
+    save_engine(first, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "engine.json",
+        "optimizer.safetensors",
+        "rng_rank0.safetensors",
+        "weights.safetensors",
+    ]
+    train(first, (2, 3))
+    second = engine_of(policy, optim)
+    load_engine(second, tmp_path)
+    train(second, (2, 3))
+    assert second.steps == 4
+    for name, tensor in full_weights(first).items():
+        torch.testing.assert_close(full_weights(second)[name], tensor, atol=0, rtol=0)
+
+
+def test_state_of_another_model_is_refused(policy, untied_policy, tmp_path):
+    save_engine(engine_of(policy, OptimConfig()), tmp_path)
+    with pytest.raises(ValueError, match="do not fit the model"):
+        load_engine(engine_of(untied_policy, OptimConfig()), tmp_path)
+
+
+def test_a_gradient_that_is_not_finite_is_left_out(policy):
+    engine = engine_of(policy, OptimConfig(lr=1e-2))
+    before = full_weights(engine)
+    engine.backward(loss_of(engine, random_rows(rows=2)) * math.nan, last=True)
+    report = engine.step()
+    assert report.skipped and engine.steps == 1
+    for name, tensor in full_weights(engine).items():
+        torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
+    engine.backward(loss_of(engine, random_rows(rows=2)), last=True)
+    assert not engine.step().skipped
+
+
+def test_a_zero_gradient_leaves_the_weights_alone(policy):
+    """Neither weight decay nor the momentum of an earlier step moves them."""
+    engine = engine_of(policy, OptimConfig(lr=1e-2, weight_decay=0.5))
+    engine.backward(loss_of(engine, random_rows(rows=2)), last=True)
+    engine.step()
+    before = full_weights(engine)
+    engine.backward(loss_of(engine, random_rows(rows=2)) * 0.0, last=True)
+    assert engine.step().zero
+    for name, tensor in full_weights(engine).items():
+        torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
+
+
+def test_learning_rate_warms_up_and_decays():
+    cosine = OptimConfig(lr=1.0, warmup_style="cosine", lr_warmup_steps=2, min_lr_ratio=0.1)
+    rates = [learning_rate(step, cosine, 12) for step in range(12)]
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    constant = OptimConfig(lr=1.0, lr_warmup_steps_ratio=0.25)
+    assert [learning_rate(step, constant, 8) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
+    for unknown in (OptimConfig(warmup_style="cosine"), OptimConfig(lr_warmup_steps_ratio=0.1)):
+        with pytest.raises(ValueError, match="total_training_steps"):
+            check_schedule(unknown)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_exported_directory_loads_with_the_same_numbers(policy, untied_policy, tied, tmp_path):
+    source = policy if tied else untied_policy
+    config = policy_config(source)
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    data = random_rows()
+    worker.update_actor(data)
+    worker.export_hf(str(tmp_path / "hf"))
+    log_probs, _ = padded_scores(tmp_path / "hf", data)
+    found = worker.compute_log_prob(data).batch["old_log_probs"]
+    torch.testing.assert_close(found, log_probs, atol=1e-5, rtol=0)
+    names = set(load_file(tmp_path / "hf" / "model.safetensors"))
+    assert ("lm_head.weight" in names) is not tied
+    assert names == {name for name, _ in worker.export_weights()}
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf").encode(
+        "go to"
+    ) == AutoTokenizer.from_pretrained(source).encode("go to")
+
+
+def test_exported_weights_are_copies(policy):
+    worker = ActorWorker(policy_config(policy), device="cpu")
+    worker.init_model()
+    exported = dict(worker.export_weights())
+    before = {name: value.copy() for name, value in exported.items()}
+    worker.update_actor(random_rows())
+    assert all((exported[name] == before[name]).all() for name in before)
+    after = dict(worker.export_weights())
+    assert any((after[name] != before[name]).any() for name in before)
+
+
+def test_lora_trains_adapters_and_exports_merged_weights(policy, tmp_path):
+    config = policy_config(policy)
+    config.model.lora_rank = 4
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    data = random_rows()
+    plain, _ = padded_scores(policy, data)
+    found = worker.compute_log_prob(data).batch["old_log_probs"]
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)  # adapters start at zero
+    worker.update_actor(data)
+    worker.update_actor(data)
+    trained = worker.compute_log_prob(data).batch["old_log_probs"]
+    assert (trained - plain).abs().max() > 1e-4
+    worker.export_hf(str(tmp_path / "hf"))
+    merged, _ = padded_scores(tmp_path / "hf", data)
+    torch.testing.assert_close(trained, merged, atol=1e-5, rtol=0)
+    names = {name for name, _ in worker.export_weights()}
+    assert not any("lora" in name or "base_layer" in name for name in names)
+
+
+def test_missing_models_are_named(tmp_path):
+    for path, words in [
+        (None, "no model path"),
+        ("Qwen/Qwen3-0.6B", "hub names are not"),
+        (tmp_path, "config.json"),
+    ]:
+        with pytest.raises(FileNotFoundError, match=words):
+            check_model_dir(path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="no weights"):
+        load_causal_lm(tmp_path)
+
+
+def test_micro_batches_hold_every_row_once():
+    lengths = [5, 100, 7, 6, 40]
+    assert micro_batches(lengths, max_rows=2) == [[0, 3], [2, 4], [1]]
+    assert micro_batches(lengths, max_tokens=50) == [
+        [0, 3, 2],
+        [4],
+        [1],
+    ]  # a row above the bound goes alone
+
+
+def test_rows_without_a_prompt_are_refused():
+    data = random_rows(rows=2)
+    data.batch["attention_mask"][1, :PROMPT] = 0
+    with pytest.raises(ValueError, match="row 1 starts with a sampled token"):
+        Rows(data)

@@ -1,0 +1,274 @@
+"""The transformers engine: what it samples is what a plain full forward says, whatever shares the
+batch.
+"""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.helpers.engine_cases import (
+    ask,
+    load,
+    perturb,
+    play,
+    prompts,
+    reference_logprobs,
+    rollout_section,
+)
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.utils.sampling import SamplingRequest, StopReason
+from verl.workers.rollout import create_engine
+from verl.workers.rollout.base import EngineError
+
+END = 1  # <|im_end|> in the tiny tokenizer
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), std=0.2)
+
+
+@pytest.fixture(scope="module")
+def model(policy):
+    return load(policy)
+
+
+@pytest.fixture()
+def engine(policy):
+    engine = create_engine("hf", rollout_section(), str(policy), seed=3, num_threads=1)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"temperature": 1.3, "top_k": 5},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+        {"temperature": 0.0},
+    ],
+)
+def test_logprobs_are_those_of_a_full_forward(engine, model, sampling):
+    requests = ask(6, **sampling)
+    results = play(engine, requests)
+    for request in requests:
+        result = results[request.request_id]
+        expected = reference_logprobs(model, request, result.token_ids)
+        np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
+
+
+def test_logits_of_a_bfloat16_model_are_not_rounded(tmp_path):
+    directory = make_tiny_policy(tmp_path, std=0.5)
+    engine = create_engine("hf", rollout_section(dtype="bfloat16"), str(directory))
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="bfloat16").eval()
+    for request in ask(4, max_tokens=1):
+        result = play(engine, [request])[request.request_id]
+        ids, token = torch.tensor([request.prompt_ids]), result.token_ids[0]
+        with torch.no_grad():
+            hidden = model.base_model(ids).last_hidden_state[0, -1]
+            rounded = model(ids).logits[0, -1].float().log_softmax(dim=0)[token].item()
+        exact = (model.lm_head.weight.double() @ hidden.double()).log_softmax(dim=0)[token].item()
+        assert abs(result.logprobs[0] - exact) < 1e-4 < abs(rounded - exact)
+
+
+def test_a_bfloat16_model_whose_head_is_no_linear_map_samples_as_it_is(tmp_path, monkeypatch):
+    class Head(torch.nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.weight = linear.weight
+
+        def forward(self, hidden):
+            return hidden @ self.weight.T
+
+    def load_with_head(path, **options):
+        model = from_pretrained(path, **options)
+        model.lm_head = Head(model.lm_head)
+        return model
+
+    from_pretrained = AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load_with_head)
+    engine = create_engine("hf", rollout_section(dtype="bfloat16"), str(make_tiny_policy(tmp_path)))
+    assert len(play(engine, ask(2, max_tokens=3))) == 2
+
+
+def test_greedy_is_the_argmax(engine, model):
+    request = SamplingRequest("g", prompts(1)[0], max_tokens=5, temperature=0.0)
+    ids = list(request.prompt_ids)
+    for _ in range(5):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert play(engine, [request])["g"].token_ids == ids[len(request.prompt_ids) :]
+
+
+def test_requests_may_join_at_any_step_and_are_not_disturbed(engine):
+    requests = ask(8, max_tokens=10)
+    alone = {}
+    for request in requests:
+        alone |= play(engine, [request])
+    together, waiting = {}, list(requests)
+    while waiting or engine.has_work():
+        if waiting:
+            engine.add(waiting.pop())
+        together.update({result.request_id: result for result in engine.step()})
+    for name, result in alone.items():
+        assert together[name].token_ids == result.token_ids
+        np.testing.assert_allclose(together[name].logprobs, result.logprobs, atol=1e-4)
+
+
+def test_more_requests_than_sequences_all_finish(policy):
+    engine = create_engine("hf", rollout_section(max_num_seqs=3), str(policy))
+    assert len(play(engine, ask(10, max_tokens=3))) == 10
+
+
+def test_the_seed_decides(engine):
+    first, again = play(engine, ask(3)), play(engine, ask(3))
+    other = ask(3)
+    for request in other:
+        request.seed += 1
+    assert {n: r.token_ids for n, r in first.items()} == {n: r.token_ids for n, r in again.items()}
+    assert {n: r.token_ids for n, r in first.items()} != {
+        n: r.token_ids for n, r in play(engine, other).items()
+    }
+
+
+def test_unseeded_requests_follow_the_engine_seed(policy):
+    def sampled(seed):
+        engine = create_engine("hf", rollout_section(), str(policy), seed=seed)
+        asked = [SamplingRequest(f"u{i}", prompts(1)[0], max_tokens=8) for i in range(2)]
+        return [result.token_ids for result in play(engine, asked).values()]
+
+    assert sampled(1) == sampled(1) != sampled(2)
+    assert sampled(1)[0] != sampled(1)[1]
+
+
+def test_a_stop_token_ends_the_segment_and_is_kept(engine):
+    free = play(engine, ask(4, max_tokens=20))
+    tokenizer = engine._rules._tokenizer
+    for request in ask(4, max_tokens=20):
+        ids = free[request.request_id].token_ids
+        request.stop = ("</action>", tokenizer.decode(ids[3]))
+        if tokenizer.encode(request.stop[1]) != [ids[3]]:
+            continue  # half a character: not a string of one token
+        result = play(engine, [request])[request.request_id]
+        assert result.stop_reason is StopReason.STOP
+        assert result.token_ids == ids[: ids.index(ids[3]) + 1]
+
+
+def test_a_stop_string_of_several_tokens_keeps_its_tokens(engine):
+    free = play(engine, ask(4, max_tokens=20))
+    tokenizer = engine._rules._tokenizer
+    tried = 0
+    for request in ask(4, max_tokens=20):
+        ids = free[request.request_id].token_ids
+        places = [i for i in range(2, len(ids)) if tokenizer.decode(ids[i - 1 : i + 1]).isascii()]
+        request.stop = tuple(tokenizer.decode(ids[i - 1 : i + 1]) for i in places[:1])
+        if not engine._rules.plan(request.stop).strings:
+            continue
+        tried += 1
+        expected = next(
+            n for n in range(1, len(ids) + 1) if request.stop[0] in tokenizer.decode(ids[:n])
+        )
+        result = play(engine, [request])[request.request_id]
+        assert result.stop_reason is StopReason.STOP
+        assert result.token_ids == ids[:expected]
+        assert len(result.logprobs) == expected
+    assert tried
+
+
+def test_an_empty_stop_string_is_refused(engine):
+    with pytest.raises(ValueError, match="empty"):
+        engine.add(SamplingRequest("e", [5], 3, stop=("",)))
+
+
+def test_the_end_of_turn_token_ends_and_is_kept(policy):
+    model = load(policy)
+    engine = create_engine("hf", rollout_section(), str(policy))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[END] *= 3  # tied: the end token becomes likely
+    engine.update_weights([(n, p.detach().numpy()) for n, p in model.named_parameters()], version=1)
+    ended = [
+        r for r in play(engine, ask(8, max_tokens=60)).values() if r.stop_reason is StopReason.STOP
+    ]
+    assert ended
+    for result in ended:
+        assert result.token_ids.index(END) == len(result.token_ids) - 1
+        assert len(result.logprobs) == len(result.token_ids)
+
+
+def test_length_ends_at_max_tokens_and_at_the_context(engine):
+    long = SamplingRequest("long", list(range(5, 255)), max_tokens=50, seed=1)
+    results = play(engine, [*ask(2, max_tokens=4), long])
+    lengths = {
+        name: len(result.token_ids)
+        for name, result in results.items()
+        if result.stop_reason is StopReason.LENGTH
+    }
+    assert lengths["long"] == 6
+    assert all(size == 4 for name, size in lengths.items() if name != "long")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "complaint"),
+    [
+        ([], 3, "empty"),
+        ([5], 0, "max_tokens"),
+        ([5] * 256, 3, "max_model_len"),
+        ([5, 400], 3, "vocabulary"),
+    ],
+)
+def test_a_request_that_can_never_be_served_is_refused(engine, prompt, max_tokens, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        engine.add(SamplingRequest("x", prompt, max_tokens))
+    assert not engine.has_work()
+
+
+def test_abort_forgets_running_and_waiting_requests(policy):
+    engine = create_engine("hf", rollout_section(max_num_seqs=2), str(policy))
+    requests = ask(4, max_tokens=6)
+    alone = play(engine, requests[:1])["r0"].token_ids
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    engine.abort(["r1", "r3", "unknown"])
+    results = {}
+    while engine.has_work():
+        results.update({result.request_id: result for result in engine.step()})
+    assert sorted(results) == ["r0", "r2"]
+    assert results["r0"].token_ids == alone
+
+
+def test_new_weights_are_what_is_sampled_from(policy):
+    engine, model = create_engine("hf", rollout_section(), str(policy)), load(policy)
+    before = play(engine, ask(3))
+    engine.update_weights(perturb(model), version=4)
+    for request in ask(3):
+        result = play(engine, [request])[request.request_id]
+        assert result.policy_version == 4
+        expected = reference_logprobs(model, request, result.token_ids)
+        np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
+    assert before["r0"].policy_version == 0
+
+
+def test_weights_do_not_change_under_running_requests_nor_with_wrong_names(engine, model):
+    weights = [(name, parameter.detach().numpy()) for name, parameter in model.named_parameters()]
+    with pytest.raises(EngineError, match="no parameter 'nonsense'"):
+        engine.update_weights([("nonsense", np.zeros(1, dtype=np.float32))], 1)
+    with pytest.raises(EngineError, match="no new weights for"):
+        engine.update_weights(weights[:-1], 1)
+    engine.add(ask(1)[0])
+    with pytest.raises(EngineError, match="1 requests"):
+        engine.update_weights(weights, 1)
+
+
+def test_unknown_engine_names_the_known_ones_and_the_nearest():
+    with pytest.raises(ValueError, match=r"vllm, hf.*'vllm'"):
+        create_engine("vlm", rollout_section(), "nowhere")
+
+
+def test_a_missing_vllm_names_the_extra_and_the_fallback(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "vllm", None)
+    with pytest.raises(ImportError, match="rollout.name=hf"):
+        create_engine("vllm", rollout_section(), "nowhere")

@@ -1,0 +1,31 @@
+"""What the vLLM engine is started with. Needs no vLLM."""
+
+from tests.helpers.engine_cases import rollout_section
+from verl.workers.rollout.vllm import engine_arguments
+
+
+def arguments(on_cpu=True, **engine_kwargs):
+    section = rollout_section(engine_kwargs=engine_kwargs)
+    return engine_arguments("policy", section, seed=1, trust_remote_code=False, on_cpu=on_cpu)
+
+
+def test_engine_kwargs_have_the_last_word():
+    assert arguments()["max_num_seqs"] == 16
+    assert (
+        arguments(max_num_seqs=3, swap_space=4).items()
+        >= {"max_num_seqs": 3, "swap_space": 4}.items()
+    )
+
+
+def test_hf_overrides_are_added_to_the_float32_head():
+    assert arguments()["hf_overrides"] == {"head_dtype": "float32"}
+    added = arguments(hf_overrides={"rope_theta": 1e6})["hf_overrides"]
+    assert added == {"head_dtype": "float32", "rope_theta": 1e6}
+    assert arguments(hf_overrides={"head_dtype": "model"})["hf_overrides"] == {
+        "head_dtype": "model"
+    }
+
+
+def test_only_a_device_engine_is_given_shares_of_a_device():
+    assert "gpu_memory_utilization" in arguments(on_cpu=False)
+    assert not {"gpu_memory_utilization", "tensor_parallel_size"} & arguments(on_cpu=True).keys()

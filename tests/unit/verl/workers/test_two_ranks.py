@@ -1,0 +1,178 @@
+"""Two gloo ranks do what one rank does: scores, gradients, weights, values and checkpoints."""
+
+import json
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file
+
+from tests.helpers.policy_rows import add_branches, critic_config, policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.protocol import DataProto
+from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
+from verl.workers.actor import ActorWorker
+from verl.workers.critic import CriticWorker
+from verl.workers.engine_state import full_weights
+
+ROWS = 7  # odd, so that the second rank gets a padding row
+PLAIN = (
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+)  # advantages are the only term of the loss
+LONE = "one row"  # the second rank has nothing but a copy of it
+MODES = ("token-mean", "seq-mean-token-mean", *PLAIN, LONE)
+
+
+def batch(mode: str) -> DataProto:
+    """Three groups; the last has one row, so that with three mini-batches a rank sometimes has
+    none.
+
+    In the plain modes the rows of the second rank have no advantage, so that it has nothing to
+    compute at all.
+    """
+    data = add_branches(random_rows(rows=ROWS, group=3))
+    if mode in PLAIN:
+        data.batch["advantages"][4:] = 0.0
+    else:
+        data.meta_info |= {"level_token_ids": [20, 21, 22, 23], "level_entropy_coef": 0.3}
+    return data[:1] if mode == LONE else data
+
+
+def settings(path, mode):
+    aggregation = "token-mean" if mode == LONE else mode
+    terms = {
+        "loss_agg_mode": aggregation,
+        "ppo_mini_batches": 3,
+        "ppo_micro_batch_size_per_gpu": 2,
+        "loss_scale_factor": 30.0,
+    }
+    if mode not in PLAIN:
+        terms |= {"entropy_coeff": 0.05, "use_kl_loss": True}
+    config = policy_config(path, **terms)
+    config.actor.optim.eps = (
+        1e-2  # AdamW would blow rounding errors of vanishing gradients up to full steps
+    )
+    return config
+
+
+def play(path, data, directory, mode):
+    """One rank's part of a small run; returns tensors by name and metrics."""
+    worker = ActorWorker(settings(path, mode), device="cpu", seed=3)
+    worker.init_model()
+    scored = worker.compute_log_prob(data)
+    metrics = worker.update_actor(data).meta_info["metrics"]
+    worker.save_checkpoint(str(directory / "actor"))
+    critic = CriticWorker(critic_config(path, ppo_mini_batches=2), device="cpu", seed=3)
+    critic.init_model()
+    metrics |= critic.update_critic(data).meta_info["metrics"]
+    tensors = {name: torch.from_numpy(value) for name, value in worker.export_weights()}
+    tensors |= {f"critic.{name}": tensor for name, tensor in full_weights(critic.engine).items()}
+    tensors["rows.log_probs"] = scored.batch["old_log_probs"]
+    tensors["rows.entropys"] = scored.batch["entropys"]
+    tensors["rows.values"] = critic.compute_values(data).batch["values"]
+    records = [
+        r
+        for key in ("branch_scores", "span_scores")
+        for row in scored.non_tensor_batch[key]
+        for r in row
+    ]
+    numbers = [[r["logprob"], r["entropy"], r["prob"], r["num_tokens"]] for r in records]
+    tensors["records"] = torch.tensor(numbers, dtype=torch.float64)
+    return tensors, metrics
+
+
+def run_rank(rank, path, directory, port):
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    registration = Registration(Dispatch.DP_COMPUTE_PROTO)
+    for mode in MODES:
+        calls, _ = plan_calls(registration, 2, (batch(mode),), {})
+        (data,), _ = calls[rank]
+        place = directory / mode
+        place.mkdir(exist_ok=True)
+        tensors, metrics = play(path, data, place, mode)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            place / f"rank{rank}.safetensors",
+        )
+        (place / f"rank{rank}.json").write_text(json.dumps(metrics))
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.2)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(policy, tmp_path_factory):
+    """Directory with what two ranks left, a folder for each loss mode."""
+    directory = tmp_path_factory.mktemp("two")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(run_rank, args=(policy, directory, port), nprocs=2)
+    return directory
+
+
+@pytest.fixture(scope="module", params=MODES)
+def both(request, policy, two_ranks, tmp_path_factory):
+    """(tensors, metrics, directory) of one rank, and of two."""
+    alone, pair = tmp_path_factory.mktemp("one"), two_ranks / request.param
+    tensors, metrics = play(policy, batch(request.param), alone, request.param)
+    ranks = [load_file(pair / f"rank{rank}.safetensors") for rank in (0, 1)]
+    reports = [json.loads((pair / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return (tensors, metrics, alone), (ranks, reports, pair), request.param
+
+
+def test_weights_after_an_update_agree(both):
+    (tensors, _, _), (ranks, _, _), _ = both
+    weights = [name for name in tensors if not name.startswith(("rows.", "records"))]
+    assert any(name.startswith("critic.") for name in weights)
+    for name in weights:
+        torch.testing.assert_close(ranks[0][name], tensors[name], atol=2e-6, rtol=1e-4, msg=name)
+    assert not any(name in ranks[1] for name in weights)  # weights leave through rank 0 alone
+
+
+def test_scores_and_values_agree(both):
+    (tensors, _, _), (ranks, _, _), _ = both
+    for name in ("rows.log_probs", "rows.entropys", "rows.values"):
+        joined = torch.cat([rank[name] for rank in ranks])[: len(tensors[name])]
+        torch.testing.assert_close(joined, tensors[name], atol=1e-5, rtol=1e-4, msg=name)
+    assert len(ranks[0]["records"]) + len(ranks[1]["records"]) >= len(tensors["records"])
+    for record in tensors[
+        "records"
+    ]:  # the split reorders branches and spans, and repeats those of the padding row
+        together = torch.cat([rank["records"] for rank in ranks])
+        assert (together - record).abs().max(dim=1).values.min() < 1e-5
+
+
+def test_metrics_agree_and_are_equal_on_both_ranks(both):
+    (_, metrics, _), (_, reports, _), mode = both
+    assert (metrics["actor/zero_steps"] > 0) == (mode in PLAIN)
+    cost = ("seconds", "memory")
+    for name in (n for n in metrics if not n.endswith(cost)):
+        assert reports[0][name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6), name
+        assert reports[1][name] == reports[0][name], name
+
+
+def test_a_checkpoint_of_two_ranks_continues_on_one(policy, both):
+    (tensors, _, alone), (_, _, pair), mode = both
+    after = []
+    for directory in (alone, pair):
+        worker = ActorWorker(settings(policy, mode), device="cpu", seed=3)
+        worker.init_model()
+        worker.load_checkpoint(str(directory / "actor"))
+        worker.update_actor(batch(mode))
+        after.append(dict(worker.export_weights()))
+    for name, value in after[0].items():
+        assert np.abs(value - tensors[name].numpy()).max() > 0
+        np.testing.assert_allclose(after[1][name], value, atol=4e-6, rtol=1e-3, err_msg=name)

@@ -1,0 +1,90 @@
+"""The pure maths of policy optimisation under one name: estimators, losses, KL and their
+registries.
+
+Tensors in, tensors out: no configuration object, no Ray, no logging. The rooms behind this door:
+``algorithm_registry`` (names), ``groups`` (statistics over trajectories), ``advantages`` and
+``gigpo`` (estimators), ``losses`` and ``kl``. Imports torch and ``verl.utils`` alone.
+"""
+
+from verl.algos.advantages import (
+    OUTCOME_INPUTS,
+    compute_gae_advantage_return,
+    compute_gpg_outcome_advantage,
+    compute_grpo_outcome_advantage,
+    compute_opo_outcome_advantage,
+    compute_reinforce_plus_plus_baseline_outcome_advantage,
+    compute_reinforce_plus_plus_outcome_advantage,
+    compute_remax_outcome_advantage,
+    compute_rloo_outcome_advantage,
+    spread,
+)
+from verl.algos.algorithm_registry import (
+    ADV_ESTIMATORS,
+    ADVANTAGES_ONLY,
+    POLICY_LOSSES,
+    AdvantageEstimator,
+    choose,
+    get_adv_estimator_fn,
+    get_policy_loss_fn,
+    missing_inputs,
+    register_adv_est,
+    register_policy_loss,
+)
+from verl.algos.gigpo import compute_gigpo_outcome_advantage
+from verl.algos.groups import (
+    GroupStats,
+    factorize,
+    group_mean_std,
+    group_normalised_scores,
+    row_weights,
+    trajectories_of,
+)
+from verl.algos.kl import AdaptiveKLController, FixedKLController, get_kl_controller, kl_penalty
+from verl.algos.losses import (
+    LOSS_AGG_MODES,
+    agg_loss,
+    compute_entropy_loss,
+    compute_policy_loss_vanilla,
+    compute_value_loss,
+    loss_denominator,
+)
+
+__all__ = [
+    "ADVANTAGES_ONLY",
+    "ADV_ESTIMATORS",
+    "LOSS_AGG_MODES",
+    "OUTCOME_INPUTS",
+    "POLICY_LOSSES",
+    "AdaptiveKLController",
+    "AdvantageEstimator",
+    "FixedKLController",
+    "GroupStats",
+    "agg_loss",
+    "choose",
+    "compute_entropy_loss",
+    "compute_gae_advantage_return",
+    "compute_gigpo_outcome_advantage",
+    "compute_gpg_outcome_advantage",
+    "compute_grpo_outcome_advantage",
+    "compute_opo_outcome_advantage",
+    "compute_policy_loss_vanilla",
+    "compute_reinforce_plus_plus_baseline_outcome_advantage",
+    "compute_reinforce_plus_plus_outcome_advantage",
+    "compute_remax_outcome_advantage",
+    "compute_rloo_outcome_advantage",
+    "compute_value_loss",
+    "factorize",
+    "get_adv_estimator_fn",
+    "get_kl_controller",
+    "get_policy_loss_fn",
+    "group_mean_std",
+    "group_normalised_scores",
+    "kl_penalty",
+    "loss_denominator",
+    "missing_inputs",
+    "register_adv_est",
+    "register_policy_loss",
+    "row_weights",
+    "spread",
+    "trajectories_of",
+]

@@ -1,0 +1,156 @@
+"""GiGPO (Feng et al., 2025): trajectory groups plus step groups of the same state within a task.
+
+``A = A_trajectory + step_advantage_w * A_step``. A step's return is the discounted sum of the
+rewards from it on; it is compared with the returns of all steps of the same ``uid`` that saw the
+same anchor observation.
+"""
+
+import difflib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from verl.algos.advantages import OUTCOME_INPUTS, spread
+from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
+from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
+
+MODES = ("mean_norm", "mean_std_norm")
+
+
+class Steps(NamedTuple):
+    """The S steps of a batch, one entry each: row, environment step number, trajectory, reward,
+    state group key.
+    """
+
+    row: list[int]
+    number: list[int]
+    trajectory: list[tuple]
+    reward: list[float]
+    state: list[tuple]
+
+
+def flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs) -> Steps:
+    """Read the per-row lists of steps (``[B]`` object arrays).
+
+    Raises ``ValueError`` where their lengths differ.
+    """
+    steps = Steps([], [], [], [], [])
+    columns = zip(index, traj_index, step_rewards, step_index, anchor_obs, strict=True)
+    for row, (uid, traj, rewards, numbers, anchors) in enumerate(columns):
+        if not len(rewards) == len(numbers) == len(anchors):
+            raise ValueError(
+                f"row {row}: {len(rewards)} rewards, {len(numbers)} step numbers, {len(anchors)} anchors"
+            )
+        steps.row.extend([row] * len(numbers))
+        steps.number.extend(int(k) for k in numbers)
+        steps.trajectory.extend([(uid, traj)] * len(numbers))
+        steps.reward.extend(float(r) for r in rewards)
+        steps.state.extend((uid, anchor) for anchor in anchors)
+    return steps
+
+
+def discounted_step_returns(steps: Steps, gamma: float) -> Tensor:
+    """``[S]`` float64 ``sum_j gamma^(j-k) r_j`` over the steps of the same trajectory, whatever
+    rows hold them.
+    """
+    returns = [0.0] * len(steps.row)
+    following: dict[tuple, tuple[int, float]] = {}
+    for i in sorted(range(len(steps.row)), key=lambda s: -steps.number[s]):
+        later, value = following.get(steps.trajectory[i], (steps.number[i], 0.0))
+        returns[i] = steps.reward[i] + gamma ** (later - steps.number[i]) * value
+        following[steps.trajectory[i]] = (steps.number[i], returns[i])
+    return torch.tensor(returns, dtype=torch.float64)
+
+
+def merge_similar_states(states: Sequence[tuple], threshold: float) -> list[tuple]:
+    """Replace each ``(uid, anchor)`` by the first one of its uid whose text similarity ratio
+    reaches ``threshold``.
+    """
+    leaders: dict[object, list[str]] = {}
+    merged: dict[tuple, tuple] = {}
+    for uid, anchor in dict.fromkeys(states):
+        known = leaders.setdefault(uid, [])
+        match = next(
+            (k for k in known if difflib.SequenceMatcher(None, k, anchor).ratio() >= threshold),
+            None,
+        )
+        if match is None:
+            known.append(anchor)
+        merged[uid, anchor] = (uid, anchor if match is None else match)
+    return [merged[state] for state in states]
+
+
+def place_by_step(values: Tensor, steps: Steps, step_ids: Tensor) -> Tensor:
+    """``[B, R]`` float32: the value of step k of the row where ``step_ids`` is k; 0 where it is -1
+    or unknown.
+    """
+    placed = torch.zeros(step_ids.shape, dtype=torch.float32, device=step_ids.device)
+    if not steps.row:
+        return placed
+    width = max(max(steps.number), int(step_ids.max())) + 1
+    table = torch.zeros((step_ids.shape[0], width), dtype=torch.float32, device=step_ids.device)
+    table[torch.tensor(steps.row), torch.tensor(steps.number)] = values.float().to(table.device)
+    return torch.where(step_ids >= 0, table.gather(-1, step_ids.long().clamp(min=0)), placed)
+
+
+@register_adv_est(
+    AdvantageEstimator.GIGPO,
+    inputs=OUTCOME_INPUTS
+    | {
+        "traj_index": "traj_uid",
+        "step_ids": "step_ids",
+        "step_rewards": "step_rewards",
+        "step_index": "step_index",
+        "anchor_obs": "anchor_obs",
+    },
+    params={
+        "step_advantage_w": "algorithm.gigpo.step_advantage_w",
+        "mode": "algorithm.gigpo.mode",
+        "gamma": "algorithm.gamma",
+        "enable_similarity": "algorithm.gigpo.enable_similarity",
+        "similarity_thresh": "algorithm.gigpo.similarity_thresh",
+    },
+)
+def compute_gigpo_outcome_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index,
+    traj_index,
+    step_ids: Tensor,
+    step_rewards,
+    step_index,
+    anchor_obs,
+    step_advantage_w: float = 1.0,
+    mode: str = "mean_norm",
+    gamma: float = 0.95,
+    enable_similarity: bool = False,
+    similarity_thresh: float = 0.95,
+    epsilon: float = 1e-6,
+) -> tuple[Tensor, Tensor]:
+    """Trajectory advantage plus weighted step advantage on the tokens of each step; ``returns`` is
+    the same tensor.
+
+    ``step_rewards``, ``step_index`` and ``anchor_obs`` are ``[B]`` object arrays with one list per
+    row, one entry per environment step in it; ``step_ids [B, R]`` names the step of each sampled
+    token. ``mode`` ``mean_norm`` subtracts the group's mean, ``mean_std_norm`` also divides by its
+    sample standard deviation, at both levels. A state seen once has step advantage 0, a trajectory
+    alone in its group keeps its return (GRPO's rule).
+    """
+    by_std = choose(mode, MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
+    scores = token_level_rewards.double().sum(-1)
+    advantages = spread(
+        group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask
+    )
+    steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
+    if enable_similarity:
+        steps = steps._replace(state=merge_similar_states(steps.state, similarity_thresh))
+    returns = discounted_step_returns(steps, gamma)
+    stats = group_mean_std(returns, factorize(steps.state))
+    step_advantages = returns - stats.mean
+    if by_std:
+        step_advantages = step_advantages / (stats.std + epsilon)
+    placed = place_by_step(step_advantages, steps, step_ids) * response_mask.float()
+    combined = advantages + step_advantage_w * placed.to(advantages.device)
+    return combined, combined

@@ -1,0 +1,159 @@
+"""Statistics of groups of trajectories, vectorised; every trajectory counts once however many rows
+it has.
+
+Sums run in float64, so that the order of the rows does not show in float32 results.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verl.algos.algorithm_registry import choose
+
+
+class GroupStats(NamedTuple):
+    """Per element: its group's mean, sample standard deviation (0 for one member) and number of
+    members.
+    """
+
+    mean: Tensor
+    std: Tensor
+    count: Tensor
+
+
+class Trajectories(NamedTuple):
+    """T trajectories made of B rows: ``score [T]``, ``group [T]``, ``tokens [T]`` and ``of_row
+    [B]``.
+    """
+
+    score: Tensor
+    group: Tensor
+    tokens: Tensor
+    of_row: Tensor
+
+
+def factorize(keys: Iterable[Hashable] | Tensor | np.ndarray) -> Tensor:
+    """``[B]`` int64 numbers 0, 1, ...
+
+    for the distinct ``keys`` in the order of their first appearance.
+    """
+    seen: dict[Hashable, int] = {}
+    listed = keys.tolist() if isinstance(keys, Tensor | np.ndarray) else keys
+    return torch.tensor([seen.setdefault(key, len(seen)) for key in listed], dtype=torch.long)
+
+
+def group_mean_std(values: Tensor, group_index: Tensor) -> GroupStats:
+    """Mean, sample standard deviation and count of each element's group.
+
+    ``values [N]`` and ``group_index [N]`` (int64, 0..G-1). Groups of equal values have exactly that
+    mean and std 0. All results are ``[N]`` float64 on the device of ``values``.
+    """
+    values = values.double()
+    group_index = group_index.to(values.device)
+    size = int(group_index.max()) + 1 if group_index.numel() else 0
+    zeros = values.new_zeros(size)
+    count = zeros.index_add(0, group_index, torch.ones_like(values))
+    # Sums of differences from the smallest member: a group of equal values then sums exact zeros.
+    lowest = zeros.scatter_reduce(0, group_index, values, "amin", include_self=False)
+    shifted = zeros.index_add(0, group_index, values - lowest[group_index])
+    mean = lowest + shifted / count.clamp(min=1)
+    squares = zeros.index_add(0, group_index, (values - mean[group_index]) ** 2)
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    return GroupStats(mean[group_index], std[group_index], count[group_index])
+
+
+def trajectories_of(
+    scores: Tensor, index, traj_index=None, row_tokens: Tensor | None = None
+) -> Trajectories:
+    """Merge rows into trajectories.
+
+    ``scores [B]``: outcome estimators are defined on the trajectory's return and every row of a
+    trajectory carries it, so a trajectory's score is the mean over its rows. ``index [B]`` names
+    the group, ``traj_index [B]`` the trajectory (absent: each row is one); ``row_tokens [B]`` are
+    summed. Raises ``ValueError`` on unequal lengths.
+    """
+    group_keys = _as_list(index)
+    traj_keys = list(range(len(group_keys))) if traj_index is None else _as_list(traj_index)
+    if not len(scores) == len(group_keys) == len(traj_keys):
+        raise ValueError(
+            f"{len(scores)} rows, {len(group_keys)} group ids and {len(traj_keys)} trajectory ids"
+        )
+    device = scores.device
+    row_group = factorize(group_keys).to(device)
+    of_row = factorize(zip(group_keys, traj_keys, strict=True)).to(device)
+    size = int(of_row.max()) + 1 if of_row.numel() else 0
+    group = torch.zeros(size, dtype=torch.long, device=device).scatter(0, of_row, row_group)
+    zeros = torch.zeros(size, dtype=torch.float64, device=device)
+    tokens = zeros if row_tokens is None else zeros.index_add(0, of_row, row_tokens.double())
+    rows = zeros.index_add(0, of_row, torch.ones_like(of_row, dtype=torch.float64))
+    lowest = zeros.scatter_reduce(0, of_row, scores.double(), "amin", include_self=False)
+    excess = zeros.index_add(0, of_row, scores.double() - lowest[of_row])
+    return Trajectories(lowest + excess / rows.clamp(min=1), group, tokens, of_row)
+
+
+def group_normalised_scores(
+    scores: Tensor, index, traj_index=None, by_std: bool = True, epsilon: float = 1e-6
+) -> Tensor:
+    """``[B]`` trajectory score minus its group's mean, ``by_std`` also over (sample std +
+    ``epsilon``), float32.
+
+    GRPO's rule for a group of one trajectory: nothing to compare with, so mean 0 and std 1 are used
+    and the score itself remains. A group of equal scores gets exactly 0.
+    """
+    trajectories = trajectories_of(scores, index, traj_index)
+    stats = group_mean_std(trajectories.score, trajectories.group)
+    several = stats.count > 1
+    centred = trajectories.score - torch.where(several, stats.mean, 0.0)
+    if by_std:
+        centred = centred / (torch.where(several, stats.std, 1.0) + epsilon)
+    return centred[trajectories.of_row].float()
+
+
+def row_weights(
+    traj_index, mode: str, row_tokens: Tensor | None = None, loss_agg_mode: str = "token-mean"
+) -> Tensor:
+    """``[B]`` float32 weights of rows in ``agg_loss``, so that cutting an episode into rows does
+    not change its part.
+
+    ``trajectory``: all trajectories count the same, however many rows or tokens they have;
+    ``token``: they count by their sampled tokens. ``row_tokens [B]`` (sampled tokens of each row)
+    makes this exact for the token means:
+
+    =================== ========================= ======================
+    ``loss_agg_mode``   ``trajectory``            ``token``
+    =================== ========================= ======================
+    token-mean          1 / tokens of trajectory  1
+    seq-mean-token-mean row tokens / tokens of t. row tokens
+    seq-mean-token-sum* 1                         1
+    =================== ========================= ======================
+
+    (in the token sums the total scales with rows per trajectory, unless the denominator counts
+    trajectories). Without ``row_tokens``, ``trajectory`` gives 1 / rows of the trajectory and
+    ``token`` 1. Raises ``ValueError`` for an unknown mode.
+    """
+    choose(mode, ("trajectory", "token"), "row weight (algorithm.row_weight)")
+    of_row = factorize(traj_index)
+    ones = torch.ones(len(of_row), dtype=torch.float64)
+    if row_tokens is None:
+        return (ones if mode == "token" else ones / _total(ones, of_row)).float()
+    tokens = row_tokens.double().cpu()
+    whole = _total(tokens, of_row).clamp(min=1) if mode == "trajectory" else ones
+    if loss_agg_mode == "token-mean":
+        weights = ones / whole
+    elif loss_agg_mode == "seq-mean-token-mean":
+        weights = tokens / whole
+    else:
+        weights = ones
+    return weights.float()
+
+
+def _total(values: Tensor, of_row: Tensor) -> Tensor:
+    size = int(of_row.max()) + 1 if of_row.numel() else 0
+    return values.new_zeros(size).index_add(0, of_row, values)[of_row]
+
+
+def _as_list(keys) -> list:
+    return keys.tolist() if isinstance(keys, Tensor | np.ndarray) else list(keys)

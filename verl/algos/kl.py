@@ -1,0 +1,81 @@
+"""Divergence from the reference policy: per-token estimators and the controllers of its
+coefficient.
+"""
+
+from torch import Tensor
+
+from verl.algos.algorithm_registry import choose
+
+_ESTIMATORS = {
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+}
+
+
+def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
+    """Per-token estimate of KL(policy || reference) from log-probs of sampled tokens, ``[B, R]``
+    (Schulman, 2020).
+
+    With ``d = logprob - ref_logprob``: ``kl``/``k1`` d; ``abs`` |d|; ``mse``/``k2`` d^2 / 2;
+    ``low_var_kl``/``k3`` exp(-d) - 1 + d with d and the result limited to [-20, 20] and [-10, 10].
+    Raises ``ValueError`` otherwise.
+    """
+    kind = _ESTIMATORS[
+        choose(kl_penalty, _ESTIMATORS, "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)")
+    ]
+    difference = logprob - ref_logprob
+    if kind == "k1":
+        return difference
+    if kind == "abs":
+        return difference.abs()
+    if kind == "k2":
+        return 0.5 * difference.square()
+    limited = difference.clamp(-20.0, 20.0)
+    return ((-limited).exp() - 1 + limited).clamp(-10.0, 10.0)
+
+
+class FixedKLController:
+    """A coefficient that stays ``kl_coef``."""
+
+    def __init__(self, kl_coef: float):
+        self.value = kl_coef
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Nothing changes."""
+
+
+class AdaptiveKLController:
+    """Moves the coefficient so that the measured KL approaches ``target_kl`` (Ziegler et al., 2019,
+    section 2.2).
+
+    ``value *= 1 + clip(current / target - 1, -0.2, 0.2) * n_steps / horizon``. ``value`` is its
+    whole state.
+    """
+
+    def __init__(self, init_kl_coef: float, target_kl: float, horizon: float):
+        if target_kl <= 0 or horizon <= 0:
+            raise ValueError(
+                f"target_kl and horizon must be positive, got {target_kl} and {horizon}"
+            )
+        self.value = init_kl_coef
+        self.target = target_kl
+        self.horizon = horizon
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Adapt to the mean KL ``current_kl`` (nats) measured over ``n_steps`` samples."""
+        error = min(max(current_kl / self.target - 1, -0.2), 0.2)
+        self.value *= 1 + error * n_steps / self.horizon
+
+
+def get_kl_controller(
+    type: str, kl_coef: float, horizon: float = 10000, target_kl: float = 0.1
+) -> FixedKLController | AdaptiveKLController:
+    """The controller that ``algorithm.kl_ctrl`` describes; ``type`` is ``fixed`` or ``adaptive``."""
+    if choose(type, ("fixed", "adaptive"), "type (algorithm.kl_ctrl.type)") == "fixed":
+        return FixedKLController(kl_coef)
+    return AdaptiveKLController(kl_coef, target_kl, horizon)

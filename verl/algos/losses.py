@@ -1,0 +1,175 @@
+"""Losses of actor and critic, exact under any split of a mini-batch into micro-batches and ranks.
+
+Every mode of ``agg_loss`` is ``sum over rows of weight * row loss / denominator``. The denominator
+of a mini-batch is the sum of ``loss_denominator`` over all its parts; handed to ``agg_loss`` for
+each part, the losses of the parts (and their gradients) add up to the loss of the whole.
+"""
+
+import torch
+from torch import Tensor
+
+from verl.algos.algorithm_registry import choose, register_policy_loss
+from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum
+
+LOSS_AGG_MODES = (
+    "token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
+_MAX_LOG_RATIO = 20.0  # exp of it is finite in float32
+
+
+def _weights(loss_mask: Tensor, row_weights: Tensor | None) -> Tensor:
+    ones = torch.ones(loss_mask.shape[0], dtype=torch.float32, device=loss_mask.device)
+    return ones if row_weights is None else row_weights.to(ones)
+
+
+def loss_denominator(
+    loss_mask: Tensor, loss_agg_mode: str, row_weights: Tensor | None = None
+) -> Tensor:
+    """What ``agg_loss`` divides by, for these rows: a scalar to be summed over micro-batches and
+    ranks.
+
+    ``token-mean``: weighted number of tokens; the ``seq-mean`` modes: summed weight of the rows
+    that have a token.
+    """
+    choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
+    tokens = loss_mask.bool().sum(-1)
+    per_row = tokens if loss_agg_mode == "token-mean" else tokens > 0
+    return (_weights(loss_mask, row_weights) * per_row).sum()
+
+
+def agg_loss(
+    loss_mat: Tensor,
+    loss_mask: Tensor,
+    loss_agg_mode: str,
+    row_weights: Tensor | None = None,
+    denominator: Tensor | float | None = None,
+    loss_scale_factor: float | None = None,
+) -> Tensor:
+    """Reduce ``loss_mat [B, R]`` over ``loss_mask [B, R]`` to a scalar.
+
+    * ``token-mean``: mean over tokens; * ``seq-mean-token-sum``: mean over rows of token sums;
+    * ``seq-mean-token-mean``: mean over rows of token means; * ``seq-mean-token-sum-norm``: the second, divided by
+      the constant ``loss_scale_factor`` (Dr.GRPO's constant length; None: R, which depends on the padding).
+
+    ``row_weights [B]`` weigh the rows (``groups.row_weights``). ``denominator`` replaces the one of
+    these rows, see the module's docstring. Rows without a token count for nothing; nothing at all
+    gives 0. Raises ``ValueError`` for an unknown mode.
+    """
+    if denominator is None:
+        denominator = loss_denominator(loss_mask, loss_agg_mode, row_weights)
+    choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
+    per_row = masked_sum(loss_mat, loss_mask, axis=-1)
+    if loss_agg_mode == "seq-mean-token-mean":
+        per_row = per_row / loss_mask.bool().sum(-1).clamp(min=1)
+    elif loss_agg_mode == "seq-mean-token-sum-norm":
+        per_row = per_row / (
+            loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
+        )
+    total = (_weights(loss_mask, row_weights) * per_row).sum()
+    denominator = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
+    return total / torch.where(denominator > 0, denominator, 1.0)
+
+
+def _token_mean(values: Tensor, mask: Tensor, num_tokens: float | Tensor | None) -> Tensor:
+    return (
+        masked_mean(values, mask) if num_tokens is None else masked_sum(values, mask) / num_tokens
+    )
+
+
+@register_policy_loss("vanilla", advantages_only=True)
+def compute_policy_loss_vanilla(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    cliprange: float | None = None,
+    cliprange_low: float | None = None,
+    cliprange_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+    loss_agg_mode: str = "token-mean",
+    row_weights: Tensor | None = None,
+    denominator: Tensor | float | None = None,
+    loss_scale_factor: float | None = None,
+    num_tokens: float | Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """PPO's clipped surrogate with separate bounds (DAPO) and dual clip (Ye et al., 2020); all
+    inputs ``[B, R]``.
+
+    With ratio r: ``-min(r A, clip(r, 1 - low, 1 + high) A)``, and for A < 0 at most ``-c A``.
+    ``cliprange`` (default 0.2) stands in for a bound not given. Returns ``(loss, clipfrac, ppo_kl,
+    clipfrac_lower)``: share of tokens where the upper clip binds, mean of ``old - new`` log-prob,
+    share where the dual clip binds. With ``num_tokens`` (sampled tokens of the whole mini-batch)
+    the three also add up over micro-batches. Raises ``ValueError`` unless ``clip_ratio_c > 1``.
+    """
+    if clip_ratio_c <= 1.0:
+        raise ValueError(f"clip_ratio_c must be greater than 1.0, got {clip_ratio_c}")
+    cliprange = 0.2 if cliprange is None else cliprange
+    low = cliprange if cliprange_low is None else cliprange_low
+    high = cliprange if cliprange_high is None else cliprange_high
+    mask = response_mask.bool()
+    advantages = torch.where(mask, advantages, 0.0)
+    difference = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
+    ratio = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - low, 1 + high)
+    surrogate = torch.maximum(plain, clipped)
+    ceiling = -advantages * clip_ratio_c
+    dual = (advantages < 0) & (surrogate > ceiling)
+    losses = torch.where(dual, ceiling, surrogate)
+    loss = agg_loss(losses, mask, loss_agg_mode, row_weights, denominator, loss_scale_factor)
+    with torch.no_grad():
+        clipfrac = _token_mean((clipped > plain).float(), mask, num_tokens)
+        ppo_kl = _token_mean(-difference, mask, num_tokens)
+        clipfrac_lower = _token_mean(dual.float(), mask, num_tokens)
+    return loss, clipfrac, ppo_kl, clipfrac_lower
+
+
+def compute_value_loss(
+    vpreds: Tensor,
+    returns: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    cliprange_value: float,
+    loss_agg_mode: str = "token-mean",
+    row_weights: Tensor | None = None,
+    denominator: Tensor | float | None = None,
+    loss_scale_factor: float | None = None,
+    num_tokens: float | Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Half the squared error to ``returns``, predictions clipped to ``values +- cliprange_value``;
+    all ``[B, R]``.
+
+    Returns ``(loss, clipfrac)``: the larger of plain and clipped error, and the share of tokens
+    where it is the latter.
+    """
+    clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
+    plain_error, clipped_error = (vpreds - returns) ** 2, (clipped - returns) ** 2
+    losses = 0.5 * torch.maximum(plain_error, clipped_error)
+    loss = agg_loss(
+        losses, response_mask, loss_agg_mode, row_weights, denominator, loss_scale_factor
+    )
+    return loss, _token_mean(
+        (clipped_error > plain_error).float().detach(), response_mask, num_tokens
+    )
+
+
+def compute_entropy_loss(
+    logits: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    row_weights: Tensor | None = None,
+    denominator: Tensor | float | None = None,
+    loss_scale_factor: float | None = None,
+) -> Tensor:
+    """Aggregated token entropy from ``logits [B, R, V]``, or from entropies ``[B, R]`` if those are
+    at hand.
+
+    Subtract ``entropy_coeff`` times it from the loss.
+    """
+    entropies = entropy_from_logits(logits) if logits.dim() == response_mask.dim() + 1 else logits
+    return agg_loss(
+        entropies, response_mask, loss_agg_mode, row_weights, denominator, loss_scale_factor
+    )

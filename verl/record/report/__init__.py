@@ -1,0 +1,7 @@
+"""``report.html``: one self-contained page that shows a run; ``python -m verl.record.report
+RUN_DIR`` writes it.
+"""
+
+from verl.record.report.page import refresh_report, render_report, write_report
+
+__all__ = ["refresh_report", "render_report", "write_report"]

@@ -1,0 +1,72 @@
+"""Scales, ticks and number formats of the charts."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About ``count`` round numbers that cover [low, high], the first at or below low, the last at
+    or above high.
+    """
+    if high <= low:
+        spread = abs(low) * 0.1
+        low, high = (low - spread, low + spread) if spread else (0.0, 1.0)
+    raw = (high - low) / max(1, count - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten that cover [low, high]; at most about six of them."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    last = max(last, first + 1)
+    stride = max(1, math.ceil((last - first) / 5))
+    return [10.0**power for power in range(first, last + stride, stride)]
+
+
+def step_ticks(low: int, high: int, count: int = 7) -> list[float]:
+    """Whole numbers for an axis of training steps, inside [low, high]."""
+    ticks = [
+        t for t in nice_ticks(low, max(high, low + 1), count) if low <= t <= high and t == int(t)
+    ]
+    return ticks or [float(low)]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear or logarithmic map from values to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, self.low))
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(self.start + share * (self.end - self.start), 2)
+
+
+def number(value: float) -> str:
+    """Short text of a number: 12,345 / 12.3 / 0.012 / 1.2e-07."""
+    size = abs(value)
+    if value == 0:
+        return "0"
+    if size >= 10_000_000 or size < 1e-3:
+        return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+FORMATS: dict[str, Callable[[float], str]] = {
+    "number": number,
+    "percent": lambda value: f"{100 * value:.3g}%",
+    "seconds": lambda value: f"{number(value)} s",
+}

@@ -1,0 +1,232 @@
+"""Charts as inline SVG: lines with bands and stacked areas.
+
+Colours are classes that the page's style sheet defines.
+"""
+
+import json
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from verl.record.report.axes import FORMATS, Scale, log_ticks, nice_ticks, step_ticks
+
+MAX_POINTS = 400  # drawn per series
+LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
+
+
+@dataclass
+class Series:
+    """Values over steps.
+
+    ``color`` is the style sheet's name of a colour; ``low``/``high`` draw an interval.
+    """
+
+    name: str
+    xs: list[int]
+    ys: list[float]
+    color: str
+    low: list[float] | None = None
+    high: list[float] | None = None
+    markers: bool = False
+    faint: bool = False  # raw values behind a smoothed line; not in the legend
+
+    def thinned(self) -> "Series":
+        """Every n-th point so that at most ``MAX_POINTS`` remain; the last one always stays."""
+        stride = -(-len(self.xs) // MAX_POINTS)
+        if stride <= 1:
+            return self
+        keep = sorted({*range(0, len(self.xs), stride), len(self.xs) - 1})
+        picked = [
+            [values[i] for i in keep] if values else None
+            for values in (self.xs, self.ys, self.low, self.high)
+        ]
+        return Series(
+            self.name,
+            picked[0],
+            picked[1],
+            self.color,
+            picked[2],
+            picked[3],
+            self.markers,
+            self.faint,
+        )
+
+
+@dataclass
+class Chart:
+    """One chart of the page.
+
+    ``kind``: line or stacked; ``form``: how values are written (see ``axes.FORMATS``).
+    """
+
+    title: str
+    y_label: str
+    series: list[Series]
+    kind: str = "line"
+    form: str = "number"
+    width: int = 540
+    height: int = 230
+    log: bool = False
+    y_range: tuple[float | None, float | None] = (None, None)
+    note: str = ""
+    names: list[str] = field(default_factory=list)  # metrics it shows
+
+    @property
+    def legend(self) -> list[Series]:
+        """The series that the legend names."""
+        shown = [series for series in self.series if not series.faint]
+        return shown if len(shown) > 1 else []
+
+
+def smoothed(values: list[float], weight: float = 0.7) -> list[float]:
+    """Exponential moving average without the bias towards its start."""
+    result, total, norm = [], 0.0, 0.0
+    for value in values:
+        total, norm = weight * total + (1 - weight) * value, weight * norm + (1 - weight)
+        result.append(total / norm)
+    return result
+
+
+def draw(chart: Chart) -> Markup:
+    """The SVG element of ``chart``."""
+    series = [s.thinned() for s in chart.series if s.xs]
+    layers = _stack(series) if chart.kind == "stacked" else series
+    x, y, ticks = _scales(chart, layers)
+    parts = [*_grid(chart, x, y, ticks)]
+    for layer in reversed(layers) if chart.kind == "stacked" else layers:
+        parts += _area(layer, x, y) if chart.kind == "stacked" else _line(layer, x, y)
+    hover = {
+        "left": x.start,
+        "right": x.end,
+        "low": x.low,
+        "high": x.high,
+        "top": TOP,
+        "bottom": chart.height - BOTTOM,
+        "series": [_hover(s, chart.form) for s in series if not s.faint],
+    }
+    label = escape(f"{chart.title}: {chart.y_label} over training steps")
+    return Markup(
+        f'<svg viewBox="0 0 {chart.width} {chart.height}" role="img" aria-label="{label}" '
+        f'data-hover="{escape(json.dumps(hover, separators=(",", ":")))}">{"".join(parts)}</svg>'
+    )
+
+
+def _hover(series: Series, form: str) -> dict[str, Any]:
+    """What the page's script shows of a series under the cursor."""
+    show, ranges = FORMATS[form], None
+    if series.low is not None and series.high is not None:
+        ranges = [
+            f"{show(low)} to {show(high)}"
+            for low, high in zip(series.low, series.high, strict=True)
+        ]
+    values = [show(value) for value in series.ys]
+    return {
+        "name": series.name,
+        "color": series.color,
+        "x": series.xs,
+        "y": values,
+        "range": ranges,
+    }
+
+
+def _stack(series: list[Series]) -> list[Series]:
+    """Layers of a stacked chart: ``ys`` become running sums over the series, ``low`` what lies
+    below.
+    """
+    xs = sorted({x for s in series for x in s.xs})
+    columns = [dict(zip(s.xs, s.ys, strict=True)) for s in series]
+    sums = [list(accumulate(column.get(x, 0.0) for column in columns)) for x in xs]
+    layers = []
+    for index, s in enumerate(series):
+        top = [total[index] for total in sums]
+        below = [total[index - 1] if index else 0.0 for total in sums]
+        s.ys, s.xs = [columns[index].get(x, 0.0) for x in xs], xs
+        layers.append(Series(s.name, xs, top, s.color, low=below))
+    return layers
+
+
+def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[float]]:
+    values = [v for s in layers for group in (s.ys, s.low or [], s.high or []) for v in group] or [
+        0.0,
+        1.0,
+    ]
+    steps = [x for s in layers for x in s.xs] or [0, 1]
+    low = min(values) if chart.y_range[0] is None else chart.y_range[0]
+    high = max(values) if chart.y_range[1] is None else chart.y_range[1]
+    if chart.log:
+        positive = [v for v in values if v > 0] or [1.0]
+        ticks = log_ticks(min(positive), max(positive))
+    else:
+        ticks = nice_ticks(low, high, max(3, chart.height // 48))
+    if chart.y_range[1] is not None:
+        ticks = [tick for tick in ticks if tick <= high + 1e-9]
+    right = chart.width - RIGHT
+    x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right)
+    y = Scale(
+        ticks[0],
+        max(ticks[-1], high if not chart.log else ticks[-1]),
+        chart.height - BOTTOM,
+        TOP,
+        chart.log,
+    )
+    return x, y, ticks
+
+
+def _grid(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
+    bottom, middle = chart.height - BOTTOM, (TOP + chart.height - BOTTOM) / 2
+    parts = []
+    for tick in ticks:
+        css = "zero" if tick == 0 and ticks[0] < 0 else "grid"
+        parts.append(
+            f'<line class="{css}" x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"/>'
+        )
+        text = escape(FORMATS[chart.form](tick))
+        parts.append(
+            f'<text class="tick" x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end">{text}</text>'
+        )
+    for tick in step_ticks(int(x.low), int(x.high), max(5, chart.width // 90)):
+        parts.append(
+            f'<line class="mark" x1="{x(tick)}" x2="{x(tick)}" y1="{bottom}" y2="{bottom + 4}"/>'
+        )
+        parts.append(
+            f'<text class="tick" x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{tick:.0f}</text>'
+        )
+    parts.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
+    center = (x.start + x.end) / 2
+    parts.append(
+        f'<text class="label" x="{center}" y="{chart.height - 5}" text-anchor="middle">training step</text>'
+    )
+    place = f'x="11" y="{middle}" transform="rotate(-90 11 {middle})"'
+    parts.append(f'<text class="label" {place} text-anchor="middle">{escape(chart.y_label)}</text>')
+    return parts
+
+
+def _path(xs: list[int], ys: list[float], x: Scale, y: Scale) -> str:
+    return "L".join(f"{x(a)} {y(b)}" for a, b in zip(xs, ys, strict=True))
+
+
+def _line(series: Series, x: Scale, y: Scale) -> list[str]:
+    parts, color = [], f"c-{series.color}"
+    if series.low is not None and series.high is not None:
+        for step, low, high in zip(series.xs, series.low, series.high, strict=True):
+            a, b, c = x(step), y(low), y(high)
+            whisker = f"M{a} {b}V{c}M{a - 4} {b}h8M{a - 4} {c}h8"
+            parts.append(f'<path class="whisker {color}" d="{whisker}"/>')
+    css = "faint" if series.faint else "line"
+    parts.append(f'<path class="{css} {color}" d="M{_path(series.xs, series.ys, x, y)}"/>')
+    if series.markers or len(series.xs) == 1:
+        for step, value in zip(series.xs, series.ys, strict=True):
+            parts.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
+    return parts
+
+
+def _area(layer: Series, x: Scale, y: Scale) -> list[str]:
+    if len(layer.xs) == 1:  # one step: a bar across the chart
+        low, high = y(layer.low[0]), y(layer.ys[0])
+        size = f'x="{x.start}" width="{x.end - x.start}" y="{high}" height="{low - high}"'
+        return [f'<rect class="area c-{layer.color}" {size}/>']
+    top = _path(layer.xs, layer.ys, x, y)
+    below = _path(layer.xs[::-1], layer.low[::-1], x, y)
+    return [f'<path class="area c-{layer.color}" d="M{top}L{below}Z"/>']

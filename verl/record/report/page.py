@@ -1,0 +1,117 @@
+"""The page: figures, charts and episodes of a run put into the template."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from verl.record.report.axes import number
+from verl.record.report.charts import draw
+from verl.record.report.episodes import sample_episodes
+from verl.record.report.figures import cards, duration, sections
+from verl.record.report.run_data import RunData, load_run
+from verl.record.tracker_services import flatten
+from verl.utils import jsonl
+
+logger = logging.getLogger(__name__)
+HERE = Path(__file__).parent
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Write ``report.html`` into ``run_dir``; returns its path.
+
+    Raises ``FileNotFoundError`` for no run.
+    """
+    run = load_run(run_dir)
+    jsonl.write_text(run.directory.report_path, render_report(run))
+    return run.directory.report_path
+
+
+def refresh_report(run_dir: str | Path) -> Path | None:
+    """``write_report`` for a trainer: a report that cannot be written is a warning, not the end of
+    the run.
+    """
+    try:
+        return write_report(run_dir)
+    except Exception:  # the tracker boundary
+        logger.warning("the report of %s could not be written", run_dir, exc_info=True)
+        return None
+
+
+def render_report(run: RunData) -> str:
+    """The HTML text: no file, script, font or address outside of it."""
+    loader = FileSystemLoader(HERE)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(number=_number, draw=draw, seconds=duration)
+    return environment.get_template("page.html.j2").render(
+        style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
+        script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
+        head=_head(run),
+        cards=cards(run),
+        sections=sections(run),
+        episodes=sample_episodes(run),
+        settings=list(flatten(run.config).items()),
+        facts=_facts(run.facts),
+        table=_last_values(run),
+    )
+
+
+def _number(value: Any) -> str:
+    return number(float(value)) if isinstance(value, (int, float)) else str(value)
+
+
+def _head(run: RunData) -> dict[str, Any]:
+    steps = [line["step"] for line in run.metrics]
+    times = [line["time"] for line in run.metrics if "time" in line]
+    last, total = (steps[-1] if steps else 0), run.setting("trainer.total_training_steps")
+    return {
+        "project": run.setting("trainer.project_name") or run.directory.path.parent.name,
+        "experiment": run.setting("trainer.experiment_name") or run.directory.path.name,
+        "progress": f"step {last} of {total}" if total else f"step {last}",
+        "finished": bool(total) and last >= total,
+        "written": time.strftime("%Y-%m-%d %H:%M"),
+        "elapsed": duration(times[-1] - times[0]) if len(times) > 1 else "",
+        "tags": _tags(run),
+    }
+
+
+def _tags(run: RunData) -> list[str]:
+    group = run.setting("env.rollout.n")
+    batch = run.setting("data.train_batch_size")
+    tags = [
+        run.setting("env.env_name"),
+        run.setting("algorithm.adv_estimator"),
+        run.setting("actor_rollout_ref.model.path"),
+        f"{batch} tasks × {group} episodes" if batch and group else None,
+        f"seed {run.setting('trainer.seed')}" if run.setting("trainer.seed") is not None else None,
+    ]
+    return [str(tag) for tag in tags if tag]
+
+
+def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = flatten(
+        {
+            key: value
+            for key, value in facts.items()
+            if key not in ("starts", "command") and value is not None
+        }
+    )
+    if "command" in facts:
+        rows["command"] = " ".join(map(str, facts["command"]))
+    if len(facts.get("starts", [])) > 1:
+        rows["starts"] = json.dumps([start.get("time") for start in facts["starts"]])
+    return [(key, str(value)) for key, value in rows.items()]
+
+
+def _last_values(run: RunData) -> list[tuple[str, str, str, str]]:
+    """Name, first, last and number of values of every metric."""
+    rows = []
+    for name in run.names:
+        _, values = run.points(name)
+        if values:
+            rows.append((name, number(values[0]), number(values[-1]), str(len(values))))
+    return rows

@@ -1,0 +1,89 @@
+"""What a report is made of, read from a run directory; files that are missing are simply empty."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verl.record.run_dir import RunDirectory
+from verl.record.tracking import read_metrics
+
+Points = tuple[list[int], list[float]]  # steps and values
+
+
+@dataclass
+class RunData:
+    """Configuration, facts, metrics by step, and where the rollouts are."""
+
+    directory: RunDirectory
+    config: dict[str, Any]
+    facts: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    @property
+    def names(self) -> list[str]:
+        """Every metric that was logged, sorted."""
+        return sorted({key for line in self.metrics for key in line} - {"step", "time"})
+
+    def points(self, name: str) -> Points:
+        """Steps and values of a metric, where it was logged and finite."""
+        found = [(line["step"], line[name]) for line in self.metrics if _is_number(line.get(name))]
+        return [step for step, _ in found], [float(value) for _, value in found]
+
+    def last(self, name: str, window: int = 1) -> float | None:
+        """Mean of the last ``window`` values of a metric."""
+        values = self.points(name)[1][-window:]
+        return sum(values) / len(values) if values else None
+
+    def first(self, name: str) -> float | None:
+        """First value of a metric."""
+        values = self.points(name)[1]
+        return values[0] if values else None
+
+    def setting(self, path: str, default: Any = None) -> Any:
+        """A configuration value by its dotted path."""
+        value: Any = self.config
+        for key in path.split("."):
+            if not isinstance(value, dict) or key not in value:
+                return default
+            value = value[key]
+        return value
+
+    def interval(self, step: int) -> tuple[float, float]:
+        """95% bootstrap interval of the success rate of the validation of ``step``; the rate itself
+        without one.
+        """
+        line = next(
+            line for line in self.metrics if line["step"] == step and "val/success_rate" in line
+        )
+        rate = line["val/success_rate"]
+        return line.get("val/success_rate_low", rate), line.get("val/success_rate_high", rate)
+
+    def rollout_steps(self, validation: bool = False) -> list[int]:
+        """Steps whose trajectories were written."""
+        prefix = "val_" if validation else ""
+        names = [path.stem for path in self.directory.rollouts.glob(f"{prefix}*.jsonl")]
+        return sorted(
+            int(name.removeprefix(prefix)) for name in names if name.removeprefix(prefix).isdigit()
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def load_run(run_dir: str | Path) -> RunData:
+    """Read a run directory. Raises ``FileNotFoundError`` when there is nothing of a run in it."""
+    directory = RunDirectory(run_dir)
+    metrics = read_metrics(run_dir)
+    if not metrics and not directory.config_path.exists():
+        raise FileNotFoundError(
+            f"{run_dir} holds neither metrics.jsonl nor config.yaml: it is not a run directory"
+        )
+    config = (
+        yaml.safe_load(directory.config_path.read_text()) if directory.config_path.exists() else {}
+    )
+    facts = json.loads(directory.env_path.read_text()) if directory.env_path.exists() else {}
+    return RunData(directory, config or {}, facts, metrics)

@@ -1,0 +1,162 @@
+"""The run directory: everything a run leaves behind, in one place that is enough to understand and
+resume it.
+
+runs/<project>/<experiment>/
+    config.yaml             the resolved configuration
+    env.json                versions, devices, seeds, revision; one entry of ``starts`` per start
+    metrics.jsonl           one line per step
+    rollouts/<step>.jsonl   every trajectory of a step; val_<step>.jsonl of a validation
+    report.html             self-contained
+    checkpoints/            global_step_N/
+    logs/                   log files, trackers
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verl.record.facts import environment_facts
+from verl.record.tracker_services import flatten
+from verl.utils import jsonl
+from verl.utils.checkpoint import CheckpointManager
+
+logger = logging.getLogger(__name__)
+
+
+class RunDirectoryInUse(RuntimeError):
+    """Another run holds the directory."""
+
+
+class RunDirectory:
+    """Paths of a run directory and the few files that are written whole.
+
+    Reading needs nothing; ``open`` makes the folders and takes the lock for the life of this
+    process, so that two runs cannot mix. The lock goes with the process, also when it is killed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_path = self.path / "config.yaml"
+        self.env_path = self.path / "env.json"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.report_path = self.path / "report.html"
+        self.rollouts = self.path / "rollouts"
+        self.logs = self.path / "logs"
+        self.checkpoints = self.path / "checkpoints"
+        self._lock: int | None = None
+
+    def open(self, config: Any, seeds: dict[str, int] | None = None) -> "RunDirectory":
+        """Make the folders, take the lock, write ``config.yaml`` and ``env.json``.
+
+        Raises ``RunDirectoryInUse``.
+        """
+        for folder in (self.rollouts, self.logs, self.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        self._write_config(config)
+        self._write_facts(environment_facts(seeds))
+        return self
+
+    def close(self) -> None:
+        """Give the lock back; may be called twice."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def resumable(self) -> Iterator[None]:
+        """A block whose ``KeyboardInterrupt`` is passed on after a log line that says how to go on."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            saved = list(CheckpointManager(self.checkpoints).steps().values())
+            where = (
+                f"goes on from {saved[-1]}"
+                if saved
+                else "starts again, for there is no checkpoint yet"
+            )
+            logger.warning("interrupted; the same command %s (trainer.resume_mode=auto)", where)
+            raise
+
+    def rollout_path(self, step: int, validation: bool = False) -> Path:
+        """Where the trajectories of ``step`` are."""
+        return self.rollouts / f"{'val_' if validation else ''}{step}.jsonl"
+
+    def write_rollouts(
+        self, step: int, lines: Iterable[dict[str, Any]], validation: bool = False
+    ) -> Path:
+        """Write the trajectories of ``step`` (see ``verl.record.rollout_log``), replacing what an
+        earlier try left.
+        """
+        path = self.rollout_path(step, validation)
+        jsonl.write(path, lines)
+        return path
+
+    def _take_lock(self) -> None:
+        path = self.path / ".lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise RunDirectoryInUse(
+                f"{self.path} is in use by process {owner}; wait for it, end it, or set trainer.experiment_name"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor
+
+    def _write_config(self, config: Any) -> None:
+        new = jsonl.plain(as_dict(config))
+        if self.config_path.exists():
+            before, after = (
+                flatten(yaml.safe_load(self.config_path.read_text()) or {}),
+                flatten(new),
+            )
+            changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+            if changed:
+                pairs = ", ".join(
+                    f"{key}: {before.get(key)} -> {after.get(key)}" for key in changed[:12]
+                )
+                logger.warning(
+                    "%s differs from the last start in %d keys: %s",
+                    self.config_path,
+                    len(changed),
+                    pairs,
+                )
+        jsonl.write_text(self.config_path, yaml.safe_dump(new, sort_keys=False, allow_unicode=True))
+
+    def _write_facts(self, facts: dict[str, Any]) -> None:
+        starts = []
+        if self.env_path.exists():
+            starts = json.loads(self.env_path.read_text()).get("starts", [])
+        brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
+        jsonl.write_text(
+            self.env_path, json.dumps(jsonl.plain({**facts, "starts": [*starts, brief]}), indent=2)
+        )
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """A configuration (dict, dataclass or OmegaConf node) as nested dicts."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return dataclasses.asdict(config)
+    if type(config).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_container(config, resolve=True)
+    return dict(config)

@@ -1,0 +1,140 @@
+"""Names that registries resolve (estimators, losses, engines), and modules of the user's own that
+add to them.
+"""
+
+import importlib
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from verl.trainer.config.errors import ConfigError
+from verl.trainer.config.problems import Context, Problems, problem, unknown_name
+from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.schema.actor import POLICY_LOSSES
+from verl.trainer.config.schema.algorithm import ESTIMATORS
+from verl.trainer.config.schema.rollout import ENGINES
+from verl.trainer.config.typed import lookup
+
+ENGINE = "actor_rollout_ref.rollout.name"
+EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
+
+# Columns of the batch that every estimator may read; the others depend on the config.
+COLUMNS = (
+    *(
+        "prompts",
+        "responses",
+        "input_ids",
+        "attention_mask",
+        "position_ids",
+        "response_mask",
+        "step_ids",
+    ),
+    *(
+        "rollout_log_probs",
+        "old_log_probs",
+        "entropys",
+        "token_level_scores",
+        "token_level_rewards",
+    ),
+    *(
+        "uid",
+        "traj_uid",
+        "data_source",
+        "task_id",
+        "anchor_obs",
+        "is_action_valid",
+        "step_rewards",
+        "step_index",
+    ),
+    *("episode_rewards", "episode_lengths", "won", "aborted", "truncated", "steps"),
+)
+
+
+def import_external(configs: Iterable[Any]) -> None:
+    """Import the modules that ``configs`` name as ``external_lib``.
+
+    Raises ConfigError for one that is not there.
+    """
+    libraries = [
+        cfg.actor_rollout_ref.model.external_lib for cfg in configs if isinstance(cfg, PPOConfig)
+    ]
+    for name in dict.fromkeys(filter(None, libraries)):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            where = "a module that python finds (PYTHONPATH, the current directory), or null"
+            raise ConfigError(
+                f"{EXTERNAL_LIB}={name!r}: {error}; allowed: {where}; fix: mend the name"
+            ) from error
+
+
+def check_names(cfg: PPOConfig, ctx: Context) -> Problems:
+    """Estimator, policy loss and engine are registered."""
+    names = ctx.names
+    for key, registered, shipped in (
+        ("algorithm.adv_estimator", names.estimators, ESTIMATORS),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", names.policy_losses, POLICY_LOSSES),
+        (ENGINE, names.engines, ENGINES),
+    ):
+        known, name = _known(cfg, registered, shipped), lookup(cfg, key)
+        if key == ENGINE and known is not None:
+            known = [
+                *known,
+                name if ":" in name else "module:Class",
+            ]  # an engine may be named by its place
+        if known is not None and name not in known:
+            yield unknown_name(cfg, key, name, known)
+
+
+def _known(
+    cfg: PPOConfig, registered: Collection[str] | None, shipped: Collection[str]
+) -> Collection[str] | None:
+    """Names to check against; None where a module that has not been imported may add to them."""
+    if registered is not None:
+        return registered
+    return None if lookup(cfg, EXTERNAL_LIB) else shipped
+
+
+def batch_columns(cfg: PPOConfig) -> dict[str, str]:
+    """Columns that depend on the config: each with "" where it will be there, else how to get it."""
+    algorithm, actor, rlvcr = cfg.algorithm, cfg.actor_rollout_ref.actor, cfg.algorithm.rlvcr
+    reference = actor.use_kl_loss or algorithm.use_kl_in_reward
+    factor = rlvcr.enable and (rlvcr.combine == "reweight" or algorithm.adv_estimator == "copo")
+    found = {
+        "values": (cfg.critic.enable, "critic.enable=true"),
+        "ref_log_prob": (
+            reference,
+            "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true",
+        ),
+        "thinking_level_entropies": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
+        "thinking_token_costs": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
+        "level_mask": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
+        "thinking_reweight": (
+            factor,
+            "algorithm.rlvcr.enable=true algorithm.rlvcr.combine=reweight",
+        ),
+        "reward_baselines": (
+            not algorithm.filter_groups.enable,
+            "algorithm.filter_groups.enable=false",
+        ),
+    }
+    return {column: "" if there else how for column, (there, how) in found.items()}
+
+
+def check_columns(cfg: PPOConfig, ctx: Context) -> Problems:
+    """The batch will hold what the estimator declares as its inputs."""
+    columns = batch_columns(cfg)
+    for column in (ctx.names.estimators or {}).get(cfg.algorithm.adv_estimator, ()):
+        if column in COLUMNS or columns.get(column) == "":
+            continue
+        allowed = "estimators whose inputs this run has"
+        fix = (
+            columns.get(column)
+            or f"an input of that name; there are {', '.join(sorted({*COLUMNS, *columns}))}"
+        )
+        yield problem(
+            cfg,
+            "algorithm.adv_estimator",
+            f"needs '{column}', which the batch will lack",
+            allowed,
+            fix,
+        )

@@ -1,0 +1,33 @@
+"""What the entry points ask about a config before anything starts; what answers is imported by the
+call.
+"""
+
+from collections.abc import Collection
+
+from verl.trainer.config.problems import Names
+from verl.trainer.config.schema import PPOConfig
+
+
+def registered_names() -> Names:
+    """Environments, estimators, policy losses and engines by name."""
+    import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
+    from agent_system.environments.env_registry import REGISTRY
+    from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES, missing_inputs
+    from verl.workers.rollout.engine_registry import ENGINES
+
+    needs = {name: missing_inputs(estimator, ()) for name, estimator in ADV_ESTIMATORS.items()}
+    return Names(REGISTRY.keys(), needs, POLICY_LOSSES.keys(), ENGINES.keys())
+
+
+def environment_names() -> Names:
+    """Environments by name: all that a supervised run looks up."""
+    from agent_system.environments.env_registry import REGISTRY
+
+    return Names(environments=REGISTRY.keys())
+
+
+def start_problems(cfg: PPOConfig) -> Collection[str]:
+    """Problems that show with the environment, the tokenizer and the engine at hand."""
+    from verl.trainer.launch.preflight import start_problems
+
+    return start_problems(cfg)

@@ -1,0 +1,219 @@
+"""The composition root of a PPO run: the one module that knows the concrete classes of every room.
+
+    environments ─▶ policy ─▶ tokenizer ─▶ checks ─▶ Ray ─▶ worker groups and engines ─▶ collector ─▶ trainer.fit()
+
+Everything that can be refused is refused before Ray starts.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from transformers import AutoTokenizer
+
+import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
+from agent_system.environments import EnvironmentManagerBase, make_envs
+from agent_system.environments.jvm import JavaMissing
+from agent_system.multi_turn_rollout import TrajectoryCollector
+from agent_system.reward_manager import load_reward_manager
+from verl.models.hub import model_directory
+from verl.record.journal import Journal
+from verl.record.run_dir import RunDirectory
+from verl.single_controller.ray import RayClassWithInitArgs
+from verl.single_controller.ray.local import init_ray
+from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.derive import iterations
+from verl.trainer.config.errors import ConfigError
+from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.trainer.launch.sft import run_sft
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
+from verl.utils.checkpoint import CheckpointManager
+from verl.utils.logging import setup_logging
+from verl.utils.processes import die_with_parent
+from verl.utils.threads import threads_per_process
+from verl.workers.actor import ActorWorker
+from verl.workers.collectives import resolve_device
+from verl.workers.critic import CriticWorker
+from verl.workers.rollout import RolloutWorker
+
+logger = logging.getLogger(__name__)
+CPU_SHARE = (
+    0.1  # of a CPU per worker: on CPU, thread counts bound what workers use, not Ray's accounting
+)
+
+
+def run_ppo(cfg: PPOConfig) -> None:
+    """Run the training that ``cfg`` describes, from a missing policy to the report.
+
+    ``KeyboardInterrupt`` ends everything that was started and is passed on.
+    """
+    started = time.perf_counter()
+    seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
+    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run, run.resumable():
+        setup_logging(run.logs / "driver.log")
+        envs, val_envs = environments_of(cfg)
+        fill_schedule(cfg, len(envs.tasks))
+        ensure_policy(cfg)
+        policy = cfg.actor_rollout_ref.model
+        tokenizer = AutoTokenizer.from_pretrained(
+            policy.path, trust_remote_code=policy.trust_remote_code
+        )
+        collector = TrajectoryCollector(cfg, tokenizer)
+        with contextlib.ExitStack() as stack:
+            workers = start_workers(cfg, stack)
+            stack.callback(collector.close)
+            journal = Journal(run, cfg, tokenizer)
+            stack.callback(journal.finish)
+            trainer = RayPPOTrainer(
+                config=cfg,
+                workers=workers,
+                collector=collector,
+                envs=envs,
+                val_envs=val_envs,
+                reward_fn=load_reward_manager(cfg),
+                journal=journal,
+                checkpoints=CheckpointManager(run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep),
+            )
+            logger.info(
+                "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path
+            )
+            trainer.fit()
+        logger.info("report: %s", run.report_path)
+
+
+def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
+    """What is trained on and what is validated on; raises ``ConfigError`` where their tasks cannot
+    be had.
+    """
+    try:
+        return make_envs(cfg)
+    except (ImportError, JavaMissing, OSError, ValueError) as error:
+        logger.debug("no tasks", exc_info=error)
+        raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error
+
+
+def ensure_policy(cfg: PPOConfig) -> None:
+    """Have the policy in a local directory: the one named, one from the hub, or one made where
+    ``cold_start`` is on.
+
+    Raises ``ConfigError`` for a policy that is nowhere, ``RuntimeError`` when the cold start fails.
+    """
+    models = {"actor_rollout_ref.model.path": cfg.actor_rollout_ref.model}
+    if cfg.critic.enable:
+        models["critic.model.path"] = cfg.critic.model
+    if cfg.cold_start.enable and not Path(cfg.actor_rollout_ref.model.path).exists():
+        make_policy(cfg)
+    for key, model in models.items():
+        try:
+            model.path = model_directory(model.path)
+        except FileNotFoundError as error:
+            fix = "fix: mend the path, or make a policy there with cold_start.enable=true"
+            raise ConfigError(f"{key}={model.path!r}: {error}; {fix}") from error
+
+
+def make_policy(cfg: PPOConfig) -> None:
+    """Write the policy with a supervised run, in a process of its own.
+
+    Raises ``RuntimeError`` when that run fails.
+    """
+    path = Path(cfg.actor_rollout_ref.model.path)
+    logger.info("no policy at %s: cold start with config %s", path, cfg.cold_start.config_name)
+    process = multiprocessing.get_context("spawn").Process(
+        target=cold_start, args=(cold_start_config(cfg),)
+    )
+    process.start()
+    try:
+        process.join()
+    finally:
+        process.kill()  # nothing half-written counts; after a good end there is nothing left to kill
+        process.join()
+    if process.exitcode != 0 or not path.exists():
+        raise RuntimeError(
+            f"the cold start ended with exit status {process.exitcode} and made no policy at {path}"
+        )
+
+
+def cold_start(cfg: SFTConfig) -> None:
+    """Run ``cfg`` in a process of its own, which ends with its parent and leaves Ctrl-C to it."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run_sft(cfg)
+
+
+def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
+    """Tell the optimizers how many steps they will take, where the config does not: ratios and
+    cosines need it.
+    """
+    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    total = iterations(cfg, train_tasks)
+    for section, steps in ((actor, total - cfg.trainer.critic_warmup), (critic, total)):
+        if section.optim.total_training_steps < 1:
+            section.optim.total_training_steps = (
+                max(1, steps) * section.ppo_mini_batches * section.ppo_epochs
+            )
+
+
+def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorkers:
+    """Start Ray, the rollout engines and the training groups; ``stack`` ends them in reverse order."""
+    use_gpu = resolve_device(cfg.trainer.device) == "cuda"
+    facts = init_ray(cfg.ray_init)
+    stack.callback(ray.shutdown)
+    logger.info(
+        "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]
+    )
+    specs = worker_specs(cfg)
+    pools = ResourcePoolManager(
+        resource_pool_spec={"global_pool": [cfg.trainer.n_gpus_per_node] * cfg.trainer.nnodes},
+        mapping={role: "global_pool" for role in [*specs, Role.Rollout]},
+        use_gpu=use_gpu,
+        cpus_per_worker=1.0 if use_gpu else CPU_SHARE,
+    )
+    pools.create_resource_pool()
+    stack.callback(pools.shutdown)
+    rollout_workers = start_rollout_workers(cfg, pools)
+    stack.callback(lambda: [ray.kill(worker) for worker in rollout_workers])
+    workers = TrainingWorkers.start(specs, pools, rollout_workers)
+    stack.callback(workers.shutdown)
+    return workers
+
+
+def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
+    """The worker class of every training role this configuration needs."""
+    trainer, policy = cfg.trainer, cfg.actor_rollout_ref
+    threads = trainer.num_threads or threads_per_process(trainer.n_gpus_per_node)
+    env_vars = {"OMP_NUM_THREADS": str(threads)}
+
+    def spec(cls: type, section: Any, **kwargs: Any) -> RayClassWithInitArgs:
+        arguments = {
+            "seed": trainer.seed,
+            "num_threads": threads,
+            "device": trainer.device,
+            **kwargs,
+        }
+        return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments)
+
+    specs = {Role.Actor: spec(ActorWorker, policy, role="actor")}
+    if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
+        specs[Role.RefPolicy] = spec(ActorWorker, policy, role="ref")
+    if cfg.critic.enable:
+        specs[Role.Critic] = spec(CriticWorker, cfg.critic)
+    return specs
+
+
+def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
+    """Start one engine per rollout worker; they load while the training groups do."""
+    rollout, policy = cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref
+    threads = rollout.num_threads or threads_per_process(rollout.num_workers)
+    pool, remote = pools.get_resource_pool(Role.Rollout), ray.remote(RolloutWorker)
+    return [
+        remote.options(
+            max_concurrency=64, **pool.guest_options(index * rollout.tensor_model_parallel_size)
+        ).remote(policy, policy.model.path, seed=rollout.seed + index, num_threads=threads)
+        for index in range(rollout.num_workers)
+    ]

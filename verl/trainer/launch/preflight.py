@@ -1,0 +1,105 @@
+"""What is refused with the environment, the tokenizer and the engine at hand, before anything is
+started.
+
+``verl.trainer.config.validate`` reads the config alone; these checks import what the config names.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment, get_package
+from agent_system.environments.tasks import env_section
+from agent_system.multi_turn_rollout.play_settings import check_prompts
+from agent_system.reward_manager import load_reward_manager
+from rlvcr.levels import LevelCodec
+from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.schema import PPOConfig
+from verl.workers.rollout.engine_registry import ENGINES, engine_class
+
+PATH = "actor_rollout_ref.model.path"
+ENGINE = "actor_rollout_ref.rollout.name"
+
+
+def start_problems(cfg: PPOConfig) -> list[str]:
+    """Messages of all checks on a config that has no other problem: key, value, why, allowed, fix."""
+    return [
+        *_environment_problems(cfg),
+        *_tokenizer_problems(cfg),
+        *_engine_problems(cfg),
+        *_reward_problems(cfg),
+    ]
+
+
+def _environment_problems(cfg: PPOConfig) -> Iterator[str]:
+    """The environment is there, and its prompts say what is asked of them."""
+    name = cfg.env.env_name
+    try:
+        package = get_package(name)
+        package.prompts(env_section(cfg.env))
+    except (UnknownEnvironment, MissingExtra, AttributeError, TypeError, ValueError) as error:
+        yield f"env.env_name={name!r}: {error}; allowed: an environment that is installed; fix: docs/environments.md"
+        return
+    try:
+        check_prompts(cfg, package)
+    except ValueError as error:
+        yield str(error)
+
+
+def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Levels can be told apart in tokens; a policy built from nothing brings a tokenizer that
+    suits.
+    """
+    path = _tokenizer_path(cfg)
+    if not cfg.env.levels or path is None:
+        return
+    from transformers import AutoTokenizer
+
+    try:
+        LevelCodec(
+            AutoTokenizer.from_pretrained(
+                path, trust_remote_code=cfg.actor_rollout_ref.model.trust_remote_code
+            )
+        )
+    except ValueError as error:
+        yield (
+            f"{PATH}={str(path)!r}: {error}; allowed: a tokenizer in which each of the digits 1, 2, 3, 4 between "
+            "<level> and </level> is a token of its own; fix: add them to the tokenizer and train the policy with them"
+        )
+
+
+def _tokenizer_path(cfg: PPOConfig) -> Path | None:
+    """The directory of the policy's tokenizer, or of the one it will be made with; None where there
+    is none yet.
+    """
+    places = [cfg.actor_rollout_ref.model.path]
+    if cfg.cold_start.enable:
+        model = cold_start_config(cfg).model
+        places += [model.tokenizer_path, model.path]
+    found = (
+        Path(place)
+        for place in places
+        if place and (Path(place) / "tokenizer_config.json").is_file()
+    )
+    return next(found, None)
+
+
+def _engine_problems(cfg: PPOConfig) -> Iterator[str]:
+    """The engine says with which log-probs it sampled: PPO's ratio and the token ledger need them."""
+    name = cfg.actor_rollout_ref.rollout.name
+    allowed = f"{', '.join(ENGINES)}, or module:Class of an engine that gives them"
+    try:
+        cls = engine_class(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        yield f"{ENGINE}={name!r}: {error}; allowed: {allowed}; fix: mend the name"
+        return
+    if not getattr(cls, "gives_logprobs", False):
+        why = "it does not give the log-probs of the tokens it samples (attribute gives_logprobs)"
+        yield f"{ENGINE}={name!r}: {why}; allowed: {allowed}; fix: {ENGINE}=vllm"
+
+
+def _reward_problems(cfg: PPOConfig) -> Iterator[str]:
+    """The reward manager takes what it is given; a function of the user's own is there."""
+    try:
+        load_reward_manager(cfg)
+    except (OSError, ImportError, AttributeError, TypeError, ValueError) as error:
+        yield str(error)

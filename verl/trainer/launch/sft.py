@@ -1,0 +1,266 @@
+"""The composition root of a supervised run: the one module that joins episodes, tokens, a policy
+and the trainer.
+
+    episodes ─▶ messages ─▶ (new policy and tokenizer, or a given one) ─▶ token rows ─▶ trainer.fit() ─▶ HF directory
+
+Messages become tokens exactly as in a rollout with ``append`` history, so what is learnt here is
+what is sampled there.
+"""
+
+import dataclasses
+import logging
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from agent_system.environments.tasks import env_section
+from agent_system.tokens.bridge import ChatBridge
+from verl.models.export import hf_names, save_hf, tied_names
+from verl.models.hub import model_directory
+from verl.models.loader import load_causal_lm
+from verl.models.policy import PolicyModel
+from verl.record.run_dir import RunDirectory
+from verl.trainer.config.schema import SFTConfig
+from verl.trainer.sft.progress import SFTProgress
+from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, plan_batches, read_records, token_row
+from verl.trainer.sft.trainer import SFTTrainer
+from verl.utils.checkpoint import CheckpointManager
+from verl.utils.files import publish_directory
+from verl.utils.logging import setup_logging
+from verl.utils.seeds import derive_seed, seed_everything
+from verl.utils.threads import available_cpus
+from verl.workers.engine import TrainEngine
+from verl.workers.engine_state import full_weights
+
+logger = logging.getLogger(__name__)
+Record = dict[str, Any]
+
+
+def run_sft(cfg: SFTConfig) -> Path:
+    """Make the policy that ``cfg`` describes and return its directory."""
+    started = time.perf_counter()
+    if cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1:
+        raise ValueError(
+            "main_sft trains on one device: trainer.n_gpus_per_node=1 trainer.nnodes=1"
+        )
+    torch.set_num_threads(cfg.trainer.num_threads or available_cpus())
+    seed_everything(cfg.trainer.seed)
+    with (
+        RunDirectory(cfg.trainer.default_local_dir).open(cfg, {"trainer": cfg.trainer.seed}) as run,
+        run.resumable(),
+    ):
+        setup_logging(run.logs / "sft.log")
+        train, held_out = load_records(cfg)
+        with tempfile.TemporaryDirectory(prefix="policy-") as scratch:
+            source = starting_policy(cfg, train, Path(scratch))
+            place, trust = cfg.model.tokenizer_path or source, cfg.model.trust_remote_code
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
+            rows, val_rows = make_rows(cfg, train, tokenizer), make_rows(cfg, held_out, tokenizer)
+            save_path = train_and_save(cfg, run, source, tokenizer, rows, val_rows)
+    logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - started)
+    return save_path
+
+
+def train_and_save(
+    cfg: SFTConfig, run: RunDirectory, source: Path, tokenizer, rows, val_rows
+) -> Path:
+    """Train the policy at ``source`` on ``rows`` and write it to ``model.save_path``."""
+    trainer, data = cfg.trainer, cfg.data
+    lengths = [len(row) for row in rows]
+    batches = plan_batches(
+        lengths,
+        data.tokens_per_batch,
+        trainer.total_epochs,
+        trainer.total_training_steps,
+        trainer.seed,
+        data.shuffle,
+    )
+    optim = dataclasses.replace(cfg.optim, total_training_steps=len(batches))
+    lm = load_causal_lm(
+        source,
+        trust_remote_code=cfg.model.trust_remote_code,
+        override_config=cfg.model.override_config,
+        gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
+    )
+    tied = tied_names(lm)
+    engine = TrainEngine(
+        PolicyModel(lm),
+        device=trainer.device,
+        dtype=cfg.model.dtype,
+        fsdp=cfg.model.fsdp_config,
+        optim=optim,
+        grad_clip=trainer.grad_clip,
+    )
+    checkpoints = CheckpointManager(run.checkpoints, max_to_keep=1)
+    loop = SFTTrainer(
+        engine,
+        rows,
+        batches,
+        val_rows,
+        max_tokens=data.max_token_len_per_gpu,
+        test_freq=trainer.test_freq,
+        save_freq=trainer.save_freq,
+        checkpoints=checkpoints,
+    )
+    loop.resume(find_checkpoint(cfg, checkpoints))
+    parameters = sum(p.numel() for p in engine.module.parameters())
+    sizes = (f"{len(rows):,}", f"{sum(lengths):,}", f"{len(batches):,}", f"{parameters / 1e6:.1f}")
+    logger.info("%s rows, %s tokens, %s optimizer steps, %s million parameters", *sizes)
+    with SFTProgress(cfg, run.path, total=len(batches), first=loop.step) as progress:
+        loop.fit(progress.on_step)
+    weights = hf_names(full_weights(engine), "lm.", {}, tied)
+    return save_policy(lm, weights, tokenizer, Path(cfg.model.save_path))
+
+
+def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
+    """Where to continue from: the newest valid checkpoint, the named one, or nowhere."""
+    if cfg.trainer.resume_mode == "resume_path":
+        return Path(cfg.trainer.resume_from_path)
+    return checkpoints.latest_valid() if cfg.trainer.resume_mode == "auto" else None
+
+
+# ---------------------------------------------------------------------- episodes
+
+
+def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
+    """Records to train on and held-out ones: from the files given, else from the environment's
+    expert.
+    """
+    data = cfg.data
+    if data.train_files:
+        return _read_all(data.train_files), _read_all(data.val_files)
+    if cfg.env.env_name.split("/", 1)[0] != "alfworld":
+        raise ValueError(
+            f"env.env_name={cfg.env.env_name}: no expert plays it; set data.train_files to your episodes"
+        )
+    from agent_system.environments.env_package.alfworld.demonstrations import write_demonstrations
+
+    path = write_demonstrations(
+        env_section(cfg.env),
+        data.data_dir,
+        num_episodes=data.episodes + data.val_episodes,
+        seed=cfg.env.seed,
+        num_workers=data.num_workers,
+        slack=data.noise,
+    )
+    return hold_out(list(read_records(path)), data.val_episodes)
+
+
+def hold_out(records: list[Record], count: int) -> tuple[list[Record], list[Record]]:
+    """Split off the last ``count`` records; what is left shares no task with them."""
+    if not count:
+        return records, []
+    held_out = records[-count:]
+    tasks = {record["task_id"] for record in held_out}
+    return [record for record in records[:-count] if record["task_id"] not in tasks], held_out
+
+
+def _read_all(files: Iterable[str]) -> list[Record]:
+    return [record for file in files for record in read_records(file)]
+
+
+def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTRow]:
+    """Rows of token records as they are, and of message records as a rollout would write them."""
+    bridge, rows, dropped = None, [], 0
+    for record in records:
+        if "input_ids" in record:
+            rows.append(token_row(record))
+            continue
+        bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
+        row = encode_episode(
+            bridge, record[cfg.data.messages_key], cfg.data.env_loss_weight, cfg.data.max_length
+        )
+        dropped += row is None
+        rows += [row] if row else []
+    if dropped:
+        logger.warning(
+            "%d episodes are left out: not even their first turn fits data.max_length", dropped
+        )
+    return rows
+
+
+def encode_episode(
+    bridge: ChatBridge, messages: list[dict[str, str]], env_weight: float, max_length: int
+) -> SFTRow | None:
+    """Tokens of an episode in ``append`` history; agent tokens and ends of turns weigh 1, all
+    others ``env_weight``.
+
+    An episode longer than ``max_length`` is cut after a whole turn; None when there is no such
+    turn.
+    """
+    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), None)
+    if not first:
+        raise ValueError("an episode needs a prompt and an assistant message after it")
+    ids = bridge.first_prompt(messages[:first])
+    weights, whole_turns = [env_weight] * len(ids), 0
+    end = [bridge.end_of_turn_id] if bridge.end_of_turn_id is not None else []
+    for said, heard in _turns(messages[first:]):
+        spoken = [*bridge.encode_text(said), *end]
+        ids, weights = ids + spoken, weights + [AGENT_WEIGHT] * len(spoken)
+        if len(ids) > max_length:
+            break
+        whole_turns = len(ids)
+        if heard is not None:
+            link = bridge.between(spoken, heard)
+            between = [*link.before, *link.observation, *link.after]
+            ids, weights = ids + between, weights + [env_weight] * len(between)
+    return SFTRow(tuple(ids[:whole_turns]), tuple(weights[:whole_turns])) if whole_turns else None
+
+
+def _turns(messages: list[dict[str, str]]) -> Iterator[tuple[str, str | None]]:
+    """(assistant text, following user text or None); raises ``ValueError`` where the roles do not
+    alternate.
+    """
+    roles = [message["role"] for message in messages]
+    if roles != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles))]:
+        raise ValueError(
+            f"after the prompt, assistant and user messages must alternate; found {roles}"
+        )
+    for i in range(0, len(messages), 2):
+        yield messages[i]["content"], messages[i + 1]["content"] if i + 1 < len(messages) else None
+
+
+# ---------------------------------------------------------------------- the policy
+
+
+def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Path:
+    """Directory of the policy to start from: ``model.path``, or a new one, tokenizer included, in
+    ``scratch``.
+    """
+    if cfg.model.path:
+        return Path(model_directory(cfg.model.path))
+    from agent_system.environments.env_package.alfworld.policy import build_policy
+
+    new, key = cfg.model.new, cfg.data.messages_key
+    texts = (message["content"] for record in records for message in record.get(key, ()))
+    return build_policy(
+        scratch,
+        texts,
+        vocab_size=cfg.model.vocab_size,
+        hidden=new.hidden_size,
+        layers=new.num_hidden_layers,
+        heads=new.num_attention_heads,
+        kv_heads=new.num_key_value_heads,
+        head_dim=new.head_dim or new.hidden_size // new.num_attention_heads,
+        ff=new.intermediate_size,
+        max_length=new.max_position_embeddings,
+        tie_embeddings=new.tie_word_embeddings,
+        seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,
+    )
+
+
+def save_policy(
+    lm: torch.nn.Module, weights: dict[str, torch.Tensor], tokenizer, target: Path
+) -> Path:
+    """Write the Hugging Face directory ``target`` so that it is there whole or not at all; an older
+    one is replaced.
+    """
+    with publish_directory(target) as directory:
+        save_hf(lm, weights, directory, source=None)
+        tokenizer.save_pretrained(directory)
+    return target

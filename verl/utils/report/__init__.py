@@ -1,5 +1,0 @@
-"""``report.html``: one self-contained page that shows a run; ``python -m verl.utils.report RUN_DIR`` writes it."""
-
-from verl.utils.report.page import refresh_report, render_report, write_report
-
-__all__ = ["refresh_report", "render_report", "write_report"]
