@@ -1,0 +1,105 @@
+"""What crosses rooms beside tensors: plain typed records, without torch.
+
+    collector ──StepRecord──▶ method ──StepRecord──▶ rewards, rollout log, report
+    method ──Branch, Span──▶ training workers ──SegmentScore──▶ method
+    method ──ChoiceBonus──▶ actor
+
+A method that knows more of a step than this derives its own record from ``StepRecord``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step of a trajectory as it was played. Example: ``StepRecord(step=0, action="go to desk 1",
+    span=(12, 40), ...)``.
+
+    ``span`` is ``[start, end)`` of the turn's tokens, counted from the first real token of its row.
+    ``num_tokens`` counts the tokens the policy sampled, ``reward`` is the environment's.
+    """
+
+    step: int
+    observation: str
+    response: str
+    action: str
+    is_action_valid: bool
+    reward: float
+    done: bool
+    num_tokens: int
+    stop_reason: str
+    span: tuple[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as a line of a rollout file holds it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens ``[start, end)`` of a row, to be scored under what stands before them in the row.
+
+    ``step`` and ``label`` come back with the score.
+    """
+
+    start: int
+    end: int
+    step: int = 0
+    label: int = 0
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that are scored."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """``token_ids`` in place of what follows the first ``start`` tokens of a row.
+
+    Scored are ``token_ids[target_start:]``; ``step`` and ``label`` come back with the score.
+    """
+
+    start: int
+    token_ids: Sequence[int]
+    target_start: int = 0
+    step: int = 0
+    label: int = 0
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that are scored."""
+        return len(self.token_ids) - self.target_start
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentScore:
+    """What a span or branch scored, at temperature 1 over its ``num_tokens`` targets.
+
+    ``logprob``, ``entropy`` (nats) and ``prob`` are means over the targets; ``seq_prob`` is the
+    exponential of the mean log-prob.
+    """
+
+    step: int
+    label: int
+    logprob: float
+    entropy: float
+    prob: float
+    seq_prob: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceBonus:
+    """A bonus on the entropy of a choice among a few tokens, in the actor's loss.
+
+    Where ``choice_mask`` [B, R] of the batch is 1, the policy's distribution restricted to
+    ``token_ids`` counts, with ``weight``. ``name`` says what is chosen: the metric is
+    ``actor/<name>_entropy``.
+    """
+
+    token_ids: tuple[int, ...]
+    weight: float
+    name: str = "choice"
