@@ -73,6 +73,46 @@ class ChatPrompts:
         return f"{text}\nPossible actions: {', '.join(actions)}" if actions else text
 
 
+
+class CompactPrompts:
+    """Observations alone, for small policies that learn rules and answer format from
+    demonstrations.
+
+    The plain and the four-level variant read the same. ``keep_first`` as in ``ChatPrompts``.
+    """
+
+    asks_for_levels = True
+    shows_level_prompts = False
+
+    def __init__(self, keep_first: bool = False) -> None:
+        self.keep_first = keep_first
+
+    def system(self, levels: bool) -> str | None:  # noqa: ARG002  (of the protocol)
+        """No system message."""
+        return None
+
+    def first(self, observation: Observation, levels: bool) -> str:  # noqa: ARG002  (protocol)
+        """The first observation."""
+        return observation.text
+
+    def turn(self, observation: Observation) -> str:
+        """What the last action brought about."""
+        return observation.text
+
+    def window(
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,  # noqa: ARG002  (of the protocol)
+    ) -> str:
+        """The remembered turns, then the present; before them the first text where it is kept."""
+        shown = [seen for seen, _ in history] + [observation.text]
+        lines = [first.text] if self.keep_first and first.text not in shown else []
+        lines += [f"{seen}\n> {action}" for seen, action in history]
+        return "\n".join([*lines, observation.text])
+
+
 def project(text: str) -> tuple[str, bool]:
     """The action between the first ``<action>`` and ``</action>``, white space tidied, and whether
     it is well formed.

@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium.envs.toy_text import frozen_lake as rules
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.sections import read_section, setting
 from verl.utils.seeds import derive_seed
@@ -45,6 +45,7 @@ class LakeSettings:
     train_maps: int = setting(1000, low=1)
     val_maps: int = setting(128, low=1)
     map_seed: int = setting(0, low=0)
+    prompt: str = setting("full", choices=("full", "compact"))
 
 
 class FrozenLake:
@@ -109,11 +110,12 @@ class FrozenLake:
         )
 
 
-def prompts(section: Mapping[str, Any]) -> ChatPrompts:
-    """The rules of this kind of ice."""
-    return ChatPrompts(
-        RULES.format(ice=ICE[read_section(LakeSettings, section, NAME).slippery]), example="down"
-    )
+def prompts(section: Mapping[str, Any]) -> ChatPrompts | CompactPrompts:
+    """The rules of this kind of ice, or the lake alone."""
+    settings = read_section(LakeSettings, section, NAME)
+    if settings.prompt == "compact":
+        return CompactPrompts()
+    return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
 
 
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:

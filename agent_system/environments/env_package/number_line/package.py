@@ -11,6 +11,7 @@ from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.env_package.number_line.expert import EXPERT
+from agent_system.environments.chat_prompts import CompactPrompts
 from rlvcr.levels import level_prompts
 
 MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}

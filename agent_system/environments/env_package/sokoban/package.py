@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, project
+from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, CompactPrompts, project
 from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
@@ -99,10 +99,12 @@ class Sokoban:
         return Observation(said + render.text(level), anchor=level, info=info)
 
 
-def prompts(section: Mapping[str, Any]) -> ChatPrompts:
-    """The rules, and how the room is shown."""
-    mode = read_section(SokobanSettings, section, NAME).mode
-    return ChatPrompts(RULES.format(legend=LEGENDS[mode in IMAGES]), example="up")
+def prompts(section: Mapping[str, Any]) -> ChatPrompts | CompactPrompts:
+    """The rules, and how the room is shown; or the room alone."""
+    settings = read_section(SokobanSettings, section, NAME)
+    if settings.prompt == "compact":
+        return CompactPrompts()
+    return ChatPrompts(RULES.format(legend=LEGENDS[settings.mode in IMAGES]), example="up")
 
 
 def tasks(section: Mapping[str, Any], split: str) -> list[Task]:

@@ -28,3 +28,4 @@ class SokobanSettings:
     train_levels: int = setting(500, low=1)
     val_levels: int = setting(64, low=1)
     level_seed: int = setting(0, low=0)
+    prompt: str = setting("full", choices=("full", "compact"))

@@ -48,9 +48,16 @@ def _spoken(attribute: str) -> str:
 
 def start(episode: EpisodeStart) -> ThinkingPlayer:
     """An expert that knows which words can be the secret one in training."""
-    words = game.words_of("train", [str(word) for word in episode.section.get("words") or ()])
+    given = [str(word) for word in episode.section.get("words") or ()]
+    clue = episode.task.get("clue")
+    if clue is None:
+        words = game.words_of("train", given)
+    else:
+        words = sorted(set(given)) or sorted(knowledge().things)  # all of them are trained on
     noise = episode.noise
     player = Player(words, episode.rng, careless=noise.slack, hasty=noise.slips)
+    if clue is not None:
+        player.learn(clue, Answer.YES)
     return ThinkingPlayer(player)
 
 

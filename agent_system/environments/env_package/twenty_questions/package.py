@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import ChatPrompts
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.expert import EXPERT
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
@@ -49,6 +49,8 @@ class GameSettings:
     api_key_env: str = setting("OPENAI_API_KEY")
     timeout_s: float = setting(6.0, low=0)  # all attempts together are within env.step_timeout_s
     attempts: int = setting(4, low=1)
+    prompt: str = setting("full", choices=("full", "compact"))
+    clues: bool = setting(False)
 
 
 def read_settings(section: Mapping[str, Any]) -> tuple[GameSettings, list[str]]:
@@ -78,7 +80,7 @@ def make_gamemaster(settings: GameSettings) -> Gamemaster:
     )
 
     server = asdict(settings)
-    del server["gamemaster"]
+    del server["gamemaster"], server["prompt"], server["clues"]
     return OpenAIGamemaster(**server)
 
 
@@ -109,7 +111,8 @@ class TwentyQuestionsGame:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Think of ``task["solution"]``; the seed changes nothing, the task says it all."""
-        self.state = game.new_game(task["solution"], self.max_steps)
+        clue = knowledge().attributes[task["clue"]].question if "clue" in task else ""
+        self.state = game.new_game(task["solution"], self.max_steps, clue)
         return self._look()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
@@ -154,15 +157,33 @@ class TwentyQuestionsPrompts(ChatPrompts):
         return f"{RULES}\n{LEVELS if levels else PLAIN}"
 
 
+def prompts(section: dict[str, Any]) -> TwentyQuestionsPrompts | CompactPrompts:
+    """The rules and how to answer, or the replies alone."""
+    if read_settings(section)[0].prompt == "compact":
+        return CompactPrompts()
+    return TwentyQuestionsPrompts()
+
+
 def tasks(section: dict[str, Any], split: str) -> list[Task]:
-    """One task per word; a quarter of the words is held out for ``val``.
+    """One task per word, or per word and clue; a quarter of them is held out for ``val``.
 
     Raises ``ValueError`` for a wrong section.
     """
-    _, words = read_settings(section)
+    settings, words = read_settings(section)
+    name = "twenty_questions"
+    if not settings.clues:
+        return [
+            {"task_id": f"{name}/{word}", "data_source": name, "solution": word}
+            for word in game.words_of(split, words)
+        ]
     return [
-        {"task_id": f"twenty_questions/{word}", "data_source": "twenty_questions", "solution": word}
-        for word in game.words_of(split, words)
+        {
+            "task_id": f"{name}/{word}/{attribute}",
+            "data_source": name,
+            "solution": word,
+            "clue": attribute,
+        }
+        for word, attribute in game.clues_of(split, words)
     ]
 
 
@@ -180,7 +201,7 @@ PACKAGE = EnvPackage(
     "twenty_questions",
     TwentyQuestionsGame,
     tasks,
-    TwentyQuestionsPrompts,
+    prompts,
     project,
     expert=EXPERT,
 )
