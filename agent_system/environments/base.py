@@ -4,13 +4,15 @@ An environment is synchronous or asynchronous text in, observation out. It knows
 or policies.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-Task = dict[
-    str, Any
-]  # JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str)
+from agent_system.environments.settings import EnvSettings
+from verl.utils.settings import read_or_raise
+
+# JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str).
+Task = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -62,9 +64,7 @@ class Prompts(Protocol):
     """
 
     asks_for_levels: bool  # False: the package has no level prompt and RLVCR refuses it
-    shows_level_prompts: (
-        bool  # section["level_prompts"] (level -> text) replaces its descriptions; left out: False
-    )
+    shows_level_prompts: bool  # settings.level_prompts replaces its descriptions; left out: False
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""
@@ -87,20 +87,34 @@ class Prompts(Protocol):
         """
 
 
+S = TypeVar("S", bound=EnvSettings)
+
+
+def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
+    """The observations are text, whatever the settings say."""
+    return None
+
+
 @dataclass(frozen=True)
-class EnvPackage:
-    """Everything the agent system needs to know about one kind of environment."""
+class EnvPackage(Generic[S]):
+    """Everything the agent system needs to know about one kind of environment.
+
+    ``make`` is called in the worker process. ``tasks(settings, split)`` gives the tasks of
+    ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into (action,
+    well-formed?) and never raises. ``stop``: strings that end the sampling of a turn. ``images``
+    names the key that makes observations images, its value, and the value that gives text; None
+    where the observations of those settings are text.
+    """
 
     name: str
-    make: Callable[
-        [dict[str, Any]], Env
-    ]  # called in the worker process with the ``env.<name>`` section as a dict
-    tasks: Callable[
-        [dict[str, Any], str], list[Task]
-    ]  # (section, "train" | "val") -> disjoint lists, stable order
-    prompts: Callable[[dict[str, Any]], Prompts]
-    project: Callable[[str], tuple[str, bool]]  # model text -> (action, well-formed?)
+    settings: type[S]
+    make: Callable[[S], Env]
+    tasks: Callable[[S, str], list[Task]]
+    prompts: Callable[[S], Prompts]
+    project: Callable[[str], tuple[str, bool]]
     stop: tuple[str, ...] = ("</action>",)
-    # The key of the section that makes observations images, its value, and the value that gives
-    # text; None where the observations of that section are text.
-    images: Callable[[dict[str, Any]], tuple[str, Any, Any] | None] = lambda section: None
+    images: Callable[[S], tuple[str, Any, Any] | None] = no_images
+
+    def read(self, section: Mapping[str, Any] | None = None) -> S:
+        """The settings that ``section`` writes. Raises ``ConfigError`` naming every mistake."""
+        return read_or_raise(self.settings, section, f"env.{self.name}")

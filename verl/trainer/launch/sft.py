@@ -7,7 +7,6 @@ Messages become tokens exactly as in a rollout with ``append`` history, so what 
 what is sampled there.
 """
 
-import dataclasses
 import logging
 import tempfile
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from agent_system.environments.tasks import env_section
+from agent_system.environments.env_registry import env_settings
 from agent_system.tokens.bridge import ChatBridge
 from verl.models.export import hf_names, save_hf, tied_names
 from verl.models.hub import model_directory
@@ -80,7 +79,7 @@ def train_and_save(
         trainer.seed,
         data.shuffle,
     )
-    optim = dataclasses.replace(cfg.optim, total_training_steps=len(batches))
+    optim = cfg.optim.model_copy(update={"total_training_steps": len(batches)})
     lm = load_causal_lm(
         source,
         trust_remote_code=cfg.model.trust_remote_code,
@@ -141,7 +140,7 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
     from agent_system.environments.env_package.alfworld.demonstrations import write_demonstrations
 
     path = write_demonstrations(
-        env_section(cfg.env),
+        env_settings(cfg.env),
         data.data_dir,
         num_episodes=data.episodes + data.val_episodes,
         seed=cfg.env.seed,

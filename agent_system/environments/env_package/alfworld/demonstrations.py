@@ -19,9 +19,9 @@ import logging
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 VERSION = 2  # part of every file's name: raise it when the same settings would give other lines
 EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
 TIMEOUT_S = 1800
+MAX_STEPS = 15  # of an episode, where the settings say nothing
+# Settings that shape the lines; the others say where games are kept and which are official.
+SHAPING = {"task_types", "receptacles", "objects", "seed", "prompt"}
 LEVELS = (1, 2, 3, 4)
 
 
@@ -81,7 +84,7 @@ def drawn_levels(levels: Sequence[int], rng: random.Random) -> Iterator[int | No
 
 
 def write_demonstrations(
-    section: Mapping[str, Any],
+    settings: AlfworldSettings,
     out_dir: str | Path,
     num_episodes: int,
     seed: int = 0,
@@ -92,8 +95,8 @@ def write_demonstrations(
 ) -> Path:
     """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
 
-    ``section`` is ``env.alfworld`` as a dict (its games are generated ones whatever its ``source``;
-    ``max_steps`` in it bounds an episode), ``slack`` the share of useless but valid actions,
+    The games of ``settings`` are generated ones whatever its ``source``; ``max_steps`` in it bounds an
+    episode. ``slack`` is the share of useless but valid actions,
     ``slips`` the share of actions that cannot work, ``num_workers`` the number of processes (0:
     play in this one), ``levels`` the thinking levels to draw (none: actions alone, and prompts that
     ask for no levels). The file's name is a hash of all that shapes it, and an existing file is
@@ -110,7 +113,6 @@ def write_demonstrations(
             "demonstrations need num_episodes >= 1, slack and slips >= 0 that sum to less than 1, and levels among "
             f"1..4, not {num_episodes}, {slack}, {slips} and {list(levels)}"
         )
-    settings = AlfworldSettings.from_section(section)
     path = (
         Path(out_dir)
         / f"demonstrations-{_key(settings, num_episodes, seed, slack, slips, levels)}.jsonl"
@@ -124,7 +126,7 @@ def write_demonstrations(
         Play(task, derive_seed("demo", seed, number), noise, tuple(levels))
         for number, task in enumerate(tasks)
     ]
-    lines = _play_all(asdict(settings), plan, num_workers, num_episodes)
+    lines = _play_all(settings, plan, num_workers, num_episodes)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     with open(temporary, "w") as file:
@@ -139,9 +141,7 @@ def write_demonstrations(
 
 
 def _key(settings: AlfworldSettings, *shape_of_play: Any) -> str:
-    shape = asdict(settings)
-    for name in ("data_dir", "train_games", "val_games", "source", "val_split"):
-        del shape[name]
+    shape = settings.model_dump(mode="json", include=SHAPING) | {"max_steps": _max_steps(settings)}
     key = [
         VERSION,
         games.GENERATOR,
@@ -153,12 +153,16 @@ def _key(settings: AlfworldSettings, *shape_of_play: Any) -> str:
     return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
+def _max_steps(settings: AlfworldSettings) -> int:
+    return settings.max_steps or MAX_STEPS
+
+
 def _play_all(
-    section: dict[str, Any], plan: list[Play], num_workers: int, num_episodes: int
+    settings: AlfworldSettings, plan: list[Play], num_workers: int, num_episodes: int
 ) -> list[str]:
     """The lines of the won episodes, in the order of ``plan``."""
     if num_workers == 0:
-        played = [play_games(section, plan)]
+        played = [play_games(settings, plan)]
     else:
         size = max(1, min(32, -(-len(plan) // num_workers)))
         chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
@@ -167,7 +171,7 @@ def _play_all(
         )  # a fork would copy the threads of torch and Ray
         pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
         try:
-            played = list(pool.map(play_games, [section] * len(chunks), chunks, timeout=TIMEOUT_S))
+            played = list(pool.map(play_games, [settings] * len(chunks), chunks, timeout=TIMEOUT_S))
         finally:
             for process in list(
                 (pool._processes or {}).values()
@@ -178,19 +182,20 @@ def _play_all(
     return [line for line in episodes if line is not None]
 
 
-def play_games(section: dict[str, Any], plan: list[Play]) -> list[str | None]:
+def play_games(settings: AlfworldSettings, plan: list[Play]) -> list[str | None]:
     """``EPISODES_PER_GAME`` episodes of each game as JSON lines; ``None`` for an episode that was
     not won.
     """
     from agent_system.environments.env_package.alfworld.package import PACKAGE
 
-    env, prompts = PACKAGE.make(section), PACKAGE.prompts(section)
+    env = PACKAGE.make(settings)
+    prompts = PACKAGE.prompts(settings)
     lines = []
     try:
         for play in plan:
             for repetition in range(EPISODES_PER_GAME):
                 rng = random.Random(derive_seed(play.seed, repetition))
-                episode = play_episode(env, prompts, play, rng, section["max_steps"])
+                episode = play_episode(env, prompts, play, rng, _max_steps(settings))
                 lines.append(json.dumps(episode) if episode else None)
     finally:
         env.close()
