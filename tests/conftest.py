@@ -9,6 +9,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import pytest
 
+import verl.trainer.launch.extensions  # noqa: F401  (plugs in the settings of environments and method)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU; torch is asked only when such a test was collected."""

@@ -73,7 +73,6 @@ class ChatPrompts:
         return f"{text}\nPossible actions: {', '.join(actions)}" if actions else text
 
 
-
 class CompactPrompts:
     """Observations alone, for small policies that learn rules and answer format from
     demonstrations.

@@ -8,6 +8,7 @@ from typing import Any
 
 from agent_system.environments.base import Observation
 from agent_system.environments.pool import EnvironmentPool
+from agent_system.environments.settings import EnvSettings
 
 
 class LockStep:
@@ -15,9 +16,9 @@ class LockStep:
     reset.
     """
 
-    def __init__(self, env_config: Any, section: dict[str, Any]) -> None:
+    def __init__(self, env_config: Any, settings: EnvSettings) -> None:
         self._env_config = env_config
-        self._section = section
+        self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, daemon=True, name="environment-manager"
@@ -75,7 +76,7 @@ class LockStep:
             "step_timeout_s": config.step_timeout_s,
         }
         self._pool = EnvironmentPool(
-            config.env_name, self._section, workers, -(-rows // workers), **timeouts
+            config.env_name, self._settings, workers, -(-rows // workers), **timeouts
         )
         await self._pool.start()
 

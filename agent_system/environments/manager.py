@@ -14,12 +14,11 @@ import numpy as np
 
 import verl
 from agent_system.environments.base import Observation
-from agent_system.environments.env_registry import get_package, missing_extra
+from agent_system.environments.env_registry import env_settings, get_package, missing_extra
 from agent_system.environments.lockstep import LockStep
 from agent_system.environments.tasks import (
     SEED_BITS,
     check_disjoint,
-    env_section,
     epoch_order,
     panel_digest,
     panel_of,
@@ -70,11 +69,11 @@ class EnvironmentManagerBase:
         self.env_config = config.env
         self.shuffle = config.data.shuffle
         self.split = split
-        self.section = env_section(config.env)
+        self.settings = env_settings(config.env)
         self.package = get_package(config.env.env_name)
         self.group_size = config.env.rollout.n
         try:
-            self.tasks = list(self.package.tasks(self.section, split))
+            self.tasks = list(self.package.tasks(self.settings, split))
         except ModuleNotFoundError as error:
             raise missing_extra(config.env.env_name, error) from error
         self.panel = panel_of(self.tasks, config.env.val_tasks) if split == "val" else []
@@ -82,7 +81,7 @@ class EnvironmentManagerBase:
             self.tasks = self.tasks[: config.env.train_tasks]
         if not self.tasks:
             raise ValueError(
-                f"environment {config.env.env_name!r} has no {split} tasks; its section: {self.section}"
+                f"environment {config.env.env_name!r} has no {split} tasks; its settings: {self.settings!r}"
             )
         self._order: tuple[tuple, list[int]] = ((), [])
         self._play: LockStep | None = None
@@ -152,7 +151,7 @@ class EnvironmentManagerBase:
         """
         rows = gen_batch.non_tensor_batch
         if self._play is None:
-            self._play = LockStep(self.env_config, self.section)
+            self._play = LockStep(self.env_config, self.settings)
         observations = self._play.reset(rows["task"], rows["env_seed"])
         assert_same_start(
             rows["uid"], [(observation.text, observation.state) for observation in observations]

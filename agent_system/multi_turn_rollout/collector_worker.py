@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agents import EngineAgent
-from agent_system.environments.env_registry import get_package
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.pool import EnvironmentPool
-from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, EngineClient, Sampling
 from agent_system.multi_turn_rollout.packing import select_trajectories
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
@@ -80,14 +79,14 @@ class CollectorWorker:
         if external_lib:
             importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
-        self._env_config, section = env_config, env_section(env_config)
+        self._env_config = env_config
         self._bridge = ChatBridge(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
         self._codec: LevelCodec | None = None
         self._engine = EngineClient(rollout_workers, name)
         self._pool = EnvironmentPool(
             env_config.env_name,
-            section,
+            env_settings(env_config),
             env_config.num_workers,
             env_config.envs_per_worker,
             env_config.reset_timeout_s,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Prompts
-from agent_system.environments.tasks import env_section
+from agent_system.environments.env_registry import env_settings
 from rlvcr.alternatives import AlternativeSettings
 from rlvcr.levels import level_prompts
 
@@ -96,10 +96,10 @@ class PlaySettings:
 
     def prompts(self, package: EnvPackage, env_config: Any) -> Prompts:
         """How ``package`` speaks to the policy."""
-        section = env_section(env_config)
-        return package.prompts(
-            section | {"level_prompts": self.level_prompts} if self.level_prompts else section
-        )
+        settings = env_settings(env_config)
+        if self.level_prompts:
+            settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
+        return package.prompts(settings)
 
 
 def asks_for_levels(config: Any) -> bool:
@@ -117,7 +117,7 @@ def check_prompts(config: Any, package: EnvPackage) -> None:
     if not asks_for_levels(config):
         return
     prompts, where = (
-        package.prompts(env_section(config.env)),
+        package.prompts(env_settings(config.env)),
         f"env.env_name={config.env.env_name!r}",
     )
     if not prompts.asks_for_levels:

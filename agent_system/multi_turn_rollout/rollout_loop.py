@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_system.environments.env_registry import get_package
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import assert_same_start
-from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
@@ -264,7 +263,7 @@ def refuse_images(config: Any) -> None:
     """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy
     cannot see.
     """
-    found = get_package(config.env.env_name).images(env_section(config.env))
+    found = get_package(config.env.env_name).images(env_settings(config.env))
     if found is not None:
         key, value, text_value = found
         where, policy = (

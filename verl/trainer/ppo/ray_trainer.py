@@ -28,11 +28,11 @@ from verl.algos import (
 from verl.protocol import DataProto
 from verl.record.journal import Journal
 from verl.trainer.config.derive import iterations
-from verl.trainer.config.typed import lookup
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+from verl.utils.settings import lookup
 from verl.utils.timing import Stopwatch
 from verl.utils.torch_functional import last_selected, masked_mean
 

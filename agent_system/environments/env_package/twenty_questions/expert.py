@@ -7,6 +7,7 @@ from agent_system.environments.base import Decision, EpisodeStart, Expert, Obser
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.knowledge import Answer, knowledge
 from agent_system.environments.env_package.twenty_questions.player import Player
+from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 
 NAMED = 3  # candidates: as many are named in a plan
 FACTS = 6  # the latest ones are told
@@ -46,9 +47,9 @@ def _spoken(attribute: str) -> str:
     return attribute.replace("_", " ")
 
 
-def start(episode: EpisodeStart) -> ThinkingPlayer:
+def start(episode: EpisodeStart[GameSettings]) -> ThinkingPlayer:
     """An expert that knows which words can be the secret one in training."""
-    given = [str(word) for word in episode.section.get("words") or ()]
+    given = episode.settings.words
     clue = episode.task.get("clue")
     if clue is None:
         words = game.words_of("train", given)
