@@ -31,7 +31,6 @@ from verl.models.loader import load_causal_lm
 from verl.models.new_policy import build_policy
 from verl.models.policy import PolicyModel
 from verl.record.run_dir import RunDirectory
-from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.sft.progress import SFTProgress
 from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, plan_batches, read_records, token_row
@@ -40,6 +39,7 @@ from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
 from verl.utils.seeds import derive_seed, seed_everything
+from verl.utils.settings import ConfigError
 from verl.utils.threads import available_cpus
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
