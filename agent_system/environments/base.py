@@ -149,8 +149,8 @@ class Expert(Generic[S]):
     """Who can play an environment, for demonstrations.
 
     ``tasks(settings, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are
-    no more, and never validation tasks. ``key(settings)`` is JSON-able and holds all that changes an
-    episode: settings and versions. It becomes part of the name of a file of demonstrations.
+    no more, and never validation tasks. ``key(settings)`` is JSON-able and holds all that changes
+    an episode: settings and versions. It becomes part of the name of a file of demonstrations.
     """
 
     start: Callable[[EpisodeStart[S]], ExpertPlayer]
@@ -169,9 +169,9 @@ class EnvPackage(Generic[S]):
 
     ``make`` is called in the worker process. ``tasks(settings, split)`` gives the tasks of
     ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into
-    (action, well-formed?) and never raises. ``stop``: strings that end the sampling of a turn. ``images``
-    names the key that makes observations images, its value, and the value that gives text; None
-    where the observations of those settings are text. Who has an ``expert`` can be imitated, by
+    (action, well-formed?) and never raises. ``stop``: strings that end the sampling of a turn.
+    ``images`` names the key that makes observations images, its value, and the value that gives
+    text; None where the observations of those settings are text. Who has an ``expert`` can be imitated, by
     ``main_sft`` and the cold start.
     """
 

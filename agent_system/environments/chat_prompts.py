@@ -9,7 +9,8 @@ from agent_system.environments.base import Observation
 from rlvcr.levels import level_instructions
 
 PLAIN = """\
-First think about what to do, between <think> and </think>. Then write one action between <action> and </action>."""
+First think about what to do, between <think> and </think>. \
+Then write one action between <action> and </action>."""
 IMAGE = "<image>"  # stands for the image of an observation in its text
 MAX_LENGTH = 400  # characters of an action
 _CLOSED = re.compile(r"<action>(.*?)</action>", re.DOTALL)

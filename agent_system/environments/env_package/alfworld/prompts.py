@@ -84,11 +84,11 @@ class CompactPrompts:
 
 
 FULL_SYSTEM = """\
-You act in a household described in text. Each turn you see what happened and which actions are possible, and you \
-choose one of them to get the task done in as few turns as you can."""
+You act in a household described in text. Each turn you see what happened and which actions \
+are possible, and you choose one of them to get the task done in as few turns as you can."""
 FULL_FORMAT = """\
-First think about what to do, between <think> and </think>. Then write the one action you choose, copied exactly from \
-the list, between <action> and </action>."""
+First think about what to do, between <think> and </think>. Then write the one action \
+you choose, copied exactly from the list, between <action> and </action>."""
 FULL_LEVELS = """\
 Decide how much thought this turn deserves and answer in this form:
 <level>L</level><think>your thought</think><action>one action, copied exactly from the list</action>

@@ -20,10 +20,14 @@ MOVES = {
     "up": (rules.UP, -1, 0),
 }
 RULES = """\
-You cross a frozen lake, one cell per move: left, down, right or up. P is you, . is ice, O is a hole, G is the goal.
+You cross a frozen lake, one cell per move: left, down, right or up. P is you, \
+. is ice, O is a hole, G is the goal.
 Reach the goal. Whoever enters a hole has lost. {ice}"""
 ICE = {
-    True: "The ice is slippery: only one move in three goes where you want, the others go to one side of it.",
+    True: (
+        "The ice is slippery: only one move in three goes where you want, "
+        "the others go to one side of it."
+    ),
     False: "The ice is not slippery: you move where you want.",
 }
 DRAWN = str.maketrans("SFH", "..O")

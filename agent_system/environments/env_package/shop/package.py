@@ -14,9 +14,12 @@ from verl.utils.seeds import derive_seed
 
 NAME = "shop"
 RULES = """\
-You shop online. Buy the product that the instruction asks for: its kind, its attributes, its options, its price.
-On the search page you write search[words]; on every other page you write click[something], where something is what the
-page lets you click. Click the options you want before you click[buy now], which ends the game. Some attributes are
+You shop online. Buy the product that the instruction asks for: its kind, its attributes, its \
+options, its price.
+On the search page you write search[words]; on every other page you write click[something], \
+where something is what the
+page lets you click. Click the options you want before you click[buy now], which ends the game. \
+Some attributes are
 only listed under click[features]."""
 ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 VAL_SHARE = 5  # goals around one product in five are held out

@@ -18,12 +18,17 @@ from agent_system.environments.env_package.sokoban.settings import NAME, Sokoban
 from verl.utils.seeds import derive_seed
 
 RULES = """\
-You are in a storeroom seen from above. Push every box onto a target. You move up, down, left or right, one cell per
-move. Walking into a box pushes it one cell further, if the cell behind it is free; boxes cannot be pulled.
+You are in a storeroom seen from above. Push every box onto a target. You move up, \
+down, left or right, one cell per
+move. Walking into a box pushes it one cell further, if the cell behind it is free; boxes cannot \
+be pulled.
 {legend}"""
 LEGENDS = {
     False: "# wall, _ floor, . target, $ box, * box on a target, @ you, + you on a target",
-    True: "Walls are dark brown, targets red diamonds, boxes light brown, boxes on targets orange, you are green.",
+    True: (
+        "Walls are dark brown, targets red diamonds, boxes light brown, boxes on targets orange, "
+        "you are green."
+    ),
 }
 
 

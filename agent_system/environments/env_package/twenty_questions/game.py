@@ -107,7 +107,8 @@ def words_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> li
     words = sorted(set(words)) if words else sorted(knowledge().things)
     if len(words) < 2:
         raise ValueError(
-            f"twenty questions needs at least two words, one to train on and one to hold out; got {words}"
+            "twenty questions needs at least two words, one to train on and one to hold out; "
+            f"got {words}"
         )
     order = sorted(words, key=lambda word: derive_seed("twenty questions", word))
     held_out = {

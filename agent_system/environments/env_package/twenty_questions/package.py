@@ -16,14 +16,18 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 
-RULES = """We play twenty questions. Find out my word with yes/no questions. I answer Yes, No or I don't know.
+RULES = """We play twenty questions. Find out my word with yes/no questions. \
+I answer Yes, No or I don't know.
 Guess with the word in square brackets: [word]. A wrong guess ends the game."""
 PLAIN = "Answer with one question or your guess between tags: <action>Is it alive?</action>"
 LEVELS = """First choose how much to think, then think, then ask or guess:
 <level>1</level><action>question or [word]</action> asks at once.
-<level>2</level><think>what do I know?</think><action>question or [word]</action> reads the situation.
-<level>3</level><think>what did I ask?</think><action>question or [word]</action> also reflects on what was asked.
-<level>4</level><think>what is my plan?</think><action>question or [word]</action> also plans and weighs options."""
+<level>2</level><think>what do I know?</think><action>question or [word]</action> \
+reads the situation.
+<level>3</level><think>what did I ask?</think><action>question or [word]</action> \
+also reflects on what was asked.
+<level>4</level><think>what is my plan?</think><action>question or [word]</action> \
+also plans and weighs options."""
 
 _ASKING = ThreadPoolExecutor(
     SERVER_THREADS, thread_name_prefix="gamemaster"

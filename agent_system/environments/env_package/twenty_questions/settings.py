@@ -15,7 +15,7 @@ class GameSettings(EnvSettings):
     words: tuple[str, ...] = ()
     """secret words; none: those of the shipped table"""
     clues: bool = False
-    """open every game with a thing that holds for the word; what is held out is then a quarter of these
+    """open every game with a thing that holds for the word; held out is then a quarter of these
     openings instead of a quarter of the words"""
     prompt: Literal["full", "compact"] = "full"
     """full: rules and answer format for chat models; compact: observations alone, for policies made
