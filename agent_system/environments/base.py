@@ -171,8 +171,8 @@ class EnvPackage(Generic[S]):
     ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into
     (action, well-formed?) and never raises. ``stop``: strings that end the sampling of a turn.
     ``images`` names the key that makes observations images, its value, and the value that gives
-    text; None where the observations of those settings are text. Who has an ``expert`` can be imitated, by
-    ``main_sft`` and the cold start.
+    text; None where the observations of those settings are text. Who has an ``expert`` can be
+    imitated, by ``main_sft`` and the cold start.
     """
 
     name: str

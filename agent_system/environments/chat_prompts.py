@@ -87,11 +87,11 @@ class CompactPrompts:
     def __init__(self, keep_first: bool = False) -> None:
         self.keep_first = keep_first
 
-    def system(self, levels: bool) -> str | None:  # noqa: ARG002  (of the protocol)
+    def system(self, levels: bool) -> str | None:
         """No system message."""
         return None
 
-    def first(self, observation: Observation, levels: bool) -> str:  # noqa: ARG002  (protocol)
+    def first(self, observation: Observation, levels: bool) -> str:
         """The first observation."""
         return observation.text
 
@@ -104,7 +104,7 @@ class CompactPrompts:
         first: Observation,
         history: Sequence[tuple[str, str]],
         observation: Observation,
-        levels: bool,  # noqa: ARG002  (of the protocol)
+        levels: bool,
     ) -> str:
         """The remembered turns, then the present; before them the first text where it is kept."""
         shown = [seen for seen, _ in history] + [observation.text]

@@ -19,8 +19,8 @@ from agent_system.environments.env_package.textarena.settings import TextArenaSe
 NAME = "textarena"
 RULES = """\
 You play a puzzle in text, alone. Its rules come first; each turn you see what your last move \
-did. Write one move a turn, in square brackets, inside the action tags. A move against the rules is refused; \
-two in a row end the game."""
+did. Write one move a turn, in square brackets, inside the action tags. A move against the \
+rules is refused; two in a row end the game."""
 GAME = -1  # who speaks, in TextArena's observations
 TRIES = 20  # starts drawn per task wanted: small games repeat themselves
 

@@ -22,7 +22,8 @@ SETTINGS_OF = {
 }
 RULES = """\
 You play a text adventure. Each turn you see what happened and which commands are possible. \
-Reach the goal in as few turns as you can. Copy your command exactly from the list of possible actions."""
+Reach the goal in as few turns as you can. Copy your command exactly from the list of \
+possible actions."""
 _PROMPT_LINE = re.compile(
     r"\n>\s.*\Z", re.DOTALL
 )  # what the game prints below its answer: score, moves, place

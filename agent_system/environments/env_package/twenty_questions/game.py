@@ -5,6 +5,7 @@ the last turn.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +97,7 @@ def _reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
     return f"{read_answer(gamemaster(gamemaster_prompt(state['solution'], move.question)))}."
 
 
-def words_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> list[str]:
+def words_of(split: str, words: Sequence[str] | None = None) -> list[str]:
     """The ``"train"`` or ``"val"`` words (default: of the whole shipped table), sorted; the two
     share none.
 
@@ -120,7 +121,7 @@ def words_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> li
     return [word for word in words if (word in held_out) == (split == "val")]
 
 
-def clues_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> list[tuple[str, str]]:
+def clues_of(split: str, words: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """The ``"train"`` or ``"val"`` openings as (word, attribute that holds for it), sorted.
 
     All words are in both splits, but an opening is in one of them, by a hash of its own.

@@ -12,8 +12,8 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
     Gamemaster,
 )
 from agent_system.environments.env_package.twenty_questions.package import (
+    PACKAGE,
     TwentyQuestionsPrompts,
-    check_words,
 )
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.environments.tasks import epoch_order
@@ -53,9 +53,10 @@ class TwentyQuestionsEnv(MultistepEnv):
         **options: Any,
     ) -> None:
         self.gamemaster = EmbeddedGamemaster() if gamemaster is None else gamemaster
-        self.words, self.seed = words, seed
+        self.words = words
+        self.seed = seed
         if isinstance(self.gamemaster, EmbeddedGamemaster):
-            check_words(words or ())
+            PACKAGE.read({"words": list(words or ())})  # refuses words it does not know
         if getattr(self.gamemaster, "remote", False):
             options.setdefault("step_workers", SERVER_THREADS)
         prompt = TwentyQuestionsPrompts().system(False) if system_prompt is None else system_prompt

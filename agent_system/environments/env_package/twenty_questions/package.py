@@ -113,7 +113,7 @@ class TwentyQuestionsPrompts(ChatPrompts):
         del settings  # the game is always told in the same words
         super().__init__(RULES, example="Is it alive?")
 
-    def system(self, levels: bool) -> str | None:
+    def system(self, levels: bool) -> str:
         """Rules and answer format."""
         return f"{RULES}\n{LEVELS if levels else PLAIN}"
 
