@@ -93,6 +93,7 @@ S = TypeVar("S", bound=EnvSettings)
 
 def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
     """The observations are text, whatever the settings say."""
+    del settings  # they change nothing here
     return None
 
 

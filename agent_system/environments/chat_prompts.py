@@ -28,12 +28,15 @@ class ChatPrompts:
     """
 
     asks_for_levels = True
+    shows_level_prompts = False
 
     def __init__(
         self, rules: str, example: str, list_actions: bool = False, keep_first: bool = False
     ) -> None:
-        self.rules, self.example = rules, example
-        self.list_actions, self.keep_first = list_actions, keep_first
+        self.rules = rules
+        self.example = example
+        self.list_actions = list_actions
+        self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
         """Rules and answer format; with ``levels`` the format that begins with a thinking level."""
@@ -44,6 +47,7 @@ class ChatPrompts:
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation."""
+        del levels  # both variants read the same
         return self._with_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
@@ -60,6 +64,7 @@ class ChatPrompts:
         """The remembered turns, without their images, then the present; before them the first text
         where it is kept.
         """
+        del levels  # both variants read the same
         seen_first = (
             any(seen == first.text for seen, _ in history) or observation.text == first.text
         )
@@ -89,10 +94,12 @@ class CompactPrompts:
 
     def system(self, levels: bool) -> str | None:
         """No system message."""
+        del levels  # both variants read the same
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation."""
+        del levels  # both variants read the same
         return observation.text
 
     def turn(self, observation: Observation) -> str:
@@ -107,6 +114,7 @@ class CompactPrompts:
         levels: bool,
     ) -> str:
         """The remembered turns, then the present; before them the first text where it is kept."""
+        del levels  # both variants read the same
         shown = [seen for seen, _ in history] + [observation.text]
         lines = [first.text] if self.keep_first and first.text not in shown else []
         lines += [f"{seen}\n> {action}" for seen, action in history]

@@ -49,6 +49,7 @@ class NumberLineEnv:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Stand on ``task["start"]``; the seed changes nothing, the task says it all."""
+        del seed  # the task says it all
         self.position = task["start"]
         self.target = task["target"]
         self.steps = 0
@@ -100,6 +101,7 @@ class NumberLinePrompts:
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation as it is."""
+        del levels  # both variants read the same
         return observation.text
 
     def turn(self, observation: Observation) -> str:
@@ -114,6 +116,7 @@ class NumberLinePrompts:
         levels: bool,
     ) -> str:
         """The remembered turns, then where the agent stands now."""
+        del first, levels  # not needed here
         past = "".join(f"{seen} You chose: {action}\n" for seen, action in history)
         return f"{past}{observation.text}"
 

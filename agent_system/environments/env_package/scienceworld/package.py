@@ -27,9 +27,10 @@ REPLAY = "reset task"
 RULES = """\
 You do an experiment in a house described in text. Actions (replace OBJ by something you know \
 of): look around, look at OBJ, look in OBJ, inventory, go to OBJ, open OBJ, close OBJ, pick up \
-OBJ, put down OBJ, move OBJ to OBJ, focus on OBJ, use OBJ on OBJ, activate OBJ, \
-deactivate OBJ, pour OBJ in OBJ, dunk OBJ in OBJ, mix OBJ, read OBJ, eat OBJ, flush OBJ, connect \
-OBJ to OBJ, disconnect OBJ, teleport to OBJ (where that is allowed), wait (ten moments), wait1 (one moment), task (read it again).
+OBJ, put down OBJ, move OBJ to OBJ, focus on OBJ, use OBJ on OBJ, activate OBJ, deactivate OBJ, \
+pour OBJ in OBJ, dunk OBJ in OBJ, mix OBJ, read OBJ, eat OBJ, flush OBJ, connect OBJ to OBJ, \
+disconnect OBJ, teleport to OBJ (where that is allowed), wait (ten moments), wait1 (one moment), \
+task (read it again).
 Focus only on what the task asks for: to focus on something else fails the task."""
 
 
@@ -54,6 +55,7 @@ class ScienceWorldEnv:
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
+        del seed  # the task says it all
         self._load(task)
         self._score = 0.0
         return self._observe(

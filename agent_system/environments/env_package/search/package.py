@@ -56,6 +56,7 @@ class SearchEnv:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Ask ``task["question"]``; nothing is drawn, so ``seed`` has no effect."""
+        del seed  # the task says it all
         self._task, self._seen = task, set()
         return self._look(f"Question: {task['question']}")
 
@@ -122,6 +123,7 @@ def f1(given: str, answers: list[str]) -> float:
 
 def prompts(settings: SearchSettings) -> ChatPrompts:
     """How to search and answer; window prompts repeat the question."""
+    del settings  # they change nothing here
     return ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True)
 
 

@@ -42,6 +42,7 @@ class Shop:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Read the instruction of ``task["goal"]``; nothing is drawn, so ``seed`` has no effect."""
+        del seed  # the task says it all
         self._goal = task["goal"]
         self._page = Page(page_size=self.settings.page_size)
         return self._look()
@@ -89,6 +90,7 @@ class Shop:
 
 def prompts(settings: ShopSettings) -> ChatPrompts:
     """How to shop; every page lists what can be done on it."""
+    del settings  # they change nothing here
     return ChatPrompts(RULES, example="search[blue rain jacket]", list_actions=True)
 
 

@@ -110,6 +110,7 @@ class TextArenaEnv:
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
+        del seed  # the task says it all
         self.game = self._make(self.kind.env_id, **self._options)
         before = random.getstate()
         try:

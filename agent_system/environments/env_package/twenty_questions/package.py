@@ -71,6 +71,7 @@ class TwentyQuestionsGame:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Think of ``task["solution"]``; the seed changes nothing, the task says it all."""
+        del seed  # the task says it all
         clue = knowledge().attributes[task["clue"]].question if "clue" in task else ""
         self.state = game.new_game(task["solution"], self.max_steps, clue)
         return self._look()
