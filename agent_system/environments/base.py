@@ -48,14 +48,17 @@ class Env(Protocol):
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start the episode that ``task`` and ``seed`` determine completely."""
+        ...
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Play one projected action; return observation, reward, done, info (``won``,
         ``is_action_valid``).
         """
+        ...
 
     def close(self) -> None:
         """Free what the environment holds."""
+        ...
 
 
 class Prompts(Protocol):
@@ -69,12 +72,15 @@ class Prompts(Protocol):
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""
+        ...
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first user message of an episode (``append`` history)."""
+        ...
 
     def turn(self, observation: Observation) -> str:
         """Every later user message (``append`` history)."""
+        ...
 
     def window(
         self,
@@ -86,6 +92,7 @@ class Prompts(Protocol):
         """The whole user message of a step (``window`` history); ``history`` holds (observation,
         action) texts.
         """
+        ...
 
 
 S = TypeVar("S", bound=EnvSettings)

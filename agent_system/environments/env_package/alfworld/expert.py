@@ -246,7 +246,7 @@ class AlfworldPlayer:
         places = [place for place in self.room if cls(place) == wanted]
         if not places:
             raise ValueError(f"there is no {wanted} in {self.room}")
-        if self.home in places:
+        if self.home is not None and self.home in places:
             return self.home
         opened = [place for place in places if place in self.seen]
         return self.rng.choice(opened or places)

@@ -7,7 +7,8 @@ from agent_system.environments.bm25 import KeywordIndex
 from agent_system.environments.env_package.search.world import build
 
 Passage = tuple[str, str]  # title, text
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 2.0  # between attempts
+FIRST_WAIT_S = 0.2  # between attempts
+LONGEST_WAIT_S = 2.0
 
 
 class RetrievalError(RuntimeError):
@@ -19,6 +20,7 @@ class Retriever(Protocol):
 
     def search(self, query: str, topk: int) -> list[Passage]:
         """The best passages for ``query``, best first."""
+        ...
 
 
 @lru_cache(maxsize=1)
@@ -46,7 +48,9 @@ class RemoteRetriever:
     """
 
     def __init__(self, url: str, timeout_s: float, attempts: int) -> None:
-        self.url, self.timeout_s, self.attempts = url, timeout_s, attempts
+        self.url = url
+        self.timeout_s = timeout_s
+        self.attempts = attempts
 
     def search(self, query: str, topk: int) -> list[Passage]:
         """See ``Retriever``."""
@@ -94,7 +98,8 @@ def _may_pass(error: BaseException) -> bool:
     import requests
 
     if isinstance(error, requests.HTTPError):
-        return error.response.status_code >= 500 or error.response.status_code == 429
+        code = error.response.status_code if error.response is not None else 0
+        return code >= 500 or code == 429
     return isinstance(error, (requests.ConnectionError, requests.Timeout))
 
 
