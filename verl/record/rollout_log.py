@@ -58,8 +58,8 @@ def rollout_lines(batch: "DataProto", tokenizer: Any) -> Iterator[dict[str, Any]
         steps = np.where(sampled, tensors["step_ids"][row], -1)
         line["steps"] = [
             {
-                **record,
-                **_credit(tensors["responses"][row], advantages, steps == record["step"], texts),
+                **record.to_json(),
+                **_credit(tensors["responses"][row], advantages, steps == record.step, texts),
             }
             for record in others["steps"][row]
         ]

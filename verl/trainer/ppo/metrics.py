@@ -126,7 +126,7 @@ def tokens_per_trajectory(batch: DataProto) -> dict[str, float]:
 
 def level_shares(batch: DataProto, name: str) -> dict[str, float]:
     """``<name>_1..4``: the share of steps at each thinking level, among the steps that chose one."""
-    levels = [step.get("level") for steps in batch.non_tensor_batch["steps"] for step in steps]
+    levels = [getattr(step, "level", None) for steps in batch.non_tensor_batch["steps"] for step in steps]
     chosen = [level for level in levels if level]
     if not chosen:
         return {}
