@@ -29,16 +29,12 @@ from rlvcr.core_rlvcr import (
     thinking_reweight,
 )
 from rlvcr.levels import LEVELS, LevelCodec, ParsedStep
+from rlvcr.records import ThinkingStep, ThoughtContext
 from verl.protocol import DataProto, object_array
+from verl.records import SegmentScore
 
 logger = logging.getLogger(__name__)
 SCORED_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
-MEASURES = {
-    "logprob": "score_logprob",
-    "entropy": "score_entropy",
-    "prob": "score_prob",
-    "seq_prob": "score_seq_prob",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ class ScoredSteps:
 
     row: list[int]
     steps: list[RowStep]
-    entries: list[dict[int, dict[str, float]]]
+    entries: list[dict[int, SegmentScore]]
     scores: torch.Tensor
     valid: torch.Tensor
     costs: torch.Tensor
@@ -177,12 +173,12 @@ def tabulate(
     """Bring the answers of ``compute_log_prob`` into one line per step and one column per level."""
     of_row = [row for row, steps in enumerate(rows) for _ in steps]
     steps = [step for row in rows for step in row]
-    entries: list[dict[int, dict[str, float]]] = []
+    entries: list[dict[int, SegmentScore]] = []
     for index, row in enumerate(rows):
         answers = [*span_scores[index], *branch_scores[index]]
-        by_step: dict[int, dict[int, dict[str, float]]] = {}
+        by_step: dict[int, dict[int, SegmentScore]] = {}
         for answer in answers:
-            by_step.setdefault(answer["step"], {})[answer["level"]] = answer
+            by_step.setdefault(answer["step"], {})[answer["level"]] = _segment_score(answer)
         entries.extend(by_step.get(step.step, {}) for step in row)
     shape = (len(steps), len(LEVELS))
     scores, costs = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
@@ -196,6 +192,18 @@ def tabulate(
         if step.parsed.failure is None:
             chosen[s] = step.parsed.level - 1
     return ScoredSteps(of_row, steps, entries, scores, valid, costs, chosen)
+
+
+def _segment_score(answer: dict[str, Any]) -> SegmentScore:
+    return SegmentScore(
+        step=answer["step"],
+        label=answer["level"],
+        logprob=answer["logprob"],
+        entropy=answer["entropy"],
+        prob=answer["prob"],
+        seq_prob=answer["seq_prob"],
+        num_tokens=answer.get("num_tokens", 0),
+    )
 
 
 def thought_tokens(step: RowStep) -> dict[int, int]:
@@ -257,29 +265,46 @@ def _record(
     advantage: torch.Tensor,
     cost_share: torch.Tensor,
 ) -> None:
-    """Write contexts (with ``prices`` [S, 4]), advantage and cost of every step into the step
-    records of its row.
+    """Put records that know contexts (with ``prices`` [S, 4]), advantage and cost [S] of their
+    steps in place of those of ``data``.
     """
-    rows = data.non_tensor_batch["steps"]
-    records = {(row, record["step"]): record for row, steps in enumerate(rows) for record in steps}
-    for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True)):
-        texts = {step.parsed.level: step.parsed.thought}
-        for thought in step.alternatives.thoughts if step.alternatives is not None else ():
-            texts[thought.level] = thought.thought
-        tokens = thought_tokens(step)
-        record = records[row, step.step]
-        record["contexts"] = [
-            {
-                "level": level,
-                "thought": texts[level],
-                "tokens": tokens[level],
-                "cost": float(prices[s, level - 1]),
-                "original": level == step.parsed.level,
-                **{name: float(entry[key]) for key, name in MEASURES.items()},
-            }
-            for level, entry in sorted(table.entries[s].items())
-        ]
-        record["think_advantage"], record["think_cost"] = float(advantage[s]), float(cost_share[s])
+    number_of = {
+        (row, step.step): s
+        for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True))
+    }
+    credited: list[list[ThinkingStep]] = []
+    for row, records in enumerate(data.non_tensor_batch["steps"]):
+        credited.append([])
+        for record in records:
+            s = number_of[row, record.step]
+            contexts = _contexts(table.steps[s], table.entries[s], prices[s])
+            credited[row].append(
+                record.credited(contexts, float(advantage[s]), float(cost_share[s]))
+            )
+    data.non_tensor_batch["steps"] = object_array(credited)
+
+
+def _contexts(
+    step: RowStep, entries: dict[int, SegmentScore], prices: torch.Tensor
+) -> tuple[ThoughtContext, ...]:
+    """The contexts of a step in order of level; ``prices`` [4]."""
+    texts = {step.parsed.level: step.parsed.thought}
+    for thought in step.alternatives.thoughts if step.alternatives is not None else ():
+        texts[thought.level] = thought.thought
+    tokens = thought_tokens(step)
+    contexts = []
+    for level, scores in sorted(entries.items()):
+        contexts.append(
+            ThoughtContext(
+                level=level,
+                thought=texts[level],
+                tokens=tokens[level],
+                cost=float(prices[level - 1]),
+                original=level == step.parsed.level,
+                scores=scores,
+            )
+        )
+    return tuple(contexts)
 
 
 def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, float]:
@@ -304,8 +329,8 @@ def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, fl
         f"rlvcr/dropped_{reason}": count / asked for reason, count in sorted(dropped.items())
     }
     if originals:
-        metrics["rlvcr/score_logprob"] = float(np.mean([entry["logprob"] for entry in originals]))
-        metrics["rlvcr/score_entropy"] = float(np.mean([entry["entropy"] for entry in originals]))
+        metrics["rlvcr/score_logprob"] = float(np.mean([entry.logprob for entry in originals]))
+        metrics["rlvcr/score_entropy"] = float(np.mean([entry.entropy for entry in originals]))
     if expanded:
         metrics["rlvcr/valid_contexts_mean"] = table.valid[expanded].sum(-1).float().mean().item()
         metrics["rlvcr/advantage_abs_mean"] = advantage[expanded].abs().mean().item()
