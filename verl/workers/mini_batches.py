@@ -57,10 +57,8 @@ def _parts(
     order = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))
     rank_of = {groups[g]: position for position, g in enumerate(order.tolist())}
     sequence = sorted(group_of, key=lambda number: (rank_of[group_of[number]], number))
-    if num_steps:
-        steps = num_steps
-    else:
-        steps = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
+    by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
+    steps = num_steps or by_tasks
     # never more steps than trajectories: an optimizer step on nothing would be one too many
     steps = max(1, min(steps, len(sequence)))
     return {number: position * steps // len(sequence) for position, number in enumerate(sequence)}
