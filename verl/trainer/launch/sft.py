@@ -20,9 +20,11 @@ from transformers import AutoTokenizer
 
 from agent_system.environments.tasks import env_section
 from agent_system.tokens.bridge import ChatBridge
+from rlvcr.levels import TAGS
 from verl.models.export import hf_names, save_hf, tied_names
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
+from verl.models.new_policy import build_policy
 from verl.models.policy import PolicyModel
 from verl.record.run_dir import RunDirectory
 from verl.trainer.config.schema import SFTConfig
@@ -234,13 +236,13 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
     """
     if cfg.model.path:
         return Path(model_directory(cfg.model.path))
-    from agent_system.environments.env_package.alfworld.policy import build_policy
-
     new, key = cfg.model.new, cfg.data.messages_key
     texts = (message["content"] for record in records for message in record.get(key, ()))
     return build_policy(
         scratch,
         texts,
+        words=_words_of(cfg.env.env_name),
+        tags=TAGS,
         vocab_size=cfg.model.vocab_size,
         hidden=new.hidden_size,
         layers=new.num_hidden_layers,
@@ -252,6 +254,15 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
         tie_embeddings=new.tie_word_embeddings,
         seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,
     )
+
+
+def _words_of(env_name: str) -> list[str]:
+    """Words that the environment's tasks can name, beside those of the texts."""
+    if env_name.split("/", 1)[0] != "alfworld":
+        return []
+    from agent_system.environments.env_package.alfworld import layout
+
+    return layout.words()
 
 
 def save_policy(
