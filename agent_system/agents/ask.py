@@ -1,9 +1,9 @@
 """Asking an agent of either kind for the next turns of many conversations."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
-from agent_system.agents.base import Action, Agent, Conversation
+from agent_system.agents.base import Action, Agent, BatchAgent, Conversation, TextAgent
 
 
 def ask(
@@ -20,17 +20,15 @@ def ask(
         ValueError: ``act_batch`` returned too few actions or too many.
     """
     name = type(agent).__name__
-    act_batch = getattr(agent, "act_batch", None)
-    if callable(act_batch):
-        return _in_one_call(name, act_batch, conversations), list(states)
-    get_action = getattr(agent, "get_action", None)
-    if not callable(get_action):
+    if _answers_batches(agent):
+        return _in_one_call(agent, conversations), list(states)
+    if not _answers_in_words(agent):
         raise TypeError(f"{name} is no agent: it has neither act_batch nor get_action")
     actions: list[Action | str] = []
     new_states: list[Any] = []
     for conversation, state in zip(conversations, states, strict=True):
         messages = [dict(message) for message in conversation.messages]  # the agent's own copies
-        said = get_action(messages, state)
+        said = agent.get_action(messages, state)
         action, state = said if isinstance(said, tuple) else (said, state)
         if not isinstance(action, (str, Action)):
             raise TypeError(
@@ -41,12 +39,17 @@ def ask(
     return actions, new_states
 
 
-def _in_one_call(
-    name: str,
-    act_batch: Callable[[Sequence[Conversation]], Iterable[Action | str]],
-    conversations: Sequence[Conversation],
-) -> list[Action | str]:
-    actions = list(act_batch(conversations))
+def _answers_batches(agent: object) -> TypeGuard[BatchAgent]:
+    return callable(getattr(agent, "act_batch", None))
+
+
+def _answers_in_words(agent: object) -> TypeGuard[TextAgent]:
+    return callable(getattr(agent, "get_action", None))
+
+
+def _in_one_call(agent: BatchAgent, conversations: Sequence[Conversation]) -> list[Action | str]:
+    name = type(agent).__name__
+    actions = list(agent.act_batch(conversations))
     if len(actions) != len(conversations):
         raise ValueError(
             f"{name}.act_batch returned {len(actions)} actions "

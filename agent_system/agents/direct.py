@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent_system.agents.base import Action, Conversation, Message
-from agent_system.tokens.tokenizer import has_chat_template
+from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.utils.sampling import StopReason
 
 _REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
@@ -62,7 +62,7 @@ class DirectOutputAgent:
     ) -> None:
         self.llm = llm
         self.sampling_params = sampling_params
-        self._tokenizer: Any = tokenizer if tokenizer is not None else _own_tokenizer(llm)
+        self._tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(llm)
         self._options = {"use_tqdm": False} if _accepts(llm.generate, "use_tqdm") else {}
 
     @property
@@ -94,7 +94,7 @@ class DirectOutputAgent:
         if conversation.prompt_ids is not None:
             return {"prompt_token_ids": list(conversation.prompt_ids)}
         messages = list(conversation.messages)
-        if has_chat_template(self._tokenizer):
+        if is_chat_tokenizer(self._tokenizer):
             return self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )

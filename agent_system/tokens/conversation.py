@@ -31,11 +31,12 @@ class Limits:
     turn: int = 0
 
     def allow_turn(self, prompt: int, response: int) -> bool:
-        """Whether a turn may begin after ``prompt`` tokens of first prompt and ``response`` more."""
+        """Whether a turn may begin after a first prompt of ``prompt`` tokens and ``response`` more."""
         longest = response + self.turn
-        return (
-            prompt <= self.prompt and longest <= self.response and prompt + longest <= self.total
-        )
+        return prompt <= self.prompt and longest <= self.response and prompt + longest <= self.total
+
+
+NO_LIMITS = Limits()
 
 
 class TurnBridge(Protocol):
@@ -88,12 +89,12 @@ class TokenConversation:
     ``opening`` are messages in front of the first text that is heard: a system message, examples.
     """
 
-    __slots__ = ("ledger", "_bridge", "_limits", "_opening")
+    __slots__ = ("_bridge", "_limits", "_opening", "ledger")
 
     def __init__(
         self,
         bridge: TurnBridge,
-        limits: Limits = Limits(),
+        limits: Limits = NO_LIMITS,
         opening: Sequence[Message] = (),
     ) -> None:
         self.ledger = TokenLedger()

@@ -1,7 +1,7 @@
 """What this package asks of a tokenizer; those of Hugging Face transformers have it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 
 class TextTokenizer(Protocol):
@@ -57,7 +57,7 @@ class ChatTokenizer(TextTokenizer, Protocol):
         ...
 
 
-def has_chat_template(tokenizer: object) -> bool:
+def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
     """Whether ``tokenizer`` brings one template, or several by name; any object may be asked."""
     return isinstance(getattr(tokenizer, "chat_template", None), (str, dict))
 

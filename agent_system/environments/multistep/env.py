@@ -276,10 +276,9 @@ def _entries(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
     """(task, messages in front) of every input; see ``run_trial``."""
     if not isinstance(inputs, Mapping):
         return [_entry(entry) for entry in inputs]
-    names = list(inputs)
-    columns = [inputs[name] for name in names]
-    rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-    return [_entry(row) for row in rows]
+    columns = {str(name): values for name, values in inputs.items()}
+    rows = zip(*columns.values(), strict=True)
+    return [(dict(zip(columns, row, strict=True)), []) for row in rows]
 
 
 def _entry(entry: Mapping[str, Any] | Sequence[Message]) -> tuple[dict[str, Any], list[Message]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agent_system.agents import Action, Conversation, Message
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import Limits, TokenConversation, with_user
+from agent_system.tokens.conversation import NO_LIMITS, Limits, TokenConversation, with_user
 from agent_system.tokens.ledger import TokenLedger
 from agent_system.tokens.plain import PlainBridge
 from verl.utils.sampling import StopReason
@@ -23,7 +23,7 @@ class Transcript:
         self,
         bridge: ChatBridge | PlainBridge | None,
         opening: Sequence[Message],
-        limits: Limits = Limits(),
+        limits: Limits = NO_LIMITS,
     ) -> None:
         self.messages: list[Message] = [dict(message) for message in opening]
         self._bridge = bridge
