@@ -456,7 +456,9 @@ class DeadEngine(ScriptedEngine):
 
 def test_a_dead_engine_is_an_error_for_all(tokenizer):
     results = ask_many(DeadEngine(tokenizer, lambda request, prompt: "look"), 3)
-    assert all(isinstance(result, RolloutWorkerFailed) and "gone" in str(result) for result in results)
+    assert all(
+        isinstance(result, RolloutWorkerFailed) and "gone" in str(result) for result in results
+    )
 
 
 class SilentEngine(ScriptedEngine):
