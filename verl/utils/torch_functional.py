@@ -94,8 +94,10 @@ class _TokenStatistics(torch.autograd.Function):
         return log_probs, entropies
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+    @once_differentiable  # hides the parameters' names from the type checker
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor, None, None, None]:
         grad_log_probs, grad_entropies = grad_outputs
         logits, labels, entropies = ctx.saved_tensors
         gradient = torch.empty_like(logits)
