@@ -31,7 +31,7 @@ from rlvcr.core_rlvcr import (
 from rlvcr.levels import LEVELS, LevelCodec, ParsedStep
 from rlvcr.records import ThinkingStep, ThoughtContext
 from verl.protocol import DataProto, object_array
-from verl.records import SegmentScore
+from verl.records import Branch, ChoiceBonus, SegmentScore, Span
 
 logger = logging.getLogger(__name__)
 SCORED_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
@@ -90,29 +90,24 @@ def build_queries(rows: Sequence[Sequence[RowStep]]) -> tuple[np.ndarray, np.nda
     return object_array(branches), object_array(spans)
 
 
-def _span(step: RowStep) -> dict[str, int]:
+def _span(step: RowStep) -> Span:
     first, last = step.parsed.score_span
-    return {
-        "step": step.step,
-        "level": step.parsed.level,
-        "start": step.start + first,
-        "end": step.start + last,
-    }
+    return Span(step.start + first, step.start + last, step=step.step, label=step.parsed.level)
 
 
-def _branches(step: RowStep) -> list[dict[str, Any]]:
+def _branches(step: RowStep) -> list[Branch]:
     if step.alternatives is None:
         return []
     first, last = step.parsed.score_span
     action = [int(token) for token in step.token_ids[first:last]]
     return [
-        {
-            "step": step.step,
-            "level": thought.level,
-            "start": step.start,
-            "token_ids": [*thought.token_ids, *action],
-            "target_start": len(thought.token_ids),
-        }
+        Branch(
+            step.start,
+            [*thought.token_ids, *action],
+            target_start=len(thought.token_ids),
+            step=step.step,
+            label=thought.level,
+        )
         for thought in step.alternatives.thoughts
     ]
 
@@ -128,9 +123,9 @@ def score_rows(
     which is returned.
 
     Adds ``old_log_probs``, ``entropys``, ``thinking_level_entropies``, ``thinking_token_costs``,
-    ``level_mask`` and, where they are used, ``thinking_level_bonus`` and ``thinking_reweight``, all
+    ``choice_mask`` and, where they are used, ``thinking_level_bonus`` and ``thinking_reweight``, all
     [B, R]; raw numbers go into the step records, ``rlvcr/*`` into ``meta_info["metrics"]``, the
-    level entropy's weight and tokens into ``meta_info`` for the actor. ``config`` is the whole
+    bonus on the levels' entropy into ``meta_info`` for the actor. ``config`` is the whole
     typed configuration.
     """
     rlvcr, temperature = config.algorithm.rlvcr, config.actor_rollout_ref.rollout.temperature
@@ -153,10 +148,11 @@ def score_rows(
     _place(data, table, credit)
     prices = thinking_price(table.costs, rlvcr.cost_coef, rlvcr.cost_max)
     _record(data, table, prices, advantage, cost_share)
-    data.meta_info["level_token_ids"] = list(codec.digit_ids)
-    data.meta_info["level_entropy_coef"] = rlvcr.thinking_diversity_w
+    data.meta_info["choice_bonus"] = ChoiceBonus(
+        tuple(codec.digit_ids), rlvcr.thinking_diversity_w, name="level"
+    )
     branch_tokens = sum(
-        len(branch["token_ids"]) for row in asked.non_tensor_batch["branches"] for branch in row
+        len(branch.token_ids) for row in asked.non_tensor_batch["branches"] for branch in row
     )
     row_tokens = int(data.batch["attention_mask"].sum())
     data.meta_info.setdefault("metrics", {}).update(scoring_metrics(table, advantage))
@@ -166,8 +162,8 @@ def score_rows(
 
 def tabulate(
     rows: Sequence[Sequence[RowStep]],
-    branch_scores: Sequence[list],
-    span_scores: Sequence[list],
+    branch_scores: Sequence[Sequence[SegmentScore]],
+    span_scores: Sequence[Sequence[SegmentScore]],
     score: str,
 ) -> ScoredSteps:
     """Bring the answers of ``compute_log_prob`` into one line per step and one column per level."""
@@ -178,7 +174,7 @@ def tabulate(
         answers = [*span_scores[index], *branch_scores[index]]
         by_step: dict[int, dict[int, SegmentScore]] = {}
         for answer in answers:
-            by_step.setdefault(answer["step"], {})[answer["level"]] = _segment_score(answer)
+            by_step.setdefault(answer.step, {})[answer.label] = answer
         entries.extend(by_step.get(step.step, {}) for step in row)
     shape = (len(steps), len(LEVELS))
     scores, costs = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
@@ -192,18 +188,6 @@ def tabulate(
         if step.parsed.failure is None:
             chosen[s] = step.parsed.level - 1
     return ScoredSteps(of_row, steps, entries, scores, valid, costs, chosen)
-
-
-def _segment_score(answer: dict[str, Any]) -> SegmentScore:
-    return SegmentScore(
-        step=answer["step"],
-        label=answer["level"],
-        logprob=answer["logprob"],
-        entropy=answer["entropy"],
-        prob=answer["prob"],
-        seq_prob=answer["seq_prob"],
-        num_tokens=answer.get("num_tokens", 0),
-    )
 
 
 def thought_tokens(step: RowStep) -> dict[int, int]:
@@ -240,7 +224,7 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
     of_row: list[list[int]] = [[] for _ in range(len(data))]
     for s, row in enumerate(table.row):
         of_row[row].append(s)
-    placed: dict[str, list[torch.Tensor]] = {key: [] for key in (*columns, "level_mask")}
+    placed: dict[str, list[torch.Tensor]] = {key: [] for key in (*columns, "choice_mask")}
     for row, numbers in enumerate(of_row):
         offsets = [table.steps[s].start - prompt_lengths[row] for s in numbers]
         spans = [
@@ -252,10 +236,10 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
         ]
         for key, values in columns.items():
             placed[key].append(place_step_values(width, spans, values[numbers]))
-        placed["level_mask"].append(place_step_values(width, digits, [1.0] * len(digits)))
+        placed["choice_mask"].append(place_step_values(width, digits, [1.0] * len(digits)))
     for key, values in placed.items():
         stacked = torch.stack(values)
-        data.batch[key] = stacked.long() if key == "level_mask" else stacked
+        data.batch[key] = stacked.long() if key == "choice_mask" else stacked
 
 
 def _record(

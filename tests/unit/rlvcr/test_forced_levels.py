@@ -5,6 +5,7 @@ Nothing is learnt on what was forced.
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -174,8 +175,8 @@ def test_levels_are_drawn_uniformly_and_repeatably():
 
     def draw(seed, epsilon=0.2):
         settings = SimpleNamespace(seed=seed, epsilon_levels=epsilon)
-        stage = SimpleNamespace(settings=settings, codec=codec, agent=lambda job: None)
-        plays = [TrajectoryPlayer(stage, Job(i, {}, "u", f"u/{i}", i, 0)) for i in range(400)]
+        context: Any = SimpleNamespace(settings=settings, codec=codec, agent=lambda job: None)
+        plays = [TrajectoryPlayer(context, Job(i, {}, "u", f"u/{i}", i, 0)) for i in range(400)]
         return [tuple(play._forced_level(step)) for play in plays for step in range(10)]
 
     drawn = draw(1)

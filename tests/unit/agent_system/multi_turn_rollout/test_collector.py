@@ -14,7 +14,7 @@ from agent_system.multi_turn_rollout.collector_group import shard_by_group
 from agent_system.multi_turn_rollout.engine_client import (
     EngineAborted,
     EngineClient,
-    EngineError,
+    RolloutWorkerFailed,
     Sampling,
 )
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
@@ -456,7 +456,7 @@ class DeadEngine(ScriptedEngine):
 
 def test_a_dead_engine_is_an_error_for_all(tokenizer):
     results = ask_many(DeadEngine(tokenizer, lambda request, prompt: "look"), 3)
-    assert all(isinstance(result, EngineError) and "gone" in str(result) for result in results)
+    assert all(isinstance(result, RolloutWorkerFailed) and "gone" in str(result) for result in results)
 
 
 class SilentEngine(ScriptedEngine):
@@ -477,7 +477,7 @@ def test_an_engine_failure_ends_the_run(tokenizer):
     config = make_config()
     envs = make_envs(config)[0]
     collector = TrajectoryCollector(config, tokenizer)
-    with pytest.raises(EngineError, match="gone"):
+    with pytest.raises(RolloutWorkerFailed, match="gone"):
         collector.multi_turn_loop(
             envs.gen_batch(1, 2), Group([DeadEngine(tokenizer, walking_policy())]), envs
         )
