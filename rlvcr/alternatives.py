@@ -1,7 +1,7 @@
 """Alternatives: what the policy would have thought at the levels it did not choose, before the same
 action.
 
-    chat prompt ──sampled──▶ <level>3</level><think>original</think><action>...     the step, in the row
+    chat prompt ──sampled──▶ <level>3</level><think>own</think><action>...      the step, in the row
         │
         ├──forced──▶ <level>1</level><think></think><action>                        no generation
         ├──forced──▶ <level>2</level><think> ──sampled──▶ thought </think>|<action>
@@ -73,7 +73,7 @@ class StepAlternatives:
 
 
 class AlternativeSampler:
-    """Samples alternatives through ``sample`` with the settings the step itself was sampled with."""
+    """Samples alternatives through ``sample``, with the settings that sampled the step itself."""
 
     def __init__(
         self, settings: AlternativeSettings, codec: LevelCodec, sample: Sample, encode: Encode
