@@ -10,7 +10,7 @@ decorated function (all registered estimators, all properties) and every constan
     main process: imports the libraries, never the packages
       |- one process per target, forked: imports the packages, collects the tests
       |    |- one child traces which test runs which line
-      |    `- one child per mutant of a function: swaps its code object, runs the tests that reach it
+      |    `- one child per mutant of a function: swaps its code, runs the tests that reach it
       `- one child per mutant of what runs at import: imports the changed source, runs the tests
 
 A fork costs tens of milliseconds, an import of torch and the packages several seconds.

@@ -15,7 +15,7 @@ from mutmut.mutation.file_mutation import MutationVisitor
 from mutmut.mutation.mutators import mutation_operators, operator_string
 from mutmut.mutation.pragma_handling import IgnoredCode
 
-# What these calls are given is read by people (log, warning) or by nobody (names of type variables).
+# What these calls are given is read by people (warnings) or by nobody (type variables).
 TEXT_CALLS = {"TypeVar", "NewType", "ParamSpec", "getLogger", "warn", "cast"}
 LOGGERS = {"logger", "log", "logging"}
 # `strict` of zip guards against mistakes elsewhere; `device` and `non_blocking` change nothing
