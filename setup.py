@@ -92,4 +92,5 @@ setup(
     },
     install_requires=CORE,
     extras_require=EXTRAS,
+    entry_points={"verl.sections": ["rlvcr = rlvcr.sections"]},
 )

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.sections import batch_metrics
 from verl.utils.statistics import bootstrap_interval
 
 
@@ -104,7 +105,7 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
         result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
-    return result | level_shares(batch, "val/level_share")
+    return result | batch_metrics(batch, "val")
 
 
 def mean_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
@@ -122,15 +123,6 @@ def tokens_per_trajectory(batch: DataProto) -> dict[str, float]:
     for trajectory, count in zip(batch.non_tensor_batch["traj_uid"], per_row, strict=True):
         counts[trajectory] = counts.get(trajectory, 0.0) + count
     return counts
-
-
-def level_shares(batch: DataProto, name: str) -> dict[str, float]:
-    """``<name>_1..4``: the share of steps at each thinking level, among the steps that chose one."""
-    levels = [step.get("level") for steps in batch.non_tensor_batch["steps"] for step in steps]
-    chosen = [level for level in levels if level]
-    if not chosen:
-        return {}
-    return {f"{name}_{level}": chosen.count(level) / len(chosen) for level in (1, 2, 3, 4)}
 
 
 def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, float]:
