@@ -210,7 +210,8 @@ def _all_mutants(source: str, module: str) -> Iterator[Mutant]:
         statement = _statement(mutation.original_node, parents)
         first = positions[statement].start.line
         last = _last_line(mutation.original_node, statement, positions, parents)
-        changed = tree.deep_replace(mutation.original_node, mutation.mutated_node).code
+        changed_tree = tree.deep_replace(mutation.original_node, mutation.mutated_node)
+        changed = cst.ensure_type(changed_tree, cst.Module).code
         before, after = _change(source, changed)
         yield Mutant(
             module=module,

@@ -153,10 +153,11 @@ them fails. This page is written by `make mutants`; the reasons are kept in
 `scripts/mutants/reasons.toml`.
 
 The changes are mutmut's. Left out are texts that people read (docstrings, messages of errors and
-logs, strings with a space), annotations, decorators, the `strict` of `zip`, and `device` arguments,
-which change nothing without an accelerator. mutmut's own runner leaves out every decorated
-function, so `scripts/mutants` runs the mutants itself, in forks of a process that has imported torch
-and collected the tests; `scripts/mutants/__init__.py` has the drawing.
+logs, strings with a space), annotations, decorators, the sign of a literal `-1` (its number is
+changed), the `strict` of `zip`, and `device` arguments, which change nothing without an
+accelerator. mutmut's own runner leaves out every decorated function, so `scripts/mutants` runs the
+mutants itself, in forks of a process that has imported torch and collected the tests;
+`scripts/mutants/__init__.py` has the drawing.
 """
 
 

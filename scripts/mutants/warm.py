@@ -9,7 +9,7 @@ import threading
 import time
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -260,8 +260,11 @@ class _Changed:
         source = self._source
 
         class Loader(SourceFileLoader):
-            def get_code(self, fullname: str) -> types.CodeType:
-                return compile(source, self.path, "exec")
+            def get_data(self, path: str) -> bytes:
+                return source.encode() if path == self.path else super().get_data(path)
+
+            def path_stats(self, path: str) -> Mapping[str, float]:
+                raise OSError(f"no compiled file stands for the changed {path}")
 
         return spec_from_file_location(name, self._path, loader=Loader(name, str(self._path)))
 
