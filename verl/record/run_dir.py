@@ -27,6 +27,7 @@ from verl.record.facts import environment_facts
 from verl.record.tracker_services import flatten
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
+from verl.utils.settings import Section
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,9 @@ class RunDirectory:
 
 
 def as_dict(config: Any) -> dict[str, Any]:
-    """A configuration (dict, dataclass or OmegaConf node) as nested dicts."""
+    """A configuration (dict, section, dataclass or OmegaConf node) as nested dicts."""
+    if isinstance(config, Section):
+        return config.model_dump(mode="json")
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return dataclasses.asdict(config)
     if type(config).__module__.startswith("omegaconf"):

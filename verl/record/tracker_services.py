@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from verl.utils.settings import Section
+
 logger = logging.getLogger(__name__)
 
 FILE = ("console", "file")  # what the run directory and the terminal do without a service
@@ -110,7 +112,9 @@ class Service:
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts and dataclasses as ``{"a.b": value}`` with plain values; lists become text."""
+    """Nested dicts, sections and dataclasses as ``{"a.b": value}`` with plain values; lists become text."""
+    if isinstance(config, Section):
+        config = config.model_dump(mode="json")
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
     flat: dict[str, Any] = {}
