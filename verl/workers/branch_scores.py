@@ -156,7 +156,9 @@ def _span_targets(
 
 def _joined(before: list[torch.Tensor], tokens: list[torch.Tensor], device: str) -> Targets:
     nothing = torch.zeros(0, dtype=torch.long)
-    return Targets(torch.cat([nothing, *before]).to(device), torch.cat([nothing, *tokens]).to(device))
+    return Targets(
+        torch.cat([nothing, *before]).to(device), torch.cat([nothing, *tokens]).to(device)
+    )
 
 
 def _segment_scores(

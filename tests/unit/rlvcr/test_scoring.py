@@ -161,7 +161,7 @@ def test_shares_of_cost_lie_where_the_advantage_lies(tokenizer, scorer, history)
     assert torch.allclose(shares, expected) and (shares > 0).any() and (shares < 0).any()
 
 
-def test_old_log_probs_come_with_the_scores(scored, scorer):
+def test_old_log_probs_come_with_the_scores(scored, scorer, tokenizer):
     data = scored["append"]
     assert {"old_log_probs", "entropys"} <= set(data.batch.keys())
     width = data.batch["responses"].shape[1]
