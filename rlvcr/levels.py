@@ -24,6 +24,7 @@ LEVELS = (1, 2, 3, 4)
 THINK_END = "</think>"
 ACTION_START = "<action>"
 ACTION_END = "</action>"
+TAGS = ("<level>", "</level>", "<think>", THINK_END, ACTION_START, ACTION_END)
 
 DEFAULT_PROMPTS: dict[int, str] = {
     1: "Act at once. Leave the thought empty.",

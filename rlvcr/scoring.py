@@ -29,16 +29,12 @@ from rlvcr.core_rlvcr import (
     thinking_reweight,
 )
 from rlvcr.levels import LEVELS, LevelCodec, ParsedStep
+from rlvcr.records import ThinkingStep, ThoughtContext
 from verl.protocol import DataProto, object_array
+from verl.records import Branch, ChoiceBonus, SegmentScore, Span
 
 logger = logging.getLogger(__name__)
 SCORED_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
-MEASURES = {
-    "logprob": "score_logprob",
-    "entropy": "score_entropy",
-    "prob": "score_prob",
-    "seq_prob": "score_seq_prob",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ class ScoredSteps:
 
     row: list[int]
     steps: list[RowStep]
-    entries: list[dict[int, dict[str, float]]]
+    entries: list[dict[int, SegmentScore]]
     scores: torch.Tensor
     valid: torch.Tensor
     costs: torch.Tensor
@@ -94,29 +90,24 @@ def build_queries(rows: Sequence[Sequence[RowStep]]) -> tuple[np.ndarray, np.nda
     return object_array(branches), object_array(spans)
 
 
-def _span(step: RowStep) -> dict[str, int]:
+def _span(step: RowStep) -> Span:
     first, last = step.parsed.score_span
-    return {
-        "step": step.step,
-        "level": step.parsed.level,
-        "start": step.start + first,
-        "end": step.start + last,
-    }
+    return Span(step.start + first, step.start + last, step=step.step, label=step.parsed.level)
 
 
-def _branches(step: RowStep) -> list[dict[str, Any]]:
+def _branches(step: RowStep) -> list[Branch]:
     if step.alternatives is None:
         return []
     first, last = step.parsed.score_span
     action = [int(token) for token in step.token_ids[first:last]]
     return [
-        {
-            "step": step.step,
-            "level": thought.level,
-            "start": step.start,
-            "token_ids": [*thought.token_ids, *action],
-            "target_start": len(thought.token_ids),
-        }
+        Branch(
+            step.start,
+            [*thought.token_ids, *action],
+            target_start=len(thought.token_ids),
+            step=step.step,
+            label=thought.level,
+        )
         for thought in step.alternatives.thoughts
     ]
 
@@ -132,9 +123,9 @@ def score_rows(
     which is returned.
 
     Adds ``old_log_probs``, ``entropys``, ``thinking_level_entropies``, ``thinking_token_costs``,
-    ``level_mask`` and, where they are used, ``thinking_level_bonus`` and ``thinking_reweight``, all
+    ``choice_mask`` and, where they are used, ``thinking_level_bonus`` and ``thinking_reweight``, all
     [B, R]; raw numbers go into the step records, ``rlvcr/*`` into ``meta_info["metrics"]``, the
-    level entropy's weight and tokens into ``meta_info`` for the actor. ``config`` is the whole
+    bonus on the levels' entropy into ``meta_info`` for the actor. ``config`` is the whole
     typed configuration.
     """
     rlvcr, temperature = config.algorithm.rlvcr, config.actor_rollout_ref.rollout.temperature
@@ -157,10 +148,11 @@ def score_rows(
     _place(data, table, credit)
     prices = thinking_price(table.costs, rlvcr.cost_coef, rlvcr.cost_max)
     _record(data, table, prices, advantage, cost_share)
-    data.meta_info["level_token_ids"] = list(codec.digit_ids)
-    data.meta_info["level_entropy_coef"] = rlvcr.thinking_diversity_w
+    data.meta_info["choice_bonus"] = ChoiceBonus(
+        tuple(codec.digit_ids), rlvcr.thinking_diversity_w, name="level"
+    )
     branch_tokens = sum(
-        len(branch["token_ids"]) for row in asked.non_tensor_batch["branches"] for branch in row
+        len(branch.token_ids) for row in asked.non_tensor_batch["branches"] for branch in row
     )
     row_tokens = int(data.batch["attention_mask"].sum())
     data.meta_info.setdefault("metrics", {}).update(scoring_metrics(table, advantage))
@@ -170,19 +162,19 @@ def score_rows(
 
 def tabulate(
     rows: Sequence[Sequence[RowStep]],
-    branch_scores: Sequence[list],
-    span_scores: Sequence[list],
+    branch_scores: Sequence[Sequence[SegmentScore]],
+    span_scores: Sequence[Sequence[SegmentScore]],
     score: str,
 ) -> ScoredSteps:
     """Bring the answers of ``compute_log_prob`` into one line per step and one column per level."""
     of_row = [row for row, steps in enumerate(rows) for _ in steps]
     steps = [step for row in rows for step in row]
-    entries: list[dict[int, dict[str, float]]] = []
+    entries: list[dict[int, SegmentScore]] = []
     for index, row in enumerate(rows):
         answers = [*span_scores[index], *branch_scores[index]]
-        by_step: dict[int, dict[int, dict[str, float]]] = {}
+        by_step: dict[int, dict[int, SegmentScore]] = {}
         for answer in answers:
-            by_step.setdefault(answer["step"], {})[answer["level"]] = answer
+            by_step.setdefault(answer.step, {})[answer.label] = answer
         entries.extend(by_step.get(step.step, {}) for step in row)
     shape = (len(steps), len(LEVELS))
     scores, costs = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
@@ -232,7 +224,7 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
     of_row: list[list[int]] = [[] for _ in range(len(data))]
     for s, row in enumerate(table.row):
         of_row[row].append(s)
-    placed: dict[str, list[torch.Tensor]] = {key: [] for key in (*columns, "level_mask")}
+    placed: dict[str, list[torch.Tensor]] = {key: [] for key in (*columns, "choice_mask")}
     for row, numbers in enumerate(of_row):
         offsets = [table.steps[s].start - prompt_lengths[row] for s in numbers]
         spans = [
@@ -244,10 +236,10 @@ def _place(data: DataProto, table: ScoredSteps, columns: dict[str, torch.Tensor]
         ]
         for key, values in columns.items():
             placed[key].append(place_step_values(width, spans, values[numbers]))
-        placed["level_mask"].append(place_step_values(width, digits, [1.0] * len(digits)))
+        placed["choice_mask"].append(place_step_values(width, digits, [1.0] * len(digits)))
     for key, values in placed.items():
         stacked = torch.stack(values)
-        data.batch[key] = stacked.long() if key == "level_mask" else stacked
+        data.batch[key] = stacked.long() if key == "choice_mask" else stacked
 
 
 def _record(
@@ -257,29 +249,46 @@ def _record(
     advantage: torch.Tensor,
     cost_share: torch.Tensor,
 ) -> None:
-    """Write contexts (with ``prices`` [S, 4]), advantage and cost of every step into the step
-    records of its row.
+    """Put records that know contexts (with ``prices`` [S, 4]), advantage and cost [S] of their
+    steps in place of those of ``data``.
     """
-    rows = data.non_tensor_batch["steps"]
-    records = {(row, record["step"]): record for row, steps in enumerate(rows) for record in steps}
-    for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True)):
-        texts = {step.parsed.level: step.parsed.thought}
-        for thought in step.alternatives.thoughts if step.alternatives is not None else ():
-            texts[thought.level] = thought.thought
-        tokens = thought_tokens(step)
-        record = records[row, step.step]
-        record["contexts"] = [
-            {
-                "level": level,
-                "thought": texts[level],
-                "tokens": tokens[level],
-                "cost": float(prices[s, level - 1]),
-                "original": level == step.parsed.level,
-                **{name: float(entry[key]) for key, name in MEASURES.items()},
-            }
-            for level, entry in sorted(table.entries[s].items())
-        ]
-        record["think_advantage"], record["think_cost"] = float(advantage[s]), float(cost_share[s])
+    number_of = {
+        (row, step.step): s
+        for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True))
+    }
+    credited: list[list[ThinkingStep]] = []
+    for row, records in enumerate(data.non_tensor_batch["steps"]):
+        credited.append([])
+        for record in records:
+            s = number_of[row, record.step]
+            contexts = _contexts(table.steps[s], table.entries[s], prices[s])
+            credited[row].append(
+                record.credited(contexts, float(advantage[s]), float(cost_share[s]))
+            )
+    data.non_tensor_batch["steps"] = object_array(credited)
+
+
+def _contexts(
+    step: RowStep, entries: dict[int, SegmentScore], prices: torch.Tensor
+) -> tuple[ThoughtContext, ...]:
+    """The contexts of a step in order of level; ``prices`` [4]."""
+    texts = {step.parsed.level: step.parsed.thought}
+    for thought in step.alternatives.thoughts if step.alternatives is not None else ():
+        texts[thought.level] = thought.thought
+    tokens = thought_tokens(step)
+    contexts = []
+    for level, scores in sorted(entries.items()):
+        contexts.append(
+            ThoughtContext(
+                level=level,
+                thought=texts[level],
+                tokens=tokens[level],
+                cost=float(prices[level - 1]),
+                original=level == step.parsed.level,
+                scores=scores,
+            )
+        )
+    return tuple(contexts)
 
 
 def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, float]:
@@ -304,8 +313,8 @@ def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, fl
         f"rlvcr/dropped_{reason}": count / asked for reason, count in sorted(dropped.items())
     }
     if originals:
-        metrics["rlvcr/score_logprob"] = float(np.mean([entry["logprob"] for entry in originals]))
-        metrics["rlvcr/score_entropy"] = float(np.mean([entry["entropy"] for entry in originals]))
+        metrics["rlvcr/score_logprob"] = float(np.mean([entry.logprob for entry in originals]))
+        metrics["rlvcr/score_entropy"] = float(np.mean([entry.entropy for entry in originals]))
     if expanded:
         metrics["rlvcr/valid_contexts_mean"] = table.valid[expanded].sum(-1).float().mean().item()
         metrics["rlvcr/advantage_abs_mean"] = advantage[expanded].abs().mean().item()

@@ -5,30 +5,29 @@ S counts steps; level k is column k - 1, and "chosen" is that column, -1 where t
 parsed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rlvcr.levels import LEVELS
 from verl.algos import choose, factorize, group_mean_std
+from verl.records import SegmentScore
 
 MODES = ("mean_norm", "mean_std_norm")
 SCORES = ("entropy", "logprob", "prob")
 NUM_LEVELS = len(LEVELS)
 
 
-def score_of(entry: Mapping[str, float], score: str) -> float:
-    """The score of one context from its measurements: ``entropy`` -H, ``logprob`` S, ``prob``
-    exp(S).
+def score_of(entry: SegmentScore, score: str) -> float:
+    """The score of one context from its measurements over the action's tokens.
 
-    ``entry`` holds ``entropy`` (nats), ``logprob`` (mean over action tokens) and ``seq_prob`` (its
-    exponential).
+    ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` exp(S).
     """
     choose(score, SCORES, "score (algorithm.rlvcr.score)")
     if score == "entropy":
-        return -entry["entropy"]
-    return entry["logprob"] if score == "logprob" else entry["seq_prob"]
+        return -entry.entropy
+    return entry.logprob if score == "logprob" else entry.seq_prob
 
 
 def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:

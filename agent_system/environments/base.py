@@ -4,7 +4,8 @@ An environment is synchronous or asynchronous text in, observation out. It knows
 or policies.
 """
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -87,6 +88,73 @@ class Prompts(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How imperfect an expert is on purpose: shares of its actions, together less than 1.
+
+    ``slack``: actions that are possible but bring the task no further, so that reinforcement
+    learning finds something to remove. ``slips``: actions that cannot work, without which an
+    imitator never learns how to go on after one.
+    """
+
+    slack: float = 0.0
+    slips: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An expert's action and what can be thought about it: each part without a full stop."""
+
+    action: str
+    situation: str  # what is the case and matters for the action
+    tried: str  # what was done before, and what came of it
+    plan: str  # the next actions; the first of them is ``action``
+    slack: bool = False  # possible, but brings the task no further
+    slip: bool = False  # cannot work
+
+
+class ExpertPlayer(Protocol):
+    """An expert in the middle of one episode."""
+
+    def act(self) -> Decision:
+        """The next action."""
+        ...
+
+    def observe(self, action: str, observation: Observation) -> None:
+        """Take in what ``action`` brought about; not called once the episode is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """What an expert may know when an episode begins."""
+
+    section: Mapping[str, Any]
+    task: Task
+    first: Observation
+    rng: random.Random  # all that is left to chance is drawn from it
+    noise: Noise = field(default_factory=Noise)
+
+
+@dataclass(frozen=True)
+class Expert:
+    """Who can play an environment, for demonstrations.
+
+    ``tasks(section, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are no
+    more, and never validation tasks. ``key(section)`` is JSON-able and holds all that changes an
+    episode: settings and versions. It becomes part of the name of a file of demonstrations.
+    """
+
+    start: Callable[[EpisodeStart], ExpertPlayer]
+    levels: tuple[int, ...] = (1, 2, 3, 4)  # the thinking levels it has thoughts for
+    tasks: Callable[[Mapping[str, Any], int], list[Task]] | None = None  # None: training tasks
+    episodes_per_task: int = 1
+    version: int = 1  # raise it when the same settings would give other episodes
+    key: Callable[[Mapping[str, Any]], list[Any]] | None = None  # None: version and whole section
+    # What tasks can name though no demonstration says it, each word with the space before it.
+    words: Callable[[], Sequence[str]] = tuple
+
+
 @dataclass(frozen=True)
 class EnvPackage:
     """Everything the agent system needs to know about one kind of environment."""
@@ -104,3 +172,4 @@ class EnvPackage:
     # The key of the section that makes observations images, its value, and the value that gives
     # text; None where the observations of that section are text.
     images: Callable[[dict[str, Any]], tuple[str, Any, Any] | None] = lambda section: None
+    expert: Expert | None = None  # who has one can be imitated: main_sft, cold start

@@ -18,6 +18,8 @@ from tests.helpers.play import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS
 from verl.protocol import DataProto, object_array
+from verl.record.rollout_log import rollout_lines
+from verl.utils import jsonl
 
 EXPECTED = Path(__file__).with_name("two_doors.json")
 HISTORIES = ("append", "window")
@@ -99,9 +101,8 @@ def frozen_scores(data: DataProto) -> DataProto:
     )
 
 
-def play(history: str) -> dict:
-    """The rows of the frozen play as plain data."""
-    tokenizer = byte_tokenizer()
+def collect(history: str, tokenizer: PreTrainedTokenizerFast) -> DataProto:
+    """The rows of the frozen play."""
     config = make_config(
         "tests.golden.two_doors:PACKAGE", history, n=2, levels=True, kwargs={}, max_steps=3
     )
@@ -113,12 +114,19 @@ def play(history: str) -> dict:
     envs = make_envs(config)[0]
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        data = collector.multi_turn_loop(envs.gen_batch(1, 1), Group([engine], frozen_scores), envs)
+        return collector.multi_turn_loop(envs.gen_batch(1, 1), Group([engine], frozen_scores), envs)
     finally:
         collector.close()
+
+
+def play(history: str) -> dict:
+    """The rows of the frozen play as plain data."""
+    data = collect(history, byte_tokenizer())
+    columns = {key: column.tolist() for key, column in sorted(data.non_tensor_batch.items())}
+    columns["steps"] = [[record.to_json() for record in row] for row in columns["steps"]]
     return {
         "tensors": {key: tensor.tolist() for key, tensor in sorted(data.batch.items())},
-        "columns": {key: column.tolist() for key, column in sorted(data.non_tensor_batch.items())},
+        "columns": columns,
         "level_token_ids": data.meta_info["level_token_ids"],
     }
 
@@ -133,6 +141,15 @@ def test_the_frozen_play_gives_the_frozen_rows(history):
         for key in expected[part]:
             assert found[part][key] == expected[part][key], key
     assert found["level_token_ids"] == expected["level_token_ids"]
+
+
+def test_a_rollout_file_has_the_keys_of_the_frozen_records_in_their_order():
+    expected = json.loads(EXPECTED.read_text())["append"]["columns"]["steps"]
+    tokenizer = byte_tokenizer()
+    lines = list(rollout_lines(collect("append", tokenizer), tokenizer))
+    for line, records in zip(lines, expected, strict=True):
+        for step, record in zip(line["steps"], records, strict=True):
+            assert json.dumps(jsonl.plain(step)) == json.dumps(record)
 
 
 def render(value, depth: int = 2) -> str:

@@ -14,7 +14,16 @@ from verl.models.packed_attention import PackedLayout
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
 
 
-class PolicyModel(nn.Module):
+class PackedModel(nn.Module):
+    """A model that reads packed rows and is sharded block by block."""
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The decoder layers, which is what FSDP shards one by one."""
+        raise NotImplementedError
+
+
+class PolicyModel(PackedModel):
     """A causal LM whose forward returns scores of chosen tokens only; logits of other tokens are
     never computed.
     """
@@ -35,15 +44,15 @@ class PolicyModel(nn.Module):
         position_ids: torch.Tensor,
         layout: PackedLayout,
         targets: Sequence[Targets],
-        level_token_ids: torch.Tensor | None = None,
+        choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
         """Score each group of ``targets`` in one packed sequence; input_ids, position_ids [T]."""
         hidden = last_hidden(self.lm.base_model, input_ids, position_ids, layout)
         head = self.lm.get_output_embeddings()
-        return [scores_from_hidden(head, hidden, group, level_token_ids) for group in targets]
+        return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]
 
 
-class ValueModel(nn.Module):
+class ValueModel(PackedModel):
     """The backbone of a causal LM with a scalar head: the value of the state before each chosen
     token.
     """

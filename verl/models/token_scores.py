@@ -30,7 +30,7 @@ class Targets:
 
 
 class TokenScores(NamedTuple):
-    """Scores of N targets, float32: ``log_probs`` and ``entropy`` [N]; ``level_entropy`` [N] where
+    """Scores of N targets, float32: ``log_probs`` and ``entropy`` [N]; ``choice_entropy`` [N] where
     it was asked for.
 
     A named tuple, because FSDP looks for the tensors of a model's output in the containers it
@@ -39,18 +39,18 @@ class TokenScores(NamedTuple):
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
-    level_entropy: torch.Tensor | None = None
+    choice_entropy: torch.Tensor | None = None
 
 
 def scores_from_hidden(
     head: nn.Module,
     hidden: torch.Tensor,
     targets: Targets,
-    level_token_ids: torch.Tensor | None = None,
+    choice_token_ids: torch.Tensor | None = None,
 ) -> TokenScores:
     """Score ``targets`` under ``softmax(head(hidden) / temperature)``; hidden [T, H].
 
-    ``level_token_ids`` [K] adds the entropy of the distribution restricted to those tokens.
+    ``choice_token_ids`` [K] adds the entropy of the distribution restricted to those tokens.
     """
 
     def score(hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -59,9 +59,9 @@ def scores_from_hidden(
         found = [
             x.clone() for x in logprobs_and_entropy_from_logits(logits, tokens, targets.temperature)
         ]
-        if level_token_ids is None:
+        if choice_token_ids is None:
             return tuple(found)
-        return *found, subset_entropy(logits / targets.temperature, level_token_ids)
+        return *found, subset_entropy(logits / targets.temperature, choice_token_ids)
 
     chosen = hidden.index_select(0, targets.index)
     size = max(1, MAX_LOGITS // head_width(head))

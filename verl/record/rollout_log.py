@@ -4,8 +4,8 @@ sampled token got.
 One object per row of the batch, that is per trajectory (``append`` history) or per step (``window`` history)::
 
     {"uid", "traj_uid", "task_id", "data_source", "won", "return", "length", "aborted", "prompt",
-     "steps": [{"step", "observation", "response", "action", "reward", "level", "contexts": [...], ...,
-                "advantage": 0.31, "token_credit": [["<level>", 0.31], ["2", 0.42], ...]}]}
+     "steps": [{"step", "observation", "response", "action", "reward", ...,
+                "advantage": 0.31, "token_credit": [["<action>", 0.31], ["look", 0.42], ...]}]}
 """
 
 from collections.abc import Iterator
@@ -58,8 +58,8 @@ def rollout_lines(batch: "DataProto", tokenizer: Any) -> Iterator[dict[str, Any]
         steps = np.where(sampled, tensors["step_ids"][row], -1)
         line["steps"] = [
             {
-                **record,
-                **_credit(tensors["responses"][row], advantages, steps == record["step"], texts),
+                **record.to_json(),
+                **_credit(tensors["responses"][row], advantages, steps == record.step, texts),
             }
             for record in others["steps"][row]
         ]

@@ -4,7 +4,7 @@ Colours are classes that the page's style sheet defines.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -70,8 +70,12 @@ class Chart:
     height: int = 230
     log: bool = False
     y_range: tuple[float | None, float | None] = (None, None)
-    note: str = ""
-    names: list[str] = field(default_factory=list)  # metrics it shows
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.title
 
     @property
     def legend(self) -> list[Series]:

@@ -10,9 +10,10 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from verl.record.report.axes import number
+from verl.record.report.cards import cards, duration
 from verl.record.report.charts import draw
-from verl.record.report.episodes import sample_episodes
-from verl.record.report.figures import cards, duration, sections
+from verl.record.report.episodes import sample_episodes, step_views
+from verl.record.report.figures import sections
 from verl.record.report.run_data import RunData, load_run
 from verl.record.tracker_services import flatten
 from verl.utils import jsonl
@@ -54,6 +55,7 @@ def render_report(run: RunData) -> str:
         cards=cards(run),
         sections=sections(run),
         episodes=sample_episodes(run),
+        views=step_views(),
         settings=list(flatten(run.config).items()),
         facts=_facts(run.facts),
         table=_last_values(run),

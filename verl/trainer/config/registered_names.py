@@ -107,7 +107,7 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
         ),
         "thinking_level_entropies": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
         "thinking_token_costs": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
-        "level_mask": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
+        "choice_mask": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
         "thinking_reweight": (
             factor,
             "algorithm.rlvcr.enable=true algorithm.rlvcr.combine=reweight",

@@ -104,7 +104,7 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
         result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
-    return result | batch_metrics(batch, "val/")
+    return result | batch_metrics(batch, "val")
 
 
 def mean_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:

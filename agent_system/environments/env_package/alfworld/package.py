@@ -5,6 +5,7 @@ from typing import Any
 
 from agent_system.environments.base import Env, EnvPackage, Prompts
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
+from agent_system.environments.env_package.alfworld.expert import EXPERT
 from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.prompts import CompactPrompts, FullPrompts
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
@@ -22,4 +23,6 @@ def prompts(section: Mapping[str, Any]) -> Prompts:
     return FullPrompts(section.get("level_prompts")) if full else CompactPrompts()
 
 
-PACKAGE = EnvPackage(name="alfworld", make=make, tasks=tasks, prompts=prompts, project=project)
+PACKAGE = EnvPackage(
+    name="alfworld", make=make, tasks=tasks, prompts=prompts, project=project, expert=EXPERT
+)

@@ -10,6 +10,7 @@ from gymnasium.envs.toy_text import frozen_lake as rules
 
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.sections import read_section, setting
 from verl.utils.seeds import derive_seed
 
@@ -152,4 +153,4 @@ def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
             return tuple(map("".join, board))
 
 
-PACKAGE = EnvPackage(NAME, FrozenLake, tasks, prompts, project)
+PACKAGE = EnvPackage(NAME, FrozenLake, tasks, prompts, project, expert=EXPERT)

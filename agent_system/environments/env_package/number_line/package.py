@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.env_package.number_line.expert import EXPERT
 from rlvcr.levels import level_prompts
 
 MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
@@ -129,4 +130,4 @@ def project(text: str) -> tuple[str, bool]:
     return (found[-1].strip().lower(), True) if found else (text.strip().lower()[-40:], False)
 
 
-PACKAGE = EnvPackage("number_line", NumberLineEnv, tasks, NumberLinePrompts, project)
+PACKAGE = EnvPackage("number_line", NumberLineEnv, tasks, NumberLinePrompts, project, expert=EXPERT)

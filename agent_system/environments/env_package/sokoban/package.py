@@ -6,6 +6,7 @@ from typing import Any
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, project
 from agent_system.environments.env_package.sokoban import render
+from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
     MOVES,
     Cell,
@@ -117,4 +118,4 @@ def images(section: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     return ("mode", mode, "text") if mode in IMAGES else None
 
 
-PACKAGE = EnvPackage(NAME, Sokoban, tasks, prompts, project, images=images)
+PACKAGE = EnvPackage(NAME, Sokoban, tasks, prompts, project, images=images, expert=EXPERT)

@@ -14,6 +14,7 @@ from typing import Any
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env_package.twenty_questions import game
+from agent_system.environments.env_package.twenty_questions.expert import EXPERT
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
     SERVER_THREADS,
     EmbeddedGamemaster,
@@ -176,5 +177,10 @@ def project(text: str) -> tuple[str, bool]:
 
 
 PACKAGE = EnvPackage(
-    "twenty_questions", TwentyQuestionsGame, tasks, TwentyQuestionsPrompts, project
+    "twenty_questions",
+    TwentyQuestionsGame,
+    tasks,
+    TwentyQuestionsPrompts,
+    project,
+    expert=EXPERT,
 )

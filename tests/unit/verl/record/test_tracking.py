@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import rlvcr.sections  # noqa: F401  (the shares of levels)
 from verl.record.console import TrainingConsole, summary
 from verl.record.tracker_services import Service, check_backends, flatten
 from verl.record.tracking import Tracking, read_metrics

@@ -94,7 +94,7 @@ def questions(policies):
     for history in HISTORIES:
         config = thinking_config(history, n=1, step_fraction=0.8)
         data = collect(make_tiny_tokenizer(), scorer, config, groups=3)
-        expanded = [len(record["contexts"]) for _, record in steps_of(data)]
+        expanded = [len(record.contexts) for _, record in steps_of(data)]
         assert {1, 4} == set(expanded) and len(
             {len(b) for b in scorer.calls[-1].non_tensor_batch["branches"]}
         ) > 1
