@@ -22,6 +22,7 @@ import torch
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.ledger import TokenLedger
+from rlvcr.records import ThinkingStep
 from rlvcr.scoring import RowStep
 from verl.protocol import DataProto
 
@@ -168,30 +169,25 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def step_record(turn: Turn) -> dict[str, Any]:
-    """One step as plain data, for rollout files and reports; ``span`` counts from the row's first
-    real token.
-    """
+def step_record(turn: Turn) -> ThinkingStep:
+    """One step for rewards, rollout files and reports; scoring adds contexts and credit."""
     parsed = turn.parsed
-    return {
-        "step": turn.step,
-        "observation": turn.observation,
-        "response": turn.response,
-        "action": turn.action,
-        "is_action_valid": turn.is_action_valid,
-        "reward": turn.reward,
-        "done": turn.done,
-        "num_tokens": turn.num_tokens,
-        "stop_reason": turn.stop_reason.value,
-        "span": [turn.start, turn.end],
-        "level": None if parsed is None else parsed.level,
-        "level_forced": turn.forced > 0,
-        "parse_failure": None if parsed is None or parsed.failure is None else parsed.failure.value,
-        "thought_tokens": 0 if parsed is None else parsed.thought_tokens,
-        "contexts": [],
-        "think_advantage": 0.0,
-        "think_cost": 0.0,
-    }
+    return ThinkingStep(
+        step=turn.step,
+        observation=turn.observation,
+        response=turn.response,
+        action=turn.action,
+        is_action_valid=turn.is_action_valid,
+        reward=turn.reward,
+        done=turn.done,
+        num_tokens=turn.num_tokens,
+        stop_reason=turn.stop_reason.value,
+        span=(turn.start, turn.end),
+        level=None if parsed is None else parsed.level,
+        level_forced=turn.forced > 0,
+        parse_failure=None if parsed is None or parsed.failure is None else parsed.failure.value,
+        thought_tokens=0 if parsed is None else parsed.thought_tokens,
+    )
 
 
 def row_steps(rows: Sequence[Row]) -> list[list[RowStep]]:

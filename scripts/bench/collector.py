@@ -184,8 +184,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     fast, slow = (median(seconds) for seconds in found["seconds"].values())
     compared = len(played) * args.rounds
     print(
-        f"ratio {slow / fast:.2f}; "
-        f"{found['same']} of {compared} trajectories agree in every token"
+        f"ratio {slow / fast:.2f}; {found['same']} of {compared} trajectories agree in every token"
     )
 
 

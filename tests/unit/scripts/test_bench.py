@@ -42,16 +42,16 @@ def test_scoring_counts_tokens_and_compares_equal_numbers(args):
     )
     asked = [branch for row in branches for branch in row]
     assert costs["old"].tokens == sum(rows)
-    assert costs["shared"].tokens == sum(rows) + sum(len(b["token_ids"]) for b in asked)
-    contexts = sum(b["start"] + len(b["token_ids"]) for b in asked) + sum(
-        s["end"] for row in spans for s in row
+    assert costs["shared"].tokens == sum(rows) + sum(len(b.token_ids) for b in asked)
+    contexts = sum(b.start + len(b.token_ids) for b in asked) + sum(
+        s.end for row in spans for s in row
     )
     assert costs["naive"].tokens == sum(rows) + contexts
     assert all(0 < cost.wall < float("inf") for cost in costs.values())
     for row, (own, others) in enumerate(zip(spans, branches, strict=True)):
         tokens = data.batch["input_ids"][row].tolist()
-        actions = {span["step"]: tokens[span["start"] : span["end"]] for span in own}
-        assert all(b["token_ids"][b["target_start"] :] == actions[b["step"]] for b in others)
+        actions = {span.step: tokens[span.start : span.end] for span in own}
+        assert all(b.token_ids[b.target_start :] == actions[b.step] for b in others)
 
 
 def test_scoring_prints_a_table(capsys):
