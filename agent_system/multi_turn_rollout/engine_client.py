@@ -82,7 +82,7 @@ class _Awaited:
 
 
 class _Connection:
-    """Everything between this client and one worker: requests not yet sent, results not yet there."""
+    """Everything between this client and one worker: requests to be sent, results to come."""
 
     def __init__(self, worker: RolloutWorkerHandle, client: str, timeout_s: float) -> None:
         self._worker = worker

@@ -11,7 +11,8 @@ import pytest
 
 from verl.trainer.config import PPOConfig, SFTConfig
 from verl.trainer.config.compose import config_names
-from verl.trainer.config.keys import owner, schema_keys
+from verl.trainer.config.plugged import schema_keys
+from verl.utils.settings.unknown import owner
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -98,7 +98,7 @@ def test_rule_13_a_forced_level_enters_neither_entropy_nor_cost_nor_loss(
         }
         nothing |= {
             key: data.batch[key][row][own] == 0
-            for key in ("level_mask", "thinking_level_entropies")
+            for key in ("choice_mask", "thinking_level_entropies")
         }
         assert all(zero.all() for zero in nothing.values()) == record.level_forced
         assert (data.batch["step_ids"][row][own] == -1).all() == record.level_forced
@@ -108,7 +108,7 @@ def test_rule_13_a_forced_level_enters_neither_entropy_nor_cost_nor_loss(
         assert (
             thought.tokens == record.thought_tokens == len(tokenizer(thought.thought)["input_ids"])
         )
-    assert data.batch["level_mask"].sum() == seen[False]
+    assert data.batch["choice_mask"].sum() == seen[False]
 
 
 @both

@@ -7,6 +7,7 @@ comparison.
 """
 
 import copy
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.actor import ActorWorker
 
 EXACT = 1e-5
-CREDIT = ("thinking_level_entropies", "thinking_token_costs", "thinking_reweight", "level_mask")
+CREDIT = ("thinking_level_entropies", "thinking_token_costs", "thinking_reweight", "choice_mask")
 both = pytest.mark.parametrize("history", ["append", "window"])
 
 
@@ -178,9 +179,9 @@ def test_rule_05_actions_of_one_token_and_of_many_are_scored_by_their_mean(
     ).non_tensor_batch
     seen = set()
     for row, record in steps_of(data):
-        entries = [e for e in answer["branch_scores"][row] if e["step"] == record.step]
-        entries += [e for e in answer["span_scores"][row] if e["step"] == record.step]
-        assert {e["num_tokens"] for e in entries} == {
+        entries = [e for e in answer["branch_scores"][row] if e.step == record.step]
+        entries += [e for e in answer["span_scores"][row] if e.step == record.step]
+        assert {e.num_tokens for e in entries} == {
             lengths[record.action] + 1
         }  # and one token of </action>
         seen.add(record.action)
@@ -214,10 +215,14 @@ def actions_of_other_steps(data):
     """Ask for every branch's action at another step's branch of the same level."""
     branches = data.non_tensor_batch["branches"]
     every = [branch for row in branches for branch in row]
-    actions = {(b["step"], b["level"]): b["token_ids"][b["target_start"] :] for b in every}
-    for branch in every:
-        other = next(a for (step, _), a in actions.items() if step == (branch["step"] + 1) % STEPS)
-        branch["token_ids"] = [*branch["token_ids"][: branch["target_start"]], *other]
+    actions = {(b.step, b.label): b.token_ids[b.target_start :] for b in every}
+
+    def with_other_action(branch):
+        other = next(a for (step, _), a in actions.items() if step == (branch.step + 1) % STEPS)
+        return replace(branch, token_ids=[*branch.token_ids[: branch.target_start], *other])
+
+    for row in branches:
+        row[:] = [with_other_action(branch) for branch in row]
 
 
 def spans_of_other_steps(data):
@@ -225,24 +230,24 @@ def spans_of_other_steps(data):
     before it.
     """
     for row in data.non_tensor_batch["spans"]:
-        places = [(span["start"], span["end"]) for span in row]
-        shift = len(places) == 1
-        for span, (start, end) in zip(row, places[1:] + places[:1], strict=True):
-            span["start"], span["end"] = start - shift, end - shift
+        shift = len(row) == 1
+        following = zip(row, row[1:] + row[:1], strict=True)
+        row[:] = [
+            replace(span, start=other.start - shift, end=other.end - shift)
+            for span, other in following
+        ]
 
 
 def histories_of_other_steps(data):
     """Let every branch follow the row's first token instead of its own step's prompt."""
     for row in data.non_tensor_batch["branches"]:
-        for branch in row:
-            branch["start"] = 1
+        row[:] = [replace(branch, start=1) for branch in row]
 
 
 def without_the_closing_tag(data):
     """Leave out the token that tells "cabinet 1" from "cabinet 10"."""
     for row in data.non_tensor_batch["branches"]:
-        for branch in row:
-            branch["token_ids"] = branch["token_ids"][:-1]
+        row[:] = [replace(branch, token_ids=branch.token_ids[:-1]) for branch in row]
 
 
 @both
@@ -288,23 +293,21 @@ def test_rule_10_other_thoughts_give_other_scores(history, played, references, t
 
 def thoughts_left_out(data):
     """Score every branch as if its thought were empty."""
+
+    def empty(branch):
+        # the tags of level and thought are four and two tokens
+        ids = [*branch.token_ids[:4], *branch.token_ids[branch.target_start - 2 :]]
+        return replace(branch, token_ids=ids, target_start=6)
+
     for row in data.non_tensor_batch["branches"]:
-        for branch in row:
-            ids, first = branch["token_ids"], branch["target_start"]
-            branch["token_ids"] = [
-                *ids[:4],
-                *ids[first - 2 :],
-            ]  # the tags of level and thought are four and two tokens
-            branch["target_start"] = 6
+        row[:] = [empty(branch) for branch in row]
 
 
 def thoughts_rotated(data):
     """Give every level the thought of the next alternative of its step."""
-    for number, row in enumerate(data.non_tensor_batch["branches"]):
-        levels = [branch["level"] for branch in row]
-        for branch, level in zip(row, levels[1:] + levels[:1], strict=True):
-            branch["level"] = level
-        data.non_tensor_batch["branches"][number] = row
+    for row in data.non_tensor_batch["branches"]:
+        following = zip(row, row[1:] + row[:1], strict=True)
+        row[:] = [replace(branch, label=other.label) for branch, other in following]
 
 
 @both
@@ -363,7 +366,7 @@ def numbers_of(answer):
             *answer.non_tensor_batch["branch_scores"][row],
             *answer.non_tensor_batch["span_scores"][row],
         ]
-        flat = [float(value) for record in records for value in record.values()]
+        flat = [float(value) for record in records for value in astuple(record)]
         tokens = [answer.batch[key][row] for key in ("old_log_probs", "entropys")]
         rows.append(torch.cat([*tokens, torch.tensor(flat)]))
     return rows
@@ -464,13 +467,10 @@ def test_rule_13_forced_tags_enter_neither_scores_nor_costs_nor_rows(
         for context in record.contexts:
             assert context.tokens == len(tokenizer(context.thought)["input_ids"])
         tokens = real_tokens(data, row)
-        questions = [b for b in asked.non_tensor_batch["branches"][row] if b["step"] == record.step]
-        scored = [b["token_ids"][b["target_start"] :] for b in questions]
-        scored += [
-            tokens[s["start"] : s["end"]]
-            for s in asked.non_tensor_batch["spans"][row]
-            if s["step"] == record.step
-        ]
+        branches = [b for b in asked.non_tensor_batch["branches"][row] if b.step == record.step]
+        spans = [s for s in asked.non_tensor_batch["spans"][row] if s.step == record.step]
+        scored = [b.token_ids[b.target_start :] for b in branches]
+        scored += [tokens[s.start : s.end] for s in spans]
         assert [tokenizer.decode(ids) for ids in scored] == [record.action + "</action>"] * 4
     # a play without alternatives has the same rows: what was thought elsewhere is trained on
     # nowhere

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import pytest
-
 from agent_system.environments.sections import read_section, setting
 
 

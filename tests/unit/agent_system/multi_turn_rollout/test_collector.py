@@ -3,10 +3,10 @@ model.
 """
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
+from agent_system.environments.env_package.number_line.package import NumberLinePrompts
 from agent_system.environments.failure import EnvFailure
 from agent_system.environments.manager import GroupMismatch, make_envs
 from agent_system.environments.pool import PoolSession
@@ -413,11 +413,10 @@ def test_arguments_of_the_chat_template_are_in_every_prompt():
     assert len(prompts) > 1 and all(prompt.endswith("assistant\ngladly ") for prompt in prompts)
 
 
-def test_environment_without_level_prompt_is_refused(tokenizer):
+def test_environment_without_level_prompt_is_refused(tokenizer, monkeypatch):
     config = make_config(levels=True)
     group, envs, _ = make_world(tokenizer, config)
-    silent = type("Silent", (), {"asks_for_levels": False})
-    envs.package = replace(envs.package, prompts=lambda section: silent)
+    monkeypatch.setattr(NumberLinePrompts, "asks_for_levels", False)
     with pytest.raises(ValueError, match="env.levels"):
         TrajectoryCollector(config, tokenizer).multi_turn_loop(envs.gen_batch(1, 1), group, envs)
 

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("textworld")
 
+from agent_system.environments.sections import read_section
+
 from agent_system.environments.env_package.textworld import store as store_module
 from agent_system.environments.env_package.textworld.package import (
     PACKAGE,
@@ -18,7 +20,6 @@ from agent_system.environments.env_package.textworld.package import (
 )
 from agent_system.environments.env_package.textworld.store import DamagedStore
 from agent_system.environments.manager import make_envs
-from agent_system.environments.sections import read_section
 from tests.helpers.library_gold import gold
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins

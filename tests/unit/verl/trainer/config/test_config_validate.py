@@ -7,7 +7,7 @@ import pytest
 from verl.trainer.config import ConfigError, SFTConfig, load_config, to_yaml
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.problems import Names
-from verl.trainer.config.schema.algorithm import ESTIMATORS
+from verl.trainer.config.registered_names import shipped_estimators
 from verl.trainer.config.validate import find_problems, validate
 
 ACTOR = "actor_rollout_ref.actor"
@@ -218,13 +218,12 @@ def test_cold_start_plays_the_environment_of_the_run(tmp_path):
 
 def test_names_agree_with_the_registries():
     from verl.algos import kl, losses
-    from verl.trainer.config.schema.actor import KL_TYPES, LOSS_AGG_MODES, POLICY_LOSSES
-    from verl.trainer.config.schema.rollout import ENGINES
+    from verl.names import ENGINES, KL_ESTIMATORS, LOSS_AGG_MODES, POLICY_LOSSES
     from verl.trainer.launch.extensions import registered_names
 
     names = registered_names()
-    assert set(ESTIMATORS) == set(names.estimators)
+    assert set(shipped_estimators()) == set(names.estimators)
     assert set(POLICY_LOSSES) == set(names.policy_losses) and set(ENGINES) == set(names.engines)
-    assert set(KL_TYPES) == set(kl._ESTIMATORS) and set(LOSS_AGG_MODES) == set(
+    assert set(KL_ESTIMATORS) == set(kl._ESTIMATORS) and set(LOSS_AGG_MODES) == set(
         losses.LOSS_AGG_MODES
     )
