@@ -17,9 +17,11 @@ from agent_system.environments.env_package.alfworld.expert import (
 )
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.projection import project
-from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
+from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import Store, generated_tasks
 from tests.helpers.winning import plan, wins
+
+read = PACKAGE.read
 
 
 def section(tmp_path, **changes):
@@ -34,7 +36,7 @@ def section(tmp_path, **changes):
 
 def demonstration_tasks(asked):
     """The 12 games that 36 episodes are played on."""
-    return generated_tasks(AlfworldSettings.from_section(asked), "demo", 12)
+    return generated_tasks(read(asked), "demo", 12)
 
 
 def play(env, task, slack=0.0, slips=0.0, seed=0, limit=60):
@@ -66,8 +68,8 @@ def test_every_template_sentence_is_understood():
 @pytest.mark.parametrize("receptacles", [(3, 5), (8, 20)])
 def test_expert_wins_every_task_type(tmp_path, receptacles):
     asked = section(tmp_path, receptacles=receptacles)
-    env, won = PACKAGE.make(asked), Counter()
-    for task in PACKAGE.tasks(asked, "val"):
+    env, won = PACKAGE.make(read(asked)), Counter()
+    for task in PACKAGE.tasks(read(asked), "val"):
         success, _, invalid = play(env, task)
         won[task["kind"]] += success
         assert invalid == 0
@@ -81,7 +83,7 @@ def test_expert_wins_every_task_type(tmp_path, receptacles):
 )
 def test_every_task_type_is_won_through_the_collector(tmp_path, split, history, levels):
     asked = section(tmp_path, train_games=12, val_games=12)
-    env = PACKAGE.make(asked)
+    env = PACKAGE.make(read(asked))
     data = wins(
         "alfworld",
         lambda task: plan([decision.action for decision in play(env, task)[1]]),
@@ -103,9 +105,9 @@ def test_every_task_type_is_won_through_the_collector(tmp_path, split, history, 
 
 def test_slack_is_valid_and_costs_steps(tmp_path):
     asked = section(tmp_path, val_games=12)
-    env = PACKAGE.make(asked)
+    env = PACKAGE.make(read(asked))
     idle, total, shortest = 0, 0, 0
-    for task in PACKAGE.tasks(asked, "val"):
+    for task in PACKAGE.tasks(read(asked), "val"):
         shortest += len(play(env, task)[1])
         _, decisions, invalid = play(env, task, slack=0.4, seed=1)
         assert invalid == 0
@@ -118,8 +120,8 @@ def test_slack_is_valid_and_costs_steps(tmp_path):
 
 def test_slips_fail_are_named_and_do_not_mislead_the_expert(tmp_path):
     asked = section(tmp_path, val_games=18)
-    env = PACKAGE.make(asked)
-    for number, task in enumerate(PACKAGE.tasks(asked, "val")):
+    env = PACKAGE.make(read(asked))
+    for number, task in enumerate(PACKAGE.tasks(read(asked), "val")):
         won, decisions, invalid = play(env, task, slips=0.3, seed=number)
         assert won
         assert invalid == sum(decision.slip for decision in decisions)
@@ -149,7 +151,11 @@ def test_thoughts_grow_with_the_level_and_the_plan_names_the_action():
 def written(tmp_path_factory):
     root = tmp_path_factory.mktemp("demonstrations")
     asked = section(root / "games")
-    return root, asked, demonstrations.write_demonstrations(asked, root / "demos", 36, 3, 0, 0.3)
+    return (
+        root,
+        asked,
+        demonstrations.write_demonstrations(read(asked), root / "demos", 36, 3, 0, 0.3),
+    )
 
 
 def test_demonstrations_hold_balanced_levels_in_rollout_form(written):
@@ -174,7 +180,7 @@ def test_demonstrations_replay_to_a_win(written):
     _, asked, path = written
     row = json.loads(path.read_text().splitlines()[-1])
     tasks = {task["task_id"]: task for task in demonstration_tasks(asked)}
-    env, prompts = PACKAGE.make(asked), PACKAGE.prompts(asked)
+    env, prompts = PACKAGE.make(read(asked)), PACKAGE.prompts(read(asked))
     observation = env.reset(tasks[row["task_id"]], 0)
     assert row["messages"][0]["content"] == prompts.first(observation, True)
     for number, message in enumerate(row["messages"][1::2]):
@@ -190,25 +196,27 @@ def test_demonstrations_keep_to_training_floor_plans(written):
     hashes = {
         task["hash"]
         for split in ("train", "val")
-        for task in PACKAGE.tasks({**asked, "train_games": 30}, split)
+        for task in PACKAGE.tasks(read({**asked, "train_games": 30}), split)
     }
     assert hashes.isdisjoint(task["hash"] for task in demonstration_tasks(asked))
-    index = Store(AlfworldSettings.from_section(asked), "demo", 12).index()
+    index = Store(read(asked), "demo", 12).index()
     assert {game["scene"] for game in index["games"]} <= set(layout.constants().TRAIN_SCENE_NUMBERS)
 
 
 def test_demonstrations_are_used_again_and_do_not_depend_on_the_workers(written):
     root, asked, path = written
     before = path.stat().st_mtime_ns
-    assert demonstrations.write_demonstrations(asked, root / "demos", 36, 3, 0, 0.3) == path
+    assert demonstrations.write_demonstrations(read(asked), root / "demos", 36, 3, 0, 0.3) == path
     assert path.stat().st_mtime_ns == before
-    elsewhere = demonstrations.write_demonstrations(asked, root / "other", 36, 3, 2, 0.3)
+    elsewhere = demonstrations.write_demonstrations(read(asked), root / "other", 36, 3, 2, 0.3)
     assert elsewhere.name == path.name and elsewhere.read_text() == path.read_text()
 
 
 def test_demonstrations_without_levels_are_bare_actions(written):
     root, asked, path = written
-    plain = demonstrations.write_demonstrations(asked, root / "demos", 3, 3, 0, 0.0, levels=())
+    plain = demonstrations.write_demonstrations(
+        read(asked), root / "demos", 3, 3, 0, 0.0, levels=()
+    )
     assert plain != path
     message = json.loads(plain.read_text().splitlines()[0])["messages"][1]["content"]
     assert message.startswith("<action>") and project(message)[1]
@@ -216,4 +224,6 @@ def test_demonstrations_without_levels_are_bare_actions(written):
 
 def test_impossible_demonstrations_say_so(tmp_path):
     with pytest.raises(ValueError, match="levels among 1..4"):
-        demonstrations.write_demonstrations(section(tmp_path), tmp_path, 4, 0, 0, 0.3, levels=(5,))
+        demonstrations.write_demonstrations(
+            read(section(tmp_path)), tmp_path, 4, 0, 0, 0.3, levels=(5,)
+        )
