@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent_system.environments.base import Observation
+from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import (
     EnvironmentManagerBase,
     GroupMismatch,
@@ -12,7 +13,6 @@ from agent_system.environments.manager import (
     bootstrap_interval,
     make_envs,
 )
-from agent_system.environments.env_registry import env_settings
 from agent_system.environments.tasks import check_disjoint
 
 

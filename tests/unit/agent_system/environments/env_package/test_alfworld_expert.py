@@ -30,6 +30,7 @@ def section(tmp_path, **changes):
         "source": "generated",
         "val_games": 30,
         "task_types": list(TASK_TYPES),
+        "prompt": "compact",
     }
     return {**base, **changes}
 

@@ -102,9 +102,9 @@ def test_no_target_starts_where_it_is_wanted_and_no_two_places_coincide():
 
 
 def test_impossible_settings_say_so():
-    with pytest.raises(ValueError, match=r"receptacles.*\[5, 3\].*lo <= hi"):
+    with pytest.raises(ValueError, match=r"receptacles.*\[5, 3\].*2 <= fewest <= most"):
         read({"receptacles": [5, 3]})
-    with pytest.raises(ValueError, match="did you mean 'clean'"):
+    with pytest.raises(ValueError, match="did you mean clean"):
         read({"task_types": ["claen"]})
     with pytest.raises(ValueError, match="train and val"):
         store.tasks(read({}), "test")
@@ -184,10 +184,11 @@ def test_official_games_are_found_and_preferred(tmp_path, monkeypatch):
     assert sorted(task["data_source"] for task in train) == ["alfworld/heat", "alfworld/pick"]
     game = store.load_game(read(asked), train[0])
     assert set(game) >= {"pddl_domain", "grammar", "pddl_problem"}
-    assert "valid_unseen" in store.tasks(read(asked), "val")[0]["task_id"]
-    assert (
-        "valid_seen" in store.tasks(read({**asked, "val_split": "valid_seen"}), "val")[0]["task_id"]
-    )
+    unseen = {**asked, "eval_dataset": "eval_out_of_distribution"}
+    assert "valid_seen" in store.tasks(read(asked), "val")[0]["task_id"]
+    assert "valid_unseen" in store.tasks(read(unseen), "val")[0]["task_id"]
+    seen = {**unseen, "val_split": "valid_seen"}
+    assert "valid_seen" in store.tasks(read(seen), "val")[0]["task_id"]
     assert store.tasks(read(section(tmp_path)), "val")[0]["task_id"].startswith(
         "alfworld_generated/"
     )

@@ -12,9 +12,9 @@ if shutil.which("java") is None:
 
 from agent_system.environments.env_package.scienceworld.package import (
     PACKAGE,
-    SIMPLIFICATIONS,
     tasks,
 )
+from agent_system.environments.env_package.scienceworld.settings import SIMPLIFICATIONS
 from agent_system.environments.env_package.scienceworld.variations import (
     VARIATIONS,
     split_variations,

@@ -167,7 +167,7 @@ def test_webshop_keys_have_the_one_value_that_is_true_here():
     assert tasks(read({**FEW, "use_small": True, "human_goals": False}), "val") == tasks(
         read(FEW), "val"
     )
-    with pytest.raises(ValueError, match="env.shop.use_small=False: allowed: one of True"):
+    with pytest.raises(ValueError, match="env.shop.use_small=False: .*allowed: one of True"):
         tasks(read({"use_small": False}), "val")
 
 

@@ -16,10 +16,10 @@ if shutil.which("java") is None:
 from agent_system.environments.env_package.textworld_express import package
 from agent_system.environments.env_package.textworld_express.package import (
     FOLDS,
-    GAMES,
     PACKAGE,
     tasks,
 )
+from agent_system.environments.env_package.textworld_express.settings import GAMES
 from agent_system.environments.manager import make_envs
 from agent_system.environments.tasks import check_disjoint, env_section
 from tests.helpers.library_gold import gold

@@ -369,7 +369,7 @@ def test_members_of_a_group_start_alike_and_anchors_do_not_depend_on_the_order_o
 
 
 def test_the_section_is_checked():
-    with pytest.raises(ValueError, match="gamemastr.*did you mean gamemaster"):
+    with pytest.raises(ValueError, match="gamemastr.*did you mean env.twenty_questions.gamemaster"):
         package.tasks(read({"gamemastr": "openai"}), "train")
     with pytest.raises(ValueError, match="embedded"):
         package.tasks(read({"gamemaster": "oracle"}), "train")
