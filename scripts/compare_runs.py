@@ -27,7 +27,7 @@ COLUMNS = (
     "levels 1-4 after, %",
     "s/iteration",
 )
-COLORS = ("accent", "second", "level-4", "level-3", "time-5", "time-7")
+COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
 SUCCESS, TOKENS = "val/success_rate", "val/tokens_per_episode"
 
 

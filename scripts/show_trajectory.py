@@ -58,7 +58,7 @@ def context_table(turn: dict) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("level", "thought", "tokens", "cost", "log-prob", "entropy"):
         table.add_column(name, justify="left" if name == "thought" else "right")
-    for c in turn["thoughts"]:
+    for c in sorted(turn["contexts"], key=lambda context: context["level"]):
         keys = ("cost", "score_logprob", "score_entropy")
         numbers = [f"{c[key]:.2f}" if c.get(key) is not None else "" for key in keys]
         thought = Text(c["thought"] or "-", style="bold" if c.get("original") else "")
@@ -104,7 +104,7 @@ def show(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -
         console.print(Text("    " + turn.get("observation", ""), style="italic dim"))
         console.print(headline(turn))
         console.print(Text("    ") + response_text(turn))
-        if contexts and turn["thoughts"]:
+        if contexts and turn.get("contexts"):
             console.print(context_table(turn))
     legend = Text(f"{len(episode.steps)} steps, {episode.tokens} sampled tokens", style="dim")
     if episode.has_credit:

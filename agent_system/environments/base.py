@@ -12,6 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from agent_system.environments.settings import EnvSettings
 from verl.utils.settings import read_or_raise
 
+S = TypeVar("S", bound=EnvSettings)
+
 # JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str).
 Task = dict[str, Any]
 

@@ -14,6 +14,7 @@ import torch
 from agent_system.environments.base import Observation
 from agent_system.environments.env_package.number_line.package import NumberLinePrompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from rlvcr.records import ThinkingStep, ThoughtContext
 from tests.helpers.play import PLACE, make_config, make_world
 from verl.protocol import DataProto
 
@@ -87,16 +88,16 @@ def real_tokens(data: DataProto, row: int) -> list[int]:
     return data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
 
 
-def steps_of(data: DataProto) -> list[tuple[int, dict]]:
+def steps_of(data: DataProto) -> list[tuple[int, ThinkingStep]]:
     """Row number and record of every step."""
     return [
         (row, step) for row, steps in enumerate(data.non_tensor_batch["steps"]) for step in steps
     ]
 
 
-def plays_of(data: DataProto) -> dict[str, list[tuple[int, dict]]]:
+def plays_of(data: DataProto) -> dict[str, list[tuple[int, ThinkingStep]]]:
     """The steps of every trajectory in order, whatever rows they lie in."""
-    plays: dict[str, list[tuple[int, dict]]] = {}
+    plays: dict[str, list[tuple[int, ThinkingStep]]] = {}
     for row, step in steps_of(data):
         plays.setdefault(data.non_tensor_batch["traj_uid"][row], []).append((row, step))
     return plays
@@ -109,29 +110,29 @@ class Reference:
         self.model, self.tokenizer, self.history = model.eval(), tokenizer, history
         self.prompts, self._known = NumberLinePrompts({}), {}
 
-    def said_before(self, play: list[dict], step: int) -> str:
+    def said_before(self, play: list[ThinkingStep], step: int) -> str:
         """The conversation up to where the policy answers at ``step``, as text."""
         messages = [{"role": "system", "content": self.prompts.system(True)}]
-        seen = [Observation(record["observation"]) for record in play]
+        seen = [Observation(record.observation) for record in play]
         if self.history == "window":
-            past = [(record["observation"], record["action"]) for record in play[:step]]
+            past = [(record.observation, record.action) for record in play[:step]]
             messages.append(
                 {"role": "user", "content": self.prompts.window(seen[0], past, seen[step], True)}
             )
         else:
             for number in range(step + 1):
                 messages.append({"role": "user", "content": seen[number].text})
-                messages.append({"role": "assistant", "content": play[number]["response"]})
+                messages.append({"role": "assistant", "content": play[number].response})
             messages.pop()
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
 
-    def thinking(self, record: dict, context: dict) -> str:
+    def thinking(self, record: ThinkingStep, context: ThoughtContext) -> str:
         """What stands between the conversation and the action in one of a step's contexts."""
-        if context["original"]:
-            return record["response"].partition("<action>")[0] + "<action>"
-        return f"<level>{context['level']}</level><think>{context['thought']}</think><action>"
+        if context.original:
+            return record.response.partition("<action>")[0] + "<action>"
+        return f"<level>{context.level}</level><think>{context.thought}</think><action>"
 
     def measure(self, before: str, action: str) -> dict[str, float]:
         """The four scores of ``action`` and of the token that closes it, after ``before``."""
@@ -165,11 +166,8 @@ class Reference:
             records = [record for _, record in play]
             for number, record in enumerate(records):
                 before = self.said_before(records, number)
-                for context in record["contexts"]:
-                    expected = self.measure(
-                        before + self.thinking(record, context), record["action"]
-                    )
-                    found.append(
-                        max(abs(context[name] - value) for name, value in expected.items())
-                    )
+                for context in record.contexts:
+                    expected = self.measure(before + self.thinking(record, context), record.action)
+                    scores = context.to_json()
+                    found.append(max(abs(scores[name] - value) for name, value in expected.items()))
         return found

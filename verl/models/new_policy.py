@@ -53,11 +53,13 @@ def build_policy(
     """Train the tokenizer on ``texts``, initialise the model, save both to ``out_dir`` in Hugging
     Face form.
 
-    ``words`` and ``tags`` as in ``build_tokenizer``. The model has as many embeddings as the tokenizer has entries (at most ``vocab_size``), so that
-    no id without a text can be sampled. Raises ``ValueError`` where ``vocab_size`` cannot hold
-    bytes, tags and marks. Returns ``out_dir``.
+    ``words`` and ``tags`` as in ``build_tokenizer``. The model has as many embeddings as the
+    tokenizer has entries (at most ``vocab_size``), so that no id without a text can be sampled.
+    Raises ``ValueError`` where ``vocab_size`` cannot hold bytes, tags and marks. Returns
+    ``out_dir``.
     """
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
+    ids = tokenizer.get_vocab()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -70,15 +72,13 @@ def build_policy(
         rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
         tie_word_embeddings=tie_embeddings,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=ids[END],
+        pad_token_id=ids[PAD],
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config).to(torch.float32)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+        model = Qwen3ForCausalLM(config).float()
+    model.generation_config = GenerationConfig(eos_token_id=ids[END], pad_token_id=ids[PAD])
     out_dir = Path(out_dir)
     model.save_pretrained(out_dir, safe_serialization=True)
     tokenizer.save_pretrained(out_dir)

@@ -170,9 +170,7 @@ def collect(tokenizer, config, script=None, groups=2):
     collector = TrajectoryCollector(config, tokenizer)
     try:
         settings = PlaySettings.from_config(config, envs.package, is_train=True, thinking=True)
-        return collector._play(
-            envs.gen_batch(1, groups), group, envs, settings
-        ).trajectories, engine
+        return collector._play(envs.gen_batch(1, groups), group, settings).trajectories, engine
     finally:
         collector.close()
 

@@ -109,11 +109,13 @@ def test_same_seed_same_weights(tmp_path):
     import torch
     from transformers import AutoModelForCausalLM
 
-    small = {"hidden": 32, "ff": 64, "heads": 2, "kv_heads": 1}
-    paths = [
-        policy.build_policy(tmp_path / str(n), TEXTS, tags=TAGS, seed=seed, **small)
-        for n, seed in enumerate((0, 0, 1))
-    ]
+    def built_with(seed):
+        path = tmp_path / f"{seed}-{len(list(tmp_path.iterdir()))}"
+        return policy.build_policy(
+            path, TEXTS, tags=TAGS, seed=seed, hidden=32, ff=64, heads=2, kv_heads=1
+        )
+
+    paths = [built_with(seed) for seed in (0, 0, 1)]
     first, again, other = (
         AutoModelForCausalLM.from_pretrained(path).lm_head.weight for path in paths
     )

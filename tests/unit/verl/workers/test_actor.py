@@ -1,5 +1,7 @@
 """The update: what moves the weights, and that cutting a mini-batch does not change where they go."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -7,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.helpers.policy_rows import critic_config, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
+from verl.records import ChoiceBonus
 from verl.trainer.config.schema.actor import PolicyLossConfig
 from verl.trainer.ppo import core_algos
 from verl.workers import policy_loss
@@ -16,7 +19,7 @@ from verl.workers.engine_state import full_weights
 from verl.workers.mini_batches import mini_batches
 from verl.workers.rows import PADDING_ROWS, Rows
 
-LEVELS = {"level_token_ids": [20, 21, 22, 23], "level_entropy_coef": 0.5}
+CHOICE = ChoiceBonus((20, 21, 22, 23), weight=0.5, name="level")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +132,7 @@ def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
     terms = {"loss_agg_mode": mode, "entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
     terms["loss_scale_factor"] = 30.0
     data = random_rows()
-    data.meta_info |= LEVELS
+    data.meta_info["choice_bonus"] = CHOICE
     whole, metrics = gradient_of(
         actor_of(policy, ppo_micro_batch_size_per_gpu=8, **terms), data, monkeypatch
     )
@@ -209,20 +212,20 @@ def test_reference_worker_scores_and_does_not_train(policy):
         reference.update_actor(data)
 
 
-def test_level_term_spreads_the_levels(policy):
-    """It raises the entropy over the level tokens at the level positions; without it nothing moves."""
+def test_bonus_spreads_the_choice(policy):
+    """It raises the entropy over the chosen tokens where the choice is made; without it nothing moves."""
     worker, data = actor_of(policy), random_rows()
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
-    data.meta_info |= LEVELS
+    data.meta_info["choice_bonus"] = CHOICE
     first = worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"]
     for _ in range(4):
         last = worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"]
     assert first < last <= torch.tensor(4.0).log().item() + 1e-5
 
 
-def test_level_entropy_is_that_of_the_restricted_softmax(policy):
+def test_choice_entropy_is_that_of_the_restricted_softmax(policy):
     data = random_rows()
-    data.meta_info |= {**LEVELS, "level_entropy_coef": 0.0}
+    data.meta_info["choice_bonus"] = replace(CHOICE, weight=0.0)
     metrics = actor_of(policy).update_actor(data).meta_info["metrics"]
     model, batch = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32), data.batch
     with torch.no_grad():
@@ -231,9 +234,9 @@ def test_level_entropy_is_that_of_the_restricted_softmax(policy):
             attention_mask=batch["attention_mask"],
             position_ids=batch["position_ids"],
         ).logits[:, -batch["responses"].shape[1] - 1 : -1]
-    levels = logits[..., LEVELS["level_token_ids"]].log_softmax(-1)
-    entropy = -(levels.exp() * levels).sum(-1)
-    expected = entropy[batch["level_mask"].bool()].mean().item()
+    choice = logits[..., list(CHOICE.token_ids)].log_softmax(-1)
+    entropy = -(choice.exp() * choice).sum(-1)
+    expected = entropy[batch["choice_mask"].bool()].mean().item()
     assert metrics["actor/level_entropy"] == pytest.approx(expected, abs=1e-5)
 
 
