@@ -90,6 +90,12 @@ class Prompts(Protocol):
         """
 
 
+def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
+    """The observations are text, whatever the settings say."""
+    del settings  # they change nothing here
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Noise:
     """How imperfect an expert is on purpose: shares of its actions, together less than 1.
@@ -142,9 +148,9 @@ class EpisodeStart(Generic[S]):
 class Expert(Generic[S]):
     """Who can play an environment, for demonstrations.
 
-    ``tasks(settings, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are no
-    more, and never validation tasks. ``key(settings)`` is JSON-able and holds all that changes an
-    episode: settings and versions. It becomes part of the name of a file of demonstrations.
+    ``tasks(settings, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are
+    no more, and never validation tasks. ``key(settings)`` is JSON-able and holds all that changes
+    an episode: settings and versions. It becomes part of the name of a file of demonstrations.
     """
 
     start: Callable[[EpisodeStart[S]], ExpertPlayer]
@@ -157,20 +163,16 @@ class Expert(Generic[S]):
     words: Callable[[], Sequence[str]] = tuple
 
 
-def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
-    """The observations are text, whatever the settings say."""
-    return None
-
-
 @dataclass(frozen=True)
 class EnvPackage(Generic[S]):
     """Everything the agent system needs to know about one kind of environment.
 
     ``make`` is called in the worker process. ``tasks(settings, split)`` gives the tasks of
-    ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into (action,
-    well-formed?) and never raises. ``stop``: strings that end the sampling of a turn. ``images``
-    names the key that makes observations images, its value, and the value that gives text; None
-    where the observations of those settings are text.
+    ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into
+    (action, well-formed?) and never raises. ``stop``: strings that end the sampling of a turn.
+    ``images`` names the key that makes observations images, its value, and the value that gives
+    text; None where the observations of those settings are text. Who has an ``expert`` can be
+    imitated, by ``main_sft`` and the cold start.
     """
 
     name: str

@@ -106,7 +106,8 @@ class MemoPddlEnv(PddlEnv):
 
     def load(self, filename_or_data: dict[str, Any]) -> None:
         if len(_memento_cache) > FACTS:
-            _memento_cache.clear()  # TextWorld keeps every fact of every game; equality is by value, so it may go
+            # TextWorld keeps every fact of every game; equality is by value, so it may go.
+            _memento_cache.clear()
         self._game_data = filename_or_data
         self.walkthrough = filename_or_data.get("walkthrough")
         self._logic = MemoLogic(filename_or_data["pddl_domain"], filename_or_data["grammar"])
@@ -220,7 +221,7 @@ class MemoState(PddlState):
         return actions
 
     def _know(self, number: int) -> tuple[str, Any]:
-        """Name and action of an operator; both belong to the translated problem, not to the state."""
+        """Name and action of an operator: of the translated problem, not of the state."""
         label = self._operators[number].name
         name, *arguments = label.split()
         action = textworld.logic.Action(name=name, preconditions=[], postconditions=[])

@@ -23,15 +23,20 @@ from agent_system.environments.base import (
     Observation,
     Task,
 )
+from agent_system.environments.demonstrations import MAX_STEPS
 from agent_system.environments.env_package.alfworld import games, layout
 from agent_system.environments.env_package.alfworld.prompts import task_of
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import generated_tasks
 
 VERSION = 2  # of the demonstrations: raise it when the same settings would give other lines
-MAX_STEPS = 15  # of an episode, where the settings say nothing
-# Settings that shape an episode; the others say where games are kept and which are trained on.
-SHAPING = {"task_types", "receptacles", "objects", "seed", "prompt"}
+SHAPING = {
+    "task_types",
+    "receptacles",
+    "objects",
+    "seed",
+    "prompt",
+}  # settings an episode depends on
 EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
 _THING = re.compile(r"an? ([a-z]+ \d+)")
 _SENTENCES = (
@@ -294,7 +299,7 @@ class AlfworldPlayer:
         return self.rng.choice(others) if lies_here and others else here
 
 
-def start(episode: EpisodeStart) -> AlfworldPlayer:
+def start(episode: EpisodeStart[AlfworldSettings]) -> AlfworldPlayer:
     """An expert that has read the first observation, and nothing else."""
     return AlfworldPlayer(episode.first.text, episode.rng, episode.noise)
 

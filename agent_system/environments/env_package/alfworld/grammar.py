@@ -102,7 +102,7 @@ def holds(condition: str, context: dict[str, Any]) -> bool:
 
 
 def matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
-    """One context per match of ``expression``, its variables bound, in the engine's (sorted) order."""
+    """One context per match of ``expression``, variables bound, in the engine's (sorted) order."""
     entities, found = context["entity_infos"], []
     for mapping in context["state"].all_assignments(parse_query(expression), context["mapping"]):
         named = {

@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium.envs.toy_text import frozen_lake as rules
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
 from verl.utils.seeds import derive_seed
@@ -20,10 +20,14 @@ MOVES = {
     "up": (rules.UP, -1, 0),
 }
 RULES = """\
-You cross a frozen lake, one cell per move: left, down, right or up. P is you, . is ice, O is a hole, G is the goal.
+You cross a frozen lake, one cell per move: left, down, right or up. P is you, \
+. is ice, O is a hole, G is the goal.
 Reach the goal. Whoever enters a hole has lost. {ice}"""
 ICE = {
-    True: "The ice is slippery: only one move in three goes where you want, the others go to one side of it.",
+    True: (
+        "The ice is slippery: only one move in three goes where you want, "
+        "the others go to one side of it."
+    ),
     False: "The ice is not slippery: you move where you want.",
 }
 DRAWN = str.maketrans("SFH", "..O")
@@ -93,8 +97,10 @@ class FrozenLake:
         )
 
 
-def prompts(settings: LakeSettings) -> ChatPrompts:
-    """The rules of this kind of ice."""
+def prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
+    """The rules of this kind of ice, or the lake alone."""
+    if settings.prompt == "compact":
+        return CompactPrompts()
     return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
 
 

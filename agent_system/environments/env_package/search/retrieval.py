@@ -38,11 +38,12 @@ class LocalRetriever:
 
 
 class RemoteRetriever:
-    """Asks the server at ``url``, as Search-R1's answer: a POST of ``queries``, ``topk`` and ``return_scores``.
+    """Asks the server at ``url``, as Search-R1's answer: a POST of ``queries``, ``topk`` and
+    ``return_scores``.
 
-    The reply holds ``result``: for every query a list of ``{"document": {"contents": "title\\ntext"}, "score": ..}``.
-    No connection, no reply within ``timeout_s`` and the status codes 5xx and 429 are tried again, up to ``attempts``
-    times in all. Raises ``RetrievalError``.
+    The reply holds ``result``: for every query a list of ``{"document": {"contents":
+    "title\\ntext"}, "score": ..}``. No connection, no reply within ``timeout_s`` and the status
+    codes 5xx and 429 are tried again, up to ``attempts`` times in all. Raises ``RetrievalError``.
     """
 
     def __init__(self, url: str, timeout_s: float, attempts: int) -> None:

@@ -84,8 +84,10 @@ class Page:
         if self.name == "features":
             return f"Features of {self.item.title}: {', '.join(self.item.attributes)}."
         chosen = dict(self.chosen)
-        lines = [f"{option}: {', '.join(values)}" + (f" (chosen: {chosen[option]})" if option in chosen else "")
-                 for option, values in self.item.options.items()]  # fmt: skip
+        lines = []
+        for option, values in self.item.options.items():
+            choice = f" (chosen: {chosen[option]})" if option in chosen else ""
+            lines.append(f"{option}: {', '.join(values)}{choice}")
         return "\n".join([self.item.title, f"price: ${self.item.price:.2f}", *lines])
 
     def anchor(self) -> str:

@@ -27,14 +27,15 @@ NOT_ISOLATED = ("sorting",)
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
 BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
 RULES = """\
-You play a text game. Each turn you see what happened and which actions are possible. Reach the goal in as few turns \
-as you can. Copy your action exactly from the list of possible actions."""
+You play a text game. Each turn you see what happened and which actions are possible. Reach \
+the goal in as few turns as you can. Copy your action exactly from the list of possible actions."""
 
 
 class TextWorldExpressEnv:
     """One game at a time. Reward is the change of the score, which is 1.0 when the game is won."""
 
-    placement = "locked"  # one JVM answers all, one call at a time; `placement: process` gives each worker its own
+    # One JVM answers all, one call at a time; `placement: process` gives each worker its own.
+    placement = "locked"
 
     def __init__(self, settings: TextWorldExpressSettings) -> None:
         from textworld_express.constants import JAR_PATH
@@ -49,6 +50,7 @@ class TextWorldExpressEnv:
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
+        del seed  # the task says it all
         state = self._start(task)
         self._score = 0.0
         return self._observe(

@@ -51,7 +51,8 @@ class TwentyQuestionsEnv(MultistepEnv):
         **options: Any,
     ) -> None:
         self.gamemaster = EmbeddedGamemaster() if gamemaster is None else gamemaster
-        self.words, self.seed = words, seed
+        self.words = words
+        self.seed = seed
         embedded = isinstance(self.gamemaster, EmbeddedGamemaster)
         unknown = unknown_words(words or ()) if embedded else []
         if unknown:
@@ -77,6 +78,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         return game.new_game(solution, self.max_steps_per_episode)
 
     def _format_prompt(self, state: game.State, step: int) -> str:
+        del step  # the reply says it
         return state["reply"]
 
     def _step_episode(
