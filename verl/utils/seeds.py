@@ -1,4 +1,4 @@
-"""Counter-based seeds: what is drawn depends on what it is drawn for, not on what was drawn before."""
+"""Counter-based seeds: what is drawn depends on what it is for, not on what was drawn before."""
 
 import hashlib
 import json
@@ -23,6 +23,7 @@ def derive_seed(*parts: int | str | float | bool | None) -> int:
             )
     plain = [int(part) if isinstance(part, np.integer) else part for part in parts]
     digest = hashlib.blake2b(json.dumps(plain).encode("utf-8"), digest_size=8).digest()
+    # 63 bits: signed 64-bit integers are what torch and numpy take.
     return int.from_bytes(digest, "big") >> 1
 
 

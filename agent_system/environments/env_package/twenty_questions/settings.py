@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
+from agent_system.environments.env_package.twenty_questions.knowledge import unknown_words
 from agent_system.environments.settings import EnvSettings
 from verl.utils.settings import NonNegative, PositiveInt, Refusal
 
@@ -30,10 +30,9 @@ class GameSettings(EnvSettings):
 
     @model_validator(mode="after")
     def _words_are_known(self) -> "GameSettings":
-        if self.gamemaster == "embedded" and self.words:
-            unknown = sorted(set(self.words) - set(knowledge().things))
-            if unknown:
-                why = f"the embedded gamemaster does not know {', '.join(unknown)}"
-                fix = "take such words, or a gamemaster that knows them"
-                raise Refusal("words", why, "words of knowledge.txt", fix)
+        unknown = unknown_words(self.words) if self.gamemaster == "embedded" else []
+        if unknown:
+            why = f"the embedded gamemaster does not know {', '.join(unknown)}"
+            fix = "take such words, or a gamemaster that knows them"
+            raise Refusal("words", why, "words of knowledge.txt", fix)
         return self
