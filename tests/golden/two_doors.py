@@ -65,7 +65,7 @@ class DoorPrompts:
 
 def tasks(settings, split):
     """One task per split."""
-    del section
+    del settings
     return [{"task_id": f"doors-{split}", "data_source": "doors"}]
 
 

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 
 from agent_system.environments.base import Observation
-from agent_system.environments.env_package.number_line.package import NumberLinePrompts
+from agent_system.environments.env_package.number_line.package import (
+    LineSettings,
+    NumberLinePrompts,
+)
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.records import MEASURES, ThinkingStep, ThoughtContext
 from tests.helpers.play import PLACE, make_config, make_world
@@ -113,7 +116,8 @@ class Reference:
 
     def __init__(self, model, tokenizer, history: str) -> None:
         self.model, self.tokenizer, self.history = model.eval(), tokenizer, history
-        self.prompts, self._known = NumberLinePrompts({}), {}
+        self.prompts = NumberLinePrompts(LineSettings())
+        self._known: dict[tuple[str, str], dict[str, float]] = {}
 
     def said_before(self, play: list[ThinkingStep], step: int) -> str:
         """The conversation up to where the policy answers at ``step``, as text."""
