@@ -126,8 +126,8 @@ def test_more_requests_than_sequences_all_finish(policy):
 def test_the_seed_decides(engine):
     first, again = play(engine, ask(3)), play(engine, ask(3))
     other = ask(3)
-    for request in other:
-        request.seed += 1
+    for number, request in enumerate(other):
+        request.seed = 1000 + number
     assert {n: r.token_ids for n, r in first.items()} == {n: r.token_ids for n, r in again.items()}
     assert {n: r.token_ids for n, r in first.items()} != {
         n: r.token_ids for n, r in play(engine, other).items()

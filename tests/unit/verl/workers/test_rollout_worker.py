@@ -3,13 +3,14 @@
 import asyncio
 import threading
 import time
-from types import SimpleNamespace
+from collections.abc import Iterable
 
 import pytest
 
-from verl.trainer.config.schema.model import ModelConfig
+from verl.trainer.config.schema.actor import ActorRolloutRefConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout import EngineError, RolloutWorker
+from verl.workers.rollout.base import Weights
 
 
 class PaperEngine:
@@ -17,11 +18,13 @@ class PaperEngine:
     when told to.
     """
 
-    def __init__(self):
+    gives_logprobs = True
+
+    def __init__(self) -> None:
         self.policy_version = 0
         self.requests: dict[str, SamplingRequest] = {}
         self.progress: dict[str, int] = {}
-        self.weights = None
+        self.weights: Weights | None = None
         self.failures = 0  # steps that raise
         self.gate = threading.Event()  # steps wait for it
         self.gate.set()
@@ -29,16 +32,16 @@ class PaperEngine:
         self.threads: set[int] = set()
         self.asleep = False
 
-    def add(self, request):
+    def add(self, request: SamplingRequest) -> None:
         if not request.prompt_ids:
             raise ValueError("the prompt is empty")
         self.requests[request.request_id] = request
         self.progress[request.request_id] = 0
 
-    def has_work(self):
+    def has_work(self) -> bool:
         return bool(self.requests)
 
-    def step(self):
+    def step(self) -> list[SamplingResult]:
         self.threads.add(threading.get_ident())
         assert self.gate.wait(20)
         time.sleep(0.001)
@@ -53,28 +56,28 @@ class PaperEngine:
             if count >= self.requests[name].max_tokens:
                 del self.requests[name]
                 ids = list(range(count))
+                logprobs = [-1.0] * count
                 done.append(
-                    SamplingResult(
-                        name, ids, [-1.0] * count, StopReason.LENGTH, self.policy_version
-                    )
+                    SamplingResult(name, ids, logprobs, StopReason.LENGTH, self.policy_version)
                 )
         return done
 
-    def abort(self, names):
-        for name in names:
+    def abort(self, request_ids: Iterable[str]) -> None:
+        for name in request_ids:
             self.requests.pop(name, None)
 
-    def update_weights(self, weights, version):
+    def update_weights(self, weights: Weights, version: int) -> None:
         assert not self.requests
-        self.weights, self.policy_version = weights, version
+        self.weights = weights
+        self.policy_version = version
 
-    def sleep(self):
+    def sleep(self) -> None:
         self.asleep = True
 
-    def wake(self):
+    def wake(self) -> None:
         self.asleep = False
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
 
@@ -283,7 +286,8 @@ def test_sleep_and_wake_reach_the_engine():
 
 def test_an_engine_that_cannot_start_says_why():
     async def main():
-        config = SimpleNamespace(rollout=SimpleNamespace(name="vlm"), model=ModelConfig())
+        config = ActorRolloutRefConfig()
+        config.rollout.name = "vlm"
         worker = RolloutWorker(config, "nowhere")
         with pytest.raises(ValueError, match="vlm"):
             await worker.ready()
