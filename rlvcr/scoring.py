@@ -136,7 +136,7 @@ def score_rows(
     for key in ("old_log_probs", "entropys"):
         data.batch[key] = answer.batch[key]
     scores = answer.non_tensor_batch
-    table = tabulate(rows, scores["branch_scores"], scores["span_scores"], rlvcr.score)
+    table = tabulate(rows, list(scores["branch_scores"]), list(scores["span_scores"]), rlvcr.score)
     advantage, cost_share, factor = _credit(table, rlvcr)
     credit = {"thinking_level_entropies": advantage, "thinking_token_costs": cost_share}
     if rlvcr.level_bonus_w:

@@ -73,7 +73,7 @@ def case(request, pool, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(pool, tmp_path_factory):
-    """A float32 engine with tied embeddings for everything that does not depend on the precision."""
+    """A float32 engine with tied embeddings for all that does not depend on the precision."""
     directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), std=0.1)
     case = Case(pool, directory, "float32")
     case.call(remote.start, str(directory), "float32")

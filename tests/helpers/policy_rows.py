@@ -16,7 +16,7 @@ VOCAB = 300  # ids are drawn below it; every tiny policy has more
 
 
 def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
-    """An ``actor_rollout_ref`` section in float32 with one mini-batch, and ``actor`` values on top."""
+    """An ``actor_rollout_ref`` section in float32 with one mini-batch; ``actor`` values on top."""
     config = ActorRolloutRefConfig()
     config.model.path = str(path)
     config.actor.dtype = "float32"

@@ -76,7 +76,7 @@ def test_packed_scores_equal_padded_ones(policy, temperature, micro):
 
 
 def test_rows_in_one_attention_call_do_not_see_each_other(policy):
-    """Neighbours of similar length share a padded call; the numbers are those of rows on their own."""
+    """Neighbours of similar length share a padded call, with the numbers of rows on their own."""
     engine = engine_of(policy)
     rows = [torch.randint(3, 300, (length,)) for length in (20, 21, 22, 5, 60)]
     layout = layout_of_rows([len(row) for row in rows])

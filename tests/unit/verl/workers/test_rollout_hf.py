@@ -270,5 +270,5 @@ def test_unknown_engine_names_the_known_ones_and_the_nearest():
 
 def test_a_missing_vllm_names_the_extra_and_the_fallback(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
-    with pytest.raises(ImportError, match="rollout.name=hf"):
+    with pytest.raises(ImportError, match=r"rollout\.name=hf"):
         create_engine("vllm", rollout_section(), "nowhere")
