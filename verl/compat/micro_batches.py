@@ -1,7 +1,8 @@
 """Micro-batches of bounded token counts, kept for job code that cuts its own.
 
-There, ``rearrange_micro_batches`` and ``get_reverse_idx`` are imported from
-``verl.utils.seqlen_balancing``. The workers of this framework use ``verl.workers.rows.micro_batches``.
+There, ``rearrange_micro_batches`` and ``get_reverse_idx`` come from
+``verl.utils.seqlen_balancing``. The workers of this framework use
+``verl.workers.rows.micro_batches``.
 """
 
 from collections.abc import Sequence
@@ -130,9 +131,9 @@ def _agree(
 
 def _select(batch: BatchT, rows: list[int]) -> BatchT:
     index = torch.as_tensor(rows, dtype=torch.long)
-    if isinstance(batch, dict):
-        return {key: value[index] for key, value in batch.items()}
-    return batch[index]
+    if isinstance(batch, DataProto | TensorDict):
+        return batch[index]
+    return {key: value[index] for key, value in batch.items()}
 
 
 def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
