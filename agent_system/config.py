@@ -81,7 +81,7 @@ class GroupConfig(Protocol):
 
 
 class EnvConfig(Protocol):
-    """``env``; times in seconds. ``env_section`` finds the section of the environment itself."""
+    """``env``; times in seconds. ``env_settings`` reads the settings of the environment itself."""
 
     @property
     def env_name(self) -> str: ...
@@ -103,6 +103,9 @@ class EnvConfig(Protocol):
 
     @property
     def max_turn_tokens(self) -> int | None: ...
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]: ...
 
     @property
     def rollout(self) -> GroupConfig: ...
@@ -165,7 +168,7 @@ class ThinkingConfig(Protocol):
     """``algorithm.rlvcr``, as far as playing needs it."""
 
     @property
-    def enable(self) -> bool: ...
+    def enable(self) -> bool | None: ...
 
     @property
     def prompts(self) -> Mapping[Any, str]: ...

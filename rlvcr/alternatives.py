@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from rlvcr.config import ThinkingConfig
 from rlvcr.levels import ACTION_START, LEVELS, THINK_END, ForcedThought, LevelCodec, ParsedStep
-from rlvcr.settings import ThinkingConfig
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from rlvcr.config import MethodConfig, ThinkingConfig
 from rlvcr.core_rlvcr import (
     level_count_bonus,
     place_step_values,
@@ -26,7 +27,6 @@ from rlvcr.core_rlvcr import (
 from rlvcr.levels import LevelCodec
 from rlvcr.records import ThinkingStep, ThoughtContext
 from rlvcr.score_table import RowStep, ScoredSteps, build_queries, scoring_metrics, tabulate
-from rlvcr.settings import MethodConfig, ThinkingConfig
 from verl.protocol import DataProto, object_array
 from verl.records import ChoiceBonus, SegmentScore
 

@@ -1,80 +1,53 @@
-"""The part of a configuration that the method reads, whatever classes it is made of."""
+"""``algorithm.rlvcr``: credit for how much was thought. Light: the command line imports it."""
 
-from typing import Protocol
+from typing import Literal
 
+from verl.names import NormMode
+from verl.utils.settings import NonNegative, PositiveInt, Section, Share
 
-class ThinkingConfig(Protocol):
-    """``algorithm.rlvcr``."""
-
-    @property
-    def score(self) -> str: ...
-
-    @property
-    def mode(self) -> str: ...
-
-    @property
-    def combine(self) -> str: ...
-
-    @property
-    def thinking_diversity_w(self) -> float: ...
-
-    @property
-    def cost_coef(self) -> float: ...
-
-    @property
-    def cost_max(self) -> int: ...
-
-    @property
-    def std_floor(self) -> float: ...
-
-    @property
-    def level_bonus_w(self) -> float: ...
-
-    @property
-    def alternatives(self) -> str: ...
-
-    @property
-    def action_blind(self) -> bool: ...
-
-    @property
-    def expand(self) -> str: ...
-
-    @property
-    def step_fraction(self) -> float: ...
-
-    @property
-    def max_alternative_tokens(self) -> int: ...
+Score = Literal["entropy", "logprob", "prob"]
+Combination = Literal["additive", "gated", "success", "reweight"]
 
 
-class AlgorithmConfig(Protocol):
-    """``algorithm``."""
+class RLVCRSettings(Section):
+    """Credit for how much was thought: the step's action scored under four thoughts.
 
-    @property
-    def adv_estimator(self) -> str: ...
+    Defaults: the additive formula.
+    """
 
-    @property
-    def rlvcr(self) -> ThinkingConfig: ...
-
-
-class SamplingConfig(Protocol):
-    """``actor_rollout_ref.rollout``."""
-
-    @property
-    def temperature(self) -> float: ...
-
-
-class PolicyConfig(Protocol):
-    """``actor_rollout_ref``."""
-
-    @property
-    def rollout(self) -> SamplingConfig: ...
-
-
-class MethodConfig(Protocol):
-    """The whole configuration."""
-
-    @property
-    def algorithm(self) -> AlgorithmConfig: ...
-
-    @property
-    def actor_rollout_ref(self) -> PolicyConfig: ...
+    enable: bool | None = None
+    """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
+    score: Score = "entropy"
+    """score of a context: -entropy, log-prob or prob of the action"""
+    mode: NormMode = "mean_norm"
+    """whether groups of thoughts are also divided by their spread"""
+    combine: Combination = "additive"
+    """how the thinking advantage joins the advantage of the trajectory"""
+    step_advantage_w: NonNegative = 1.0
+    """w: weight of the thinking advantage"""
+    thinking_diversity_w: NonNegative = 0.5
+    """weight of the entropy over the four level digits in the loss"""
+    cost_coef: NonNegative = 0.0
+    """price of a thought of cost_max tokens, in units of the score"""
+    cost_max: PositiveInt = 64
+    """thought tokens beyond which the price stays the same"""
+    std_floor: NonNegative = 0.1
+    """smallest spread of scores that mean_std_norm divides by"""
+    alternatives: Literal["all", "one"] = "all"
+    """thoughts sampled per step: the three others or one of them"""
+    action_blind: bool = True
+    """alternatives do not see the action; false is for comparison"""
+    expand: Literal["all", "mixed_groups"] = "all"
+    """groups whose steps get alternatives"""
+    step_fraction: Share = 1.0
+    """share of steps that get alternatives"""
+    max_alternative_tokens: PositiveInt = 64
+    """longest alternative thought"""
+    collapse_patience: PositiveInt = 10
+    """warn when a level was not seen for this many updates"""
+    level_bonus_w: NonNegative = 0.0
+    """weight of the count bonus for rare levels in a group"""
+    epsilon_levels: Share = 0.0
+    """probability of a level drawn uniformly instead of by the policy"""
+    prompts: dict[str, str] = {}
+    """texts that replace the built-in description of levels 1 to 4"""

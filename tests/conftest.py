@@ -11,6 +11,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import pytest
 
+import verl.trainer.launch.extensions  # noqa: F401  (plugs in the settings of environments and method)
 from tests.helpers.shape_check import check_shapes
 
 check_shapes()

@@ -7,11 +7,15 @@ or policies.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-Task = dict[
-    str, Any
-]  # JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str)
+from agent_system.environments.settings import EnvSettings
+from verl.utils.settings import read_or_raise
+
+S = TypeVar("S", bound=EnvSettings)
+
+# JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str).
+Task = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -63,9 +67,7 @@ class Prompts(Protocol):
     """
 
     asks_for_levels: bool  # False: the package has no level prompt and RLVCR refuses it
-    shows_level_prompts: (
-        bool  # section["level_prompts"] (level -> text) replaces its descriptions; left out: False
-    )
+    shows_level_prompts: bool  # settings.level_prompts replaces its descriptions; left out: False
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""
@@ -125,11 +127,11 @@ class ExpertPlayer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeStart:
+@dataclass(frozen=True)
+class EpisodeStart(Generic[S]):
     """What an expert may know when an episode begins."""
 
-    section: Mapping[str, Any]
+    settings: S
     task: Task
     first: Observation
     rng: random.Random  # all that is left to chance is drawn from it
@@ -137,39 +139,50 @@ class EpisodeStart:
 
 
 @dataclass(frozen=True)
-class Expert:
+class Expert(Generic[S]):
     """Who can play an environment, for demonstrations.
 
-    ``tasks(section, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are no
-    more, and never validation tasks. ``key(section)`` is JSON-able and holds all that changes an
+    ``tasks(settings, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are no
+    more, and never validation tasks. ``key(settings)`` is JSON-able and holds all that changes an
     episode: settings and versions. It becomes part of the name of a file of demonstrations.
     """
 
-    start: Callable[[EpisodeStart], ExpertPlayer]
+    start: Callable[[EpisodeStart[S]], ExpertPlayer]
     levels: tuple[int, ...] = (1, 2, 3, 4)  # the thinking levels it has thoughts for
-    tasks: Callable[[Mapping[str, Any], int], list[Task]] | None = None  # None: training tasks
+    tasks: Callable[[S, int], list[Task]] | None = None  # None: training tasks
     episodes_per_task: int = 1
     version: int = 1  # raise it when the same settings would give other episodes
-    key: Callable[[Mapping[str, Any]], list[Any]] | None = None  # None: version and whole section
+    key: Callable[[S], list[Any]] | None = None  # None: version and all settings
     # What tasks can name though no demonstration says it, each word with the space before it.
     words: Callable[[], Sequence[str]] = tuple
 
 
+def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
+    """The observations are text, whatever the settings say."""
+    return None
+
+
 @dataclass(frozen=True)
-class EnvPackage:
-    """Everything the agent system needs to know about one kind of environment."""
+class EnvPackage(Generic[S]):
+    """Everything the agent system needs to know about one kind of environment.
+
+    ``make`` is called in the worker process. ``tasks(settings, split)`` gives the tasks of
+    ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into (action,
+    well-formed?) and never raises. ``stop``: strings that end the sampling of a turn. ``images``
+    names the key that makes observations images, its value, and the value that gives text; None
+    where the observations of those settings are text.
+    """
 
     name: str
-    make: Callable[
-        [dict[str, Any]], Env
-    ]  # called in the worker process with the ``env.<name>`` section as a dict
-    tasks: Callable[
-        [dict[str, Any], str], list[Task]
-    ]  # (section, "train" | "val") -> disjoint lists, stable order
-    prompts: Callable[[dict[str, Any]], Prompts]
-    project: Callable[[str], tuple[str, bool]]  # model text -> (action, well-formed?)
+    settings: type[S]
+    make: Callable[[S], Env]
+    tasks: Callable[[S, str], list[Task]]
+    prompts: Callable[[S], Prompts]
+    project: Callable[[str], tuple[str, bool]]
     stop: tuple[str, ...] = ("</action>",)
-    # The key of the section that makes observations images, its value, and the value that gives
-    # text; None where the observations of that section are text.
-    images: Callable[[dict[str, Any]], tuple[str, Any, Any] | None] = lambda section: None
-    expert: Expert | None = None  # who has one can be imitated: main_sft, cold start
+    images: Callable[[S], tuple[str, Any, Any] | None] = no_images
+    expert: Expert[S] | None = None  # who has one can be imitated: main_sft, cold start
+
+    def read(self, section: Mapping[str, Any] | None = None) -> S:
+        """The settings that ``section`` writes. Raises ``ConfigError`` naming every mistake."""
+        return read_or_raise(self.settings, section, f"env.{self.name}")

@@ -20,7 +20,7 @@ import json
 import logging
 import multiprocessing
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from agent_system.environments.base import (
     Task,
 )
 from agent_system.environments.env_registry import REGISTRY, MissingExtra, get_package, resolve
+from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils.files import atomic_write
 from verl.utils.processes import die_with_parent
@@ -46,11 +47,10 @@ from verl.utils.seeds import derive_seed
 logger = logging.getLogger(__name__)
 
 LEVELS = (1, 2, 3, 4)
-MAX_STEPS = 15  # of an episode, where the section does not say
+MAX_STEPS = 15  # of an episode, where the settings do not say
 TASKS_AT_A_TIME = 32  # that a worker is handed, at most
 TIMEOUT_S = 1800
 FACTS = ("task_id", "data_source", "kind")  # of a task that a line repeats
-Section = Mapping[str, Any]
 
 
 class NoExpert(ValueError):
@@ -59,7 +59,7 @@ class NoExpert(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes two files of demonstrations of one environment differ, besides its section."""
+    """What makes two files of demonstrations of one environment differ, besides its settings."""
 
     num_episodes: int
     seed: int
@@ -144,7 +144,7 @@ def with_expert() -> list[str]:
 
 def write_demonstrations(
     env_name: str,
-    section: Section,
+    settings: EnvSettings,
     out_dir: str | Path,
     num_episodes: int,
     seed: int = 0,
@@ -157,7 +157,7 @@ def write_demonstrations(
 
     Args:
         env_name: The environment, as the registry knows it.
-        section: Its section as a dict; ``max_steps`` in it bounds an episode.
+        settings: Its settings; ``max_steps`` in them bounds an episode.
         out_dir: Where the file goes. Its name is a hash of all that shapes it, and an existing file
             is returned at once.
         num_episodes: Episodes played. Where there are fewer tasks, each is played several times.
@@ -179,17 +179,17 @@ def write_demonstrations(
             f"{list(levels)}"
         )
     shape = Shape(num_episodes, seed, Noise(slack, slips), tuple(levels))
-    path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, section, shape)}.jsonl"
+    path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, settings, shape)}.jsonl"
     if path.exists():
         logger.info("demonstrations: re-using %s", path)
         return path
-    plan = plan_of(get_package(env_name), expert, section, shape)
-    lines = _play_all(env_name, dict(section), plan, num_workers)[:num_episodes]
+    plan = plan_of(get_package(env_name), expert, settings, shape)
+    lines = _play_all(env_name, settings, plan, num_workers)[:num_episodes]
     won = [line for line in lines if line is not None]
     if not won:
         raise ValueError(
             f"demonstrations: none of {num_episodes} episodes was won within "
-            f"{_max_steps(section)} steps; allow more (env.max_steps), or less noise (data.noise)"
+            f"{_max_steps(settings)} steps; allow more (env.max_steps), or less noise (data.noise)"
         )
     with atomic_write(path) as file:
         file.writelines(line + "\n" for line in won)
@@ -199,11 +199,11 @@ def write_demonstrations(
     return path
 
 
-def plan_of(package: EnvPackage, expert: Expert, section: Section, shape: Shape) -> list[Play]:
+def plan_of(package: EnvPackage, expert: Expert, settings: EnvSettings, shape: Shape) -> list[Play]:
     """Which task is played how often: next to each other, so that a hold-out takes few tasks."""
     repetitions = expert.episodes_per_task
     count = -(-shape.num_episodes // repetitions)
-    tasks = expert.tasks(section, count) if expert.tasks else _training_tasks(package, section)
+    tasks = expert.tasks(settings, count) if expert.tasks else _training_tasks(package, settings)
     if len(tasks) < count:
         repetitions = -(-shape.num_episodes // len(tasks))
     wanted = -(-shape.num_episodes // repetitions)
@@ -213,39 +213,43 @@ def plan_of(package: EnvPackage, expert: Expert, section: Section, shape: Shape)
     ]
 
 
-def _training_tasks(package: EnvPackage, section: Section) -> list[Task]:
+def _training_tasks(package: EnvPackage, settings: EnvSettings) -> list[Task]:
     """The training tasks in an order of their own, so that a part of them is a fair sample."""
-    tasks = package.tasks(dict(section), "train")
+    tasks = package.tasks(settings, "train")
     return sorted(tasks, key=lambda task: derive_seed("demonstrations", task["task_id"]))
 
 
-def _hash(env_name: str, expert: Expert, section: Section, shape: Shape) -> str:
-    key = expert.key(section) if expert.key else [env_name, expert.version, dict(section)]
+def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Shape) -> str:
+    key = expert.key(settings) if expert.key else _key(env_name, expert, settings)
     noise = asdict(shape.noise)
     shaping = [shape.num_episodes, shape.seed, *noise.values(), shape.levels]
     text = json.dumps([*key, *shaping], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def _key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
+    return [env_name, expert.version, settings.model_dump(mode="json")]
+
+
 def _range(levels: Sequence[int]) -> str:
     return f"{min(levels)}..{max(levels)}" if levels else "none"
 
 
-def _max_steps(section: Section) -> int:
-    return int(section.get("max_steps") or MAX_STEPS)
+def _max_steps(settings: EnvSettings) -> int:
+    return settings.max_steps or MAX_STEPS
 
 
 # ---------------------------------------------------------------------- playing
 
 
 def _play_all(
-    env_name: str, section: dict[str, Any], plan: list[Play], num_workers: int
+    env_name: str, settings: EnvSettings, plan: list[Play], num_workers: int
 ) -> list[str | None]:
     """A line per episode in the order of ``plan``; ``None`` for one that was not won."""
     # Workers import the package from where it lives: names registered at run time are not theirs.
     place = resolve(env_name).target
     if num_workers == 0:
-        return play_tasks(place, section, plan)
+        return play_tasks(place, settings, plan)
     size = max(1, min(TASKS_AT_A_TIME, -(-len(plan) // num_workers)))
     chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
     # A fork would copy the threads of torch and Ray.
@@ -253,8 +257,8 @@ def _play_all(
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
     try:
         places = [place] * len(chunks)
-        sections = [section] * len(chunks)
-        played = list(pool.map(play_tasks, places, sections, chunks, timeout=TIMEOUT_S))
+        copies = [settings] * len(chunks)
+        played = list(pool.map(play_tasks, places, copies, chunks, timeout=TIMEOUT_S))
     finally:
         # All is played, or one of them hangs: then waiting for it would be for ever.
         for process in list((pool._processes or {}).values()):
@@ -263,15 +267,15 @@ def _play_all(
     return [line for chunk in played for line in chunk]
 
 
-def play_tasks(place: str, section: dict[str, Any], plan: list[Play]) -> list[str | None]:
+def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str | None]:
     """The episodes of ``plan`` as JSON lines; ``None`` for an episode that was not won.
 
     ``place`` is the package's ``module:attribute``.
     """
     package = get_package(place)
     expert = expert_of(place)
-    env = package.make(section)
-    prompts = package.prompts(section)
+    env = package.make(settings)
+    prompts = package.prompts(settings)
     lines: list[str | None] = []
     try:
         for play in plan:
@@ -279,11 +283,11 @@ def play_tasks(place: str, section: dict[str, Any], plan: list[Play]) -> list[st
                 seed = derive_seed(play.seed, repetition)
                 first = _now(env.reset(play.task, derive_seed(seed, "env") & SEED_BITS))
                 rng = random.Random(seed)
-                player = expert.start(EpisodeStart(section, play.task, first, rng, play.noise))
+                player = expert.start(EpisodeStart(settings, play.task, first, rng, play.noise))
                 levels = drawn_levels(play.levels, rng)
                 asks = bool(play.levels)
                 episode = Episode(env, prompts, play.task, first, asks)
-                won = episode.run(player, levels, _max_steps(section))
+                won = episode.run(player, levels, _max_steps(settings))
                 lines.append(json.dumps(episode.row()) if won else None)
     finally:
         env.close()

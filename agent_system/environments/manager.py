@@ -12,12 +12,11 @@ import numpy as np
 import verl
 from agent_system.config import TasksConfig
 from agent_system.environments.base import Task
-from agent_system.environments.env_registry import get_package, missing_extra
+from agent_system.environments.env_registry import env_settings, get_package, missing_extra
 from agent_system.environments.groups import GroupMismatch, assert_same_start
 from agent_system.environments.tasks import (
     SEED_BITS,
     check_disjoint,
-    env_section,
     epoch_order,
     panel_digest,
     panel_of,
@@ -52,11 +51,11 @@ class EnvironmentManagerBase(VectorisedPlay):
         self.env_config = config.env
         self.shuffle = config.data.shuffle
         self.split = split
-        self.section = env_section(config.env)
+        self.settings = env_settings(config.env)
         self.package = get_package(config.env.env_name)
         self.group_size = config.env.rollout.n
         try:
-            self.tasks = list(self.package.tasks(self.section, split))
+            self.tasks = list(self.package.tasks(self.settings, split))
         except ModuleNotFoundError as error:
             raise missing_extra(config.env.env_name, error) from error
         self.panel = panel_of(self.tasks, config.env.val_tasks) if split == "val" else []
@@ -65,7 +64,7 @@ class EnvironmentManagerBase(VectorisedPlay):
         if not self.tasks:
             raise ValueError(
                 f"environment {config.env.env_name!r} has no {split} tasks; "
-                f"its section: {self.section}"
+                f"its settings: {self.settings!r}"
             )
         self._order: tuple[tuple[int | str, ...], list[int]] = (
             (),

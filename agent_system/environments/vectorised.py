@@ -20,6 +20,7 @@ from agent_system.config import EnvConfig
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.groups import assert_same_start
 from agent_system.environments.pool import EnvironmentPool, PoolSession
+from agent_system.environments.settings import EnvSettings
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
@@ -35,7 +36,7 @@ class VectorisedPlay:
     """
 
     env_config: EnvConfig
-    section: dict[str, Any]
+    settings: EnvSettings
     package: EnvPackage
     _driver: "LockStepDriver | None" = None
 
@@ -48,7 +49,7 @@ class VectorisedPlay:
         """
         rows = gen_batch.non_tensor_batch
         if self._driver is None:
-            self._driver = LockStepDriver(self.env_config, self.section)
+            self._driver = LockStepDriver(self.env_config, self.settings)
         observations = self._driver.reset(rows["task"].tolist(), rows["env_seed"].tolist())
         starts = [(observation.text, observation.state) for observation in observations]
         assert_same_start(rows["uid"].tolist(), starts)
@@ -102,9 +103,9 @@ class LockStepDriver:
     environment from reset to reset.
     """
 
-    def __init__(self, env_config: EnvConfig, section: dict[str, Any]) -> None:
+    def __init__(self, env_config: EnvConfig, settings: EnvSettings) -> None:
         self._env_config = env_config
-        self._section = section
+        self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, daemon=True, name="environment-manager"
@@ -161,7 +162,7 @@ class LockStepDriver:
         workers = min(config.num_workers, rows)
         self._pool = EnvironmentPool(
             config.env_name,
-            self._section,
+            self._settings,
             workers,
             envs_per_worker=-(-rows // workers),  # rounded up
             reset_timeout_s=config.reset_timeout_s,

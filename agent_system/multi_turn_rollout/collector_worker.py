@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.config import EnvConfig
-from agent_system.environments.env_registry import get_package
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.pool import EnvironmentPool
-from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
     RolloutWorkerHandle,
@@ -90,7 +89,7 @@ class CollectorWorker:
         self._engine: TokenSource = EngineClient(rollout_workers, name)
         self._pool = EnvironmentPool(
             env_config.env_name,
-            env_section(env_config),
+            env_settings(env_config),
             env_config.num_workers,
             env_config.envs_per_worker,
             env_config.reset_timeout_s,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agent_system.config import CollectorConfig, EnvConfig
 from agent_system.environments.base import EnvPackage, Prompts
-from agent_system.environments.tasks import env_section
+from agent_system.environments.env_registry import env_settings
 from agent_system.tokens.conversation import Limits
 from rlvcr.alternatives import AlternativeSettings
 from rlvcr.levels import level_prompts
@@ -106,10 +106,10 @@ class PlaySettings:
 
     def prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
         """How ``package`` speaks to the policy."""
-        section = env_section(env_config)
+        settings = env_settings(env_config)
         if self.level_prompts:
-            section = section | {"level_prompts": self.level_prompts}
-        return package.prompts(section)
+            settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
+        return package.prompts(settings)
 
 
 def asks_for_levels(config: CollectorConfig) -> bool:
@@ -126,7 +126,7 @@ def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:
     """
     if not asks_for_levels(config):
         return
-    prompts = package.prompts(env_section(config.env))
+    prompts = package.prompts(env_settings(config.env))
     where = f"env.env_name={config.env.env_name!r}"
     if not prompts.asks_for_levels:
         raise ValueError(

@@ -17,9 +17,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from agent_system.config import CollectorConfig
-from agent_system.environments.env_registry import get_package
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.groups import assert_same_start
-from agent_system.environments.tasks import env_section
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -329,7 +328,7 @@ def refuse_images(config: CollectorConfig) -> None:
     """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy
     cannot see.
     """
-    found = get_package(config.env.env_name).images(env_section(config.env))
+    found = get_package(config.env.env_name).images(env_settings(config.env))
     if found is None:
         return
     key, value, text_value = found

@@ -5,6 +5,7 @@ the red door.
 import re
 
 from agent_system.environments.base import EnvPackage, Observation
+from agent_system.environments.settings import EnvSettings
 
 ACTION = re.compile(r"<action>(.*?)</action>")
 
@@ -17,8 +18,8 @@ class TwoDoors:
 
     placement = "inline"
 
-    def __init__(self, section) -> None:
-        del section
+    def __init__(self, settings) -> None:
+        del settings
         self.looked = False
 
     def reset(self, task, seed):
@@ -43,8 +44,8 @@ class DoorPrompts:
 
     asks_for_levels = True
 
-    def __init__(self, section) -> None:
-        del section
+    def __init__(self, settings) -> None:
+        del settings
 
     def system(self, levels):
         return "Level, think, act." if levels else "Act."
@@ -59,7 +60,7 @@ class DoorPrompts:
         return "".join(f"{seen} {action}. " for seen, action in history) + observation.text
 
 
-def tasks(section, split):
+def tasks(settings, split):
     """One task per split."""
     return [{"task_id": f"doors-{split}", "data_source": "doors"}]
 
@@ -70,4 +71,11 @@ def project(text):
     return (found[1], True) if found else (text, False)
 
 
-PACKAGE = EnvPackage("two_doors", TwoDoors, tasks, DoorPrompts, project)
+PACKAGE = EnvPackage(
+    name="two_doors",
+    settings=EnvSettings,
+    make=TwoDoors,
+    tasks=tasks,
+    prompts=DoorPrompts,
+    project=project,
+)

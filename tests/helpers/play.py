@@ -3,6 +3,8 @@ target.
 """
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from agent_system.environments.manager import make_envs
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -18,7 +20,7 @@ class Group:
     ``score(data)`` stands for ``compute_log_prob``.
     """
 
-    def __init__(self, engines, score=None) -> None:
+    def __init__(self, engines: Sequence[ScriptedEngine], score: Any = None) -> None:
         self.rollout_workers = engines
         self.compute_log_prob = score
 

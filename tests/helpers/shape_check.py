@@ -6,7 +6,12 @@
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
-CHECKED_MODULES = ["verl.algos", "verl.utils.torch_functional"]
+CHECKED_MODULES = [
+    "rlvcr.core_rlvcr",
+    "rlvcr.thinking",
+    "verl.algos",
+    "verl.utils.torch_functional",
+]
 
 # What jaxtyping puts on every function of these modules. The numeric tower lets an int stand for a
 # float, as Python's own type checkers do.

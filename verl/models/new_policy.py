@@ -53,9 +53,10 @@ def build_policy(
     """Train the tokenizer on ``texts``, initialise the model, save both to ``out_dir`` in Hugging
     Face form.
 
-    ``words`` and ``tags`` as in ``build_tokenizer``. The model has as many embeddings as the tokenizer has entries (at most ``vocab_size``), so that
-    no id without a text can be sampled. Raises ``ValueError`` where ``vocab_size`` cannot hold
-    bytes, tags and marks. Returns ``out_dir``.
+    ``words`` and ``tags`` as in ``build_tokenizer``. The model has as many embeddings as the
+    tokenizer has entries (at most ``vocab_size``), so that no id without a text can be sampled.
+    Raises ``ValueError`` where ``vocab_size`` cannot hold bytes, tags and marks. Returns
+    ``out_dir``.
     """
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
     ids = tokenizer.get_vocab()

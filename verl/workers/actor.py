@@ -133,7 +133,7 @@ class ActorWorker(TrainingWorker):
         # through the model. Copies are the last rows, so that the numbers of the others hold.
         rows = Rows(data, self.device_name)
         data = drop_padding(data)
-        loss = PolicyLoss(section, _bonus(data), self.device_name)
+        loss = self._policy_loss(data)
         step = int(data.meta_info.get("global_step", self.updates))
         records: list[StepRecord] = []
         tokens = 0
@@ -152,6 +152,12 @@ class ActorWorker(TrainingWorker):
         self.updates += 1
         metrics = update_metrics("actor", records, tokens, time.perf_counter() - started)
         return DataProto(meta_info={"metrics": metrics})
+
+    def _policy_loss(self, data: DataProto) -> PolicyLoss:
+        # a bonus needs both: what the choice is, and the tokens at which it is made
+        marked = CHOICE_MASK in data.tensor_keys()
+        bonus: ChoiceBonus | None = data.meta_info.get("choice_bonus") if marked else None
+        return PolicyLoss(self.config.actor, bonus, self.device_name)
 
     def _share(
         self, loss: PolicyLoss, rows: Rows, data: DataProto, whole: Denominators, index: list[int]
@@ -207,8 +213,3 @@ def _scoring_limits(section: ScoringSection) -> Limits:
         section.log_prob_micro_batch_size_per_gpu,
         section.log_prob_max_token_len_per_gpu,
     )
-
-
-def _bonus(data: DataProto) -> ChoiceBonus | None:
-    """The bonus that the batch asks for, where it also says at which tokens."""
-    return data.meta_info.get("choice_bonus") if CHOICE_MASK in data.tensor_keys() else None

@@ -1,7 +1,10 @@
 """FSDP2 model engine: shard, run, step, save. The same code for gloo on CPUs and NCCL on GPUs, for
 one rank and many.
 
-    rows ──pack──▶ [1, T] tokens ──forward──▶ scores ──loss──▶ backward ──(last micro-batch)──▶ clip, AdamW, schedule
+    rows ──pack──▶ [1, T] tokens ──forward──▶ scores ──loss──▶ backward
+                                                                  │ last micro-batch
+                                                                  ▼
+                                                        clip, AdamW, schedule
 
 Master weights are float32. With ``dtype=bfloat16`` the layers compute in bfloat16 and gradients are
 reduced in float32.

@@ -1,11 +1,19 @@
-"""What the entry points ask about a config before anything starts; what answers is imported by the
-call.
+"""What the packages above the framework add to it, joined where the entry points find it.
+
+Importing this module plugs the environments' settings and the method's into the configuration; that
+is light. What is asked for by a call is imported by the call.
 """
 
 from collections.abc import Collection
 
+from verl.trainer.config.plugged import plug
 from verl.trainer.config.problems import Names
 from verl.trainer.config.schema import PPOConfig
+from verl.trainer.launch.environments import ENVIRONMENTS
+from verl.trainer.launch.method import METHOD
+
+plug(ENVIRONMENTS)
+plug(METHOD)
 
 
 def registered_names() -> Names:

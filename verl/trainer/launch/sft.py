@@ -7,7 +7,6 @@ Messages become tokens exactly as in a rollout with ``append`` history, so what 
 what is sampled there.
 """
 
-import dataclasses
 import logging
 import tempfile
 import time
@@ -23,8 +22,7 @@ from agent_system.environments.demonstrations import (
     expert_of,
     write_demonstrations,
 )
-from agent_system.environments.env_registry import get_package
-from agent_system.environments.tasks import env_section
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.bridge import ChatBridge
 from rlvcr.levels import TAGS
 from verl.models.export import hf_names, save_hf, tied_names
@@ -33,7 +31,6 @@ from verl.models.loader import load_causal_lm
 from verl.models.new_policy import build_policy
 from verl.models.policy import PolicyModel
 from verl.record.run_dir import RunDirectory
-from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.sft.progress import SFTProgress
 from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, plan_batches, read_records, token_row
@@ -42,6 +39,7 @@ from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
 from verl.utils.seeds import derive_seed, seed_everything
+from verl.utils.settings import ConfigError
 from verl.utils.threads import available_cpus
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
@@ -89,7 +87,7 @@ def train_and_save(
         trainer.seed,
         data.shuffle,
     )
-    optim = dataclasses.replace(cfg.optim, total_training_steps=len(batches))
+    optim = cfg.optim.model_copy(update={"total_training_steps": len(batches)})
     lm = load_causal_lm(
         source,
         trust_remote_code=cfg.model.trust_remote_code,
@@ -146,7 +144,7 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
     check_expert(cfg)
     path = write_demonstrations(
         cfg.env.env_name,
-        env_section(cfg.env),
+        env_settings(cfg.env),
         data.data_dir,
         num_episodes=data.episodes + data.val_episodes,
         seed=cfg.env.seed,

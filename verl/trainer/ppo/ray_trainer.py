@@ -28,7 +28,6 @@ from verl.algos import (
 from verl.protocol import DataProto
 from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig
-from verl.trainer.config.typed import lookup
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.interfaces import (
     Checkpoints,
@@ -40,6 +39,7 @@ from verl.trainer.ppo.interfaces import (
 )
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+from verl.utils.settings import lookup
 from verl.utils.timing import Stopwatch
 from verl.utils.torch_functional import last_selected, masked_mean
 

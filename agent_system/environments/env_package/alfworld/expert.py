@@ -11,8 +11,7 @@ what was tried, the plan.
 
 import random
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -30,6 +29,9 @@ from agent_system.environments.env_package.alfworld.settings import AlfworldSett
 from agent_system.environments.env_package.alfworld.store import generated_tasks
 
 VERSION = 2  # of the demonstrations: raise it when the same settings would give other lines
+MAX_STEPS = 15  # of an episode, where the settings say nothing
+# Settings that shape an episode; the others say where games are kept and which are trained on.
+SHAPING = {"task_types", "receptacles", "objects", "seed", "prompt"}
 EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
 _THING = re.compile(r"an? ([a-z]+ \d+)")
 _SENTENCES = (
@@ -297,18 +299,17 @@ def start(episode: EpisodeStart) -> AlfworldPlayer:
     return AlfworldPlayer(episode.first.text, episode.rng, episode.noise)
 
 
-def demonstration_tasks(section: Mapping[str, Any], count: int) -> list[Task]:
+def demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
     """``count`` generated games of their own, in training floor plans, whatever ``source`` says."""
-    return generated_tasks(AlfworldSettings.from_section(section), "demo", count=count)
+    return generated_tasks(settings, "demo", count=count)
 
 
-def demonstration_key(section: Mapping[str, Any]) -> list[Any]:
+def demonstration_key(settings: AlfworldSettings) -> list[Any]:
     """What shapes an episode: not where games are stored, nor which ones are trained on."""
-    settings = asdict(AlfworldSettings.from_section(section))
-    for name in ("data_dir", "train_games", "val_games", "source", "val_split"):
-        del settings[name]
+    shaping = settings.model_dump(mode="json", include=SHAPING)
+    shaping["max_steps"] = settings.max_steps or MAX_STEPS
     versions = [VERSION, games.GENERATOR, EPISODES_PER_GAME, metadata.version("alfworld")]
-    return [*versions, settings]
+    return [*versions, shaping]
 
 
 EXPERT = Expert(

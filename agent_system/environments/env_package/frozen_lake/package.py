@@ -1,8 +1,6 @@
 """FrozenLake: gymnasium's rules on generated maps, in text."""
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +9,7 @@ from gymnasium.envs.toy_text import frozen_lake as rules
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
-from agent_system.environments.sections import read_section, setting
+from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
 from verl.utils.seeds import derive_seed
 
 NAME = "frozen_lake"
@@ -33,20 +31,6 @@ VAL_SHARE = 5  # one map in five may be held out
 PATIENCE = 300  # draws without a new map before giving up: small lakes have few different ones
 
 
-@dataclass(frozen=True)
-class LakeSettings:
-    """``env.frozen_lake``: the lake's ``size`` in cells, the share of its cells that is ``frozen``,
-    how many maps.
-    """
-
-    size: int = setting(4, low=3, high=16)
-    frozen: float = setting(0.8, low=0.6, high=0.95)  # below, hardly a lake can be crossed
-    slippery: bool = setting(False)
-    train_maps: int = setting(1000, low=1)
-    val_maps: int = setting(128, low=1)
-    map_seed: int = setting(0, low=0)
-
-
 class FrozenLake:
     """Reward 1.0 on the goal, else 0.0; done on the goal and in a hole. The caller limits the
     number of steps.
@@ -57,8 +41,8 @@ class FrozenLake:
 
     placement = "inline"
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
-        self.settings = read_section(LakeSettings, section, NAME)
+    def __init__(self, settings: LakeSettings) -> None:
+        self.settings = settings
         self._lake: rules.FrozenLakeEnv | None = None
         self._map: tuple[str, ...] = ()
 
@@ -109,19 +93,19 @@ class FrozenLake:
         )
 
 
-def prompts(section: Mapping[str, Any]) -> ChatPrompts:
+def prompts(settings: LakeSettings) -> ChatPrompts:
     """The rules of this kind of ice."""
-    return ChatPrompts(
-        RULES.format(ice=ICE[read_section(LakeSettings, section, NAME).slippery]), example="down"
-    )
+    return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+def tasks(settings: LakeSettings, split: str) -> list[Task]:
     """Different maps, each with a way to the goal; fewer than asked for where the lake is too small
     for more.
     """
-    return [{"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
-            for rows in _maps(read_section(LakeSettings, section, NAME))[split]]  # fmt: skip
+    return [
+        {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
+        for rows in _maps(settings)[split]
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -153,4 +137,12 @@ def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
             return tuple(map("".join, board))
 
 
-PACKAGE = EnvPackage(NAME, FrozenLake, tasks, prompts, project, expert=EXPERT)
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=LakeSettings,
+    make=FrozenLake,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+    expert=EXPERT,
+)

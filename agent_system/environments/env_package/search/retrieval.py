@@ -1,5 +1,6 @@
 """Where documents come from: BM25 over the world, or a retrieval server over HTTP."""
 
+import json
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -60,7 +61,7 @@ class RemoteRetriever:
             ) from error
 
     def _post(self, question: dict[str, Any]) -> Any:
-        import requests
+        import httpx
         import tenacity
 
         again = tenacity.Retrying(
@@ -71,16 +72,23 @@ class RemoteRetriever:
         )
         try:
             return again(self._ask, question)
-        except requests.RequestException as error:
+        except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
             tries = again.statistics["attempt_number"]
             raise self._error(
                 f"gave no answer in {tries} attempts ({type(error).__name__}: {error})"
             ) from error
 
     def _ask(self, question: dict[str, Any]) -> Any:
-        import requests
+        import httpx
 
-        reply = requests.post(self.url, json=question, timeout=self.timeout_s)
+        reply = httpx.post(
+            self.url,
+            # Encoded here: httpx cannot send half a surrogate pair, which a policy may have written.
+            content=json.dumps(question).encode(),
+            headers={"Content-Type": "application/json"},
+            timeout=self.timeout_s,
+            follow_redirects=True,
+        )
         reply.raise_for_status()
         return reply.json()
 
@@ -90,11 +98,15 @@ class RemoteRetriever:
 
 def _may_pass(error: BaseException) -> bool:
     """Whether it is worth asking again."""
-    import requests
+    import httpx
 
-    if isinstance(error, requests.HTTPError):
-        return error.response.status_code >= 500 or error.response.status_code == 429
-    return isinstance(error, (requests.ConnectionError, requests.Timeout))
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        return status >= 500 or status == 429
+    return isinstance(
+        error,
+        (httpx.NetworkError, httpx.ProxyError, httpx.RemoteProtocolError, httpx.TimeoutException),
+    )
 
 
 def _passage(contents: str) -> Passage:

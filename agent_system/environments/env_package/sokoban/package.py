@@ -1,6 +1,5 @@
 """Sokoban as the agent system sees it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
@@ -15,8 +14,7 @@ from agent_system.environments.env_package.sokoban.levels import (
     levels,
     moved,
 )
-from agent_system.environments.env_package.sokoban.settings import IMAGES, NAME, SokobanSettings
-from agent_system.environments.sections import read_section
+from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
 from verl.utils.seeds import derive_seed
 
 RULES = """\
@@ -38,8 +36,8 @@ class Sokoban:
 
     placement = "inline"
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
-        self.settings = read_section(SokobanSettings, section, NAME)
+    def __init__(self, settings: SokobanSettings) -> None:
+        self.settings = settings
         self._size = (0, 0)
         self._floor: set[Cell] = set()
         self._targets: tuple[Cell, ...] = ()
@@ -94,28 +92,41 @@ class Sokoban:
             self._size, self._floor, self._targets, (self._player, tuple(self._boxes))
         )
         info = {"admissible_actions": [move for move, step in MOVES.items() if self._free(step)]}
-        if self.settings.mode in IMAGES:
+        if self.settings.shows_images:
             return Observation(said + IMAGE, render.image(level, self.settings.tile), level, info)
         return Observation(said + render.text(level), anchor=level, info=info)
 
 
-def prompts(section: Mapping[str, Any]) -> ChatPrompts:
+def prompts(settings: SokobanSettings) -> ChatPrompts:
     """The rules, and how the room is shown."""
-    mode = read_section(SokobanSettings, section, NAME).mode
-    return ChatPrompts(RULES.format(legend=LEGENDS[mode in IMAGES]), example="up")
+    return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+def tasks(settings: SokobanSettings, split: str) -> list[Task]:
     """Levels; ``solution`` is a shortest one and is shown to nobody."""
-    found = levels(read_section(SokobanSettings, section, NAME))[split]
-    return [{"task_id": f"{NAME}/{derive_seed(canonical(level)):x}", "data_source": NAME, "level": level,
-             "solution": list(solution)} for level, solution in found]  # fmt: skip
+    return [
+        {
+            "task_id": f"{NAME}/{derive_seed(canonical(level)):x}",
+            "data_source": NAME,
+            "level": level,
+            "solution": list(solution),
+        }
+        for level, solution in levels(settings)[split]
+    ]
 
 
-def images(section: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+def images(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
     """The key that makes observations images, as ``EnvPackage.images`` asks for it."""
-    mode = read_section(SokobanSettings, section, NAME).mode
-    return ("mode", mode, "text") if mode in IMAGES else None
+    return ("mode", settings.mode, "text") if settings.shows_images else None
 
 
-PACKAGE = EnvPackage(NAME, Sokoban, tasks, prompts, project, images=images, expert=EXPERT)
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=SokobanSettings,
+    make=Sokoban,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+    images=images,
+    expert=EXPERT,
+)

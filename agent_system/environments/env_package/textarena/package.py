@@ -1,20 +1,20 @@
 """TextArena: guess a number, cross a frozen lake, put out the lights, break a code.
 
 These are the single-player games of TextArena that need no download, differ from start to start and
-draw nothing after the start. Section keys are those of ``Settings``; a task is a start of a game,
-named by what it holds, and every fourth start (by hash) belongs to validation.
+draw nothing after the start. A task is a start of a game, named by what it holds, and every fourth
+start (by hash) belongs to validation.
 """
 
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
-from agent_system.environments.sections import read_section, setting
+from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 
 NAME = "textarena"
 RULES = """\
@@ -71,26 +71,6 @@ GAMES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Settings:
-    """``max_turns`` ends a game as lost; the other numbers shape the game whose name they fit."""
-
-    game: str = setting("GuessTheNumber", choices=tuple(GAMES))
-    max_turns: int = setting(20, low=1)
-    max_number: int = setting(100, low=8)
-    size: int = setting(4, low=3, high=9)
-    num_holes: int = setting(3, low=1)
-    code_length: int = setting(4, low=2)
-    num_numbers: int = setting(6, low=2)
-    train_games: int = setting(200, low=1)
-    val_games: int = setting(50, low=1)
-    list_actions: bool = setting(False)
-
-    def options(self) -> dict[str, Any]:
-        """What TextArena's game is made with."""
-        return {key: getattr(self, key) for key in GAMES[self.game].options}
-
-
 class TextArenaEnv:
     """One game at a time. Reward is 1.0 when it is won, else 0.0; ``info["score"]`` is what
     TextArena itself gives.
@@ -101,17 +81,18 @@ class TextArenaEnv:
 
     placement = "inline"
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
+    def __init__(self, settings: TextArenaSettings) -> None:
         import textarena
 
         self._make = textarena.make
-        self.settings = read_section(Settings, section, NAME)
-        self.kind = GAMES[self.settings.game]
+        self.settings = settings
+        self.kind = GAMES[settings.game]
+        self._options = {key: getattr(settings, key) for key in self.kind.options}
         self.game: Any = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
-        self.game = self._make(self.kind.env_id, **self.settings.options())
+        self.game = self._make(self.kind.env_id, **self._options)
         before = random.getstate()
         try:
             self.game.reset(
@@ -154,10 +135,10 @@ class TextArenaEnv:
         return Observation("\n".join([*said, last]).strip(), anchor=anchor, info=info)
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
     """Up to ``train_games`` or ``val_games`` different starts."""
-    settings = read_section(Settings, section, NAME)
-    env, source = TextArenaEnv(section), f"{NAME}/{settings.game}"
+    env = TextArenaEnv(settings)
+    source = f"{NAME}/{settings.game}"
     wanted = settings.val_games if split == "val" else settings.train_games
     found: dict[str, Task] = {}
     for number in range(TRIES * wanted):
@@ -175,11 +156,17 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     return list(found.values())
 
 
-def prompts(section: Mapping[str, Any]) -> Prompts:
+def prompts(settings: TextArenaSettings) -> Prompts:
     """How to write a move; the game's own rules are its first observation."""
-    settings = read_section(Settings, section, NAME)
     example = GAMES[settings.game].example
     return ChatPrompts(RULES, example, list_actions=settings.list_actions, keep_first=True)
 
 
-PACKAGE = EnvPackage(NAME, TextArenaEnv, tasks, prompts, project)
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=TextArenaSettings,
+    make=TextArenaEnv,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+)

@@ -48,7 +48,7 @@ def _spoken(attribute: str) -> str:
 
 def start(episode: EpisodeStart) -> ThinkingPlayer:
     """An expert that knows which words can be the secret one in training."""
-    words = game.words_of("train", [str(word) for word in episode.section.get("words") or ()])
+    words = game.words_of("train", episode.settings.words)
     noise = episode.noise
     player = Player(words, episode.rng, careless=noise.slack, hasty=noise.slips)
     return ThinkingPlayer(player)

@@ -1,14 +1,7 @@
-"""Twenty questions as an environment package: ``env.env_name=twenty_questions``.
-
-Keys of ``env.twenty_questions``: ``words`` (list; default: the shipped table), ``max_steps``,
-``gamemaster`` (``embedded`` or ``openai``) and, for the latter, ``base_url``, ``model``,
-``api_key_env``, ``timeout_s``, ``attempts``.
-"""
+"""Twenty questions as an environment package: ``env.env_name=twenty_questions``."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
@@ -20,8 +13,7 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
     EmbeddedGamemaster,
     Gamemaster,
 )
-from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
-from agent_system.environments.sections import read_section, setting
+from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 
 RULES = """We play twenty questions. Find out my word with yes/no questions. I answer Yes, No or I don't know.
 Guess with the word in square brackets: [word]. A wrong guess ends the game."""
@@ -37,35 +29,6 @@ _ASKING = ThreadPoolExecutor(
 )  # starts a thread when it is needed
 
 
-@dataclass(frozen=True)
-class GameSettings:
-    """``env.twenty_questions`` without ``words``; all but ``gamemaster`` are of the server that
-    ``openai`` names.
-    """
-
-    gamemaster: str = setting("embedded", choices=("embedded", "openai"))
-    base_url: str = setting("")
-    model: str = setting("")
-    api_key_env: str = setting("OPENAI_API_KEY")
-    timeout_s: float = setting(6.0, low=0)  # all attempts together are within env.step_timeout_s
-    attempts: int = setting(4, low=1)
-
-
-def read_settings(section: Mapping[str, Any]) -> tuple[GameSettings, list[str]]:
-    """Settings and secret words of ``section``.
-
-    Raises ``ValueError`` for unknown keys, and for words that the embedded gamemaster does not
-    know.
-    """
-    settings = read_section(
-        GameSettings, {k: v for k, v in section.items() if k != "words"}, "twenty_questions"
-    )
-    words = [str(word) for word in section.get("words") or ()]
-    if settings.gamemaster == "embedded":
-        check_words(words)
-    return settings, words
-
-
 def make_gamemaster(settings: GameSettings) -> Gamemaster:
     """The gamemaster that the settings name.
 
@@ -77,19 +40,13 @@ def make_gamemaster(settings: GameSettings) -> Gamemaster:
         OpenAIGamemaster,
     )
 
-    server = asdict(settings)
-    del server["gamemaster"]
-    return OpenAIGamemaster(**server)
-
-
-def check_words(words: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless the embedded gamemaster knows all ``words``."""
-    unknown = sorted(set(words) - set(knowledge().things))
-    if unknown:
-        raise ValueError(
-            f"the embedded gamemaster does not know {', '.join(unknown)}; take words of knowledge.txt, or a gamemaster "
-            "that knows them"
-        )
+    return OpenAIGamemaster(
+        base_url=settings.base_url,
+        model=settings.model,
+        api_key_env=settings.api_key_env,
+        timeout_s=settings.timeout_s,
+        attempts=settings.attempts,
+    )
 
 
 class TwentyQuestionsGame:
@@ -100,9 +57,9 @@ class TwentyQuestionsGame:
 
     placement = "inline"
 
-    def __init__(self, section: dict[str, Any]) -> None:
-        self.gamemaster = make_gamemaster(read_settings(section)[0])
-        self.max_steps = int(section.get("max_steps") or game.MAX_STEPS)
+    def __init__(self, settings: GameSettings) -> None:
+        self.gamemaster = make_gamemaster(settings)
+        self.max_steps = settings.max_steps or game.MAX_STEPS
         self.state: game.State = {}
         if getattr(self.gamemaster, "remote", False):
             self.step = self._step_elsewhere
@@ -146,7 +103,8 @@ class TwentyQuestionsPrompts(ChatPrompts):
     guess.
     """
 
-    def __init__(self, section: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: GameSettings | None = None) -> None:
+        del settings  # the game is always told in the same words
         super().__init__(RULES, example="Is it alive?")
 
     def system(self, levels: bool) -> str | None:
@@ -154,15 +112,11 @@ class TwentyQuestionsPrompts(ChatPrompts):
         return f"{RULES}\n{LEVELS if levels else PLAIN}"
 
 
-def tasks(section: dict[str, Any], split: str) -> list[Task]:
-    """One task per word; a quarter of the words is held out for ``val``.
-
-    Raises ``ValueError`` for a wrong section.
-    """
-    _, words = read_settings(section)
+def tasks(settings: GameSettings, split: str) -> list[Task]:
+    """One task per word; a quarter of the words is held out for ``val``."""
     return [
         {"task_id": f"twenty_questions/{word}", "data_source": "twenty_questions", "solution": word}
-        for word in game.words_of(split, words)
+        for word in game.words_of(split, settings.words)
     ]
 
 
@@ -177,10 +131,11 @@ def project(text: str) -> tuple[str, bool]:
 
 
 PACKAGE = EnvPackage(
-    "twenty_questions",
-    TwentyQuestionsGame,
-    tasks,
-    TwentyQuestionsPrompts,
-    project,
+    name="twenty_questions",
+    settings=GameSettings,
+    make=TwentyQuestionsGame,
+    tasks=tasks,
+    prompts=TwentyQuestionsPrompts,
+    project=project,
     expert=EXPERT,
 )

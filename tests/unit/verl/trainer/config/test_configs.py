@@ -85,6 +85,6 @@ def test_base_configs_ship_beside_the_schema():
 
 def test_the_plan_counts_the_logits_that_are_computed_at_once():
     from verl.models.token_scores import MAX_LOGITS
-    from verl.trainer.config.plan import LOGITS_AT_ONCE
+    from verl.trainer.config.plan import MAX_LOGITS as counted
 
-    assert LOGITS_AT_ONCE == MAX_LOGITS
+    assert counted == MAX_LOGITS
