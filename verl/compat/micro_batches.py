@@ -6,7 +6,7 @@ There, ``rearrange_micro_batches`` and ``get_reverse_idx`` come from
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -129,7 +129,7 @@ def _agree(
     return balanced if fits else _split_to(parts, int(most))
 
 
-def _select(batch: BatchT, rows: list[int]) -> BatchT:
+def _select(batch: Any, rows: list[int]) -> Any:  # one of BatchT, as it came
     index = torch.as_tensor(rows, dtype=torch.long)
     if isinstance(batch, DataProto | TensorDict):
         return batch[index]
