@@ -3,7 +3,7 @@ re-tokenising anything.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 _PROBE = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
 
@@ -15,9 +15,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
-    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool) -> str: ...
+    # Any: transformers says str | list[str] for both.
+    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool) -> Any: ...
 
-    def convert_ids_to_tokens(self, ids: int) -> str | None: ...
+    def convert_ids_to_tokens(self, ids: int) -> Any: ...
 
 
 def _byte_level_alphabet() -> dict[str, int]:
