@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from rlvcr.level_metrics import CollapseWatch, level_metrics
+from rlvcr.names import COMBINES
 from rlvcr.thinking import (
     MODES,
     SCORES,
@@ -61,8 +62,6 @@ __all__ = [
     "thinking_price",
     "thinking_reweight",
 ]
-
-COMBINES = ("additive", "gated", "success", "reweight")
 
 
 def combine_advantages(

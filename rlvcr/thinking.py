@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from rlvcr.levels import LEVELS
+from rlvcr.names import SCORES
 from verl.algos import choose, factorize, group_mean_std
+from verl.names import NORM_MODES
 
-MODES = ("mean_norm", "mean_std_norm")
-SCORES = ("entropy", "logprob", "prob")
+MODES = NORM_MODES
 NUM_LEVELS = len(LEVELS)
 
 

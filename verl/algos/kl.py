@@ -5,8 +5,9 @@ coefficient.
 from torch import Tensor
 
 from verl.algos.algorithm_registry import choose
+from verl.names import KLEstimator
 
-_ESTIMATORS = {
+_ESTIMATORS: dict[KLEstimator, str] = {
     "kl": "k1",
     "k1": "k1",
     "abs": "abs",

@@ -73,7 +73,7 @@ def write(path: Path, records: Iterable[dict[str, Any]]) -> int:
     partial = path.with_name(f".{path.name}.partial")
     count = 0
     with partial.open("w", encoding="utf-8") as file:
-        for count, record in enumerate(records, start=1):  # noqa: B007  the count is the result
+        for count, record in enumerate(records, start=1):
             file.write(dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())
