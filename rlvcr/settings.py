@@ -2,11 +2,9 @@
 
 from typing import Literal
 
+from rlvcr.names import Combination, Score
 from verl.names import NormMode
 from verl.utils.settings import NonNegative, PositiveInt, Section, Share
-
-Score = Literal["entropy", "logprob", "prob"]
-Combination = Literal["additive", "gated", "success", "reweight"]
 
 
 class RLVCRSettings(Section):
