@@ -50,14 +50,17 @@ class Env(Protocol):
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start the episode that ``task`` and ``seed`` determine completely."""
+        ...
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Play one projected action; return observation, reward, done, info (``won``,
         ``is_action_valid``).
         """
+        ...
 
     def close(self) -> None:
         """Free what the environment holds."""
+        ...
 
 
 class Prompts(Protocol):
@@ -71,12 +74,15 @@ class Prompts(Protocol):
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""
+        ...
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first user message of an episode (``append`` history)."""
+        ...
 
     def turn(self, observation: Observation) -> str:
         """Every later user message (``append`` history)."""
+        ...
 
     def window(
         self,
@@ -88,6 +94,10 @@ class Prompts(Protocol):
         """The whole user message of a step (``window`` history); ``history`` holds (observation,
         action) texts.
         """
+        ...
+
+
+S = TypeVar("S", bound=EnvSettings)
 
 
 def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
@@ -133,7 +143,7 @@ class ExpertPlayer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EpisodeStart(Generic[S]):
     """What an expert may know when an episode begins."""
 
@@ -183,7 +193,7 @@ class EnvPackage(Generic[S]):
     project: Callable[[str], tuple[str, bool]]
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
-    expert: Expert[S] | None = None  # who has one can be imitated: main_sft, cold start
+    expert: Expert[S] | None = None
 
     def read(self, section: Mapping[str, Any] | None = None) -> S:
         """The settings that ``section`` writes. Raises ``ConfigError`` naming every mistake."""

@@ -47,7 +47,7 @@ class ChatPrompts:
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation."""
-        del levels  # both variants read the same
+        del levels  # the system message asks for them
         return self._with_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
@@ -59,12 +59,12 @@ class ChatPrompts:
         first: Observation,
         history: Sequence[tuple[str, str]],
         observation: Observation,
-        levels: bool,  # noqa: ARG002  of Prompts
+        levels: bool,
     ) -> str:
         """The remembered turns, without their images, then the present; before them the first text
         where it is kept.
         """
-        del levels  # both variants read the same
+        del levels  # the system message asks for them
         shown = [observation.text, *(seen for seen, _ in history)]
         parts = [first.text] if self.keep_first and first.text not in shown else []
         for seen, action in history:

@@ -220,15 +220,15 @@ def _training_tasks(package: EnvPackage, settings: EnvSettings) -> list[Task]:
 
 
 def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Shape) -> str:
-    key = (
-        expert.key(settings)
-        if expert.key
-        else [env_name, expert.version, settings.model_dump(mode="json")]
-    )
+    key = expert.key(settings) if expert.key else _key(env_name, expert, settings)
     noise = asdict(shape.noise)
     shaping = [shape.num_episodes, shape.seed, *noise.values(), shape.levels]
     text = json.dumps([*key, *shaping], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
+    return [env_name, expert.version, settings.model_dump(mode="json")]
 
 
 def _range(levels: Sequence[int]) -> str:
@@ -257,8 +257,8 @@ def _play_all(
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
     try:
         places = [place] * len(chunks)
-        shared = [settings] * len(chunks)
-        played = list(pool.map(play_tasks, places, shared, chunks, timeout=TIMEOUT_S))
+        copies = [settings] * len(chunks)
+        played = list(pool.map(play_tasks, places, copies, chunks, timeout=TIMEOUT_S))
     finally:
         # All is played, or one of them hangs: then waiting for it would be for ever.
         for process in list((pool._processes or {}).values()):

@@ -30,13 +30,8 @@ from agent_system.environments.env_package.alfworld.settings import AlfworldSett
 from agent_system.environments.env_package.alfworld.store import generated_tasks
 
 VERSION = 2  # of the demonstrations: raise it when the same settings would give other lines
-SHAPING = {
-    "task_types",
-    "receptacles",
-    "objects",
-    "seed",
-    "prompt",
-}  # settings an episode depends on
+# Settings that shape an episode; the others say where games are kept and which are trained on.
+SHAPING = {"task_types", "receptacles", "objects", "seed", "prompt"}
 EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
 _THING = re.compile(r"an? ([a-z]+ \d+)")
 _SENTENCES = (
@@ -246,7 +241,7 @@ class AlfworldPlayer:
         places = [place for place in self.room if cls(place) == wanted]
         if not places:
             raise ValueError(f"there is no {wanted} in {self.room}")
-        if self.home in places:
+        if self.home is not None and self.home in places:
             return self.home
         opened = [place for place in places if place in self.seen]
         return self.rng.choice(opened or places)

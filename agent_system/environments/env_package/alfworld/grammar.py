@@ -29,7 +29,8 @@ _compiled = functools.lru_cache(maxsize=1024)(
 
 @functools.lru_cache(maxsize=16)
 def _parse_document(text: str) -> tuple[dict, dict]:
-    actions, grammar = pddl_logic._parse_and_convert(text, rule_name="pddlStart")
+    parsed: Any = pddl_logic._parse_and_convert(text, rule_name="pddlStart")
+    actions, grammar = parsed
     return actions, dict(grammar._rules)
 
 

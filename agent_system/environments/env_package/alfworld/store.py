@@ -161,8 +161,9 @@ class Store:
             game = json.loads(line)
             intact = games.content_hash(game) == entry["hash"]
         except (ValueError, KeyError):
+            game = None
             intact = False
-        if not intact:
+        if game is None or not intact:
             raise DamagedStore(
                 f"game {number} of {folder} does not match its hash: delete the folder to renew it"
             )

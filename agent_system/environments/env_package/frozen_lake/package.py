@@ -47,7 +47,7 @@ class FrozenLake:
 
     def __init__(self, settings: LakeSettings) -> None:
         self.settings = settings
-        self._lake: rules.FrozenLakeEnv | None = None
+        self._lake: Any = None  # gymnasium's, once a map is known
         self._map: tuple[str, ...] = ()
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -108,9 +108,10 @@ def tasks(settings: LakeSettings, split: str) -> list[Task]:
     """Different maps, each with a way to the goal; fewer than asked for where the lake is too small
     for more.
     """
+    maps = _maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
-        for rows in _maps(settings)[split]
+        for rows in maps
     ]
 
 

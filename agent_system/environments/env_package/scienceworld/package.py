@@ -50,7 +50,7 @@ class ScienceWorldEnv:
         self.settings = settings
         options = tuple(self.settings.java_options.split())
         self._jvm = jvm.attach(NAME, JAR_PATH, self.settings.heap_mb, options)
-        self._server = self._jvm.new("scienceworld.runtime.pythonapi.PythonInterface")
+        self._server: Any = self._jvm.new("scienceworld.runtime.pythonapi.PythonInterface")
         self._score = 0.0
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
@@ -70,7 +70,8 @@ class ScienceWorldEnv:
         text = UNKNOWN if action == REPLAY else self._server.step(action)
         points = self._server.getScore()
         score = min(max(points, 0.0), 1.0)
-        reward, self._score = score - self._score, score
+        reward = score - self._score
+        self._score = score
         done = points < 0 or bool(self._server.getCompleted())
         observation = self._observe(text)
         valid = not text.startswith(UNKNOWN)

@@ -56,9 +56,9 @@ class Shop:
             else ("", "")
         )
         if verb == "click" and target == BUY and BUY in self._page.clickable():
-            reward = score(self._page.item, dict(self._page.chosen), self._goal)
+            reward = score(self._page.product, dict(self._page.chosen), self._goal)
             observation = Observation(
-                f"You bought {self._page.item.title}.", anchor=f"{self._anchor()} | bought"
+                f"You bought {self._page.product.title}.", anchor=f"{self._anchor()} | bought"
             )
             return observation, reward, True, {"won": reward == 1.0, "is_action_valid": True}
         valid = self._do(verb, target)

@@ -112,6 +112,7 @@ def prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
 
 def tasks(settings: SokobanSettings, split: str) -> list[Task]:
     """Levels; ``solution`` is a shortest one and is shown to nobody."""
+    found = levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
             "task_id": f"{NAME}/{derive_seed(canonical(level)):x}",
@@ -119,7 +120,7 @@ def tasks(settings: SokobanSettings, split: str) -> list[Task]:
             "level": level,
             "solution": list(solution),
         }
-        for level, solution in levels(settings)[split]
+        for level, solution in found
     ]
 
 

@@ -43,7 +43,7 @@ class TextWorldExpressEnv:
         options = tuple(settings.java_options.split())
         shared = settings.game not in NOT_ISOLATED
         self._jvm = jvm.attach(NAME, JAR_PATH, settings.heap_mb, options, shared=shared)
-        self._server = self._jvm.new("textworldexpress.runtime.PythonInterface")
+        self._server: Any = self._jvm.new("textworldexpress.runtime.PythonInterface")
         self._loaded: tuple[str, str] | None = None
         self._score = 0.0
         self._possible: list[str] = []
@@ -67,7 +67,8 @@ class TextWorldExpressEnv:
         }  # upper case matters in "1mL of oil"
         valid = action.lower() in spelled
         state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
-        reward, self._score = state["score"] - self._score, state["score"]
+        reward = state["score"] - self._score
+        self._score = state["score"]
         won = bool(state["tasksuccess"])
         observation = self._observe(state, state["observation"].strip())
         observation.info |= {"won": won, "is_action_valid": valid, "score": self._score}
@@ -161,7 +162,7 @@ def tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
     import textworld_express  # noqa: F401  (a missing package is found before anything starts)
 
     jvm.find_java(NAME)
-    made = _different_games(settings)
+    made = _different_games(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
     return [dict(task) for task in made["val" if split == "val" else "train"]]
 
 

@@ -51,8 +51,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         **options: Any,
     ) -> None:
         self.gamemaster = EmbeddedGamemaster() if gamemaster is None else gamemaster
-        self.words = words
-        self.seed = seed
+        self.words, self.seed = words, seed
         embedded = isinstance(self.gamemaster, EmbeddedGamemaster)
         unknown = unknown_words(words or ()) if embedded else []
         if unknown:

@@ -67,7 +67,7 @@ class TwentyQuestionsGame:
         self.max_steps = settings.max_steps or game.MAX_STEPS
         self.state: game.State = {}
         if getattr(self.gamemaster, "remote", False):
-            self.step = self._step_elsewhere
+            self.step = self._step_elsewhere  # pyright: ignore[reportAttributeAccessIssue]  awaited
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Think of ``task["solution"]``; the seed changes nothing, the task says it all."""
@@ -101,8 +101,9 @@ class TwentyQuestionsGame:
 
     def close(self) -> None:
         """Close the connection to a server."""
-        if getattr(self.gamemaster, "remote", False):
-            self.gamemaster.close()
+        close = getattr(self.gamemaster, "close", None)
+        if close is not None:
+            close()
 
 
 class TwentyQuestionsPrompts(ChatPrompts):
