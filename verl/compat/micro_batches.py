@@ -1,11 +1,12 @@
 """Micro-batches of bounded token counts, kept for job code that cuts its own.
 
-There, ``rearrange_micro_batches`` and ``get_reverse_idx`` are imported from
-``verl.utils.seqlen_balancing``. The workers of this framework use ``verl.workers.rows.micro_batches``.
+There, ``rearrange_micro_batches`` and ``get_reverse_idx`` come from
+``verl.utils.seqlen_balancing``. The workers of this framework use
+``verl.workers.rows.micro_batches``.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -128,11 +129,11 @@ def _agree(
     return balanced if fits else _split_to(parts, int(most))
 
 
-def _select(batch: BatchT, rows: list[int]) -> BatchT:
+def _select(batch: Any, rows: list[int]) -> Any:  # one of BatchT, as it came
     index = torch.as_tensor(rows, dtype=torch.long)
-    if isinstance(batch, dict):
-        return {key: value[index] for key, value in batch.items()}
-    return batch[index]
+    if isinstance(batch, DataProto | TensorDict):
+        return batch[index]
+    return {key: value[index] for key, value in batch.items()}
 
 
 def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:

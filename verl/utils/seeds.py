@@ -8,7 +8,7 @@ import random
 import numpy as np
 
 
-def derive_seed(*parts: int | str | float | bool | None) -> int:
+def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
     """A seed in [0, 2**63) that depends on ``parts`` alone: same parts, same seed, on every
     machine.
 

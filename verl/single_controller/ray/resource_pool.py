@@ -117,7 +117,8 @@ class RayResourcePool:
                 raise WorkerTimeoutError(
                     f"resource pool {self.name_prefix!r}: {count} x {bundle} on one node not "
                     f"granted in {self.timeout_s:g} s; free in the cluster: {free}. "
-                    "Ask for fewer devices, raise ray_init.num_cpus, or shut down groups that hold resources"
+                    "Ask for fewer devices, raise ray_init.num_cpus, or shut down groups that "
+                    "hold resources"
                 )
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
 

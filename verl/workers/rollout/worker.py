@@ -57,8 +57,8 @@ class RolloutWorker:
     ``config`` is the section ``actor_rollout_ref``; ``engine`` replaces the one it describes (in
     tests). Every request yields exactly one result unless its client aborts: what the engine
     refuses, what takes more than ``request_timeout_s``, and what runs while the engine raises, ends
-    as ``StopReason.ABORT`` with ``info["error"]``. After ``MAX_FAILURES`` failing steps in a row, or
-    while one hangs, calls raise ``EngineError``.
+    as ``StopReason.ABORT`` with ``info["error"]``. After ``MAX_FAILURES`` failing steps in a row,
+    or while one hangs, calls raise ``EngineError``.
     """
 
     def __init__(

@@ -20,8 +20,9 @@ from agent_system.environments.env_package.textworld_express.package import (
     tasks,
 )
 from agent_system.environments.env_package.textworld_express.settings import GAMES
+from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
-from agent_system.environments.tasks import check_disjoint, env_section
+from agent_system.environments.tasks import check_disjoint
 from tests.helpers.library_gold import gold
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
@@ -111,8 +112,8 @@ def rooms_of(env, task):
 
 
 def test_no_game_comes_up_twice_with_the_params_of_the_config(env):
-    section = env_section(load_config("textworld_express").env)
-    train, val = tasks(read(section), "train"), tasks(read(section), "val")
+    settings = env_settings(load_config("textworld_express").env)
+    train, val = tasks(settings, "train"), tasks(settings, "val")
     check_disjoint(train, val)
     assert len(train) > 500 and len(val) > 500
     contents = [rooms_of(env, task) for task in train[:150] + val[:150]]

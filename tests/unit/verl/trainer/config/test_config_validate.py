@@ -7,7 +7,6 @@ import pytest
 from verl.trainer.config import ConfigError, SFTConfig, load_config, read_config, to_yaml
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.problems import Names
-from verl.trainer.config.registered_names import shipped_estimators
 from verl.trainer.config.validate import find_problems, validate
 
 ACTOR = "actor_rollout_ref.actor"
@@ -221,11 +220,11 @@ def test_cold_start_plays_the_environment_of_the_run(tmp_path):
 
 def test_names_agree_with_the_registries():
     from verl.algos import kl, losses
-    from verl.names import ENGINES, KL_ESTIMATORS, LOSS_AGG_MODES, POLICY_LOSSES
+    from verl.names import ENGINES, ESTIMATORS, KL_ESTIMATORS, LOSS_AGG_MODES, POLICY_LOSSES
     from verl.trainer.launch.extensions import registered_names
 
     names = registered_names()
-    assert set(shipped_estimators()) == set(names.estimators)
+    assert set(ESTIMATORS) == set(names.estimators)
     assert set(POLICY_LOSSES) == set(names.policy_losses) and set(ENGINES) == set(names.engines)
     assert set(KL_ESTIMATORS) == set(kl._ESTIMATORS) and set(LOSS_AGG_MODES) == set(
         losses.LOSS_AGG_MODES
