@@ -79,7 +79,8 @@ class FrozenLake:
         return divmod(int(self._lake.s), len(self._map))
 
     def _possible(self) -> list[str]:
-        (row, column), size = self._place(), len(self._map)
+        row, column = self._place()
+        size = len(self._map)
         inside = {
             m
             for m, (_, down, right) in MOVES.items()
@@ -140,7 +141,8 @@ def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
             ["F" if draw.random() < settings.frozen else "H" for _ in range(size)]
             for _ in range(size)
         ]
-        board[0][0], board[-1][-1] = "S", "G"
+        board[0][0] = "S"
+        board[-1][-1] = "G"
         if rules.is_valid(board, size):
             return tuple(map("".join, board))
 
