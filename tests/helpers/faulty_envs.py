@@ -8,13 +8,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from agent_system.environments.base import EnvPackage, Observation
 from agent_system.environments.env_package.number_line import package as number_line
-from agent_system.environments.env_package.number_line.package import NumberLineEnv
+from agent_system.environments.env_package.number_line.package import (
+    NumberLineEnv,
+    NumberLinePrompts,
+)
+from agent_system.environments.env_package.number_line.settings import LineSettings
+from agent_system.environments.settings import EnvSettings
 
 
 def fail():
@@ -55,18 +62,25 @@ RETURNS = {
 }
 
 
+class FaultySettings(EnvSettings):
+    """What goes wrong when an environment is made."""
+
+    start_s: float = 0.0
+    fail_start: bool = False
+    missing: bool = False
+
+
 class FaultyEnv:
     """Counts its steps; an action named in ``DEEDS`` or ``RETURNS``, or ``child``, misbehaves."""
 
     placement = "process"
 
-    def __init__(self, section):
-        self.section = section
+    def __init__(self, settings: FaultySettings) -> None:
         self.steps = 0
-        time.sleep(section.get("start_s", 0))
-        if section.get("fail_start"):
+        time.sleep(settings.start_s)
+        if settings.fail_start:
             raise OSError("no such engine")
-        if section.get("missing"):
+        if settings.missing:
             raise ModuleNotFoundError("No module named 'no_such_engine'", name="no_such_engine")
 
     def reset(self, task, seed):
@@ -183,9 +197,16 @@ def tasks(section, split):
     return [{"task_id": f"{split}-{i}", "data_source": "faulty"} for i in range(4)]
 
 
-def package(make):
+def package(make: Callable[[FaultySettings], Any]) -> EnvPackage[FaultySettings]:
     """A package around ``make`` whose prompts nobody asks for."""
-    return EnvPackage("faulty", make, tasks, lambda section: None, lambda text: (text, True))
+    return EnvPackage(
+        name="faulty",
+        settings=FaultySettings,
+        make=make,
+        tasks=tasks,
+        prompts=lambda settings: NumberLinePrompts(LineSettings()),
+        project=lambda text: (text, True),
+    )
 
 
 PACKAGE = package(FaultyEnv)
