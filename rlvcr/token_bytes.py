@@ -9,13 +9,16 @@ _PROBE = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</act
 
 
 class Tokenizer(Protocol):
-    """What the codec needs of a tokenizer of transformers."""
+    """What the codec needs of a tokenizer of transformers.
+
+    What is Any is a text or a list of them there: a text for one list of ids or one id, None for an
+    id without an entry.
+    """
 
     def get_added_vocab(self) -> dict[str, int]: ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
-    # Any: transformers says str | list[str] for both.
     def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool) -> Any: ...
 
     def convert_ids_to_tokens(self, ids: int) -> Any: ...

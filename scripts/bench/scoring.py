@@ -1,8 +1,10 @@
-"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
+r"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
 thought.
 
-    python scripts/bench/scoring.py                                  # a policy of the quickstart's size, random weights
-    python scripts/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 --dtype bfloat16 --device cuda
+    # a policy of the quickstart's size, random weights
+    python scripts/bench/scoring.py
+    python scripts/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 --dtype bfloat16 \
+        --device cuda
 
 For each context length the same batch is put through three passes, in turn, ``--repeats`` times;
 the fastest of each counts. *old*: the old-log-prob pass alone. *shared*: the same pass with every
@@ -198,8 +200,8 @@ def largest_difference(shared, naive) -> float:
 
 
 HEADER = """\
-| context | steps | tokens: old / shared / naive | wall s: old / shared / naive | CPU s: old / shared / naive \
-| naive / shared: tokens, wall, CPU | shared / old: tokens, wall, **per real token** | difference |
+| context | steps | tokens: old / shared / naive | wall s: old / shared / naive \
+| CPU s: old / shared / naive | naive / shared: tokens, wall, CPU | shared / old: tokens, wall, **per real token** | difference |
 |---|---|---|---|---|---|---|---|"""
 
 
@@ -214,7 +216,8 @@ def table_row(context: int, data: DataProto, costs: dict[str, Cost], difference:
         " / ".join(f"{cost.tokens:,}" for cost in costs.values()),
         " / ".join(f"{cost.wall:.2f}" for cost in costs.values()),
         " / ".join(f"{cost.cpu:.2f}" for cost in costs.values()),
-        f"{naive.tokens / shared.tokens:.1f}, {naive.wall / shared.wall:.1f}, {naive.cpu / shared.cpu:.1f}",
+        f"{naive.tokens / shared.tokens:.1f}, {naive.wall / shared.wall:.1f}, "
+        f"{naive.cpu / shared.cpu:.1f}",
         f"{shared.tokens / old.tokens:.2f}, {shared.wall / old.wall:.2f}, **{per_token:.2f}**",
         f"{difference:.0e}",
     ]
@@ -246,7 +249,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     engine = make_engine(args)
     size = sum(parameter.numel() for parameter in engine.module.parameters())
     print(
-        f"{size / 1e6:.1f} million parameters, {args.dtype} on {engine.device}, {args.threads} threads\n\n{HEADER}"
+        f"{size / 1e6:.1f} million parameters, {args.dtype} on {engine.device}, "
+        f"{args.threads} threads\n\n{HEADER}"
     )
     for context in args.contexts:
         print(table_row(context, *measure(engine, context, args)), flush=True)

@@ -19,7 +19,7 @@ from mutmut.mutation.pragma_handling import IgnoredCode
 TEXT_CALLS = {"TypeVar", "NewType", "ParamSpec", "getLogger", "warn", "cast"}
 LOGGERS = {"logger", "log", "logging"}
 # `strict` of zip guards against mistakes elsewhere; `device` and `non_blocking` change nothing
-# without an accelerator.
+# without an accelerator, nor does `x.to(y.device)`.
 GUARDS = {"strict", "device", "non_blocking"}
 
 
@@ -126,6 +126,8 @@ class _Visitor(MutationVisitor):
             return True
         if isinstance(node, cst.Call) and _is_text_call(node.func):
             return True
+        if isinstance(node, cst.Assign) and _is_device(node.value):
+            return True
         if isinstance(node, cst.Arg) and node.keyword and node.keyword.value in GUARDS:
             return True
         if isinstance(node, cst.If) and _name(node.test) == "TYPE_CHECKING":
@@ -161,9 +163,17 @@ def _text_only(before: cst.CSTNode, after: cst.CSTNode) -> bool:
         return _is_text(before.value)
     if not (isinstance(before, cst.Call) and isinstance(after, cst.Call)):
         return False
+    if _is_device(before.args[0].value):
+        return True
     kept = {id(argument) for argument in after.args}
     gone = [argument for argument in before.args if id(argument) not in kept]
     return any(_is_text_argument(argument) for argument in gone)
+
+
+def _is_device(node: cst.BaseExpression) -> bool:
+    """Whether ``node`` is ``device`` or ``x.device``."""
+    attribute = node.attr.value if isinstance(node, cst.Attribute) else _name(node)
+    return attribute == "device"
 
 
 def _is_text_argument(argument: cst.Arg) -> bool:

@@ -17,7 +17,9 @@ PAGE = ROOT / "docs" / "mutants.md"
 
 @dataclass(frozen=True)
 class Result:
-    """One mutant's fate: ``killed``, ``timeout``, ``died`` or ``survived``."""
+    """One mutant's fate: ``killed``, ``timeout``, ``died`` (all three: noticed), ``survived``, or
+    ``broken`` where it could not be played.
+    """
 
     key: str
     fate: str
@@ -54,7 +56,8 @@ class Results:
         for mutant in mutants:
             result = self.get(mutant)
             outdated = result is not None and result.tests_hash != tests_hash
-            if result is None or (result.fate == "survived" and outdated):
+            fate = None if result is None else result.fate
+            if fate in (None, "broken") or (fate == "survived" and outdated):
                 waiting.append(mutant)
         return waiting
 
@@ -127,7 +130,7 @@ def row_of(module: str, mutants: Sequence[Mutant], results: Results) -> Row:
     unknown = 0
     for mutant in mutants:
         result = results.get(mutant)
-        if result is None:
+        if result is None or result.fate == "broken":
             unknown += 1
         elif result.fate == "survived":
             survivors.append(mutant)

@@ -5,6 +5,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# Modules without anything to mutate: names and annotations.
+NAMES_ONLY = {"__init__.py", "shapes.py"}
+
 # Imported once, before anything is forked. None of them may start threads or import the packages.
 LIBRARIES = (
     "beartype",
@@ -32,7 +35,7 @@ class Target:
     def files(self) -> list[Path]:
         """The modules that exist, sorted."""
         found = {path for pattern in self.modules for path in ROOT.glob(pattern)}
-        return sorted(path for path in found if path.name != "__init__.py")
+        return sorted(path for path in found if path.name not in NAMES_ONLY)
 
     def test_paths(self) -> list[str]:
         """The test files and folders that exist, relative to the checkout."""

@@ -11,8 +11,7 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
+from importlib.machinery import SourceFileLoader
 
 import pytest
 
@@ -156,7 +155,8 @@ def play_functions(
 def _work(warm: Warm, mutant: Mutant, tests: list[str]) -> Callable[[], Outcome]:
     def work() -> Outcome:
         silence()
-        swap(mutant, warm.functions)
+        if not swap(mutant, warm.functions):
+            return ("broken", "no function of this process has the code that was to be changed")
         for test in tests:
             if not warm.run(test):
                 return ("killed", test)
@@ -178,8 +178,8 @@ def _key(code: types.CodeType) -> FunctionKey:
     return (code.co_filename, code.co_qualname, code.co_firstlineno)
 
 
-def swap(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionType]]) -> None:
-    """Give the functions of this process the code they have in ``mutant``."""
+def swap(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionType]]) -> int:
+    """Give the functions of this process the code they have in ``mutant``; how many there were."""
     path = ROOT / mutant.module
     original = compile(path.read_text(), str(path), "exec")
     changed = compile(mutant.source, str(path), "exec")
@@ -189,8 +189,7 @@ def swap(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionType]])
             for function in functions.get(_key(old_code), ()):
                 function.__code__ = new_code
                 swapped += 1
-    if not swapped:
-        raise RuntimeError(f"no function of {mutant.module} was changed by {mutant.after}")
+    return swapped
 
 
 def _pairs(
@@ -228,7 +227,7 @@ def play_imports(mutants: Sequence[Mutant], found: Trace, workers: int) -> Itera
 def _import_work(mutant: Mutant, tests: list[str]) -> Callable[[], Outcome]:
     def work() -> Outcome:
         silence()
-        sys.meta_path.insert(0, _Changed(mutant))  # pyright: ignore[reportArgumentType]
+        _read_changed(mutant)
         warm = Warm(lambda _: None)
         code = pytest.main([*PYTEST, *tests], plugins=[_Failures(warm)])
         if code == pytest.ExitCode.OK:
@@ -243,30 +242,24 @@ class _Failures:
         self.pytest_runtest_logreport = warm.pytest_runtest_logreport
 
 
-class _Changed:
-    """Finds the mutated module in place of the one on disk."""
+def _read_changed(mutant: Mutant) -> None:
+    """From now on whoever imports the module in this process reads the mutant: the loader itself is
+    changed, because import hooks (shape checks) use it too.
+    """
+    changed = str(ROOT / mutant.module)
+    get_data = SourceFileLoader.get_data
+    path_stats = SourceFileLoader.path_stats
 
-    def __init__(self, mutant: Mutant) -> None:
-        self._name = mutant.module.removesuffix(".py").replace("/", ".")
-        self._path = ROOT / mutant.module
-        self._source = mutant.source
+    def get_changed(self: SourceFileLoader, path: str) -> bytes:
+        return mutant.source.encode() if path == changed else get_data(self, path)
 
-    def find_spec(
-        self, name: str, _path: object = None, _target: object = None
-    ) -> ModuleSpec | None:
-        """A spec for the mutated module, None for every other."""
-        if name != self._name:
-            return None
-        source = self._source
+    def no_stats(self: SourceFileLoader, path: str) -> Mapping[str, float]:
+        if path == changed:
+            raise OSError(f"no compiled file stands for the changed {path}")
+        return path_stats(self, path)
 
-        class Loader(SourceFileLoader):
-            def get_data(self, path: str) -> bytes:
-                return source.encode() if path == self.path else super().get_data(path)
-
-            def path_stats(self, path: str) -> Mapping[str, float]:
-                raise OSError(f"no compiled file stands for the changed {path}")
-
-        return spec_from_file_location(name, self._path, loader=Loader(name, str(self._path)))
+    SourceFileLoader.get_data = get_changed
+    SourceFileLoader.path_stats = no_stats
 
 
 def prepare() -> None:

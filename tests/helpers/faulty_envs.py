@@ -8,20 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from agent_system.environments.base import EnvPackage, Observation
 from agent_system.environments.env_package.number_line import package as number_line
-from agent_system.environments.env_package.number_line.package import (
-    NumberLineEnv,
-    NumberLinePrompts,
-)
-from agent_system.environments.env_package.number_line.settings import LineSettings
+from agent_system.environments.env_package.number_line.package import NumberLineEnv
 from agent_system.environments.settings import EnvSettings
+from verl.utils.settings import NonNegative
 
 
 def fail():
@@ -63,11 +58,14 @@ RETURNS = {
 
 
 class FaultySettings(EnvSettings):
-    """What goes wrong when an environment is made."""
+    """How making the environment goes wrong."""
 
-    start_s: float = 0.0
+    start_s: NonNegative = 0.0
+    """seconds that making it takes"""
     fail_start: bool = False
+    """making it fails"""
     missing: bool = False
+    """a module that it needs is not installed"""
 
 
 class FaultyEnv:
@@ -75,7 +73,7 @@ class FaultyEnv:
 
     placement = "process"
 
-    def __init__(self, settings: FaultySettings) -> None:
+    def __init__(self, settings):
         self.steps = 0
         time.sleep(settings.start_s)
         if settings.fail_start:
@@ -192,19 +190,19 @@ class FaultyLine(NumberLineEnv):
         return super().step(action)
 
 
-def tasks(section, split):
+def tasks(settings, split):
     """Four tasks per split."""
     return [{"task_id": f"{split}-{i}", "data_source": "faulty"} for i in range(4)]
 
 
-def package(make: Callable[[FaultySettings], Any]) -> EnvPackage[FaultySettings]:
+def package(make):
     """A package around ``make`` whose prompts nobody asks for."""
     return EnvPackage(
         name="faulty",
         settings=FaultySettings,
         make=make,
         tasks=tasks,
-        prompts=lambda settings: NumberLinePrompts(LineSettings()),
+        prompts=lambda settings: None,
         project=lambda text: (text, True),
     )
 

@@ -8,7 +8,8 @@ from agent_system.environments.bm25 import KeywordIndex
 from agent_system.environments.env_package.search.world import build
 
 Passage = tuple[str, str]  # title, text
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 2.0  # between attempts
+FIRST_WAIT_S = 0.2  # between attempts
+LONGEST_WAIT_S = 2.0
 
 
 class RetrievalError(RuntimeError):
@@ -20,6 +21,7 @@ class Retriever(Protocol):
 
     def search(self, query: str, topk: int) -> list[Passage]:
         """The best passages for ``query``, best first."""
+        ...
 
 
 @lru_cache(maxsize=1)
@@ -38,15 +40,18 @@ class LocalRetriever:
 
 
 class RemoteRetriever:
-    """Asks the server at ``url``, as Search-R1's answer: a POST of ``queries``, ``topk`` and ``return_scores``.
+    """Asks the server at ``url``, as Search-R1's answer: a POST of ``queries``, ``topk`` and
+    ``return_scores``.
 
-    The reply holds ``result``: for every query a list of ``{"document": {"contents": "title\\ntext"}, "score": ..}``.
-    No connection, no reply within ``timeout_s`` and the status codes 5xx and 429 are tried again, up to ``attempts``
-    times in all. Raises ``RetrievalError``.
+    The reply holds ``result``: for every query a list of ``{"document": {"contents":
+    "title\\ntext"}, "score": ..}``. No connection, no reply within ``timeout_s`` and the status
+    codes 5xx and 429 are tried again, up to ``attempts`` times in all. Raises ``RetrievalError``.
     """
 
     def __init__(self, url: str, timeout_s: float, attempts: int) -> None:
-        self.url, self.timeout_s, self.attempts = url, timeout_s, attempts
+        self.url = url
+        self.timeout_s = timeout_s
+        self.attempts = attempts
 
     def search(self, query: str, topk: int) -> list[Passage]:
         """See ``Retriever``."""
@@ -83,7 +88,7 @@ class RemoteRetriever:
 
         reply = httpx.post(
             self.url,
-            # Encoded here: httpx cannot send half a surrogate pair, which a policy may have written.
+            # Encoded here: httpx cannot send half a surrogate pair, which a policy may write.
             content=json.dumps(question).encode(),
             headers={"Content-Type": "application/json"},
             timeout=self.timeout_s,
