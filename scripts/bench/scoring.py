@@ -201,7 +201,8 @@ def largest_difference(shared, naive) -> float:
 
 HEADER = """\
 | context | steps | tokens: old / shared / naive | wall s: old / shared / naive \
-| CPU s: old / shared / naive | naive / shared: tokens, wall, CPU | shared / old: tokens, wall, **per real token** | difference |
+| CPU s: old / shared / naive | naive / shared: tokens, wall, CPU \
+| shared / old: tokens, wall, **per real token** | difference |
 |---|---|---|---|---|---|---|---|"""
 
 

@@ -1,4 +1,4 @@
-"""The update: what moves the weights, and that cutting a mini-batch does not change where they go."""
+"""The update: what moves the weights, and that the cuts of a mini-batch do not change where to."""
 
 from dataclasses import replace
 

@@ -273,7 +273,7 @@ def test_lora_trains_adapters_and_exports_merged_weights(policy, tmp_path):
 def test_missing_models_are_named(tmp_path):
     for path, words in [
         (None, "no model path"),
-        ("Qwen/Qwen3-0.6B", "hub names are not"),
+        ("Qwen/Qwen3-0.6B", "a hub name is turned into one when a run starts"),
         (tmp_path, "config.json"),
     ]:
         with pytest.raises(FileNotFoundError, match=words):
