@@ -25,7 +25,7 @@ LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4:
 
 
 def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
-    """``<prefix>/level_share_1..4``: the share of steps at each level, among those that have one."""
+    """``<prefix>/level_share_1..4``: the share of each level among the steps that have one."""
     steps = [step for row in batch.non_tensor_batch["steps"] for step in row]
     # Steps of environments that ask for no levels have none, or are no thinking steps at all.
     levels = [getattr(step, "level", None) for step in steps]

@@ -91,9 +91,9 @@ class Plot:
     """A chart of the report.
 
     ``kind`` is ``line`` or ``stacked``, ``form`` says how values are written: ``number``,
-    ``percent`` or ``seconds``. ``log`` makes the axis logarithmic. None in ``y_range`` leaves that end to the
-    values. ``width`` and
-    ``height`` are pixels; 540 fits two charts beside each other, 352 three.
+    ``percent`` or ``seconds``. ``log`` makes the axis logarithmic. None in ``y_range`` leaves that
+    end to the values. ``width`` and ``height`` are pixels; 540 fits two charts beside each other,
+    352 three.
     """
 
     title: str

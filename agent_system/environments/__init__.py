@@ -10,13 +10,15 @@ __getattr__, __all__ = lazy(
     {
         "Env": "base",
         "EnvPackage": "base",
+        "Expert": "base",
+        "EnvSettings": "settings",
         "Observation": "base",
         "Prompts": "base",
         "EnvFailure": "pool",
         "EnvironmentPool": "pool",
         "EnvironmentManagerBase": "manager",
         "make_envs": "manager",
-        "get_package": "registry",
-        "register_env": "registry",
+        "get_package": "env_registry",
+        "register_env": "env_registry",
     },
 )

@@ -6,41 +6,50 @@ A name is a key of the registry (``alfworld``), a key with a variant after a sla
 works in every process without registration.
 """
 
-import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from agent_system.environments.base import EnvPackage
+from agent_system.environments.settings import EnvSettings
+from verl.utils.hints import nearest_name
+from verl.utils.settings import read_or_raise
 
 PACKAGES = "agent_system.environments.env_package"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a package lives (``module:attribute``) and the extra of ``setup.py`` that installs what
-    it needs.
+    """Where a package lives (``module:attribute``), the extra of ``setup.py`` that installs what it
+    needs, and where its settings class lives; empty: in the package, which is imported for it.
     """
 
     target: str
     extra: str | None = None
+    settings: str = ""
+
+
+def _shipped(name: str, settings: str, extra: str | None = None) -> Entry:
+    """The entry of a package of this repository: its settings have a light module of their own."""
+    home = f"{PACKAGES}.{name}"
+    return Entry(f"{home}.package:PACKAGE", extra, f"{home}.settings:{settings}")
 
 
 REGISTRY: dict[str, Entry] = {
-    "alfworld": Entry(f"{PACKAGES}.alfworld.package:PACKAGE", extra="envs"),
-    "frozen_lake": Entry(f"{PACKAGES}.frozen_lake.package:PACKAGE", extra="envs"),
-    "number_line": Entry(f"{PACKAGES}.number_line.package:PACKAGE"),
-    "scienceworld": Entry(f"{PACKAGES}.scienceworld.package:PACKAGE", extra="envs"),
-    "search": Entry(f"{PACKAGES}.search.package:PACKAGE", extra="envs"),
-    "shop": Entry(f"{PACKAGES}.shop.package:PACKAGE", extra="envs"),
-    "sokoban": Entry(f"{PACKAGES}.sokoban.package:PACKAGE"),
-    "textarena": Entry(f"{PACKAGES}.textarena.package:PACKAGE", extra="envs"),
-    "textworld": Entry(f"{PACKAGES}.textworld.package:PACKAGE", extra="envs"),
-    "textworld_express": Entry(f"{PACKAGES}.textworld_express.package:PACKAGE", extra="envs"),
-    "twenty_questions": Entry(f"{PACKAGES}.twenty_questions.package:PACKAGE"),
-    "webshop": Entry(
-        f"{PACKAGES}.shop.package:PACKAGE", extra="envs"
-    ),  # the name that job scripts use
+    "alfworld": _shipped("alfworld", "AlfworldSettings", extra="envs"),
+    "frozen_lake": _shipped("frozen_lake", "LakeSettings", extra="envs"),
+    "number_line": _shipped("number_line", "LineSettings"),
+    "scienceworld": _shipped("scienceworld", "ScienceWorldSettings", extra="envs"),
+    "search": _shipped("search", "SearchSettings", extra="envs"),
+    "shop": _shipped("shop", "ShopSettings", extra="envs"),
+    "sokoban": _shipped("sokoban", "SokobanSettings"),
+    "textarena": _shipped("textarena", "TextArenaSettings", extra="envs"),
+    "textworld": _shipped("textworld", "TextWorldSettings", extra="envs"),
+    "textworld_express": _shipped("textworld_express", "TextWorldExpressSettings", extra="envs"),
+    "twenty_questions": _shipped("twenty_questions", "GameSettings"),
+    # The name that job scripts use for the shop.
+    "webshop": _shipped("shop", "ShopSettings", extra="envs"),
 }
 
 
@@ -79,8 +88,8 @@ def resolve(env_name: str) -> Entry:
     name = env_name.split("/", 1)[0]
     if name in REGISTRY:
         return REGISTRY[name]
-    nearest = difflib.get_close_matches(name.lower(), REGISTRY, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    nearest = nearest_name(name.lower(), REGISTRY, cutoff=0.4)
+    hint = f"; did you mean {nearest!r}?" if nearest else ""
     raise UnknownEnvironment(
         f"no environment is called {env_name!r}{hint} There are: {', '.join(sorted(REGISTRY))}"
     )
@@ -105,6 +114,61 @@ def get_package(env_name: str) -> EnvPackage:
             f"environment {env_name!r}: {entry.target} is a {type(found).__name__}, not an EnvPackage"
         )
     return found
+
+
+def settings_class(env_name: str) -> type[EnvSettings]:
+    """The settings class of ``env_name``, without importing its package where the entry says where
+    the class lives.
+
+    Raises what ``get_package`` raises.
+    """
+    place = resolve(env_name).settings
+    if not place:
+        return get_package(env_name).settings
+    module_name, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module_name), attribute)
+
+
+class EnvChoice(Protocol):
+    """The ``env`` section of a configuration, as far as the settings of an environment need it."""
+
+    @property
+    def env_name(self) -> str:
+        """Which environment is played."""
+        ...
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Keys of the environment, whatever its section is called."""
+        ...
+
+    @property
+    def max_steps(self) -> int:
+        """Steps per episode."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of the choice of tasks."""
+        ...
+
+
+def env_settings(env_config: EnvChoice) -> EnvSettings:
+    """The settings of the environment that ``env_config`` names, for all hooks of its package.
+
+    ``env.<name>`` where the configuration has such a section, updated with ``env.kwargs``;
+    ``max_steps`` and ``seed`` are taken from ``env`` where the settings leave them open. Raises
+    ``ConfigError`` for what the package does not know, and what ``get_package`` raises.
+    """
+    name = env_config.env_name.split("/", 1)[0]
+    own = getattr(env_config, name, None) if name.isidentifier() else None
+    written = own.model_dump(exclude_unset=True) if isinstance(own, EnvSettings) else own
+    section = {**(written or {}), **env_config.kwargs}
+    label = f"env.{name}" if name.isidentifier() else "env.kwargs"
+    settings = read_or_raise(settings_class(env_config.env_name), section, label)
+    handed_down = {"max_steps": env_config.max_steps, "seed": env_config.seed}
+    left_open = {key: value for key, value in handed_down.items() if getattr(settings, key) is None}
+    return settings.model_copy(update=left_open)
 
 
 def missing_extra(env_name: str, error: ModuleNotFoundError) -> ImportError:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from agent_system.environments.base import Observation, Task
@@ -24,6 +24,7 @@ from agent_system.environments.failure import EnvFailure, WorkerStartError
 from agent_system.environments.pool_board import Slot, SlotBoard
 from agent_system.environments.pool_processes import ProcessSlot, WorkerProcess
 from agent_system.environments.pool_threads import LocalSlot
+from agent_system.environments.settings import EnvSettings
 
 __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
@@ -32,6 +33,13 @@ PLACEMENTS = ("inline", "thread", "locked", "process")
 SLOW_START_S = 1.0  # a worker that takes longer to start is worth a spare
 START_ATTEMPTS = 3
 FAILURES = ("dead", "timeout", "error", "garbage")
+
+
+def _as_section(settings: EnvSettings | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings as they cross a socket: JSON, which the worker reads into the same settings."""
+    if isinstance(settings, EnvSettings):
+        return settings.model_dump(mode="json", exclude_none=True)
+    return dict(settings or {})
 
 
 class PoolSession:
@@ -67,7 +75,8 @@ class EnvironmentPool:
     """``num_workers`` x ``envs_per_worker`` environments of ``env_name`` behind deadlines
     (seconds).
 
-    ``section`` is what the package's ``make`` receives. The placement is the argument, or ``section["placement"]``, or
+    ``section`` holds the settings of the package, or what they are read from: each worker reads
+    them anew. The placement is the argument, or ``section["placement"]``, or
     the ``placement`` attribute of the package's ``make`` (a class usually), or ``process``::
 
         pool = EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8)
@@ -81,7 +90,7 @@ class EnvironmentPool:
     def __init__(
         self,
         env_name: str,
-        section: dict[str, Any] | None = None,
+        section: EnvSettings | Mapping[str, Any] | None = None,
         num_workers: int = 1,
         envs_per_worker: int = 1,
         reset_timeout_s: float = 60.0,
@@ -95,7 +104,7 @@ class EnvironmentPool:
                 f"a pool needs workers and environments, got {num_workers} x {envs_per_worker}"
             )
         self.env_name = env_name
-        self.section = dict(section or {})
+        self.section = _as_section(section)
         self.num_workers = num_workers
         self.envs_per_worker = envs_per_worker
         self.reset_timeout_s = reset_timeout_s

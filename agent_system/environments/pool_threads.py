@@ -175,7 +175,7 @@ class LocalSlot:
         if not made:
             if op == "step":
                 raise RuntimeError("step before reset")
-            made.append(self.package.make(self.section))
+            made.append(self.package.make(self.package.read(self.section)))
         return (
             made[0].reset(args["task"], args["seed"])
             if op == "reset"

@@ -34,13 +34,13 @@ class Host:
 
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
         self.package = package
-        self.section = section
+        self.settings = package.read(section)
         self.envs: dict[int, Env] = {}
 
     def env(self, slot: int) -> Env:
         """The environment of ``slot``, made on first use."""
         if slot not in self.envs:
-            self.envs[slot] = self.package.make(self.section)
+            self.envs[slot] = self.package.make(self.settings)
         return self.envs[slot]
 
     @property

@@ -2,35 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from agent_system.environments.base import Task
 from verl.utils.seeds import derive_seed
 
 SEED_BITS = 0x7FFFFFFF
-
-
-def env_section(env_config: Any) -> dict[str, Any]:
-    """The section that the package of ``env_config.env_name`` receives.
-
-    ``env.<name>`` where the configuration has such a section, updated with ``env.kwargs``;
-    ``max_steps`` and ``seed`` are taken from ``env`` where the section leaves them open.
-    """
-    name = env_config.env_name.split("/", 1)[0]
-    own = getattr(env_config, name, None) if name.isidentifier() else None
-    section = _plain_dict(own) | _plain_dict(getattr(env_config, "kwargs", None))
-    for key in ("max_steps", "seed"):
-        if section.get(key) is None:
-            section[key] = getattr(env_config, key, None)
-    return section
-
-
-def _plain_dict(value: Any) -> dict[str, Any]:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def epoch_order(count: int, *parts: int | str) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 
 from agent_system.multi_turn_rollout.packing import pack
 from scripts.bench import collector, exactness, iteration, scoring
-from scripts.bench.play import Stage
+from scripts.bench.play import Workload
 from tests.helpers.play import walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
@@ -197,7 +197,7 @@ def stage_of(tmp_path, *words):
         "env.max_steps=4",
         "env.max_turn_tokens=12",
     ]
-    return Stage(
+    return Workload(
         "ppo_trainer",
         [
             f"actor_rollout_ref.model.path={path}",

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from verl.record.report.run_data import RunData
@@ -134,8 +135,10 @@ def _cells(entries: Sequence[dict[str, Any]], column: NumberColumn) -> list[Cell
     return cells
 
 
-def read_trajectories(path: Any) -> list[dict[str, Any]]:
-    """The trajectories of a rollout file: rows of the same ``traj_uid`` are merged, steps in order."""
+def read_trajectories(path: Path) -> list[dict[str, Any]]:
+    """The trajectories of a rollout file: rows of the same ``traj_uid`` are merged, steps in
+    order.
+    """
     merged: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path)):
         if count >= MAX_LINES:
@@ -152,7 +155,8 @@ def sample_episodes(run: RunData) -> list[EpisodeView]:
     held-out ones.
     """
     chosen: list[EpisodeView] = []
-    train, val = run.rollout_steps(), run.rollout_steps(validation=True)
+    train = run.rollout_steps()
+    val = run.rollout_steps(validation=True)
     if train:
         last = read_trajectories(run.directory.rollout_path(train[-1]))
         chosen += [_episode(f"training step {train[-1]}", row) for row in contrasting(last)]
@@ -185,7 +189,6 @@ def contrasting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def one_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first won and the first lost row that have steps."""
     usable = [row for row in rows if row["steps"] and not row.get("aborted")]
-    picked = [
-        next((row for row in usable if bool(row.get("won")) is won), None) for won in (True, False)
-    ]
-    return [row for row in picked if row is not None]
+    won = [row for row in usable if row.get("won")]
+    lost = [row for row in usable if not row.get("won")]
+    return [*won[:1], *lost[:1]]

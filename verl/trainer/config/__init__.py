@@ -6,10 +6,10 @@ engine.
 """
 
 from verl.trainer.config.derive import derive, trajectories_per_iteration
-from verl.trainer.config.errors import ConfigError
-from verl.trainer.config.load import default_config, load_config, to_dict, to_yaml
+from verl.trainer.config.load import default_config, load_config, read_config, to_dict, to_yaml
+from verl.trainer.config.plugged import schema_keys
 from verl.trainer.config.schema import PPOConfig, SFTConfig
-from verl.trainer.config.typed import lookup
+from verl.utils.settings import ConfigError, lookup
 
 __all__ = [
     "ConfigError",
@@ -19,6 +19,8 @@ __all__ = [
     "derive",
     "load_config",
     "lookup",
+    "read_config",
+    "schema_keys",
     "to_dict",
     "to_yaml",
     "trajectories_per_iteration",

@@ -1,9 +1,10 @@
 """The command line that ``main_ppo``, ``main_sft`` and ``main_eval`` share.
 
-    compose -> type -> derive -> validate -> plan -> run
+    compose -> read -> derive -> validate -> plan -> run
 
 ``parse`` does everything up to the typed configs, ``run`` the whole line; nothing heavy is imported
-before ``main``.
+before ``main``. Whatever is wrong is said in one list: where single values are, the checks across
+keys go on with the keys that are sound.
 """
 
 import argparse
@@ -13,23 +14,23 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from verl.trainer.config.compose import config_names, expand_sweep
-from verl.trainer.config.errors import ConfigError
-from verl.trainer.config.keys import Key, children, nearest, schema_keys
-from verl.trainer.config.load import load_config, load_tree, warn_without_effect
-from verl.trainer.config.plan import make_plan
+from verl.trainer.config.load import Draft, read_config, to_yaml, warn_without_effect
+from verl.trainer.config.plan import Plan, make_plan
+from verl.trainer.config.plugged import plugged_names, schema_keys
 from verl.trainer.config.problems import Names
-from verl.trainer.config.registered_names import import_external
-from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.registered_names import EXTERNAL_LIB, import_external
+from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.validate import find_problems
 from verl.utils.interrupt import Interruption
+from verl.utils.settings import ConfigError, Key, keys_of, lookup
+from verl.utils.settings.unknown import children, nearest
 
 logger = logging.getLogger(__name__)
-ConfigDefault = (
-    str | Callable[[Sequence[str]], str]
-)  # a config name, or a choice that reads the overrides
+# A config name, or a choice that reads the overrides.
+ConfigDefault = str | Callable[[Sequence[str]], str]
+Config = PPOConfig | SFTConfig
+Schema = type[PPOConfig] | type[SFTConfig]
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Command:
     """A parsed command line: configs to run, or ``text`` to show when there is nothing to run."""
 
     config_name: str = ""
-    configs: list[Any] = field(default_factory=list)
+    configs: list[Config] = field(default_factory=list)
     text: str | None = None
 
 
@@ -81,12 +82,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 def parse(
     argv: Sequence[str] | None = None,
     config_default: ConfigDefault = "ppo_trainer",
-    schema: type = PPOConfig,
+    schema: Schema = PPOConfig,
     prog: str = "verl.trainer.main_ppo",
 ) -> Command:
     """Parse ``argv`` (default: the process's) and compose its configs, typed and derived.
 
-    Raises ConfigError for anything wrong with names, keys, types or single values.
+    Raises ConfigError for anything wrong with names, keys, types or single values; it then lists
+    what is wrong across keys as well.
     """
     parser = _parser(prog)
     args = parser.parse_intermixed_args(argv)
@@ -96,43 +98,68 @@ def parse(
     name = args.config_name or default
     if args.cfg:
         return Command(name, text=_show(name, args, schema))
-    if not args.multirun:
-        return Command(name, [load_config(name, args.overrides, schema, args.config_path)])
-    return Command(name, list(_jobs(name, args, schema)))
+    if args.multirun:
+        drafts = _jobs(name, args, schema)
+    else:
+        drafts = [read_config(name, args.overrides, schema, args.config_path)]
+    problems = [problem for draft in drafts for problem in _all_problems(draft)]
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    configs = [draft.config for draft in drafts]
+    if args.multirun:
+        _check_places(configs)
+    return Command(name, configs)
 
 
-def _show(name: str, args: argparse.Namespace, schema: type) -> str:
-    if args.resolve:
-        return OmegaConf.to_yaml(
-            OmegaConf.structured(load_config(name, args.overrides, schema, args.config_path))
-        )
-    return OmegaConf.to_yaml(load_tree(name, args.overrides, schema, args.config_path))
+def _all_problems(draft: Draft) -> list[str]:
+    """What is wrong with a config that cannot be read, across keys too; nothing where it can."""
+    if not draft.problems:
+        return []
+    return [*draft.problems, *find_problems(draft.config, _light_names(draft), partial=True)]
 
 
-def _jobs(name: str, args: argparse.Namespace, schema: type) -> list[Any]:
+def _light_names(draft: Draft) -> Names:
+    """Names that are known without importing what registers the others."""
+    named = getattr(draft.config, "actor_rollout_ref", None)
+    if named is not None and lookup(draft.config, EXTERNAL_LIB):
+        return Names()
+    return Names(environments=plugged_names(type(draft.config), "env") or None)
+
+
+def _show(name: str, args: argparse.Namespace, schema: Schema) -> str:
+    draft = read_config(name, args.overrides, schema, args.config_path)
+    config = draft.sound()
+    return to_yaml(config if args.resolve else draft.tree)
+
+
+def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[Draft]:
     """The configs of a multirun, each with an experiment name (and so a run directory) of its own."""
     own_names = any(
         word.lstrip("+").startswith("trainer.experiment_name=") for word in args.overrides
     )
-    configs = []
+    drafts = []
     for index, words in enumerate(expand_sweep(args.overrides)):
-        cfg = load_config(name, words, schema, args.config_path)
-        if not own_names:
-            rename = f'trainer.experiment_name="{cfg.trainer.experiment_name}-{index}"'
-            cfg = load_config(name, [*words, rename], schema, args.config_path)
-        configs.append(cfg)
+        draft = read_config(name, words, schema, args.config_path)
+        if not own_names and not draft.problems:
+            rename = f'trainer.experiment_name="{draft.config.trainer.experiment_name}-{index}"'
+            draft = read_config(name, [*words, rename], schema, args.config_path)
+        drafts.append(draft)
+    return drafts
+
+
+def _check_places(configs: Sequence[Config]) -> None:
     places = [cfg.trainer.default_local_dir for cfg in configs]
     if len(set(places)) < len(places):
         raise ConfigError(
-            f"trainer.default_local_dir: jobs of a multirun share {places[0]!r}; leave it to its default"
+            f"trainer.default_local_dir: jobs of a multirun share {places[0]!r}; "
+            "leave it to its default"
         )
-    return configs
 
 
 def run(
-    main: Callable[[Any], Any],
+    main: Callable[[Any], object],
     config_default: ConfigDefault = "ppo_trainer",
-    schema: type = PPOConfig,
+    schema: Schema = PPOConfig,
     prog: str = "verl.trainer.main_ppo",
     argv: Sequence[str] | None = None,
     names: Callable[[], Names] | None = None,
@@ -175,7 +202,7 @@ def run(
         return 2
 
 
-def show(plan: Any, caption: str = "") -> None:
+def show(plan: Plan, caption: str = "") -> None:
     """Print a plan: a table on a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
         from rich.console import Console
@@ -189,31 +216,33 @@ def show(plan: Any, caption: str = "") -> None:
 
 
 def _help(
-    parser: argparse.ArgumentParser, section: str, config_path: str | None, schema: type
+    parser: argparse.ArgumentParser, section: str, config_path: str | None, schema: Schema
 ) -> str:
-    keys = schema_keys(schema)
     if section:
         return _help_section(section, schema)
-    sections = "\n".join(f"  {name:<24}{keys[name].doc}" for name in children("", keys))
+    keys = keys_of(schema)
+    names = children("", keys)
+    sections = "\n".join(f"  {name:<24}{keys[name].doc}" for name in names)
     return (
         f"{parser.format_help()}\n"
         f"configs (--config-name):\n  {', '.join(config_names(config_path))}\n\n"
-        f"sections (--help SECTION lists the keys of one, for example --help {children('', keys)[0]}):\n{sections}\n"
+        f"sections (--help SECTION lists the keys of one, for example --help {names[0]}):\n"
+        f"{sections}\n"
     )
 
 
-def _help_section(section: str, schema: type) -> str:
+def _help_section(section: str, schema: Schema) -> str:
     keys = schema_keys(schema)
     found = [key for path, key in keys.items() if path == section or path.startswith(f"{section}.")]
     if not found:
         guess = nearest(section, keys)
-        raise ConfigError(
-            f"--help {section}: no such section" + (f"; did you mean {guess}?" if guess else "")
-        )
+        hint = f"; did you mean {guess}?" if guess else ""
+        raise ConfigError(f"--help {section}: no such section{hint}")
     return "\n".join(_help_key(key) for key in found if not key.is_section)
 
 
 def _help_key(key: Key) -> str:
     default = "null" if key.default is None else key.default
+    default = list(default) if isinstance(default, tuple) else default
     note = f" [no effect: {key.unused}]" if key.unused else " [GPU only]" if key.gpu_only else ""
     return f"{key.path}  ({key.allowed()}; default {default})\n    {key.doc}{note}"

@@ -4,9 +4,9 @@ to hand over.
 
 import copy
 
-from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.load import load_config
 from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.utils.settings import ConfigError
 
 
 def cold_start_config(cfg: PPOConfig) -> SFTConfig:

@@ -2,7 +2,6 @@
 override grammar.
 """
 
-import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,13 +13,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.trainer.config.errors import ConfigError
-from verl.trainer.config.keys import Key, owner, schema_keys, unknown
+from verl.trainer.config.plugged import plugged_class, schema_keys, sources
+from verl.utils.hints import nearest_name
+from verl.utils.settings import ConfigError, Key, Section, keys_of
+from verl.utils.settings.unknown import owner, unknown
 
 BASE_DIR = Path(__file__).resolve().parent
-EXPERIMENTS_DIR = (
-    BASE_DIR.parents[2] / "configs"
-)  # beside the verl package, in a checkout and when installed
+# Beside the verl package, in a checkout and when installed.
+EXPERIMENTS_DIR = BASE_DIR.parents[2] / "configs"
 
 
 def config_dirs(config_path: str | None = None) -> list[Path]:
@@ -45,20 +45,27 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     """Parse ``key=value`` words; raises ConfigError for one that is not in Hydra's override
     grammar.
     """
+    parsed, problems = _parse(overrides)
+    if problems:
+        raise ConfigError(problems)
+    return parsed
+
+
+def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
+    """The overrides that are overrides, and what is wrong with the other words."""
     parser = OverridesParser.create()
-    parsed, problems = [], []
+    parsed = []
+    problems = []
     for word in overrides:
         try:
             parsed += parser.parse_overrides([word])
         except HydraException as error:
             reason = str(error).splitlines()[0]
             problems.append(
-                f"{word!r} is not an override ({reason}); write key=value, and quote a value that holds "
-                "spaces, commas or brackets: key='\"a, b\"'"
+                f"{word!r} is not an override ({reason}); write key=value, and quote a value that "
+                "holds spaces, commas or brackets: key='\"a, b\"'"
             )
-    if problems:
-        raise ConfigError(problems)
-    return parsed
+    return parsed, problems
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -75,61 +82,92 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in itertools.product(*axes)]
 
 
-def _prepare(overrides: Sequence[str], schema: type, dirs: list[Path]) -> list[str]:
-    """Check override keys against ``schema`` and let Hydra set them whether or not a file mentions
-    them.
+def _prepare(
+    overrides: Sequence[str], schema: type[Section], dirs: list[Path]
+) -> tuple[list[str], list[str]]:
+    """The words Hydra is given, and what is wrong with the others.
+
+    Hydra is told to set every key whether or not a file mentions it: the schema says what exists.
     """
-    keys, parsed = schema_keys(schema), parse_overrides(overrides)
-    names = {override.key_or_group for override in parsed} - set(keys)
-    groups = {
-        name
-        for name in names
-        if "." not in name and any((directory / name).is_dir() for directory in dirs)
-    }
-    problems = [refusal for override in parsed if (refusal := _refusal(override, keys, groups))]
-    if problems:
-        raise ConfigError(problems)
-    return [
-        override.input_line
-        if override.key_or_group in groups
-        else "++" + override.input_line.lstrip("+")
-        for override in parsed
-    ]
+    parsed, problems = _parse(overrides)
+    words = []
+    for override in parsed:
+        if _is_group(override, schema, dirs):
+            words.append(override.input_line)
+            continue
+        refusal = _refusal(override, schema)
+        if refusal:
+            problems.append(refusal)
+        else:
+            words.append("++" + override.input_line.lstrip("+"))
+    return words, problems
 
 
-def _refusal(override: Override, keys: Mapping[str, Key], groups: set[str]) -> str | None:
+def _is_group(override: Override, schema: type[Section], dirs: list[Path]) -> bool:
+    """Whether the key is a directory of configs, of which the value names one."""
+    name = override.key_or_group
+    if "." in name or name in schema.model_fields:
+        return False
+    return any((directory / name).is_dir() for directory in dirs)
+
+
+def _refusal(override: Override, schema: type[Section]) -> str | None:
     """Why ``override`` cannot be applied; None where it can."""
-    key = override.key_or_group
+    path = override.key_or_group
     if override.is_sweep_override():
         return f"{override.input_line}: several values; add -m to run one job for each"
     if override.is_delete():
         return f"{override.input_line}: keys cannot be removed; set it to null instead"
-    if key not in groups and owner(key, keys) is None:
-        return unknown(key, override.value(), keys)
+    if not _exists(path, schema):
+        return unknown(path, override.value(), schema_keys(schema))
     return None
 
 
-def compose_tree(
-    name: str, overrides: Sequence[str], schema: type, config_path: str | None = None
-) -> DictConfig:
-    """Compose config ``name`` with ``overrides`` into a plain tree (interpolations kept, types
-    unchecked).
+def _exists(path: str, schema: type[Section]) -> bool:
+    """Whether a value may be written at ``path``. Of the plugged sections, only the one that the
+    path names is looked up, which imports little.
+    """
+    if owner(path, keys_of(schema)) is not None:
+        return True
+    above, _, rest = path.partition(".")
+    name = rest.partition(".")[0]
+    if not any(above == section and name in source.names() for section, source in sources(schema)):
+        return False
+    section = f"{above}.{name}"
+    found = plugged_class(schema, section)
+    # Where its package is missing nobody knows the keys; that it is missing is said elsewhere.
+    return found is None or path == section or owner(path, _keys_below(found, section)) is not None
 
-    Raises ConfigError for an unknown config, an override that is no override and an unknown
-    override key.
+
+def _keys_below(section: type[Section], path: str) -> Mapping[str, Key]:
+    return keys_of(section, f"{path}.")
+
+
+def compose_tree(
+    name: str,
+    overrides: Sequence[str],
+    schema: type[Section],
+    config_path: str | None = None,
+) -> tuple[DictConfig, list[str]]:
+    """Compose config ``name`` with ``overrides`` into a plain tree (interpolations kept, types
+    unchecked); also return what is wrong with overrides that were left out.
+
+    Raises ConfigError for an unknown config and for files that cannot be joined.
     """
     dirs = config_dirs(config_path)
     name = name.removesuffix(".yaml")
     home = next((directory for directory in dirs if (directory / f"{name}.yaml").is_file()), None)
+    words, problems = _prepare(overrides, schema, dirs)
     if home is None:
         known = config_names(config_path)
-        guess = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {guess[0]}?" if guess else ""
-        raise ConfigError(f"no config is called {name!r}{hint} There are: {', '.join(known)}")
-    words = _prepare(overrides, schema, dirs)
+        guess = nearest_name(name, known)
+        hint = f"; did you mean {guess}?" if guess else ""
+        missing = f"no config is called {name!r}{hint} There are: {', '.join(known)}"
+        raise ConfigError([missing, *problems])
     search = ", ".join(f'"file://{directory}"' for directory in dirs if directory != home)
     try:
         with initialize_config_dir(str(home), version_base="1.3"):
-            return compose(config_name=name, overrides=[*words, f"hydra.searchpath=[{search}]"])
+            tree = compose(config_name=name, overrides=[*words, f"hydra.searchpath=[{search}]"])
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"config {name!r} cannot be composed: {error}") from error
+        raise ConfigError([f"config {name!r} cannot be composed: {error}", *problems]) from error
+    return tree, problems

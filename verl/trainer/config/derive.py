@@ -2,19 +2,27 @@
 no ``None``.
 """
 
-import os
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol, TypeVar, runtime_checkable
 
+from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.schema import PPOConfig, SFTConfig
-from verl.trainer.config.schema.algorithm import THINKING_ESTIMATORS
 from verl.trainer.config.schema.env import EnvConfig
+from verl.utils.settings import MissingKey, Section, lookup
+
+Config = TypeVar("Config", bound=Section)
+ACTOR = "actor_rollout_ref.actor"
+REF = "actor_rollout_ref.ref"
+ROLLOUT = "actor_rollout_ref.rollout"
 
 
-def _fill(target: Any, **values: Any) -> None:
-    """Set the keys of ``target`` that are still ``None``."""
-    for name, value in values.items():
-        if getattr(target, name) is None:
-            setattr(target, name, value)
+@runtime_checkable
+class CountsTasks(Protocol):
+    """The settings of an environment that knows from them how many tasks it has."""
+
+    def known_tasks(self, split: str) -> int | None:
+        """Tasks of ``split`` (``train``, ``val``); None where only the environment knows."""
+        ...
 
 
 def trajectories_per_iteration(cfg: PPOConfig) -> int:
@@ -32,84 +40,101 @@ def iterations(cfg: PPOConfig, train_tasks: int) -> int:
     return trainer.total_epochs * max(1, train_tasks // cfg.data.train_batch_size)
 
 
-def plays_generated(env: EnvConfig) -> bool:
-    """Whether ALFWorld's games are the generated ones."""
-    source = env.alfworld.source
-    return source == "generated" or (source == "auto" and "ALFWORLD_DATA" not in os.environ)
+def declared_tasks(env: EnvConfig, split: str) -> int | None:
+    """Tasks of ``split`` as far as the settings of the environment tell."""
+    settings = env.settings
+    return settings.known_tasks(split) if isinstance(settings, CountsTasks) else None
 
 
 def known_tasks(env: EnvConfig) -> int | None:
     """Training tasks as far as the config tells; None where only the environment knows."""
-    counts = [env.train_tasks] if env.train_tasks is not None else []
-    if env.env_name.split("/", 1)[0] == "alfworld" and plays_generated(env):
-        counts.append(env.alfworld.train_games)
-    return min(counts, default=None)
+    counts = [env.train_tasks, declared_tasks(env, "train")]
+    return min((count for count in counts if count is not None), default=None)
 
 
-def _derive_policy(cfg: PPOConfig) -> None:
-    actor, ref, rollout = (
-        cfg.actor_rollout_ref.actor,
-        cfg.actor_rollout_ref.ref,
-        cfg.actor_rollout_ref.rollout,
-    )
-    mini_batches = max(1, cfg.data.train_batch_size // actor.ppo_mini_batch_size)
-    _fill(
-        actor,
-        ppo_mini_batches=mini_batches,
-        clip_ratio_low=actor.clip_ratio,
-        clip_ratio_high=actor.clip_ratio,
-    )
-    _fill(actor, loss_scale_factor=float(cfg.data.max_response_length))
-    log_prob = {
-        "log_prob_micro_batch_size_per_gpu": actor.ppo_micro_batch_size_per_gpu,
-        "log_prob_use_dynamic_bsz": actor.use_dynamic_bsz,
-        "log_prob_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
-    }
-    _fill(
-        rollout, max_model_len=cfg.data.max_prompt_length + cfg.data.max_response_length, **log_prob
-    )
-    _fill(ref, dtype=actor.dtype, **log_prob)
+def _mini_batches(cfg: PPOConfig) -> int:
+    return max(1, cfg.data.train_batch_size // cfg.actor_rollout_ref.actor.ppo_mini_batch_size)
 
 
-def _derive_critic(cfg: PPOConfig) -> None:
-    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
-    mini_batches = actor.ppo_mini_batches
-    if critic.ppo_mini_batch_size is not None:
-        mini_batches = max(1, cfg.data.train_batch_size // critic.ppo_mini_batch_size)
-    _fill(
-        critic,
-        enable=cfg.algorithm.adv_estimator == "gae",
-        dtype=actor.dtype,
-        ppo_mini_batch_size=actor.ppo_mini_batch_size,
-        ppo_mini_batches=mini_batches,
-        ppo_micro_batch_size_per_gpu=actor.ppo_micro_batch_size_per_gpu,
-        use_dynamic_bsz=actor.use_dynamic_bsz,
-        ppo_max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
-        ppo_epochs=actor.ppo_epochs,
-        loss_scale_factor=float(cfg.data.max_response_length),
-    )
-    _fill(
-        critic,
-        forward_micro_batch_size_per_gpu=critic.ppo_micro_batch_size_per_gpu,
-        forward_max_token_len_per_gpu=critic.ppo_max_token_len_per_gpu,
-    )
-    _fill(critic.model, path=cfg.actor_rollout_ref.model.path)
+def _critic_mini_batches(cfg: PPOConfig) -> int | None:
+    size = cfg.critic.ppo_mini_batch_size
+    if size is None:
+        return cfg.actor_rollout_ref.actor.ppo_mini_batches
+    return max(1, cfg.data.train_batch_size // size)
 
 
-def derive(cfg: Any) -> Any:
+def _row_tokens(cfg: PPOConfig) -> int:
+    return cfg.data.max_prompt_length + cfg.data.max_response_length
+
+
+def _response_tokens(cfg: PPOConfig) -> float:
+    return float(cfg.data.max_response_length)
+
+
+# Key, and what it is where it is null: the value of another key, or what a function says. In order:
+# the critic's number of mini-batches must be known before the size they have.
+PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
+    (f"{ACTOR}.ppo_mini_batches", _mini_batches),
+    (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio"),
+    (f"{ACTOR}.clip_ratio_high", f"{ACTOR}.clip_ratio"),
+    (f"{ACTOR}.loss_scale_factor", _response_tokens),
+    (f"{ROLLOUT}.max_model_len", _row_tokens),
+    (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+    (f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
+    (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
+    (f"{REF}.dtype", f"{ACTOR}.dtype"),
+    (f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+    (f"{REF}.log_prob_use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
+    (f"{REF}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
+    ("critic.enable", lambda cfg: cfg.algorithm.adv_estimator == "gae"),
+    ("critic.dtype", f"{ACTOR}.dtype"),
+    ("critic.ppo_mini_batches", _critic_mini_batches),
+    ("critic.ppo_mini_batch_size", f"{ACTOR}.ppo_mini_batch_size"),
+    ("critic.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+    ("critic.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
+    ("critic.ppo_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
+    ("critic.ppo_epochs", f"{ACTOR}.ppo_epochs"),
+    ("critic.loss_scale_factor", _response_tokens),
+    ("critic.forward_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu"),
+    ("critic.forward_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"),
+    ("critic.model.path", "actor_rollout_ref.model.path"),
+    ("env.max_turn_tokens", "data.max_response_length"),
+)
+
+
+def derive(cfg: Config) -> Config:
     """Fill the values of ``cfg`` that are ``None`` because they follow from others; returns ``cfg``
     itself.
+
+    A value that follows from a refused key is taken out as well.
     """
     if isinstance(cfg, PPOConfig):
-        _derive_policy(cfg)
-        _derive_critic(cfg)
-        _fill(cfg.algorithm.rlvcr, enable=cfg.algorithm.adv_estimator in THINKING_ESTIMATORS)
-        _fill(
-            cfg.env, max_turn_tokens=cfg.data.max_response_length, levels=cfg.algorithm.rlvcr.enable
-        )
+        for path, rule in PPO_RULES:
+            _fill(cfg, path, rule)
+        for extension in EXTENSIONS.values():
+            _let(extension.derive, cfg)
+        _fill(cfg, "env.levels", lambda cfg: False)
     if isinstance(cfg, SFTConfig):
-        _fill(cfg.env, levels=bool(cfg.data.levels))
-    if isinstance(cfg, PPOConfig | SFTConfig):
-        seen = cfg.env.alfworld.eval_dataset == "eval_in_distribution"
-        _fill(cfg.env.alfworld, val_split="valid_seen" if seen else "valid_unseen")
+        _fill(cfg, "env.levels", lambda cfg: bool(cfg.data.levels))
     return cfg
+
+
+def _fill(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> None:
+    above, _, name = path.rpartition(".")
+    try:
+        section = lookup(cfg, above)
+        if getattr(section, name) is not None:
+            return
+    except MissingKey:
+        return
+    try:
+        setattr(section, name, lookup(cfg, rule) if isinstance(rule, str) else rule(cfg))
+    except MissingKey:
+        section.__dict__.pop(name, None)
+
+
+def _let(derive_more: Callable[[PPOConfig], None], cfg: PPOConfig) -> None:
+    try:
+        derive_more(cfg)
+    except MissingKey:
+        return  # what it would have filled in stays null

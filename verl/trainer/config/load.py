@@ -1,33 +1,63 @@
-"""Configs by name: compose, type, derive, and say which keys change nothing here."""
+"""Configs by name: compose, read, derive, and say which keys change nothing here.
 
-import dataclasses
+files and overrides ─▶ one tree ─▶ interpolations ─▶ sections, checked ─▶ derived values
+"""
+
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.compose import compose_tree
 from verl.trainer.config.derive import derive
-from verl.trainer.config.keys import schema_keys
+from verl.trainer.config.plugged import plugged_class, plugged_names, schema_keys, sources
 from verl.trainer.config.schema import PPOConfig
-from verl.trainer.config.typed import lookup, to_object, to_typed
+from verl.trainer.config.yaml_text import yaml_text
+from verl.utils.settings import ConfigError, Section, keys_of, lookup
+from verl.utils.settings.reading import from_text, read
+from verl.utils.settings.unknown import unknown
 
 logger = logging.getLogger(__name__)
-Schema = TypeVar("Schema")
+Schema = TypeVar("Schema", bound=Section)
+Tree = dict[str, Any]
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
-def load_tree(
+@dataclass
+class Draft(Generic[Schema]):
+    """A config as far as it can be read: the refused keys are missing from it."""
+
+    config: Schema
+    problems: list[str] = field(default_factory=list)
+    tree: Tree = field(default_factory=dict)  # every key, interpolations kept
+
+    def sound(self) -> Schema:
+        """The config. Raises ConfigError with every problem."""
+        if self.problems:
+            raise ConfigError(dict.fromkeys(self.problems))
+        return self.config
+
+
+def read_config(
     name: str,
     overrides: Sequence[str] = (),
-    schema: type = PPOConfig,
+    schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
-) -> DictConfig:
-    """The composed and typed config before derivation, interpolations kept: what ``--cfg job``
-    prints.
+) -> Draft[Schema]:
+    """Read the config called ``name`` with ``overrides``; what is wrong with it is in the draft.
+
+    Raises ConfigError where there is nothing to read: no such config, or no such file.
     """
-    return to_typed(compose_tree(name, overrides, schema, config_path), schema)
+    tree, problems = compose_tree(name, overrides, schema, config_path)
+    written = OmegaConf.to_container(tree, resolve=False)
+    draft = _draft(written if isinstance(written, dict) else {}, schema)
+    draft.problems = [*problems, *draft.problems]
+    return draft
 
 
 def load_config(
@@ -42,23 +72,191 @@ def load_config(
     Raises ConfigError, which lists every unknown key, wrong type and value out of bounds.
     Cross-field checks are ``validate``'s.
     """
-    return derive(to_object(load_tree(name, overrides, schema, config_path), schema))
+    return read_config(name, overrides, schema, config_path).sound()
 
 
 def default_config(schema: type[Schema] = PPOConfig) -> Schema:
     """The schema's own defaults, resolved and derived, without reading any file."""
-    return derive(to_object(OmegaConf.structured(schema), schema))
+    return _draft({}, schema).sound()
 
 
-def without_effect(cfg: Any, device: str) -> dict[str, str]:
+def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
+    """Read ``written``, which may hold interpolations, as ``schema``."""
+    tree = merged(to_dict(schema()), written)
+    problems = _lift_plugged(tree, schema)
+    plain, unresolved = _resolved(tree)
+    reading = read(schema, from_text(_declared(plain, schema), schema))
+    config = reading.section if reading.section is not None else schema()
+    found = dict(reading.problems)
+    for path, cls in _plugged_sections(tree, schema):
+        values = lookup(plain, path)
+        if not isinstance(values, Mapping):
+            found[path] = f"{path}={values!r}: a section, not a value; set its keys: {path}.KEY=..."
+            continue
+        below = read(cls, from_text(values, cls), path)
+        found |= below.problems
+        above, _, name = path.partition(".")
+        if below.section is not None and hasattr(config, above):
+            setattr(getattr(config, above), name, below.section)
+    problems += _own_mistakes(found | unresolved, tree)
+    if not problems:
+        tree = _with_interpolations(to_dict(config), tree)
+    return Draft(derive(config), problems, tree)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
+    """``base`` with ``changes`` written over it, dictionaries joined key by key."""
+    made = dict(base)
+    for name, value in changes.items():
+        old = made.get(name)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        made[name] = merged(old, value) if both else value
+    return made
+
+
+# ---- sections that packages plug in ----------------------------------------------------------
+
+
+def _lift_plugged(tree: Tree, schema: type[Section]) -> list[str]:
+    """Give the plugged sections of ``tree`` their defaults, and take out what nobody declares.
+
+    Returns the messages about that.
+    """
+    problems = []
+    for above, cls in _open_sections(schema):
+        values = tree.get(above)
+        if not isinstance(values, dict):
+            continue
+        names = plugged_names(schema, above)
+        present = _present(schema, above, values)
+        for name in [name for name in values if name not in cls.model_fields]:
+            if name not in names:
+                value = values.pop(name)
+                problems += _unknown_leaves(f"{above}.{name}", value, schema)
+        for name in [*present, *values]:
+            section = plugged_class(schema, f"{above}.{name}")
+            if section is not None and isinstance(values.get(name, {}), Mapping):
+                defaults = section().model_dump(mode="json")
+                values[name] = merged(defaults, values.get(name, {}))
+    return problems
+
+
+def _open_sections(schema: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    for key in keys_of(schema).values():
+        if key.section is not None and key.section.model_config.get("extra") == "allow":
+            yield key.path, key.section
+
+
+def _present(schema: type[Section], above: str, values: Tree) -> list[str]:
+    return [
+        name for path, source in sources(schema) if path == above for name in source.present(values)
+    ]
+
+
+def _unknown_leaves(path: str, value: Any, schema: type[Section]) -> list[str]:
+    if isinstance(value, Mapping) and value:
+        below = [_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()]
+        return [message for messages in below for message in messages]
+    return [unknown(path, value, schema_keys(schema))]
+
+
+def _plugged_sections(tree: Tree, schema: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    for above, cls in _open_sections(schema):
+        values = tree.get(above)
+        for name in values if isinstance(values, Mapping) else ():
+            found = None if name in cls.model_fields else plugged_class(schema, f"{above}.{name}")
+            if found is not None:
+                yield f"{above}.{name}", found
+
+
+def _declared(values: Tree, schema: type[Section]) -> Tree:
+    """``values`` without the plugged sections."""
+    made = dict(values)
+    for above, cls in _open_sections(schema):
+        section = made.get(above)
+        if isinstance(section, Mapping):
+            made[above] = {name: section[name] for name in section if name in cls.model_fields}
+    return made
+
+
+# ---- interpolations --------------------------------------------------------------------------
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _interpolated(tree: Tree) -> list[str]:
+    """Paths of the values that refer to others."""
+    return [path for path, value in _leaves(tree) if "${" in str(value)]
+
+
+def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
+    """``tree`` with every interpolation filled in, and what is wrong with those that cannot be, by
+    path.
+    """
+    paths = _interpolated(tree)
+    plain = tree
+    problems: dict[str, str] = {}
+    if not paths:
+        return plain, problems
+    conf = OmegaConf.create(tree)
+    for path in paths:
+        try:
+            value = OmegaConf.select(conf, path, throw_on_missing=True)
+            if OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True)
+        except OmegaConfBaseException as error:
+            problems[path] = f"{path}={lookup(tree, path)!r}: {str(error).splitlines()[0]}"
+        else:
+            plain = merged(plain, _nested(path, value))
+    return plain, problems
+
+
+def _nested(path: str, value: Any) -> Tree:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value
+
+
+def _own_mistakes(problems: Mapping[str, str], tree: Tree) -> list[str]:
+    """The messages, without those about values that only repeat a mistake made elsewhere."""
+    repeated = set()
+    for path in _interpolated(tree):
+        references = REFERENCE.findall(str(lookup(tree, path)))
+        if any(_is_below(name, wrong) for name in references for wrong in problems):
+            repeated.add(path)
+    return [message for path, message in problems.items() if path not in repeated]
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path == other or path.startswith(f"{other}.")
+
+
+def _with_interpolations(values: Tree, tree: Tree) -> Tree:
+    for path in _interpolated(tree):
+        values = merged(values, _nested(path, lookup(tree, path)))
+    return values
+
+
+# ---- what a config says ----------------------------------------------------------------------
+
+
+def without_effect(cfg: Section, device: str) -> dict[str, str]:
     """Keys that were set and change nothing on ``device``, each with the reason."""
     found = {}
-    for key in schema_keys(type(cfg)).values():
-        if key.is_section or lookup(cfg, key.path) == key.default:
+    for key in keys_of(type(cfg)).values():
+        if key.is_section or not (key.unused or key.gpu_only):
+            continue
+        if lookup(cfg, key.path) == key.default:
             continue
         if key.unused:
             found[key.path] = key.unused
-        elif key.gpu_only and device == "cpu":
+        elif device == "cpu":
             found[key.path] = "there is no GPU here"
     return found
 
@@ -67,10 +265,8 @@ def warn_without_effect(cfg: Any) -> None:
     """Log one warning that names every key which was set and changes nothing here."""
     found = without_effect(cfg, guess_device(cfg.trainer.device))
     if found:
-        logger.warning(
-            "set, but without effect here: %s",
-            "; ".join(f"{key} ({why})" for key, why in found.items()),
-        )
+        named = "; ".join(f"{key} ({why})" for key, why in found.items())
+        logger.warning("set, but without effect here: %s", named)
 
 
 def guess_device(device: str) -> str:
@@ -80,11 +276,11 @@ def guess_device(device: str) -> str:
     return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 
 
-def to_dict(cfg: Any) -> dict[str, Any]:
-    """``cfg`` as nested plain dictionaries."""
-    return dataclasses.asdict(cfg)
+def to_dict(cfg: Section) -> Tree:
+    """``cfg`` as nested plain dictionaries and lists."""
+    return cfg.model_dump(mode="json")
 
 
-def to_yaml(cfg: Any) -> str:
+def to_yaml(cfg: Section | Tree) -> str:
     """``cfg`` as YAML, as the run directory keeps it."""
-    return OmegaConf.to_yaml(OmegaConf.create(to_dict(cfg)))
+    return yaml_text(to_dict(cfg) if isinstance(cfg, Section) else cfg)

@@ -10,17 +10,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from verl.names import MAX_LOGITS
 from verl.trainer.config.derive import iterations, known_tasks, trajectories_per_iteration
 from verl.trainer.config.load import guess_device
+from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.sft import NewPolicyConfig
 from verl.utils.threads import available_cpus
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TRAINING_BYTES = 16  # master weight, gradient and two moments, float32 each
-LOGITS_AT_ONCE = (
-    1 << 27
-)  # verl.models.token_scores.MAX_LOGITS, which cannot be imported without torch
 GIB = 2**30
 
 
@@ -227,7 +226,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         cfg.actor_rollout_ref.actor,
         cfg.actor_rollout_ref.rollout,
     )
-    trainer, rlvcr = cfg.trainer, cfg.algorithm.rlvcr
+    trainer = cfg.trainer
     append = env.history == "append"
     played = trajectories_per_iteration(cfg)
     steps = played * env.max_steps
@@ -235,7 +234,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     known = trainer.total_training_steps is not None or train_tasks is not None
     rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
-    others = (3 if rlvcr.alternatives == "all" else 1) * rlvcr.step_fraction if rlvcr.enable else 0
+    others = sum(extension.sampled_tokens(cfg, steps) for extension in EXTENSIONS.values())
     turn = (
         min(data.max_response_length, env.max_steps * env.max_turn_tokens)
         if append
@@ -259,7 +258,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         total_optimizer_steps=None if rounds is None else rounds * updates,
         row_tokens=data.max_prompt_length + data.max_response_length,
         sampled_tokens_at_most=(played if append else steps) * turn,
-        alternative_tokens_at_most=int(steps * others * rlvcr.max_alternative_tokens),
+        alternative_tokens_at_most=others,
         ranks=trainer.n_gpus_per_node * trainer.nnodes,
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         engines=rollout.num_workers,
@@ -305,7 +304,7 @@ def _logit_bytes(tokens: int, facts: Facts) -> int:
     """Float32 logits of a micro-batch of ``tokens`` on one rank, and their gradient; they are
     computed in pieces.
     """
-    return 2 * 4 * min(tokens * (facts.vocab_size or 0), LOGITS_AT_ONCE)
+    return 2 * 4 * min(tokens * (facts.vocab_size or 0), MAX_LOGITS)
 
 
 def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:

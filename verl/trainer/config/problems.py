@@ -1,11 +1,10 @@
 """How a problem is said, and what a check may know besides the config."""
 
 import dataclasses
-import difflib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
-from verl.trainer.config.typed import lookup
+from verl.utils.hints import nearest_name
+from verl.utils.settings import Section, lookup
 
 Problems = Iterator[str]
 
@@ -33,13 +32,13 @@ class Context:
     device: str  # cpu | cuda
 
 
-def problem(cfg: Any, key: str, why: str, allowed: str, fix: str) -> str:
+def problem(cfg: Section, key: str, why: str, allowed: str, fix: str) -> str:
     """The message about the value of ``key``."""
     return f"{key}={lookup(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}"
 
 
-def unknown_name(cfg: Any, key: str, name: str, known: Collection[str]) -> str:
+def unknown_name(cfg: Section, key: str, name: str, known: Collection[str]) -> str:
     """The message about a ``name`` that no registry has, with the nearest one."""
-    guess = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    fix = f"did you mean {guess[0]}?" if guess else "take one of those"
+    guess = nearest_name(name, known, cutoff=0.4)
+    fix = f"did you mean {guess}?" if guess else "take one of those"
     return problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix)

@@ -4,52 +4,48 @@ add to them.
 
 import importlib
 from collections.abc import Collection, Iterable
-from typing import Any
 
-from verl.trainer.config.errors import ConfigError
+from verl.names import ENGINES, ESTIMATORS, POLICY_LOSSES
+from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.problems import Context, Problems, problem, unknown_name
 from verl.trainer.config.schema import PPOConfig
-from verl.trainer.config.schema.actor import POLICY_LOSSES
-from verl.trainer.config.schema.algorithm import ESTIMATORS
-from verl.trainer.config.schema.rollout import ENGINES
-from verl.trainer.config.typed import lookup
+from verl.utils.settings import ConfigError, Section, lookup
 
 ENGINE = "actor_rollout_ref.rollout.name"
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 
 # Columns of the batch that every estimator may read; the others depend on the config.
 COLUMNS = (
-    *(
-        "prompts",
-        "responses",
-        "input_ids",
-        "attention_mask",
-        "position_ids",
-        "response_mask",
-        "step_ids",
-    ),
-    *(
-        "rollout_log_probs",
-        "old_log_probs",
-        "entropys",
-        "token_level_scores",
-        "token_level_rewards",
-    ),
-    *(
-        "uid",
-        "traj_uid",
-        "data_source",
-        "task_id",
-        "anchor_obs",
-        "is_action_valid",
-        "step_rewards",
-        "step_index",
-    ),
-    *("episode_rewards", "episode_lengths", "won", "aborted", "truncated", "steps"),
+    "prompts",
+    "responses",
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "response_mask",
+    "step_ids",
+    "rollout_log_probs",
+    "old_log_probs",
+    "entropys",
+    "token_level_scores",
+    "token_level_rewards",
+    "uid",
+    "traj_uid",
+    "data_source",
+    "task_id",
+    "anchor_obs",
+    "is_action_valid",
+    "step_rewards",
+    "step_index",
+    "episode_rewards",
+    "episode_lengths",
+    "won",
+    "aborted",
+    "truncated",
+    "steps",
 )
 
 
-def import_external(configs: Iterable[Any]) -> None:
+def import_external(configs: Iterable[Section]) -> None:
     """Import the modules that ``configs`` name as ``external_lib``.
 
     Raises ConfigError for one that is not there.
@@ -70,17 +66,17 @@ def import_external(configs: Iterable[Any]) -> None:
 def check_names(cfg: PPOConfig, ctx: Context) -> Problems:
     """Estimator, policy loss and engine are registered."""
     names = ctx.names
+    loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
     for key, registered, shipped in (
         ("algorithm.adv_estimator", names.estimators, ESTIMATORS),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", names.policy_losses, POLICY_LOSSES),
+        (loss, names.policy_losses, POLICY_LOSSES),
         (ENGINE, names.engines, ENGINES),
     ):
-        known, name = _known(cfg, registered, shipped), lookup(cfg, key)
+        known = _known(cfg, registered, shipped)
+        name = lookup(cfg, key)
         if key == ENGINE and known is not None:
-            known = [
-                *known,
-                name if ":" in name else "module:Class",
-            ]  # an engine may be named by its place
+            # An engine may also be named by its place.
+            known = [*known, name if ":" in name else "module:Class"]
         if known is not None and name not in known:
             yield unknown_name(cfg, key, name, known)
 
@@ -96,28 +92,20 @@ def _known(
 
 def batch_columns(cfg: PPOConfig) -> dict[str, str]:
     """Columns that depend on the config: each with "" where it will be there, else how to get it."""
-    algorithm, actor, rlvcr = cfg.algorithm, cfg.actor_rollout_ref.actor, cfg.algorithm.rlvcr
-    reference = actor.use_kl_loss or algorithm.use_kl_in_reward
-    factor = rlvcr.enable and (rlvcr.combine == "reweight" or algorithm.adv_estimator == "copo")
-    found = {
-        "values": (cfg.critic.enable, "critic.enable=true"),
-        "ref_log_prob": (
-            reference,
-            "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true",
-        ),
-        "thinking_level_entropies": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
-        "thinking_token_costs": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
-        "choice_mask": (rlvcr.enable, "algorithm.rlvcr.enable=true"),
-        "thinking_reweight": (
-            factor,
-            "algorithm.rlvcr.enable=true algorithm.rlvcr.combine=reweight",
-        ),
+    algorithm = cfg.algorithm
+    actor = "actor_rollout_ref.actor"
+    use_kl = f"{actor}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
+    reference = lookup(cfg, f"{actor}.use_kl_loss") or algorithm.use_kl_in_reward
+    columns = {
+        "values": "" if cfg.critic.enable else "critic.enable=true",
+        "ref_log_prob": "" if reference else use_kl,
         "reward_baselines": (
-            not algorithm.filter_groups.enable,
-            "algorithm.filter_groups.enable=false",
+            "algorithm.filter_groups.enable=false" if algorithm.filter_groups.enable else ""
         ),
     }
-    return {column: "" if there else how for column, (there, how) in found.items()}
+    for extension in EXTENSIONS.values():
+        columns.update(extension.columns(cfg))
+    return columns
 
 
 def check_columns(cfg: PPOConfig, ctx: Context) -> Problems:

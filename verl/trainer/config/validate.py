@@ -9,16 +9,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+from verl.names import GROUP_ESTIMATORS
 from verl.trainer.config.cold_start import cold_start_config
-from verl.trainer.config.derive import known_tasks, plays_generated, trajectories_per_iteration
-from verl.trainer.config.errors import ConfigError
+from verl.trainer.config.derive import declared_tasks, known_tasks, trajectories_per_iteration
 from verl.trainer.config.load import guess_device
+from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.problems import Context, Names, Problems, problem, unknown_name
 from verl.trainer.config.registered_names import check_columns, check_names
 from verl.trainer.config.schema import PPOConfig, SFTConfig
-from verl.trainer.config.schema.algorithm import GROUP_ESTIMATORS, THINKING_ESTIMATORS
-from verl.trainer.config.schema.env import ALFWORLD_TASK_TYPES, EnvConfig
-from verl.trainer.config.typed import lookup
+from verl.utils.settings import ConfigError, MissingKey, lookup
 
 
 def _is_local(path: str) -> bool:
@@ -60,6 +59,12 @@ def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:
         yield from (f"cold start: {found}" for found in check_sft(sft, ctx))
 
 
+def group_estimators() -> tuple[str, ...]:
+    """Estimators that compare the plays of one task, those that are plugged in included."""
+    plugged = [name for extension in EXTENSIONS.values() for name in extension.group_estimators]
+    return (*GROUP_ESTIMATORS, *plugged)
+
+
 def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
     """The estimator has the group and the critic it needs."""
     name, n = cfg.algorithm.adv_estimator, cfg.env.rollout.n
@@ -67,7 +72,7 @@ def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
         yield problem(
             cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
         )
-    if name in GROUP_ESTIMATORS and n < 2:
+    if name in group_estimators() and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
         yield problem(
             cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix
@@ -78,49 +83,6 @@ def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
     if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
         why = f"{name} trains no critic, so nothing would be updated"
         yield problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
-
-
-def check_rlvcr(cfg: PPOConfig, ctx: Context) -> Problems:
-    """Settings of thinking credit that contradict each other."""
-    rlvcr, prefix, name = cfg.algorithm.rlvcr, "algorithm.rlvcr", cfg.algorithm.adv_estimator
-    if name in THINKING_ESTIMATORS and not rlvcr.enable:
-        yield problem(
-            cfg,
-            f"{prefix}.enable",
-            f"{name} needs scored alternatives",
-            "true or null",
-            "leave it unset",
-        )
-    if rlvcr.enable and not cfg.env.levels:
-        why = "thinking credit needs a policy that is asked for levels"
-        yield problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
-    if rlvcr.alternatives == "one" and (rlvcr.combine == "reweight" or name == "copo"):
-        why = "reweighting scales the scores of all four thoughts, and one leaves two unknown"
-        fix = f"{prefix}.alternatives=all, or combine: additive, gated, success"
-        yield problem(cfg, f"{prefix}.alternatives", why, "all", fix)
-    if rlvcr.level_bonus_w and name == "copo":
-        fix = f"{prefix}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
-        yield problem(
-            cfg, f"{prefix}.level_bonus_w", "copo multiplies advantages and adds nothing", "0", fix
-        )
-    if rlvcr.enable and rlvcr.alternatives == "one" and rlvcr.mode == "mean_std_norm":
-        why = "the spread of two scores is half their distance, so every advantage would be 1.5 or -1.5, however close"
-        fix = f"{prefix}.alternatives=all, or {prefix}.mode=mean_norm"
-        yield problem(
-            cfg, f"{prefix}.alternatives", f"with {prefix}.mode=mean_std_norm {why}", "all", fix
-        )
-    if rlvcr.enable and rlvcr.step_fraction == 0:
-        fix = f"{prefix}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
-        yield problem(
-            cfg, f"{prefix}.step_fraction", "no step would be scored", "more than 0, at most 1", fix
-        )
-    if rlvcr.mode == "mean_std_norm" and rlvcr.std_floor == 0:
-        why = "a near-tie of scores would become a full-size advantage"
-        yield problem(cfg, f"{prefix}.std_floor", why, "more than 0", f"{prefix}.std_floor=0.1")
-    if set(rlvcr.prompts) - set("1234"):
-        yield problem(
-            cfg, f"{prefix}.prompts", "not a level", "keys 1, 2, 3, 4", "remove the other keys"
-        )
 
 
 def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -347,49 +309,26 @@ def check_run(cfg: Any, ctx: Context) -> Problems:
         yield "data.custom_cls: only one of path and name is set; allowed: both or neither; fix: set the other"
 
 
-def check_env(cfg: Any, ctx: Context) -> Problems:
-    """The environment exists; sizes of its games are ranges; there are enough games for a batch and
-    the panel.
-    """
-    env: EnvConfig = cfg.env
-    name = env.env_name.split("/", 1)[0]
+def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+    """The environment exists and has enough tasks for a batch and for the panel."""
+    env = cfg.env
     known = ctx.names.environments
-    if known is not None and name not in known and ":" not in env.env_name:
+    if known is not None and env.name not in known and ":" not in env.env_name:
         yield unknown_name(cfg, "env.env_name", env.env_name, known)
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if lookup(cfg, key) <= 0:
             yield problem(cfg, key, "every call would be late", "more than 0", f"{key}=30")
-    if name == "alfworld":
-        yield from _check_alfworld(cfg)
+    held_out = declared_tasks(env, "val")
+    if held_out is not None and env.val_tasks > held_out:
+        why = f"only {held_out} tasks are held out"
+        fix = f"a smaller panel, or more tasks (env.{env.name})"
+        yield problem(cfg, "env.val_tasks", why, f"at most {held_out}", fix)
     tasks = known_tasks(env)
     if isinstance(cfg, PPOConfig) and tasks is not None and cfg.data.train_batch_size > tasks:
         why = f"there are {tasks} training tasks, and a batch holds a task once"
-        fix = "a smaller batch, or more tasks (env.train_tasks, env.alfworld.train_games)"
-        yield problem(
-            cfg, "data.train_batch_size", why, "at most the number of training tasks", fix
-        )
-
-
-def _check_alfworld(cfg: Any) -> Problems:
-    alfworld = cfg.env.alfworld
-    if not alfworld.task_types:
-        yield problem(
-            cfg, "env.alfworld.task_types", "no games", ", ".join(ALFWORLD_TASK_TYPES), "name one"
-        )
-    for key, least in (("env.alfworld.receptacles", 2), ("env.alfworld.objects", 0)):
-        bounds = lookup(cfg, key)
-        if len(bounds) != 2 or not least <= bounds[0] <= bounds[1]:
-            yield problem(
-                cfg,
-                key,
-                "not a range",
-                f"[fewest, most], {least} <= fewest <= most",
-                f"{key}=[3,5]",
-            )
-    if plays_generated(cfg.env) and cfg.env.val_tasks > alfworld.val_games:
-        why = f"only {alfworld.val_games} games are held out"
-        fix = f"env.alfworld.val_games={cfg.env.val_tasks}, or a smaller panel"
-        yield problem(cfg, "env.val_tasks", why, "at most env.alfworld.val_games", fix)
+        fix = f"a smaller batch, or more tasks (env.train_tasks, env.{env.name})"
+        allowed = "at most the number of training tasks"
+        yield problem(cfg, "data.train_batch_size", why, allowed, fix)
 
 
 def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
@@ -435,11 +374,6 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
         yield problem(
             cfg, "data.levels", "not a level", "any of 1, 2, 3, 4", "data.levels=[1,2,3,4]"
         )
-    elif not data.train_files and set(data.levels) != {1, 2, 3, 4}:
-        fix = "data.levels=[1,2,3,4], or data.train_files with episodes of your own"
-        yield problem(
-            cfg, "data.levels", "ALFWorld's expert thinks at all four levels", "1, 2, 3, 4", fix
-        )
     for key in ("data.train_files", "data.val_files"):
         missing = [
             name for name in lookup(cfg, key) if ctx.check_files and not Path(name).is_file()
@@ -455,7 +389,6 @@ PPO_CHECKS = (
     check_names,
     check_estimator,
     check_columns,
-    check_rlvcr,
     check_lengths,
     check_batches,
     check_losses,
@@ -468,19 +401,43 @@ PPO_CHECKS = (
 SFT_CHECKS = (check_sft, check_env, check_run)
 
 
-def find_problems(cfg: Any, names: Names | None = None, check_files: bool = True) -> list[str]:
+def find_problems(
+    cfg: PPOConfig | SFTConfig,
+    names: Names | None = None,
+    check_files: bool = True,
+    partial: bool = False,
+) -> list[str]:
     """Messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
 
     ``names`` are the registered ones (None: those that ship are known, environments are not
     checked); ``check_files`` asks that files and directories which the config names exist on this
-    machine.
+    machine. A ``partial`` config lacks the keys that were refused: a check that needs one of them
+    ends there.
     """
-    ctx = Context(names or Names(), check_files, guess_device(cfg.trainer.device))
+    ctx = Context(names or Names(), check_files, guess_device(_device(cfg)))
     checks = PPO_CHECKS if isinstance(cfg, PPOConfig) else SFT_CHECKS
-    return [found for check in checks for found in check(cfg, ctx)]
+    plugged = [extension.check for extension in EXTENSIONS.values()]
+    found = []
+    for check in (*checks, *plugged):
+        try:
+            for message in check(cfg, ctx):
+                found.append(message)
+        except MissingKey:
+            if not partial:
+                raise
+    return found
 
 
-def validate(cfg: Any, names: Names | None = None, check_files: bool = True) -> None:
+def _device(cfg: PPOConfig | SFTConfig) -> str:
+    try:
+        return cfg.trainer.device
+    except MissingKey:
+        return "cpu"
+
+
+def validate(
+    cfg: PPOConfig | SFTConfig, names: Names | None = None, check_files: bool = True
+) -> None:
     """Raise ConfigError with everything that ``find_problems`` finds; return None when that is
     nothing.
     """

@@ -1,11 +1,30 @@
-"""What the entry points ask about a config before anything starts; what answers is imported by the
-call.
+"""What the packages above the framework add to it, joined where the entry points find it.
+
+Importing this module plugs the environments' settings and the method's into the configuration; that
+is light. What is asked for by a call is imported by the call.
 """
 
 from collections.abc import Collection
 
+from verl.trainer.config.load import default_config, load_config, read_config
+from verl.trainer.config.plugged import plug
 from verl.trainer.config.problems import Names
 from verl.trainer.config.schema import PPOConfig
+from verl.trainer.launch.environments import ENVIRONMENTS
+from verl.trainer.launch.method import METHOD
+
+# What reads configs, with the sections of environments and method known.
+__all__ = [
+    "default_config",
+    "environment_names",
+    "load_config",
+    "read_config",
+    "registered_names",
+    "start_problems",
+]
+
+plug(ENVIRONMENTS)
+plug(METHOD)
 
 
 def registered_names() -> Names:

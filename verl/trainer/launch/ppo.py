@@ -29,7 +29,6 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import iterations
-from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -37,6 +36,7 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorker
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
 from verl.utils.processes import die_with_parent
+from verl.utils.settings import ConfigError
 from verl.utils.threads import threads_per_process
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import resolve_device

@@ -7,13 +7,18 @@ started.
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment, get_package
-from agent_system.environments.tasks import env_section
+from agent_system.environments.env_registry import (
+    MissingExtra,
+    UnknownEnvironment,
+    env_settings,
+    get_package,
+)
 from agent_system.multi_turn_rollout.play_settings import check_prompts
 from agent_system.reward_manager import load_reward_manager
 from rlvcr.levels import LevelCodec
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.schema import PPOConfig
+from verl.utils.settings import ConfigError
 from verl.workers.rollout.engine_registry import ENGINES, engine_class
 
 PATH = "actor_rollout_ref.model.path"
@@ -35,7 +40,10 @@ def _environment_problems(cfg: PPOConfig) -> Iterator[str]:
     name = cfg.env.env_name
     try:
         package = get_package(name)
-        package.prompts(env_section(cfg.env))
+        package.prompts(env_settings(cfg.env))
+    except ConfigError as error:
+        yield from error.problems
+        return
     except (UnknownEnvironment, MissingExtra, AttributeError, TypeError, ValueError) as error:
         yield f"env.env_name={name!r}: {error}; allowed: an environment that is installed; fix: docs/environments.md"
         return

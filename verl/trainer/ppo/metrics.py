@@ -39,7 +39,7 @@ def data_metrics(batch: DataProto) -> dict[str, float]:
         **summary("response_length", attention[:, prompt_width:].sum(-1)),
         **summary("prompt_length", attention[:, :prompt_width].sum(-1)),
     }
-    if "values" in set(batch.batch.keys()):
+    if "values" in batch.tensor_keys():
         result |= summary("critic/values", batch.batch["values"][mask])
     return result
 
@@ -52,10 +52,8 @@ def probability_drift(batch: DataProto) -> dict[str, float]:
     nats.
     """
     mask = batch.batch["response_mask"].bool()
-    rollout, trainer = (
-        batch.batch["rollout_log_probs"][mask].float(),
-        batch.batch["old_log_probs"][mask].float(),
-    )
+    rollout = batch.batch["rollout_log_probs"][mask].float()
+    trainer = batch.batch["old_log_probs"][mask].float()
     if rollout.numel() == 0:
         return {}
     diff = (rollout.exp() - trainer.exp()).abs()
@@ -85,11 +83,12 @@ def first_rows(batch: DataProto) -> np.ndarray:
 
 def validation_metrics(batch: DataProto) -> dict[str, float]:
     """Success, return, length and tokens on the panel, each trajectory counted once, with a
-    bootstrap interval.
+    bootstrap interval, and what methods have registered in ``verl.sections``.
     """
     rows = first_rows(batch)
     fields = batch.non_tensor_batch
     won = fields["won"][rows].astype(float)
+    # Resampled by task: plays of the same task are not independent of each other.
     low, high = bootstrap_interval(mean_per_task(won, fields["uid"][rows]))
     sampled = tokens_per_trajectory(batch)
     result = {
@@ -109,9 +108,7 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def mean_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
-    """``values`` [N] averaged over the plays of each task: plays of one task are not independent of
-    each other.
-    """
+    """``values`` [N] averaged over the plays of each task [T]."""
     _, task = np.unique(uids.astype(str), return_inverse=True)
     return np.bincount(task, weights=values) / np.bincount(task)
 

@@ -1,6 +1,5 @@
 """ALFWorld as an environment: one engine, one game at a time."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from agent_system.environments.base import Observation, Task
@@ -24,12 +23,11 @@ class AlfworldEnv:
 
     placement = "process"  # the engine redirects standard output and is wrong in threads
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
-        from agent_system.environments.env_package.alfworld.engine import (
-            Engine,  # a second of imports, in the worker
-        )
+    def __init__(self, settings: AlfworldSettings) -> None:
+        # A second of imports, which only the worker process needs.
+        from agent_system.environments.env_package.alfworld.engine import Engine
 
-        self.settings = AlfworldSettings.from_section(section)
+        self.settings = settings
         self._engine = Engine()
         self._loaded: str | None = None
         self._start: frozenset[str] = frozenset()
@@ -39,6 +37,7 @@ class AlfworldEnv:
 
         The engine draws nothing, so ``seed`` has no effect: same task, same start.
         """
+        del seed  # the task says it all
         if self._loaded != task["task_id"]:
             self._loaded = None
             self._engine.load(load_game(self.settings, task))

@@ -1,13 +1,14 @@
-"""The ``env.alfworld`` section as a typed value, and the names of the six task types."""
+"""The ``env.alfworld`` section, and the names of the six task types."""
 
-import dataclasses
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import os
+from typing import Annotated, Any, Literal, get_args
 
-from agent_system.environments.sections import SHARED, known_values
+from pydantic import BeforeValidator, field_validator
 
+from agent_system.environments.settings import EnvSettings
+from verl.utils.settings import NonNegativeInt, PositiveInt
+
+TaskType = Literal["pick", "light", "clean", "heat", "cool", "two"]
 TASK_TYPES = {
     "pick": "pick_and_place_simple",
     "light": "look_at_obj_in_light",
@@ -17,87 +18,86 @@ TASK_TYPES = {
     "two": "pick_two_obj_and_place",
 }
 SHORT_NAMES = {official: short for short, official in TASK_TYPES.items()}
-SOURCES = ("auto", "generated", "official")
-PROMPTS = ("compact", "full")
-ELSEWHERE = frozenset(
-    {"eval_dataset", "level_prompts"}
-)  # of the configuration (val_split is made of it), of prompts
-VAL_SPLITS = ("valid_seen", "valid_unseen")
+EVAL_SPLITS = {
+    "eval_in_distribution": "valid_seen",
+    "eval_out_of_distribution": "valid_unseen",
+}
 
 
-@dataclass(frozen=True)
-class AlfworldSettings:
-    """What ``env.alfworld`` configures. ``receptacles`` and ``objects`` are inclusive ranges ``(lo,
-    hi)``.
+def _short_names(names: Any) -> Any:
+    """``pick_and_place_simple`` -> ``pick``; short names pass, and so does what is no name."""
+    listed = [names] if isinstance(names, str) else names
+    if isinstance(listed, list | tuple):
+        return tuple(SHORT_NAMES.get(name, name) for name in listed)
+    return names
 
-    ``source``: ``generated`` plays rooms generated from the wheel's floor plans, ``official`` the
-    games under ``$ALFWORLD_DATA``, ``auto`` the official ones where they are installed.
-    ``receptacles``, ``objects``, ``train_games``, ``val_games`` and ``seed`` shape generated games;
-    ``val_split`` chooses among official ones. ``max_steps`` bounds the episodes of demonstrations
-    (the collector has its own ``env.max_steps``).
+
+class AlfworldSettings(EnvSettings):
+    """Which household tasks are played, and where their games come from.
+
+    ``receptacles``, ``objects``, ``train_games``, ``val_games`` and ``seed`` shape generated games,
+    ``val_split`` chooses among official ones.
     """
 
-    task_types: tuple[str, ...] = ("pick",)
+    task_types: Annotated[tuple[TaskType, ...], BeforeValidator(_short_names)] = ("pick",)
+    """household tasks, by short (pick) or official name (pick_and_place_simple)"""
+    source: Literal["auto", "generated", "official"] = "auto"
+    """rooms generated from the wheel's floor plans, the games under $ALFWORLD_DATA, or (auto) those
+    where they are installed"""
     receptacles: tuple[int, int] = (3, 5)
+    """fewest and most receptacles of a generated room"""
     objects: tuple[int, int] = (4, 8)
-    train_games: int = 2000
-    val_games: int = 256
+    """fewest and most objects of a generated room"""
+    train_games: PositiveInt = 2000
+    """generated games to train on"""
+    val_games: PositiveInt = 256
+    """generated games held out: other floor plans, other seeds"""
+    seed: NonNegativeInt = 0
+    """seed of game generation: the same games in every run"""
     data_dir: str = "data/alfworld"
-    seed: int = 0
-    max_steps: int = 15
-    prompt: str = "compact"
-    source: str = "auto"
-    val_split: str = "valid_unseen"
+    """where generated games are stored by content hash"""
+    prompt: Literal["compact", "full"] = "full"
+    """length of the instructions"""
+    val_split: Literal["valid_seen", "valid_unseen"] | None = None
+    """official games to validate on; null: follows eval_dataset"""
+    eval_dataset: Literal["eval_in_distribution", "eval_out_of_distribution"] = (
+        "eval_in_distribution"
+    )
+    """official games to validate on, by the name job scripts use"""
 
+    @field_validator("task_types")
     @classmethod
-    def from_section(cls, section: Mapping[str, Any] | None) -> "AlfworldSettings":
-        """Read a section. Task types may be given by short (``pick``) or official name.
-
-        Raises ``ValueError`` naming key, value and what is allowed.
-        """
-        names = [field.name for field in dataclasses.fields(cls)]
-        values = known_values(names, section, "alfworld", SHARED | ELSEWHERE)
-        for key in ("task_types", "receptacles", "objects"):
-            if key in values:
-                given = [values[key]] if isinstance(values[key], str) else values[key]
-                values[key] = tuple(given)
-        if "task_types" in values:
-            values["task_types"] = tuple(short_name(name) for name in values["task_types"])
-        settings = cls(**values)
-        settings.check()
-        return settings
-
-    def check(self) -> None:
-        """Raise ``ValueError`` for a value that cannot work."""
-        for key, least in (("receptacles", 2), ("objects", 0)):
-            bounds = getattr(self, key)
-            if len(bounds) != 2 or not least <= bounds[0] <= bounds[1]:
-                raise ValueError(
-                    f"env.alfworld.{key}={list(bounds)}: need [lo, hi] with {least} <= lo <= hi"
-                )
-        for key, allowed in (("source", SOURCES), ("prompt", PROMPTS), ("val_split", VAL_SPLITS)):
-            if getattr(self, key) not in allowed:
-                raise ValueError(
-                    f"env.alfworld.{key}={getattr(self, key)!r}: allowed are {', '.join(allowed)}"
-                )
-        if not self.task_types:
+    def _some_task(cls, names: tuple[TaskType, ...]) -> tuple[TaskType, ...]:
+        if not names:
             raise ValueError(
-                f"env.alfworld.task_types is empty: choose from {', '.join(TASK_TYPES)}"
+                f"no games; allowed: any of {', '.join(get_args(TaskType))}; fix: name one"
             )
-        if self.train_games < 1 or self.val_games < 1:
-            raise ValueError("env.alfworld.train_games and val_games must be at least 1")
+        return names
 
+    @field_validator("receptacles", "objects")
+    @classmethod
+    def _range(cls, bounds: tuple[int, int], info: Any) -> tuple[int, int]:
+        least = 2 if info.field_name == "receptacles" else 0
+        if not least <= bounds[0] <= bounds[1]:
+            allowed = f"[fewest, most], {least} <= fewest <= most"
+            fix = f"env.alfworld.{info.field_name}=[3,5]"
+            raise ValueError(f"not a range; allowed: {allowed}; fix: {fix}")
+        return bounds
 
-def short_name(task_type: str) -> str:
-    """``pick_and_place_simple`` -> ``pick``; short names pass.
+    @property
+    def official_split(self) -> str:
+        """The official games to validate on."""
+        return self.val_split or EVAL_SPLITS[self.eval_dataset]
 
-    Raises ``ValueError`` for an unknown name.
-    """
-    short = SHORT_NAMES.get(task_type, task_type)
-    if short not in TASK_TYPES:
-        nearest = difflib.get_close_matches(short, [*TASK_TYPES, *SHORT_NAMES], n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(
-            f"env.alfworld.task_types: no task type {task_type!r}{hint} Allowed: {', '.join(TASK_TYPES)}"
-        )
-    return short
+    @property
+    def generates(self) -> bool:
+        """Whether the games are generated, as far as can be said before they are looked for."""
+        if self.source == "auto":
+            return "ALFWORLD_DATA" not in os.environ
+        return self.source == "generated"
+
+    def known_tasks(self, split: str) -> int | None:
+        """The number of generated games; nobody knows that of official ones before."""
+        if not self.generates:
+            return None
+        return self.val_games if split == "val" else self.train_games

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +28,7 @@ class DamagedStore(ValueError):
     """A stored game does not match its hash; the message says which folder to delete."""
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+def tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """The tasks of ``split`` (``train`` or ``val``), in a stable order.
 
     A task is ``{task_id, data_source, kind, source, ...}``: generated ones name ``split, index,
@@ -40,7 +39,6 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     """
     if split not in ("train", "val"):
         raise ValueError(f"alfworld has the splits train and val, not {split!r}")
-    settings = AlfworldSettings.from_section(section)
     folder = official_folder()
     if settings.source == "official" or (settings.source == "auto" and folder is not None):
         return official_tasks(settings, split)
@@ -163,8 +161,9 @@ class Store:
             game = json.loads(line)
             intact = games.content_hash(game) == entry["hash"]
         except (ValueError, KeyError):
+            game = None
             intact = False
-        if not intact:
+        if game is None or not intact:
             raise DamagedStore(
                 f"game {number} of {folder} does not match its hash: delete the folder to renew it"
             )
@@ -199,7 +198,8 @@ def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
     game = store.read(task["index"])
     if game["hash"] != task["hash"]:
         raise DamagedStore(
-            f"{task['task_id']}: the game of these settings is {game['hash']}; env.alfworld changed?"
+            f"{task['task_id']}: the game of these settings is {game['hash']}; "
+            "env.alfworld changed?"
         )
     return games.game_file(game)
 
@@ -247,10 +247,11 @@ def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     root = official_folder()
     if root is None:
         raise FileNotFoundError(
-            f"env.alfworld.source=official, but $ALFWORLD_DATA does not hold {OFFICIAL_FOLDER}/train: run "
+            "env.alfworld.source=official, but $ALFWORLD_DATA does not hold "
+            f"{OFFICIAL_FOLDER}/train: run "
             "alfworld-download, or set env.alfworld.source=generated"
         )
-    name = "train" if split == "train" else settings.val_split
+    name = "train" if split == "train" else settings.official_split
     found = []
     for path in sorted((root / name).rglob("game.tw-pddl")):
         kind = SHORT_NAMES.get(_official_type(path))

@@ -1,16 +1,15 @@
 """FrozenLake: gymnasium's rules on generated maps, in text."""
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from gymnasium.envs.toy_text import frozen_lake as rules
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import ChatPrompts, project
-from agent_system.environments.sections import read_section, setting
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
+from agent_system.environments.env_package.frozen_lake.expert import EXPERT
+from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
 from verl.utils.seeds import derive_seed
 
 NAME = "frozen_lake"
@@ -21,29 +20,19 @@ MOVES = {
     "up": (rules.UP, -1, 0),
 }
 RULES = """\
-You cross a frozen lake, one cell per move: left, down, right or up. P is you, . is ice, O is a hole, G is the goal.
+You cross a frozen lake, one cell per move: left, down, right or up. P is you, \
+. is ice, O is a hole, G is the goal.
 Reach the goal. Whoever enters a hole has lost. {ice}"""
 ICE = {
-    True: "The ice is slippery: only one move in three goes where you want, the others go to one side of it.",
+    True: (
+        "The ice is slippery: only one move in three goes where you want, "
+        "the others go to one side of it."
+    ),
     False: "The ice is not slippery: you move where you want.",
 }
 DRAWN = str.maketrans("SFH", "..O")
 VAL_SHARE = 5  # one map in five may be held out
 PATIENCE = 300  # draws without a new map before giving up: small lakes have few different ones
-
-
-@dataclass(frozen=True)
-class LakeSettings:
-    """``env.frozen_lake``: the lake's ``size`` in cells, the share of its cells that is ``frozen``,
-    how many maps.
-    """
-
-    size: int = setting(4, low=3, high=16)
-    frozen: float = setting(0.8, low=0.6, high=0.95)  # below, hardly a lake can be crossed
-    slippery: bool = setting(False)
-    train_maps: int = setting(1000, low=1)
-    val_maps: int = setting(128, low=1)
-    map_seed: int = setting(0, low=0)
 
 
 class FrozenLake:
@@ -56,9 +45,9 @@ class FrozenLake:
 
     placement = "inline"
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
-        self.settings = read_section(LakeSettings, section, NAME)
-        self._lake: rules.FrozenLakeEnv | None = None
+    def __init__(self, settings: LakeSettings) -> None:
+        self.settings = settings
+        self._lake: Any = None  # gymnasium's, once a map is known
         self._map: tuple[str, ...] = ()
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -108,19 +97,22 @@ class FrozenLake:
         )
 
 
-def prompts(section: Mapping[str, Any]) -> ChatPrompts:
-    """The rules of this kind of ice."""
-    return ChatPrompts(
-        RULES.format(ice=ICE[read_section(LakeSettings, section, NAME).slippery]), example="down"
-    )
+def prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
+    """The rules of this kind of ice, or the lake alone."""
+    if settings.prompt == "compact":
+        return CompactPrompts()
+    return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+def tasks(settings: LakeSettings, split: str) -> list[Task]:
     """Different maps, each with a way to the goal; fewer than asked for where the lake is too small
     for more.
     """
-    return [{"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
-            for rows in _maps(read_section(LakeSettings, section, NAME))[split]]  # fmt: skip
+    maps = _maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    return [
+        {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
+        for rows in maps
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -152,4 +144,12 @@ def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
             return tuple(map("".join, board))
 
 
-PACKAGE = EnvPackage(NAME, FrozenLake, tasks, prompts, project)
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=LakeSettings,
+    make=FrozenLake,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+    expert=EXPERT,
+)

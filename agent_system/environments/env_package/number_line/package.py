@@ -1,8 +1,7 @@
 """Number line: stand on one number, reach another with steps of 1 and jumps of 3.
 
 Pure Python, deterministic, a few steps long: what tests play when the environment is not what they
-test, and the pattern for a new environment. Section keys: ``size`` (numbers go from 0 to ``size``),
-``max_steps``, ``train_tasks`` and ``val_tasks`` (how many of the tasks each split has at most).
+test, and the pattern for a new environment.
 """
 
 import re
@@ -10,8 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.chat_prompts import CompactPrompts
+from agent_system.environments.env_package.number_line.expert import EXPERT
+from agent_system.environments.env_package.number_line.settings import LineSettings
 from rlvcr.levels import level_prompts
 
+MAX_STEPS = 12  # where the settings say nothing
 MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 RULES = """You stand on a number line. Reach the target number.
@@ -37,14 +40,19 @@ class NumberLineEnv:
 
     placement = "inline"
 
-    def __init__(self, section: dict[str, Any]) -> None:
-        self.size = int(section.get("size", 12))
-        self.max_steps = int(section.get("max_steps") or 12)
-        self.position = self.target = self.steps = 0
+    def __init__(self, settings: LineSettings) -> None:
+        self.size = settings.size
+        self.max_steps = settings.max_steps or MAX_STEPS
+        self.position = 0
+        self.target = 0
+        self.steps = 0
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Stand on ``task["start"]``; the seed changes nothing, the task says it all."""
-        self.position, self.target, self.steps = task["start"], task["target"], 0
+        del seed  # the task says it all
+        self.position = task["start"]
+        self.target = task["target"]
+        self.steps = 0
         return self._look("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
@@ -80,12 +88,12 @@ class NumberLinePrompts:
     to answer.
     """
 
-    asks_for_levels = shows_level_prompts = True
+    asks_for_levels = True
+    shows_level_prompts = True
 
-    def __init__(self, section: dict[str, Any]) -> None:
-        self._levels = LEVELS.format(
-            *level_prompts(section.get("level_prompts"), LEVEL_TEXTS).values()
-        )
+    def __init__(self, settings: LineSettings) -> None:
+        texts = level_prompts(settings.level_prompts, LEVEL_TEXTS)
+        self._levels = LEVELS.format(*texts.values())
 
     def system(self, levels: bool) -> str | None:
         """Rules and answer format."""
@@ -93,6 +101,7 @@ class NumberLinePrompts:
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation as it is."""
+        del levels  # both variants read the same
         return observation.text
 
     def turn(self, observation: Observation) -> str:
@@ -107,20 +116,26 @@ class NumberLinePrompts:
         levels: bool,
     ) -> str:
         """The remembered turns, then where the agent stands now."""
+        del first, levels  # not needed here
         past = "".join(f"{seen} You chose: {action}\n" for seen, action in history)
         return f"{past}{observation.text}"
 
 
-def tasks(section: dict[str, Any], split: str) -> list[Task]:
+def tasks(settings: LineSettings, split: str) -> list[Task]:
     """All (start, target) pairs of the line; every fourth target offset is held out for ``val``."""
-    size = int(section.get("size", 12))
-    pairs = [(a, b) for a in range(size + 1) for b in range(size + 1) if a != b]
+    numbers = range(settings.size + 1)
+    pairs = [(a, b) for a in numbers for b in numbers if a != b]
     chosen = [(a, b) for a, b in pairs if ((a + 2 * b) % 4 == 0) == (split == "val")]
-    limit = section.get(f"{split}_tasks")
+    limit = settings.val_tasks if split == "val" else settings.train_tasks
     return [
         {"task_id": f"number_line/{a}-{b}", "data_source": "number_line", "start": a, "target": b}
-        for a, b in chosen[: int(limit) if limit else None]
+        for a, b in chosen[:limit]
     ]
+
+
+def prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
+    """Rules, answer format and places, or the places alone."""
+    return CompactPrompts() if settings.prompt == "compact" else NumberLinePrompts(settings)
 
 
 def project(text: str) -> tuple[str, bool]:
@@ -129,4 +144,12 @@ def project(text: str) -> tuple[str, bool]:
     return (found[-1].strip().lower(), True) if found else (text.strip().lower()[-40:], False)
 
 
-PACKAGE = EnvPackage("number_line", NumberLineEnv, tasks, NumberLinePrompts, project)
+PACKAGE = EnvPackage(
+    name="number_line",
+    settings=LineSettings,
+    make=NumberLineEnv,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+    expert=EXPERT,
+)

@@ -4,8 +4,6 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,55 +15,27 @@ from agent_system.environments.env_package.search.retrieval import (
     RemoteRetriever,
     Retriever,
 )
+from agent_system.environments.env_package.search.settings import SearchSettings
 from agent_system.environments.env_package.search.world import build
-from agent_system.environments.sections import read_section, setting
 from verl.utils.seeds import derive_seed
 
 NAME = "search"
 RULES = """\
 You answer a question with the help of a search engine. Each turn you do one of two things:
 search[words to look for] shows you the best passages; search[...] again as often as you need.
-answer[your answer] ends the game. Give the answer alone, a name or a number, without a sentence around it."""
+answer[your answer] ends the game. Give the answer alone, a name or a number, \
+without a sentence around it."""
 ACTION = re.compile(r"(search|answer)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 VAL_SHARE = 5  # questions about one subject in five are held out
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """``env.search``. Passages come from ``search_url`` (a retrieval server), or where it is null
-    from the own world.
-
-    ``timeout`` (seconds) and ``retries`` bound a request. ``max_chars``: a longer passage is cut.
-    ``reward``: ``em`` pays 1.0 for the exact answer, ``f1`` the overlap of words.
-    ``train_questions`` and ``val_questions`` are files of JSON lines (``question``, ``answers`` or
-    ``golden_answers``) that replace the own questions.
-    """
-
-    search_url: str | None = setting(None)
-    topk: int = setting(3, low=1, high=20)
-    timeout: float = setting(5.0, low=0.01)
-    retries: int = setting(3, low=0, high=10)
-    max_chars: int = setting(500, low=40)
-    reward: str = setting("em", choices=("em", "f1"))
-    max_hops: int = setting(2, low=1, high=2)
-    train_questions: str | None = setting(None)
-    val_questions: str | None = setting(None)
-
-    def __post_init__(self) -> None:
-        if self.search_url is not None and not self.search_url.startswith(("http://", "https://")):
-            raise ValueError(
-                f"env.{NAME}.search_url={self.search_url!r}: allowed: a URL that begins with http(s)://"
-            )
-
-    def retriever(self) -> Retriever:
-        """What is asked for passages."""
-        return (
-            RemoteRetriever(self.search_url, self.timeout, 1 + self.retries)
-            if self.search_url
-            else LocalRetriever()
-        )
+def retriever(settings: SearchSettings) -> Retriever:
+    """What is asked for passages."""
+    if settings.search_url is None:
+        return LocalRetriever()
+    return RemoteRetriever(settings.search_url, settings.timeout, 1 + settings.retries)
 
 
 class SearchEnv:
@@ -78,14 +48,15 @@ class SearchEnv:
 
     placement = "thread"  # a server may let it wait
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
-        self.settings = read_section(SearchSettings, section, NAME)
-        self._retriever = self.settings.retriever()
+    def __init__(self, settings: SearchSettings) -> None:
+        self.settings = settings
+        self._retriever = retriever(settings)
         self._task: Task = {}
         self._seen: set[str] = set()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Ask ``task["question"]``; nothing is drawn, so ``seed`` has no effect."""
+        del seed  # the task says it all
         self._task, self._seen = task, set()
         return self._look(f"Question: {task['question']}")
 
@@ -130,7 +101,7 @@ class SearchEnv:
 
 
 def normalized(text: str) -> str:
-    """Lower case, without punctuation, articles and superfluous blanks, as SQuAD compares answers."""
+    """Lower case, without punctuation, articles and superfluous blanks, as SQuAD compares."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
@@ -150,14 +121,14 @@ def f1(given: str, answers: list[str]) -> float:
     return max(map(score, answers), default=0.0)
 
 
-def prompts(section: Mapping[str, Any]) -> ChatPrompts:
+def prompts(settings: SearchSettings) -> ChatPrompts:
     """How to search and answer; window prompts repeat the question."""
+    del settings  # they change nothing here
     return ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True)
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
-    """The questions of a file, or of the own world: those about one subject in five are held out."""
-    settings = read_section(SearchSettings, section, NAME)
+def tasks(settings: SearchSettings, split: str) -> list[Task]:
+    """The questions of a file, or of the own world: about one subject in five for ``val``."""
     path = {"train": settings.train_questions, "val": settings.val_questions}[split]
     if path:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
@@ -178,7 +149,8 @@ def _from_file(line: dict[str, Any]) -> Task:
     answers = line["answers"] if "answers" in line else line["golden_answers"]
     answers = [answers] if isinstance(answers, str) else list(answers)
     source = str(line.get("data_source", NAME))
-    task_id = f"{NAME}/{line['question']}"  # as of the own questions: the same one in both files is an overlap
+    # As of the own questions: the same one in both files is an overlap.
+    task_id = f"{NAME}/{line['question']}"
     return {
         "task_id": task_id,
         "data_source": source,
@@ -187,4 +159,11 @@ def _from_file(line: dict[str, Any]) -> Task:
     }
 
 
-PACKAGE = EnvPackage(NAME, SearchEnv, tasks, prompts, project)
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=SearchSettings,
+    make=SearchEnv,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+)

@@ -3,40 +3,26 @@ actions.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
 from agent_system.environments.env_package.shop.catalogue import catalogue, find, goal, score
 from agent_system.environments.env_package.shop.pages import BUY, Page
-from agent_system.environments.sections import read_section, setting
+from agent_system.environments.env_package.shop.settings import ShopSettings
 from verl.utils.seeds import derive_seed
 
 NAME = "shop"
 RULES = """\
-You shop online. Buy the product that the instruction asks for: its kind, its attributes, its options, its price.
-On the search page you write search[words]; on every other page you write click[something], where something is what the
-page lets you click. Click the options you want before you click[buy now], which ends the game. Some attributes are
+You shop online. Buy the product that the instruction asks for: its kind, its attributes, its \
+options, its price.
+On the search page you write search[words]; on every other page you write click[something], \
+where something is what the
+page lets you click. Click the options you want before you click[buy now], which ends the game. \
+Some attributes are
 only listed under click[features]."""
 ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 VAL_SHARE = 5  # goals around one product in five are held out
-
-
-@dataclass(frozen=True)
-class ShopSettings:
-    """``env.shop``: how many products and goals for each there are, and how many results a search
-    has, per page and in all. ``use_small`` and ``human_goals`` are WebShop's; each has the one
-    value that is true here.
-    """
-
-    products: int = setting(400, low=20, high=5000)
-    goals_per_product: int = setting(3, low=1, high=20)
-    page_size: int = setting(5, low=1, high=20)
-    results: int = setting(20, low=1, high=100)
-    use_small: bool = setting(True, choices=(True,))
-    human_goals: bool = setting(False, choices=(False,))
 
 
 class Shop:
@@ -49,13 +35,14 @@ class Shop:
 
     placement = "inline"
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
-        self.settings = read_section(ShopSettings, section, NAME)
+    def __init__(self, settings: ShopSettings) -> None:
+        self.settings = settings
         self._goal: dict[str, Any] = {}
         self._page = Page()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Read the instruction of ``task["goal"]``; nothing is drawn, so ``seed`` has no effect."""
+        del seed  # the task says it all
         self._goal = task["goal"]
         self._page = Page(page_size=self.settings.page_size)
         return self._look()
@@ -69,9 +56,9 @@ class Shop:
             else ("", "")
         )
         if verb == "click" and target == BUY and BUY in self._page.clickable():
-            reward = score(self._page.item, dict(self._page.chosen), self._goal)
+            reward = score(self._page.product, dict(self._page.chosen), self._goal)
             observation = Observation(
-                f"You bought {self._page.item.title}.", anchor=f"{self._anchor()} | bought"
+                f"You bought {self._page.product.title}.", anchor=f"{self._anchor()} | bought"
             )
             return observation, reward, True, {"won": reward == 1.0, "is_action_valid": True}
         valid = self._do(verb, target)
@@ -101,16 +88,16 @@ class Shop:
         return Observation(text, anchor=self._anchor(), info={"admissible_actions": actions})
 
 
-def prompts(section: Mapping[str, Any]) -> ChatPrompts:
+def prompts(settings: ShopSettings) -> ChatPrompts:
     """How to shop; every page lists what can be done on it."""
+    del settings  # they change nothing here
     return ChatPrompts(RULES, example="search[blue rain jacket]", list_actions=True)
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+def tasks(settings: ShopSettings, split: str) -> list[Task]:
     """Different goals around the products of the catalogue; those around one product in five are
     held out.
     """
-    settings = read_section(ShopSettings, section, NAME)
     wishes: dict[str, tuple[str, dict[str, Any]]] = {}
     for product in catalogue(settings.products).values():
         for number in range(settings.goals_per_product):
@@ -123,4 +110,11 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     ]
 
 
-PACKAGE = EnvPackage(NAME, Shop, tasks, prompts, project)
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=ShopSettings,
+    make=Shop,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+)

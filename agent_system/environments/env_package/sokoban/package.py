@@ -1,11 +1,11 @@
 """Sokoban as the agent system sees it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, project
+from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, CompactPrompts, project
 from agent_system.environments.env_package.sokoban import render
+from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
     MOVES,
     Cell,
@@ -14,17 +14,21 @@ from agent_system.environments.env_package.sokoban.levels import (
     levels,
     moved,
 )
-from agent_system.environments.env_package.sokoban.settings import IMAGES, NAME, SokobanSettings
-from agent_system.environments.sections import read_section
+from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
 from verl.utils.seeds import derive_seed
 
 RULES = """\
-You are in a storeroom seen from above. Push every box onto a target. You move up, down, left or right, one cell per
-move. Walking into a box pushes it one cell further, if the cell behind it is free; boxes cannot be pulled.
+You are in a storeroom seen from above. Push every box onto a target. You move up, \
+down, left or right, one cell per
+move. Walking into a box pushes it one cell further, if the cell behind it is free; boxes cannot \
+be pulled.
 {legend}"""
 LEGENDS = {
     False: "# wall, _ floor, . target, $ box, * box on a target, @ you, + you on a target",
-    True: "Walls are dark brown, targets red diamonds, boxes light brown, boxes on targets orange, you are green.",
+    True: (
+        "Walls are dark brown, targets red diamonds, boxes light brown, boxes on targets orange, "
+        "you are green."
+    ),
 }
 
 
@@ -37,8 +41,8 @@ class Sokoban:
 
     placement = "inline"
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
-        self.settings = read_section(SokobanSettings, section, NAME)
+    def __init__(self, settings: SokobanSettings) -> None:
+        self.settings = settings
         self._size = (0, 0)
         self._floor: set[Cell] = set()
         self._targets: tuple[Cell, ...] = ()
@@ -47,6 +51,7 @@ class Sokoban:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start ``task["level"]``; nothing is drawn, so ``seed`` has no effect."""
+        del seed  # the task says it all
         cells = {
             (r, c): sign
             for r, line in enumerate(task["level"].split("\n"))
@@ -93,28 +98,44 @@ class Sokoban:
             self._size, self._floor, self._targets, (self._player, tuple(self._boxes))
         )
         info = {"admissible_actions": [move for move, step in MOVES.items() if self._free(step)]}
-        if self.settings.mode in IMAGES:
+        if self.settings.shows_images:
             return Observation(said + IMAGE, render.image(level, self.settings.tile), level, info)
         return Observation(said + render.text(level), anchor=level, info=info)
 
 
-def prompts(section: Mapping[str, Any]) -> ChatPrompts:
-    """The rules, and how the room is shown."""
-    mode = read_section(SokobanSettings, section, NAME).mode
-    return ChatPrompts(RULES.format(legend=LEGENDS[mode in IMAGES]), example="up")
+def prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
+    """The rules, and how the room is shown; or the room alone."""
+    if settings.prompt == "compact":
+        return CompactPrompts()
+    return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+def tasks(settings: SokobanSettings, split: str) -> list[Task]:
     """Levels; ``solution`` is a shortest one and is shown to nobody."""
-    found = levels(read_section(SokobanSettings, section, NAME))[split]
-    return [{"task_id": f"{NAME}/{derive_seed(canonical(level)):x}", "data_source": NAME, "level": level,
-             "solution": list(solution)} for level, solution in found]  # fmt: skip
+    found = levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    return [
+        {
+            "task_id": f"{NAME}/{derive_seed(canonical(level)):x}",
+            "data_source": NAME,
+            "level": level,
+            "solution": list(solution),
+        }
+        for level, solution in found
+    ]
 
 
-def images(section: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+def images(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
     """The key that makes observations images, as ``EnvPackage.images`` asks for it."""
-    mode = read_section(SokobanSettings, section, NAME).mode
-    return ("mode", mode, "text") if mode in IMAGES else None
+    return ("mode", settings.mode, "text") if settings.shows_images else None
 
 
-PACKAGE = EnvPackage(NAME, Sokoban, tasks, prompts, project, images=images)
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=SokobanSettings,
+    make=Sokoban,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+    images=images,
+    expert=EXPERT,
+)

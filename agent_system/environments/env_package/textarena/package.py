@@ -1,25 +1,26 @@
 """TextArena: guess a number, cross a frozen lake, put out the lights, break a code.
 
 These are the single-player games of TextArena that need no download, differ from start to start and
-draw nothing after the start. Section keys are those of ``Settings``; a task is a start of a game,
-named by what it holds, and every fourth start (by hash) belongs to validation.
+draw nothing after the start. A task is a start of a game, named by what it holds, and every fourth
+start (by hash) belongs to validation.
 """
 
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
-from agent_system.environments.sections import read_section, setting
+from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 
 NAME = "textarena"
 RULES = """\
-You play a puzzle in text, alone. Its rules come first; each turn you see what your last move did. Write one move a \
-turn, in square brackets, inside the action tags. A move against the rules is refused; two in a row end the game."""
+You play a puzzle in text, alone. Its rules come first; each turn you see what your last move \
+did. Write one move a turn, in square brackets, inside the action tags. A move against the \
+rules is refused; two in a row end the game."""
 GAME = -1  # who speaks, in TextArena's observations
 TRIES = 20  # starts drawn per task wanted: small games repeat themselves
 
@@ -59,36 +60,33 @@ def _switches(game: Any) -> list[str]:
 
 GAMES = {
     "GuessTheNumber": Game(
-        "GuessTheNumber-v0-raw", ("max_number", "max_turns"), state="guess_history", example="[7]", moves=_guesses
+        "GuessTheNumber-v0-raw",
+        ("max_number", "max_turns"),
+        state="guess_history",
+        example="[7]",
+        moves=_guesses,
     ),
     "FrozenLake": Game(
-        "FrozenLake-v0-raw", ("size", "num_holes"), state="player_pos", example="[right]", moves=_ways
+        "FrozenLake-v0-raw",
+        ("size", "num_holes"),
+        state="player_pos",
+        example="[right]",
+        moves=_ways,
     ),
-    "LightsOut": Game("LightsOut-v0-raw", ("size", "max_turns"), state="grid", example="[0 1]", moves=_switches),
+    "LightsOut": Game(
+        "LightsOut-v0-raw",
+        ("size", "max_turns"),
+        state="grid",
+        example="[0 1]",
+        moves=_switches,
+    ),
     "Mastermind": Game(
-        "Mastermind-v0-raw", ("code_length", "num_numbers", "max_turns"), state="history", example="[2 1 4 5]"
+        "Mastermind-v0-raw",
+        ("code_length", "num_numbers", "max_turns"),
+        state="history",
+        example="[2 1 4 5]",
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Settings:
-    """``max_turns`` ends a game as lost; the other numbers shape the game whose name they fit."""
-
-    game: str = setting("GuessTheNumber", choices=tuple(GAMES))
-    max_turns: int = setting(20, low=1)
-    max_number: int = setting(100, low=8)
-    size: int = setting(4, low=3, high=9)
-    num_holes: int = setting(3, low=1)
-    code_length: int = setting(4, low=2)
-    num_numbers: int = setting(6, low=2)
-    train_games: int = setting(200, low=1)
-    val_games: int = setting(50, low=1)
-    list_actions: bool = setting(False)
-
-    def options(self) -> dict[str, Any]:
-        """What TextArena's game is made with."""
-        return {key: getattr(self, key) for key in GAMES[self.game].options}
 
 
 class TextArenaEnv:
@@ -101,17 +99,19 @@ class TextArenaEnv:
 
     placement = "inline"
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
+    def __init__(self, settings: TextArenaSettings) -> None:
         import textarena
 
         self._make = textarena.make
-        self.settings = read_section(Settings, section, NAME)
-        self.kind = GAMES[self.settings.game]
+        self.settings = settings
+        self.kind = GAMES[settings.game]
+        self._options = {key: getattr(settings, key) for key in self.kind.options}
         self.game: Any = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
-        self.game = self._make(self.kind.env_id, **self.settings.options())
+        del seed  # the task says it all
+        self.game = self._make(self.kind.env_id, **self._options)
         before = random.getstate()
         try:
             self.game.reset(
@@ -137,7 +137,7 @@ class TextArenaEnv:
         return observation, float(won), done, observation.info
 
     def start_hash(self) -> str:
-        """Hash (12 hexadecimal digits) of all that the game holds; after ``reset``, of its start."""
+        """Hash (12 hexadecimal digits) of all that the game holds, after ``reset`` of its start."""
         text = json.dumps(self.game.state.game_state, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -154,10 +154,10 @@ class TextArenaEnv:
         return Observation("\n".join([*said, last]).strip(), anchor=anchor, info=info)
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
     """Up to ``train_games`` or ``val_games`` different starts."""
-    settings = read_section(Settings, section, NAME)
-    env, source = TextArenaEnv(section), f"{NAME}/{settings.game}"
+    env = TextArenaEnv(settings)
+    source = f"{NAME}/{settings.game}"
     wanted = settings.val_games if split == "val" else settings.train_games
     found: dict[str, Task] = {}
     for number in range(TRIES * wanted):
@@ -175,11 +175,17 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     return list(found.values())
 
 
-def prompts(section: Mapping[str, Any]) -> Prompts:
+def prompts(settings: TextArenaSettings) -> Prompts:
     """How to write a move; the game's own rules are its first observation."""
-    settings = read_section(Settings, section, NAME)
     example = GAMES[settings.game].example
     return ChatPrompts(RULES, example, list_actions=settings.list_actions, keep_first=True)
 
 
-PACKAGE = EnvPackage(NAME, TextArenaEnv, tasks, prompts, project)
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=TextArenaSettings,
+    make=TextArenaEnv,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+)

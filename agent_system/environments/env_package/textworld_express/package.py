@@ -2,86 +2,55 @@
 
 One JVM serves all environments of a process (``agent_system/environments/jvm.py``), except those of
 the game ``sorting``: instances of it in one JVM undo each other's games (measured with version
-1.1.0), so each has its own. Section keys are those of ``Settings``; a task is a game and a number
-of the package's own train, dev and test folds. These have different seeds, but the same games come
-up again, within a fold and in several: ``tasks`` tells games apart by what is in them, keeps each
-once, and trains on none that the validation fold holds.
+1.1.0), so each has its own. A task is a game and a number of the package's own train, dev and test
+folds. These have different seeds, but the same games come up again, within a fold and in several:
+``tasks`` tells games apart by what is in them, keeps each once, and trains on none that the
+validation fold holds.
 """
 
 import contextlib
 import functools
 import hashlib
 import json
-import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_system.environments import jvm
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
-from agent_system.environments.sections import read_section, setting
+from agent_system.environments.env_package.textworld_express.settings import (
+    TextWorldExpressSettings,
+)
 
 NAME = "textworld_express"
-GAMES = (
-    "cookingworld",
-    "coin",
-    "twc",
-    "mapreader",
-    "arithmetic",
-    "sorting",
-    "simonsays",
-    "peckingorder",
-)
 NOT_ISOLATED = ("sorting",)
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
 BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
-PARAM = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
 RULES = """\
-You play a text game. Each turn you see what happened and which actions are possible. Reach the goal in as few turns \
-as you can. Copy your action exactly from the list of possible actions."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """``params`` are the game's own, such as ``numLocations=4,includeDoors=0``; those left out keep
-    the defaults.
-
-    ``heap_mb`` bounds the JVM's heap (megabytes), ``java_options`` are more flags for it.
-    """
-
-    game: str = setting("coin", choices=GAMES)
-    params: str = setting("")
-    val_split: str = setting("dev", choices=("dev", "test"))
-    list_actions: bool = setting(True)
-    heap_mb: int = setting(256, low=64)
-    java_options: str = setting("")
-
-    def __post_init__(self) -> None:
-        for pair in self.params.split(","):  # the library leaves out what it cannot read
-            if not PARAM.fullmatch(pair):
-                raise ValueError(f"env.{NAME}.params={self.params!r}: {pair!r} is not name=integer")
+You play a text game. Each turn you see what happened and which actions are possible. Reach \
+the goal in as few turns as you can. Copy your action exactly from the list of possible actions."""
 
 
 class TextWorldExpressEnv:
     """One game at a time. Reward is the change of the score, which is 1.0 when the game is won."""
 
-    placement = "locked"  # one JVM answers all, one call at a time; `placement: process` gives each worker its own
+    # One JVM answers all, one call at a time; `placement: process` gives each worker its own.
+    placement = "locked"
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
+    def __init__(self, settings: TextWorldExpressSettings) -> None:
         from textworld_express.constants import JAR_PATH
 
-        settings = read_section(Settings, section, NAME)
-        options, shared = tuple(settings.java_options.split()), settings.game not in NOT_ISOLATED
+        options = tuple(settings.java_options.split())
+        shared = settings.game not in NOT_ISOLATED
         self._jvm = jvm.attach(NAME, JAR_PATH, settings.heap_mb, options, shared=shared)
-        self._server = self._jvm.new("textworldexpress.runtime.PythonInterface")
+        self._server: Any = self._jvm.new("textworldexpress.runtime.PythonInterface")
         self._loaded: tuple[str, str] | None = None
         self._score = 0.0
         self._possible: list[str] = []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
+        del seed  # the task says it all
         state = self._start(task)
         self._score = 0.0
         return self._observe(
@@ -98,7 +67,8 @@ class TextWorldExpressEnv:
         }  # upper case matters in "1mL of oil"
         valid = action.lower() in spelled
         state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
-        reward, self._score = state["score"] - self._score, state["score"]
+        reward = state["score"] - self._score
+        self._score = state["score"]
         won = bool(state["tasksuccess"])
         observation = self._observe(state, state["observation"].strip())
         observation.info |= {"won": won, "is_action_valid": valid, "score": self._score}
@@ -181,7 +151,7 @@ def _room(state: dict[str, Any]) -> str:
     return state["look"].partition(".")[0]  # "You are in the kitchen"
 
 
-def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
+def tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
     """The different games of the fold of ``split``, without those of the validation fold where it
     is the train fold.
 
@@ -192,12 +162,12 @@ def tasks(section: Mapping[str, Any], split: str) -> list[Task]:
     import textworld_express  # noqa: F401  (a missing package is found before anything starts)
 
     jvm.find_java(NAME)
-    made = _different_games(read_section(Settings, section, NAME))
+    made = _different_games(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
     return [dict(task) for task in made["val" if split == "val" else "train"]]
 
 
 @functools.cache
-def _different_games(settings: Settings) -> dict[str, list[Task]]:
+def _different_games(settings: TextWorldExpressSettings) -> dict[str, list[Task]]:
     """The tasks of both splits; rooms are walked only in games that start like others, which takes
     1 to 10 ms each.
     """
@@ -209,7 +179,7 @@ def _different_games(settings: Settings) -> dict[str, list[Task]]:
         for fold in folds.values()
         for number in FOLDS[fold]
     ]
-    with contextlib.closing(TextWorldExpressEnv(asdict(settings))) as env:
+    with contextlib.closing(TextWorldExpressEnv(settings)) as env:
         starts = [env.content(task) for task in drawn]
         alike = Counter(starts)
         names = [
@@ -227,10 +197,17 @@ def _different_games(settings: Settings) -> dict[str, list[Task]]:
     }
 
 
-def prompts(section: Mapping[str, Any]) -> Prompts:
+def prompts(settings: TextWorldExpressSettings) -> Prompts:
     """Rules, observations and, unless ``list_actions`` is false, the possible actions."""
-    list_actions = read_section(Settings, section, NAME).list_actions
+    list_actions = settings.list_actions
     return ChatPrompts(RULES, "open fridge", list_actions=list_actions, keep_first=True)
 
 
-PACKAGE = EnvPackage(NAME, TextWorldExpressEnv, tasks, prompts, project)
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=TextWorldExpressSettings,
+    make=TextWorldExpressEnv,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+)

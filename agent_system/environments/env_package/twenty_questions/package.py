@@ -1,68 +1,37 @@
-"""Twenty questions as an environment package: ``env.env_name=twenty_questions``.
-
-Keys of ``env.twenty_questions``: ``words`` (list; default: the shipped table), ``max_steps``,
-``gamemaster`` (``embedded`` or ``openai``) and, for the latter, ``base_url``, ``model``,
-``api_key_env``, ``timeout_s``, ``attempts``.
-"""
+"""Twenty questions as an environment package: ``env.env_name=twenty_questions``."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import ChatPrompts
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env_package.twenty_questions import game
+from agent_system.environments.env_package.twenty_questions.expert import EXPERT
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
     SERVER_THREADS,
     EmbeddedGamemaster,
     Gamemaster,
 )
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
-from agent_system.environments.sections import read_section, setting
+from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 
-RULES = """We play twenty questions. Find out my word with yes/no questions. I answer Yes, No or I don't know.
+RULES = """We play twenty questions. Find out my word with yes/no questions. \
+I answer Yes, No or I don't know.
 Guess with the word in square brackets: [word]. A wrong guess ends the game."""
 PLAIN = "Answer with one question or your guess between tags: <action>Is it alive?</action>"
 LEVELS = """First choose how much to think, then think, then ask or guess:
 <level>1</level><action>question or [word]</action> asks at once.
-<level>2</level><think>what do I know?</think><action>question or [word]</action> reads the situation.
-<level>3</level><think>what did I ask?</think><action>question or [word]</action> also reflects on what was asked.
-<level>4</level><think>what is my plan?</think><action>question or [word]</action> also plans and weighs options."""
+<level>2</level><think>what do I know?</think><action>question or [word]</action> \
+reads the situation.
+<level>3</level><think>what did I ask?</think><action>question or [word]</action> \
+also reflects on what was asked.
+<level>4</level><think>what is my plan?</think><action>question or [word]</action> \
+also plans and weighs options."""
 
 _ASKING = ThreadPoolExecutor(
     SERVER_THREADS, thread_name_prefix="gamemaster"
 )  # starts a thread when it is needed
-
-
-@dataclass(frozen=True)
-class GameSettings:
-    """``env.twenty_questions`` without ``words``; all but ``gamemaster`` are of the server that
-    ``openai`` names.
-    """
-
-    gamemaster: str = setting("embedded", choices=("embedded", "openai"))
-    base_url: str = setting("")
-    model: str = setting("")
-    api_key_env: str = setting("OPENAI_API_KEY")
-    timeout_s: float = setting(6.0, low=0)  # all attempts together are within env.step_timeout_s
-    attempts: int = setting(4, low=1)
-
-
-def read_settings(section: Mapping[str, Any]) -> tuple[GameSettings, list[str]]:
-    """Settings and secret words of ``section``.
-
-    Raises ``ValueError`` for unknown keys, and for words that the embedded gamemaster does not
-    know.
-    """
-    settings = read_section(
-        GameSettings, {k: v for k, v in section.items() if k != "words"}, "twenty_questions"
-    )
-    words = [str(word) for word in section.get("words") or ()]
-    if settings.gamemaster == "embedded":
-        check_words(words)
-    return settings, words
 
 
 def make_gamemaster(settings: GameSettings) -> Gamemaster:
@@ -76,19 +45,13 @@ def make_gamemaster(settings: GameSettings) -> Gamemaster:
         OpenAIGamemaster,
     )
 
-    server = asdict(settings)
-    del server["gamemaster"]
-    return OpenAIGamemaster(**server)
-
-
-def check_words(words: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless the embedded gamemaster knows all ``words``."""
-    unknown = sorted(set(words) - set(knowledge().things))
-    if unknown:
-        raise ValueError(
-            f"the embedded gamemaster does not know {', '.join(unknown)}; take words of knowledge.txt, or a gamemaster "
-            "that knows them"
-        )
+    return OpenAIGamemaster(
+        base_url=settings.base_url,
+        model=settings.model,
+        api_key_env=settings.api_key_env,
+        timeout_s=settings.timeout_s,
+        attempts=settings.attempts,
+    )
 
 
 class TwentyQuestionsGame:
@@ -99,16 +62,18 @@ class TwentyQuestionsGame:
 
     placement = "inline"
 
-    def __init__(self, section: dict[str, Any]) -> None:
-        self.gamemaster = make_gamemaster(read_settings(section)[0])
-        self.max_steps = int(section.get("max_steps") or game.MAX_STEPS)
+    def __init__(self, settings: GameSettings) -> None:
+        self.gamemaster = make_gamemaster(settings)
+        self.max_steps = settings.max_steps or game.MAX_STEPS
         self.state: game.State = {}
         if getattr(self.gamemaster, "remote", False):
-            self.step = self._step_elsewhere
+            self.step = self._step_elsewhere  # pyright: ignore[reportAttributeAccessIssue]  awaited
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Think of ``task["solution"]``; the seed changes nothing, the task says it all."""
-        self.state = game.new_game(task["solution"], self.max_steps)
+        del seed  # the task says it all
+        clue = knowledge().attributes[task["clue"]].question if "clue" in task else ""
+        self.state = game.new_game(task["solution"], self.max_steps, clue)
         return self._look()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
@@ -136,8 +101,9 @@ class TwentyQuestionsGame:
 
     def close(self) -> None:
         """Close the connection to a server."""
-        if getattr(self.gamemaster, "remote", False):
-            self.gamemaster.close()
+        close = getattr(self.gamemaster, "close", None)
+        if close is not None:
+            close()
 
 
 class TwentyQuestionsPrompts(ChatPrompts):
@@ -145,23 +111,36 @@ class TwentyQuestionsPrompts(ChatPrompts):
     guess.
     """
 
-    def __init__(self, section: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: GameSettings | None = None) -> None:
+        del settings  # the game is always told in the same words
         super().__init__(RULES, example="Is it alive?")
 
-    def system(self, levels: bool) -> str | None:
+    def system(self, levels: bool) -> str:
         """Rules and answer format."""
         return f"{RULES}\n{LEVELS if levels else PLAIN}"
 
 
-def tasks(section: dict[str, Any], split: str) -> list[Task]:
-    """One task per word; a quarter of the words is held out for ``val``.
+def prompts(settings: GameSettings) -> TwentyQuestionsPrompts | CompactPrompts:
+    """Rules, answer format and replies, or the replies alone."""
+    return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts(settings)
 
-    Raises ``ValueError`` for a wrong section.
-    """
-    _, words = read_settings(section)
+
+def tasks(settings: GameSettings, split: str) -> list[Task]:
+    """One task per word, or per word and clue; a quarter of them is held out for ``val``."""
+    name = "twenty_questions"
+    if not settings.clues:
+        return [
+            {"task_id": f"{name}/{word}", "data_source": name, "solution": word}
+            for word in game.words_of(split, settings.words)
+        ]
     return [
-        {"task_id": f"twenty_questions/{word}", "data_source": "twenty_questions", "solution": word}
-        for word in game.words_of(split, words)
+        {
+            "task_id": f"{name}/{word}/{attribute}",
+            "data_source": name,
+            "solution": word,
+            "clue": attribute,
+        }
+        for word, attribute in game.clues_of(split, settings.words)
     ]
 
 
@@ -176,5 +155,11 @@ def project(text: str) -> tuple[str, bool]:
 
 
 PACKAGE = EnvPackage(
-    "twenty_questions", TwentyQuestionsGame, tasks, TwentyQuestionsPrompts, project
+    name="twenty_questions",
+    settings=GameSettings,
+    make=TwentyQuestionsGame,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+    expert=EXPERT,
 )

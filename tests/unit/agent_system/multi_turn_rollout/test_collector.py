@@ -3,10 +3,10 @@ model.
 """
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
+from agent_system.environments.env_package.number_line.package import NumberLinePrompts
 from agent_system.environments.failure import EnvFailure
 from agent_system.environments.manager import GroupMismatch, make_envs
 from agent_system.environments.pool import PoolSession
@@ -14,7 +14,7 @@ from agent_system.multi_turn_rollout.collector_group import shard_by_group
 from agent_system.multi_turn_rollout.engine_client import (
     EngineAborted,
     EngineClient,
-    EngineError,
+    RolloutWorkerFailed,
     Sampling,
 )
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
@@ -413,11 +413,10 @@ def test_arguments_of_the_chat_template_are_in_every_prompt():
     assert len(prompts) > 1 and all(prompt.endswith("assistant\ngladly ") for prompt in prompts)
 
 
-def test_environment_without_level_prompt_is_refused(tokenizer):
+def test_environment_without_level_prompt_is_refused(tokenizer, monkeypatch):
     config = make_config(levels=True)
     group, envs, _ = make_world(tokenizer, config)
-    silent = type("Silent", (), {"asks_for_levels": False})
-    envs.package = replace(envs.package, prompts=lambda section: silent)
+    monkeypatch.setattr(NumberLinePrompts, "asks_for_levels", False)
     with pytest.raises(ValueError, match="env.levels"):
         TrajectoryCollector(config, tokenizer).multi_turn_loop(envs.gen_batch(1, 1), group, envs)
 
@@ -456,7 +455,9 @@ class DeadEngine(ScriptedEngine):
 
 def test_a_dead_engine_is_an_error_for_all(tokenizer):
     results = ask_many(DeadEngine(tokenizer, lambda request, prompt: "look"), 3)
-    assert all(isinstance(result, EngineError) and "gone" in str(result) for result in results)
+    assert all(
+        isinstance(result, RolloutWorkerFailed) and "gone" in str(result) for result in results
+    )
 
 
 class SilentEngine(ScriptedEngine):
@@ -477,7 +478,7 @@ def test_an_engine_failure_ends_the_run(tokenizer):
     config = make_config()
     envs = make_envs(config)[0]
     collector = TrajectoryCollector(config, tokenizer)
-    with pytest.raises(EngineError, match="gone"):
+    with pytest.raises(RolloutWorkerFailed, match="gone"):
         collector.multi_turn_loop(
             envs.gen_batch(1, 2), Group([DeadEngine(tokenizer, walking_policy())]), envs
         )

@@ -1,95 +1,96 @@
-"""``critic``, ``reward_model`` and ``custom_reward_function``: where values and extra rewards come
-from.
-"""
+"""``critic``, ``reward_model`` and ``custom_reward_function``: where values and extra rewards come from."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from verl.trainer.config.schema.actor import LOSS_AGG_MODES, STRATEGIES
-from verl.trainer.config.schema.field import opt, section
+from annotated_types import Ge
+
+from verl.names import LossAggMode, Strategy, TrainDtype
 from verl.trainer.config.schema.model import (
-    TRAIN_DTYPES,
     CheckpointConfig,
     CriticModelConfig,
     OptimConfig,
 )
+from verl.utils.settings import NonNegative, PositiveInt, Section, Unused
 
 UNUSED_REWARD_MODEL = (
     "no reward model is run; environments and custom_reward_function give the reward"
 )
 
 
-@dataclass
-class CriticConfig:
+class CriticConfig(Section):
     """The value model; it exists only where the estimator needs values (gae)."""
 
-    enable: bool | None = opt(None, "null: follows algorithm.adv_estimator")
-    strategy: str = opt("fsdp2", "how the model is sharded", choices=STRATEGIES)
-    dtype: str | None = opt(None, "compute dtype; null: the actor's", choices=TRAIN_DTYPES)
-    ppo_mini_batch_size: int | None = opt(None, "as the actor's; null: the actor's", low=1)
-    ppo_mini_batches: int | None = opt(None, "optimizer steps per epoch; null: the actor's", low=1)
-    ppo_micro_batch_size_per_gpu: int | None = opt(
-        None, "rows per forward/backward; null: the actor's", low=1
-    )
-    forward_micro_batch_size_per_gpu: int | None = opt(
-        None, "rows per forward; null: as above", low=1
-    )
-    use_dynamic_bsz: bool | None = opt(None, "form micro-batches by tokens; null: the actor's")
-    ppo_max_token_len_per_gpu: int | None = opt(
-        None, "tokens per micro-batch; null: the actor's", low=1
-    )
-    forward_max_token_len_per_gpu: int | None = opt(
-        None, "tokens per forward; null: as above", low=1
-    )
-    ppo_epochs: int | None = opt(None, "passes over the rows; null: the actor's", low=1)
-    shuffle: bool = opt(False, "cut other mini-batches in every one of ppo_epochs")
-    grad_clip: float = opt(1.0, "largest gradient norm", low=0)
-    cliprange_value: float = opt(
-        0.5, "how far a value may move from the old one before it is clipped", low=0
-    )
-    loss_agg_mode: str = opt(
-        "token-mean", "how token losses become one number", choices=LOSS_AGG_MODES
-    )
-    loss_scale_factor: float | None = opt(
-        None, "as the actor's; null: data.max_response_length", low=1
-    )
-    ulysses_sequence_parallel_size: int = opt(
-        1, "sequence parallelism", unused="rows are not split over devices"
-    )
-    optim: OptimConfig = section(lambda: OptimConfig(lr=1e-5), "AdamW and its schedule")
-    model: CriticModelConfig = section(CriticModelConfig, "the value model")
-    checkpoint: CheckpointConfig = section(CheckpointConfig, "what a checkpoint holds")
+    enable: bool | None = None
+    """train a value model; null: where algorithm.adv_estimator is gae"""
+    strategy: Strategy = "fsdp2"
+    """how the model is sharded"""
+    dtype: TrainDtype | None = None
+    """compute dtype of the value model; null: actor.dtype"""
+    ppo_mini_batch_size: PositiveInt | None = None
+    """tasks per optimizer step of the critic; null: actor.ppo_mini_batch_size"""
+    ppo_mini_batches: PositiveInt | None = None
+    """optimizer steps of the critic per epoch; null: actor.ppo_mini_batches"""
+    ppo_micro_batch_size_per_gpu: PositiveInt | None = None
+    """rows per forward/backward; null: actor.ppo_micro_batch_size_per_gpu"""
+    forward_micro_batch_size_per_gpu: PositiveInt | None = None
+    """rows per forward; null: critic.ppo_micro_batch_size_per_gpu"""
+    use_dynamic_bsz: bool | None = None
+    """form micro-batches by tokens; null: actor.use_dynamic_bsz"""
+    ppo_max_token_len_per_gpu: PositiveInt | None = None
+    """tokens per forward/backward; null: actor.ppo_max_token_len_per_gpu"""
+    forward_max_token_len_per_gpu: PositiveInt | None = None
+    """tokens per forward; null: critic.ppo_max_token_len_per_gpu"""
+    ppo_epochs: PositiveInt | None = None
+    """passes of the critic over the rows; null: actor.ppo_epochs"""
+    shuffle: bool = False
+    """cut other mini-batches in every one of ppo_epochs"""
+    grad_clip: NonNegative = 1.0
+    """largest gradient norm"""
+    cliprange_value: NonNegative = 0.5
+    """how far a value may move from the old one before it is clipped"""
+    loss_agg_mode: LossAggMode = "token-mean"
+    """how token losses become one number"""
+    loss_scale_factor: Annotated[float, Ge(1)] | None = None
+    """what seq-mean-token-sum-norm divides token sums by; null: data.max_response_length"""
+    ulysses_sequence_parallel_size: Annotated[int, Unused("rows are not split over devices")] = 1
+    """sequence parallelism"""
+    optim: OptimConfig = OptimConfig(lr=1e-05)
+    """AdamW and its schedule"""
+    model: CriticModelConfig = CriticModelConfig()
+    """the value model"""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """what a checkpoint holds"""
 
 
-@dataclass
-class RewardModelConfig:
+class RewardModelConfig(Section):
     """Rewards that a model or a manager gives."""
 
-    enable: bool = opt(False, "run a reward model (refused: none can be run)")
-    reward_manager: str = opt("episode", "how an episode's rewards are placed on tokens")
-    reward_kwargs: dict[str, Any] = opt({}, "passed to the reward manager")
-    strategy: str = opt(
-        "fsdp2", "how the model is sharded", choices=STRATEGIES, unused=UNUSED_REWARD_MODEL
-    )
-    micro_batch_size_per_gpu: int | None = opt(
-        None, "rows per forward", low=1, unused=UNUSED_REWARD_MODEL
-    )
-    use_dynamic_bsz: bool | None = opt(None, "micro-batches by tokens", unused=UNUSED_REWARD_MODEL)
-    forward_max_token_len_per_gpu: int | None = opt(
-        None, "tokens per forward", unused=UNUSED_REWARD_MODEL
-    )
-    max_length: int | None = opt(None, "longest input", unused=UNUSED_REWARD_MODEL)
-    launch_reward_fn_async: bool = opt(
-        False, "score while other work goes on", unused="rewards are immediate"
-    )
-    model: dict[str, Any] = opt(
-        {}, "the network: path, input_tokenizer, ...", unused=UNUSED_REWARD_MODEL
-    )
+    enable: bool = False
+    """run a reward model (refused: none can be run)"""
+    reward_manager: str = "episode"
+    """how an episode's rewards are placed on tokens"""
+    reward_kwargs: dict[str, Any] = {}
+    """arguments of the reward manager"""
+    strategy: Annotated[Strategy, Unused(UNUSED_REWARD_MODEL)] = "fsdp2"
+    """how the model is sharded"""
+    micro_batch_size_per_gpu: Annotated[PositiveInt | None, Unused(UNUSED_REWARD_MODEL)] = None
+    """rows per forward"""
+    use_dynamic_bsz: Annotated[bool | None, Unused(UNUSED_REWARD_MODEL)] = None
+    """micro-batches by tokens"""
+    forward_max_token_len_per_gpu: Annotated[int | None, Unused(UNUSED_REWARD_MODEL)] = None
+    """tokens per forward"""
+    max_length: Annotated[int | None, Unused(UNUSED_REWARD_MODEL)] = None
+    """longest input"""
+    launch_reward_fn_async: Annotated[bool, Unused("rewards are immediate")] = False
+    """score while other work goes on"""
+    model: Annotated[dict[str, Any], Unused(UNUSED_REWARD_MODEL)] = {}
+    """the network of the reward model: path, input_tokenizer, ..."""
 
 
-@dataclass
-class CustomRewardFunction:
+class CustomRewardFunction(Section):
     """A reward function of the user's own."""
 
-    path: str | None = opt(None, "Python file that defines it")
-    name: str = opt("compute_score", "name of the function in that file")
+    path: str | None = None
+    """Python file that defines the reward function"""
+    name: str = "compute_score"
+    """name of the reward function in its file"""

@@ -1,75 +1,89 @@
 """``actor_rollout_ref.rollout``: the engine that samples."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from verl.trainer.config.schema.field import opt, section
-from verl.trainer.config.schema.model import DTYPES
+from annotated_types import Ge
 
-ENGINES = ("vllm", "hf")
+from verl.names import (
+    EngineDtype,
+)
+from verl.utils.settings import (
+    GpuOnly,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    Share,
+    Unused,
+)
 
 
-@dataclass
-class ValSamplingConfig:
+class ValSamplingConfig(Section):
     """Sampling in validation."""
 
-    temperature: float = opt(0.0, "0 is greedy", low=0)
-    top_k: int = opt(-1, "-1: no truncation", low=-1)
-    top_p: float = opt(1.0, "1: no truncation", low=0, high=1)
-    n: int = opt(1, "plays per validation task", low=1)
-    do_sample: bool = opt(False, "false means greedy, whatever the temperature")
+    temperature: NonNegative = 0.0
+    """sampling temperature in validation; 0 is greedy"""
+    top_k: Annotated[int, Ge(-1)] = -1
+    """most likely tokens that are sampled from in validation; -1: all"""
+    top_p: Share = 1.0
+    """share of the probability that is sampled from in validation; 1: all"""
+    n: PositiveInt = 1
+    """plays per validation task"""
+    do_sample: bool = False
+    """sample in validation; false means greedy, whatever the temperature"""
 
 
-@dataclass
-class RolloutConfig:
+class RolloutConfig(Section):
     """Each rollout worker is a Ray actor with one engine; training samples at temperature, top_k
-    and top_p.
-    """
+    and top_p."""
 
-    name: str = opt(
-        "vllm",
-        "engine: vllm, hf which needs no vLLM, a registered one, or module:Class of your own",
-    )
-    mode: str = opt(
-        "async",
-        "how it is called",
-        choices=("async", "sync"),
-        unused="engines are always asynchronous",
-    )
-    temperature: float = opt(1.0, "sampling temperature in training", low=0)
-    top_k: int = opt(-1, "-1: no truncation", low=-1)
-    top_p: float = opt(1.0, "1: no truncation", low=0, high=1)
-    n: int = opt(1, "samples per prompt of data files; environments use env.rollout.n", low=1)
-    do_sample: bool = opt(True, "false means greedy")
-    dtype: str = opt("bfloat16", "dtype of the engine's weights", choices=DTYPES)
-    seed: int = opt(0, "base of the sampling seeds", low=0)
-    num_workers: int = opt(1, "rollout workers (engines)", low=1)
-    num_threads: int | None = opt(
-        None, "CPU threads per engine; null: shared out from the machine's cores", low=1
-    )
-    kv_cache_gb: float = opt(1.0, "KV cache of an engine on CPU, GiB", low=0)
-    gpu_memory_utilization: float = opt(
-        0.5, "share of a GPU the engine may use", low=0, high=1, gpu_only=True
-    )
-    tensor_model_parallel_size: int = opt(1, "devices per engine", low=1, gpu_only=True)
-    max_model_len: int | None = opt(
-        None, "context of the engine; null: max_prompt_length + max_response_length", low=1
-    )
-    max_num_seqs: int = opt(256, "sequences decoded at once", low=1)
-    max_num_batched_tokens: int = opt(8192, "tokens per engine step", low=1)
-    enforce_eager: bool = opt(False, "no CUDA graphs", gpu_only=True)
-    free_cache_engine: bool = opt(
-        True, "put the engine to sleep while the policy is updated", gpu_only=True
-    )
-    enable_chunked_prefill: bool = opt(True, "split long prompts over engine steps")
-    log_prob_micro_batch_size_per_gpu: int | None = opt(
-        None, "rows per forward of the old-log-prob pass; null: the actor's", low=1
-    )
-    log_prob_use_dynamic_bsz: bool | None = opt(
-        None, "form those micro-batches by tokens; null: the actor's"
-    )
-    log_prob_max_token_len_per_gpu: int | None = opt(
-        None, "tokens per such micro-batch; null: the actor's", low=1
-    )
-    engine_kwargs: dict[str, Any] = opt({}, "passed to the engine's constructor as they are")
-    val_kwargs: ValSamplingConfig = section(ValSamplingConfig, "sampling in validation")
+    name: str = "vllm"
+    """engine: vllm, hf which needs no vLLM, a registered one, or module:Class of your own"""
+    mode: Annotated[Literal["async", "sync"], Unused("engines are always asynchronous")] = "async"
+    """how the engine is called"""
+    temperature: NonNegative = 1.0
+    """sampling temperature in training"""
+    top_k: Annotated[int, Ge(-1)] = -1
+    """most likely tokens that are sampled from in training; -1: all"""
+    top_p: Share = 1.0
+    """share of the probability that is sampled from in training; 1: all"""
+    n: PositiveInt = 1
+    """samples per prompt of data files; environments use env.rollout.n"""
+    do_sample: bool = True
+    """sample in training; false means greedy"""
+    dtype: EngineDtype = "bfloat16"
+    """dtype of the engine's weights"""
+    seed: NonNegativeInt = 0
+    """base of the sampling seeds"""
+    num_workers: PositiveInt = 1
+    """rollout workers (engines)"""
+    num_threads: PositiveInt | None = None
+    """CPU threads per engine; null: shared out from the machine's cores"""
+    kv_cache_gb: NonNegative = 1.0
+    """KV cache of an engine on CPU, GiB"""
+    gpu_memory_utilization: Annotated[Share, GpuOnly()] = 0.5
+    """share of a GPU the engine may use"""
+    tensor_model_parallel_size: Annotated[PositiveInt, GpuOnly()] = 1
+    """devices per engine"""
+    max_model_len: PositiveInt | None = None
+    """context of the engine; null: max_prompt_length + max_response_length"""
+    max_num_seqs: PositiveInt = 256
+    """sequences decoded at once"""
+    max_num_batched_tokens: PositiveInt = 8192
+    """tokens per engine step"""
+    enforce_eager: Annotated[bool, GpuOnly()] = False
+    """no CUDA graphs"""
+    free_cache_engine: Annotated[bool, GpuOnly()] = True
+    """put the engine to sleep while the policy is updated"""
+    enable_chunked_prefill: bool = True
+    """split long prompts over engine steps"""
+    log_prob_micro_batch_size_per_gpu: PositiveInt | None = None
+    """rows per forward of the old-log-prob pass; null: actor.ppo_micro_batch_size_per_gpu"""
+    log_prob_use_dynamic_bsz: bool | None = None
+    """form micro-batches of the old-log-prob pass by tokens; null: actor.use_dynamic_bsz"""
+    log_prob_max_token_len_per_gpu: PositiveInt | None = None
+    """tokens per micro-batch of the old-log-prob pass; null: actor.ppo_max_token_len_per_gpu"""
+    engine_kwargs: dict[str, Any] = {}
+    """arguments of the engine's constructor, as they are"""
+    val_kwargs: ValSamplingConfig = ValSamplingConfig()
+    """sampling in validation"""

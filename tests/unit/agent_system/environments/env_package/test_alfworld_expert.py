@@ -8,16 +8,17 @@ import pytest
 
 pytest.importorskip("alfworld")
 
-from agent_system.environments.env_package.alfworld import demonstrations, layout
+from agent_system.environments import demonstrations
+from agent_system.environments.base import Decision, Noise
+from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.expert import (
+    AlfworldPlayer,
     Asked,
-    Decision,
-    Expert,
     understand,
 )
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.projection import project
-from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
+from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import Store, generated_tasks
 from tests.helpers.winning import plan, wins
 
@@ -27,27 +28,30 @@ def section(tmp_path, **changes):
         "data_dir": str(tmp_path),
         "source": "generated",
         "val_games": 30,
+        "prompt": "compact",
         "task_types": list(TASK_TYPES),
     }
-    return {**base, **changes}
+    return PACKAGE.read({**base, **changes})
 
 
 def demonstration_tasks(asked):
     """The 12 games that 36 episodes are played on."""
-    return generated_tasks(AlfworldSettings.from_section(asked), "demo", 12)
+    return generated_tasks(asked, "demo", 12)
 
 
 def play(env, task, slack=0.0, slips=0.0, seed=0, limit=60):
     """Won?, the decisions, and how many of them the engine did not know."""
     observation = env.reset(task, 0)
-    expert, decisions, invalid = Expert(observation.text, random.Random(seed), slack, slips), [], 0
+    expert = AlfworldPlayer(observation.text, random.Random(seed), Noise(slack, slips))
+    decisions = []
+    invalid = 0
     for _ in range(limit):
         decisions.append(expert.act())
         observation, _, done, info = env.step(decisions[-1].action)
         invalid += not info["is_action_valid"]
         if done:
             return True, decisions, invalid
-        expert.observe(decisions[-1].action, observation.text)
+        expert.observe(decisions[-1].action, observation)
     return False, decisions, invalid
 
 
@@ -90,7 +94,7 @@ def test_every_task_type_is_won_through_the_collector(tmp_path, split, history, 
         history=history,
         levels=levels,
         split=split,
-        **asked,
+        **asked.model_dump(mode="json", exclude_unset=True),
     )
     env.close()
     assert {source.split("/")[1] for source in data.non_tensor_batch["data_source"]} == set(
@@ -149,7 +153,11 @@ def test_thoughts_grow_with_the_level_and_the_plan_names_the_action():
 def written(tmp_path_factory):
     root = tmp_path_factory.mktemp("demonstrations")
     asked = section(root / "games")
-    return root, asked, demonstrations.write_demonstrations(asked, root / "demos", 36, 3, 0, 0.3)
+    return (
+        root,
+        asked,
+        demonstrations.write_demonstrations("alfworld", asked, root / "demos", 36, 3, 0, 0.3),
+    )
 
 
 def test_demonstrations_hold_balanced_levels_in_rollout_form(written):
@@ -190,25 +198,32 @@ def test_demonstrations_keep_to_training_floor_plans(written):
     hashes = {
         task["hash"]
         for split in ("train", "val")
-        for task in PACKAGE.tasks({**asked, "train_games": 30}, split)
+        for task in PACKAGE.tasks(asked.model_copy(update={"train_games": 30}), split)
     }
     assert hashes.isdisjoint(task["hash"] for task in demonstration_tasks(asked))
-    index = Store(AlfworldSettings.from_section(asked), "demo", 12).index()
+    index = Store(asked, "demo", 12).index()
     assert {game["scene"] for game in index["games"]} <= set(layout.constants().TRAIN_SCENE_NUMBERS)
 
 
 def test_demonstrations_are_used_again_and_do_not_depend_on_the_workers(written):
     root, asked, path = written
     before = path.stat().st_mtime_ns
-    assert demonstrations.write_demonstrations(asked, root / "demos", 36, 3, 0, 0.3) == path
+    assert (
+        demonstrations.write_demonstrations("alfworld", asked, root / "demos", 36, 3, 0, 0.3)
+        == path
+    )
     assert path.stat().st_mtime_ns == before
-    elsewhere = demonstrations.write_demonstrations(asked, root / "other", 36, 3, 2, 0.3)
+    elsewhere = demonstrations.write_demonstrations(
+        "alfworld", asked, root / "other", 36, 3, 2, 0.3
+    )
     assert elsewhere.name == path.name and elsewhere.read_text() == path.read_text()
 
 
 def test_demonstrations_without_levels_are_bare_actions(written):
     root, asked, path = written
-    plain = demonstrations.write_demonstrations(asked, root / "demos", 3, 3, 0, 0.0, levels=())
+    plain = demonstrations.write_demonstrations(
+        "alfworld", asked, root / "demos", 3, 3, 0, 0.0, levels=()
+    )
     assert plain != path
     message = json.loads(plain.read_text().splitlines()[0])["messages"][1]["content"]
     assert message.startswith("<action>") and project(message)[1]
@@ -216,4 +231,6 @@ def test_demonstrations_without_levels_are_bare_actions(written):
 
 def test_impossible_demonstrations_say_so(tmp_path):
     with pytest.raises(ValueError, match="levels among 1..4"):
-        demonstrations.write_demonstrations(section(tmp_path), tmp_path, 4, 0, 0, 0.3, levels=(5,))
+        demonstrations.write_demonstrations(
+            "alfworld", section(tmp_path), tmp_path, 4, 0, 0, 0.3, levels=(5,)
+        )

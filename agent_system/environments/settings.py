@@ -1,0 +1,41 @@
+"""What the settings of every environment have in common."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Strict, model_validator
+
+from verl.utils.settings import NonNegativeInt, PositiveInt, Section
+
+Placement = Literal["inline", "thread", "locked", "process"]
+
+
+class EnvSettings(Section):
+    """The section of an environment; its package adds keys. It does not change once it is made.
+
+    A package reads it in the trainer and in worker processes, which it reaches as JSON.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    max_steps: PositiveInt | None = None
+    """steps after which the environment itself may end an episode; null: env.max_steps"""
+    seed: NonNegativeInt | None = None
+    """seed of what the environment draws besides its tasks; null: env.seed"""
+    placement: Placement | None = None
+    """where the environment runs; null: where its package says"""
+    level_prompts: dict[Annotated[int, Strict(False)], str] = {}
+    """texts that replace descriptions of thinking levels; algorithm.rlvcr.prompts wins"""
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.model_dump_json()))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            return {key: value for key, value in values.items() if value is not None}
+        return values
+
+    def known_tasks(self, split: str) -> int | None:
+        """How many tasks ``split`` has, where the settings say so; None where the package counts."""
+        return None

@@ -1,0 +1,51 @@
+"""``algorithm.rlvcr``: credit for how much was thought. Light: the command line imports it."""
+
+from typing import Literal
+
+from rlvcr.names import Combination, Score
+from verl.names import NormMode
+from verl.utils.settings import NonNegative, PositiveInt, Section, Share
+
+
+class RLVCRSettings(Section):
+    """Credit for how much was thought: the step's action scored under four thoughts.
+
+    Defaults: the additive formula.
+    """
+
+    enable: bool | None = None
+    """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
+    score: Score = "entropy"
+    """score of a context: -entropy, log-prob or prob of the action"""
+    mode: NormMode = "mean_norm"
+    """whether groups of thoughts are also divided by their spread"""
+    combine: Combination = "additive"
+    """how the thinking advantage joins the advantage of the trajectory"""
+    step_advantage_w: NonNegative = 1.0
+    """w: weight of the thinking advantage"""
+    thinking_diversity_w: NonNegative = 0.5
+    """weight of the entropy over the four level digits in the loss"""
+    cost_coef: NonNegative = 0.0
+    """price of a thought of cost_max tokens, in units of the score"""
+    cost_max: PositiveInt = 64
+    """thought tokens beyond which the price stays the same"""
+    std_floor: NonNegative = 0.1
+    """smallest spread of scores that mean_std_norm divides by"""
+    alternatives: Literal["all", "one"] = "all"
+    """thoughts sampled per step: the three others or one of them"""
+    action_blind: bool = True
+    """alternatives do not see the action; false is for comparison"""
+    expand: Literal["all", "mixed_groups"] = "all"
+    """groups whose steps get alternatives"""
+    step_fraction: Share = 1.0
+    """share of steps that get alternatives"""
+    max_alternative_tokens: PositiveInt = 64
+    """longest alternative thought"""
+    collapse_patience: PositiveInt = 10
+    """warn when a level was not seen for this many updates"""
+    level_bonus_w: NonNegative = 0.0
+    """weight of the count bonus for rare levels in a group"""
+    epsilon_levels: Share = 0.0
+    """probability of a level drawn uniformly instead of by the policy"""
+    prompts: dict[str, str] = {}  # noqa: RUF012  pydantic copies defaults
+    """texts that replace the built-in description of levels 1 to 4"""

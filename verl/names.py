@@ -1,0 +1,54 @@
+"""Names that a configuration chooses among, once for the settings and for the code that acts on
+them.
+
+Imports no library, so that the settings stay light. What a registry can add to (estimators, policy
+losses, engines) is listed here as it ships.
+"""
+
+from enum import StrEnum
+from typing import Literal, get_args
+
+LossAggMode = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+]
+LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
+
+KLEstimator = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+KL_ESTIMATORS: tuple[KLEstimator, ...] = get_args(KLEstimator)
+
+NormMode = Literal["mean_norm", "mean_std_norm"]
+NORM_MODES: tuple[NormMode, ...] = get_args(NormMode)
+
+EngineDtype = Literal["float32", "bfloat16", "float16"]
+TrainDtype = Literal["float32", "bfloat16"]
+Strategy = Literal["fsdp2", "fsdp"]
+Device = Literal["auto", "cpu", "cuda"]
+ResumeMode = Literal["auto", "disable", "resume_path"]
+History = Literal["append", "window"]
+
+
+class AdvantageEstimator(StrEnum):
+    """Names of the estimators; the last two are registered when the package ``rlvcr`` is imported."""
+
+    GAE = "gae"
+    GRPO = "grpo"
+    RLOO = "rloo"
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
+    REMAX = "remax"
+    OPO = "opo"
+    GPG = "gpg"
+    GIGPO = "gigpo"
+    RLVCR = "rlvcr"
+    COPO = "copo"
+
+
+ESTIMATORS = tuple(name.value for name in AdvantageEstimator)
+# Estimators of the framework that compare the plays of one task; those of a method are its own
+# to name.
+GROUP_ESTIMATORS = ("grpo", "gigpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
+POLICY_LOSSES = ("vanilla",)
+ENGINES = ("vllm", "hf")
+
+# Logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward recomputes.
+MAX_LOGITS = 1 << 27

@@ -1,0 +1,92 @@
+"""What packages outside of this room add to the configuration, so that it knows none of them.
+
+``verl.trainer.launch.extensions`` plugs in the environments and the method. Without it, the
+schema is what ``schema/`` declares.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from verl.trainer.config.problems import Context, Problems
+from verl.trainer.config.schema import PPOConfig
+from verl.utils.settings import Key, Section, keys_of
+
+
+class SectionSource(Protocol):
+    """The sections that may stand below one section of the schema, by name."""
+
+    def names(self) -> Collection[str]:
+        """Every name that may be written."""
+        ...
+
+    def section(self, name: str) -> type[Section] | None:
+        """The class of section ``name``; None where there is none, or its package is missing."""
+        ...
+
+    def present(self, values: Mapping[str, Any]) -> Collection[str]:
+        """Names that are there even where nothing is written below them; ``values`` are those of
+        the section above.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What one package adds.
+
+    ``sources`` maps a section of the schema to what may stand below it. ``derive`` fills in values
+    that follow from others, ``check`` finds combinations that cannot work. ``columns`` are columns
+    of the batch, each with "" where the config provides it, else how to get it. ``group_estimators``
+    compare the plays of a task. ``sampled_tokens`` is what is sampled besides the turns of so many
+    steps, at most.
+    """
+
+    name: str
+    sources: Mapping[str, SectionSource] = field(default_factory=dict)
+    derive: Callable[[PPOConfig], None] = lambda cfg: None
+    check: Callable[[PPOConfig, Context], Problems] = lambda cfg, ctx: iter(())
+    columns: Callable[[PPOConfig], Mapping[str, str]] = lambda cfg: {}
+    group_estimators: tuple[str, ...] = ()
+    sampled_tokens: Callable[[PPOConfig, int], int] = lambda cfg, steps: 0
+
+
+EXTENSIONS: dict[str, Extension] = {}
+
+
+def plug(extension: Extension) -> None:
+    """Add ``extension``, or put it in the place of the one with the same name."""
+    EXTENSIONS[extension.name] = extension
+
+
+def sources(schema: type[Section]) -> Iterator[tuple[str, SectionSource]]:
+    """The plugged sources of the sections that ``schema`` has, by section."""
+    for extension in EXTENSIONS.values():
+        for path, source in extension.sources.items():
+            if path in schema.model_fields:
+                yield path, source
+
+
+def plugged_names(schema: type[Section], above: str) -> set[str]:
+    """Names that may be written below section ``above`` besides the declared ones."""
+    return {name for path, source in sources(schema) if path == above for name in source.names()}
+
+
+def plugged_class(schema: type[Section], path: str) -> type[Section] | None:
+    """The class of the plugged section at dotted ``path``; None where none is plugged in."""
+    above, _, name = path.partition(".")
+    for section, source in sources(schema):
+        if section == above and name in source.names():
+            return source.section(name)
+    return None
+
+
+def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
+    """All keys and sections by dotted path, those of every plugged section included."""
+    keys = dict(keys_of(schema))
+    for section, source in sources(schema):
+        for name in source.names():
+            found = source.section(name)
+            if found is not None:
+                keys.update(keys_of(found, f"{section}.{name}."))
+    return keys

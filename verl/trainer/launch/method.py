@@ -1,0 +1,135 @@
+"""The method as an extension of the configuration: ``algorithm.rlvcr``, what follows from it, what
+contradicts it, and what it costs.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rlvcr.settings import RLVCRSettings
+from verl.trainer.config.plugged import Extension
+from verl.trainer.config.problems import Context, Problems, problem
+from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.utils.settings import Section
+
+ESTIMATORS = ("rlvcr", "copo")
+PREFIX = "algorithm.rlvcr"
+
+
+class MethodSection:
+    """``algorithm.rlvcr`` is there in every config: it says whether the method is on."""
+
+    def names(self) -> Collection[str]:
+        """The one section."""
+        return ("rlvcr",)
+
+    def section(self, name: str) -> type[Section] | None:
+        """The settings of the method."""
+        return RLVCRSettings
+
+    def present(self, values: Mapping[str, Any]) -> Collection[str]:
+        """Always."""
+        return ("rlvcr",)
+
+
+def settings_of(cfg: PPOConfig) -> RLVCRSettings:
+    """The settings of the method in ``cfg``."""
+    return cfg.algorithm.rlvcr
+
+
+def derive(cfg: PPOConfig) -> None:
+    """Where nothing else is said, the estimator turns the method on, and the method asks for levels."""
+    settings = settings_of(cfg)
+    if settings.enable is None:
+        settings.enable = cfg.algorithm.adv_estimator in ESTIMATORS
+    if cfg.env.levels is None:
+        cfg.env.levels = settings.enable
+
+
+def check(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+    """Settings of the method that contradict each other or the rest."""
+    if isinstance(cfg, PPOConfig):
+        yield from _switches(cfg)
+        yield from _alternatives(cfg)
+        yield from _spread(cfg)
+
+
+def _switches(cfg: PPOConfig) -> Problems:
+    settings = settings_of(cfg)
+    name = cfg.algorithm.adv_estimator
+    if name in ESTIMATORS and not settings.enable:
+        why = f"{name} needs scored alternatives"
+        yield problem(cfg, f"{PREFIX}.enable", why, "true or null", "leave it unset")
+    if settings.enable and not cfg.env.levels:
+        why = "thinking credit needs a policy that is asked for levels"
+        yield problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
+    if settings.level_bonus_w and name == "copo":
+        why = "copo multiplies advantages and adds nothing"
+        fix = f"{PREFIX}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
+        yield problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
+    if set(settings.prompts) - set("1234"):
+        fix = "remove the other keys"
+        yield problem(cfg, f"{PREFIX}.prompts", "not a level", "keys 1, 2, 3, 4", fix)
+
+
+def _alternatives(cfg: PPOConfig) -> Problems:
+    settings = settings_of(cfg)
+    key = f"{PREFIX}.alternatives"
+    one = settings.alternatives == "one"
+    if one and (settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"):
+        why = "reweighting scales the scores of all four thoughts, and one leaves two unknown"
+        fix = f"{key}=all, or combine: additive, gated, success"
+        yield problem(cfg, key, why, "all", fix)
+    if settings.enable and one and settings.mode == "mean_std_norm":
+        why = (
+            f"with {PREFIX}.mode=mean_std_norm the spread of two scores is half their distance, so "
+            "every advantage would be 1.5 or -1.5, however close"
+        )
+        yield problem(cfg, key, why, "all", f"{key}=all, or {PREFIX}.mode=mean_norm")
+    if settings.enable and settings.step_fraction == 0:
+        fix = f"{PREFIX}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
+        why = "no step would be scored"
+        yield problem(cfg, f"{PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
+
+
+def _spread(cfg: PPOConfig) -> Problems:
+    settings = settings_of(cfg)
+    if settings.mode == "mean_std_norm" and settings.std_floor == 0:
+        key = f"{PREFIX}.std_floor"
+        why = "a near-tie of scores would become a full-size advantage"
+        yield problem(cfg, key, why, "more than 0", f"{key}=0.1")
+
+
+def columns(cfg: PPOConfig) -> dict[str, str]:
+    """The columns that scored thoughts add to the batch."""
+    settings = settings_of(cfg)
+    on = "" if settings.enable else f"{PREFIX}.enable=true"
+    reweights = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
+    factor = (
+        "" if settings.enable and reweights else f"{PREFIX}.enable=true {PREFIX}.combine=reweight"
+    )
+    return {
+        "thinking_level_entropies": on,
+        "thinking_token_costs": on,
+        "choice_mask": on,
+        "thinking_reweight": factor,
+    }
+
+
+def sampled_tokens(cfg: PPOConfig, steps: int) -> int:
+    """Tokens of alternative thoughts in ``steps`` steps, at most."""
+    settings = settings_of(cfg)
+    if not settings.enable:
+        return 0
+    thoughts = 3 if settings.alternatives == "all" else 1
+    return int(steps * settings.step_fraction * thoughts * settings.max_alternative_tokens)
+
+
+METHOD = Extension(
+    name="method",
+    sources={"algorithm": MethodSection()},
+    derive=derive,
+    check=check,
+    columns=columns,
+    group_estimators=ESTIMATORS,
+    sampled_tokens=sampled_tokens,
+)

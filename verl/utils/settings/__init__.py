@@ -1,0 +1,38 @@
+"""Sections of a configuration as typed values, for every room that has settings.
+
+``section`` what a section is and how its keys are bounded · ``keys`` keys as data: type, default,
+doc, bounds · ``reading`` from plain values to sections, every mistake named.
+"""
+
+from verl.utils.settings.errors import ConfigError, MissingKey, Refusal
+from verl.utils.settings.keys import Key, keys_of, lookup
+from verl.utils.settings.reading import read, read_or_raise
+from verl.utils.settings.section import (
+    GpuOnly,
+    NonNegative,
+    NonNegativeInt,
+    OpenSection,
+    PositiveInt,
+    Section,
+    Share,
+    Unused,
+)
+
+__all__ = [
+    "ConfigError",
+    "GpuOnly",
+    "Key",
+    "MissingKey",
+    "NonNegative",
+    "NonNegativeInt",
+    "OpenSection",
+    "PositiveInt",
+    "Refusal",
+    "Section",
+    "Share",
+    "Unused",
+    "keys_of",
+    "lookup",
+    "read",
+    "read_or_raise",
+]

@@ -1,0 +1,71 @@
+"""What a section is: a pydantic model whose attribute docstrings are the help text.
+
+A section of one's own::
+
+    class LakeSettings(Section):
+        \"\"\"How the lake looks.\"\"\"
+
+        size: Annotated[int, Ge(3), Le(16)] = 4
+        \"\"\"cells per side\"\"\"
+        frozen: Share = 0.8
+        \"\"\"share of the cells that is ice\"\"\"
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ConfigDict
+
+from verl.utils.settings.errors import MissingKey
+
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+
+
+class Section(BaseModel):
+    """A group of keys. Values are checked when it is made, not when they are assigned.
+
+    Types are taken at their word: ``true`` is no number and ``"4"`` no integer. Text that files and
+    command lines write for other types is translated by ``verl.utils.settings.reading``.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    if not TYPE_CHECKING:  # for a type checker, a name that is not declared is a mistake
+
+        def __getattr__(self, name: str) -> Any:
+            if name in type(self).model_fields:
+                raise MissingKey(f"{type(self).__name__}.{name} has no value: it was refused")
+            return super().__getattr__(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """Marks a key that job scripts carry and that changes nothing here; ``why`` says why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOnly:
+    """Marks a key that changes nothing on CPU."""
+
+
+class OpenSection(Section):
+    """A section below which packages outside of the configuration's room declare sections.
+
+    These are attributes like the declared ones; what may stand here is checked by whoever reads
+    the values (``verl.trainer.config.load``).
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    def __getattr__(self, name: str) -> Any:
+        """The plugged section ``name``; its class is known where it is declared."""
+        found = (self.__pydantic_extra__ or {}).get(name)
+        if found is None:
+            raise MissingKey(f"{type(self).__name__} has no section {name!r}")
+        return found

@@ -1,0 +1,63 @@
+"""Keys that do not exist: what they may have meant, and how that is said."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from verl.utils.hints import nearest_name
+from verl.utils.settings.keys import Key
+
+
+def owner(path: str, keys: Mapping[str, Key]) -> Key | None:
+    """The declared key that ``path`` names or lies below (in a free dictionary); None when there is
+    none.
+    """
+    if path in keys:
+        return keys[path]
+    parts = path.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        key = keys.get(".".join(parts[:length]))
+        if key is not None:
+            return key if key.is_free else None
+    return None
+
+
+def children(path: str, keys: Mapping[str, Key]) -> list[str]:
+    """Names directly below section ``path`` (empty: the root)."""
+    prefix = f"{path}." if path else ""
+    names = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
+    return [name for name in names if "." not in name]
+
+
+def nearest(path: str, keys: Mapping[str, Key]) -> str | None:
+    """The declared key that was most likely meant: a similar sibling, the same name elsewhere, a
+    similar path.
+    """
+    section, _, name = path.rpartition(".")
+    sibling = nearest_name(name, children(section, keys), cutoff=0.75)
+    if sibling:
+        return f"{section}.{sibling}" if section else sibling
+    names = {key.rpartition(".")[2] for key in keys}
+    similar = nearest_name(name, sorted(names), cutoff=0.75)
+    if similar:
+        candidates = [key for key in keys if key.rpartition(".")[2] == similar]
+        return max(candidates, key=lambda key: _likeness(key, path) if section else 0)
+    if children(section, keys):  # every path of a section resembles every other one
+        return None
+    return nearest_name(path, keys, cutoff=0.6)
+
+
+def _likeness(key: str, path: str) -> float:
+    return difflib.SequenceMatcher(None, key, path).ratio()
+
+
+def unknown(path: str, value: Any, keys: Mapping[str, Key]) -> str:
+    """The message for a key that does not exist."""
+    section = path.rpartition(".")[0]
+    while section and not children(section, keys):
+        section = section.rpartition(".")[0]
+    guess = nearest(path, keys)
+    hint = f"; did you mean {guess}?" if guess else ""
+    where = section or "the top level"
+    names = ", ".join(children(section, keys))
+    return f"{path}={value!r}: unknown key{hint} ({where} allows: {names})"
