@@ -114,7 +114,7 @@ def test_rows_without_advantage_are_not_computed_and_change_nothing(policy, monk
     [
         {"entropy_coeff": 0.1},
         {"use_kl_loss": True},
-        {"policy_loss": PolicyLossConfig("of_this_test")},
+        {"policy_loss": PolicyLossConfig(loss_mode="of_this_test")},
     ],
 )
 def test_another_term_of_the_loss_is_computed_on_all_rows(policy, monkeypatch, term):
