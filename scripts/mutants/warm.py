@@ -16,7 +16,7 @@ from importlib.machinery import SourceFileLoader
 import pytest
 
 from scripts.mutants.forks import Done, Job, run_jobs, run_one, silence
-from scripts.mutants.generate import Mutant, children, differences, is_function
+from scripts.mutants.generate import Mutant, children, differences
 from scripts.mutants.targets import LIBRARIES, ROOT, Target
 
 TRACE_DEADLINE = 1800
@@ -203,14 +203,6 @@ def _pairs(
     if len(inside_old) == len(inside_new):
         for inner_old, inner_new in zip(inside_old, inside_new, strict=True):
             yield from _pairs(inner_old, inner_new)
-
-
-def runs_at_import(mutant: Mutant) -> bool:
-    """Whether the change lies in what a module runs when it is imported."""
-    path = ROOT / mutant.module
-    original = compile(path.read_text(), str(path), "exec")
-    changed = compile(mutant.source, str(path), "exec")
-    return any(not is_function(old) for old, _ in differences(original, changed))
 
 
 def play_imports(mutants: Sequence[Mutant], found: Trace, workers: int) -> Iterator[Done[Outcome]]:

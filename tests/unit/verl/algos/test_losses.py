@@ -1,6 +1,7 @@
 """Losses at their edges: limits of the ratio, defaults, arguments that reach the aggregation."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,12 @@ from verl.algos.losses import compute_entropy_loss, loss_denominator
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
 MATRIX = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0]])
 WEIGHTS = torch.tensor([1.0, 3.0], dtype=torch.float64)
+AGGREGATIONS: list[tuple[str, dict[str, Any]]] = [
+    ("token-mean", {}),
+    ("seq-mean-token-sum", {"row_weights": WEIGHTS.float()}),
+    ("seq-mean-token-mean", {"denominator": 7.0}),
+    ("seq-mean-token-sum-norm", {"loss_scale_factor": 11.0}),
+]
 
 
 def policy_loss(ratio, advantage, **kwargs):
@@ -113,12 +120,7 @@ def test_an_enormous_ratio_is_limited_and_finite():
 
 def test_the_policy_loss_hands_on_how_it_is_aggregated():
     log_prob = torch.zeros(2, 3)
-    for mode, kwargs in (
-        ("token-mean", {}),
-        ("seq-mean-token-sum", {"row_weights": WEIGHTS.float()}),
-        ("seq-mean-token-mean", {"denominator": 7.0}),
-        ("seq-mean-token-sum-norm", {"loss_scale_factor": 11.0}),
-    ):
+    for mode, kwargs in AGGREGATIONS:
         loss, *_ = compute_policy_loss_vanilla(
             log_prob, log_prob, -MATRIX, MASK, loss_agg_mode=mode, **kwargs
         )
@@ -150,15 +152,7 @@ def test_predictions_are_clipped_on_both_sides():
     assert clipped.item() == 1.0
 
 
-@pytest.mark.parametrize(
-    ("mode", "kwargs"),
-    [
-        ("token-mean", {}),
-        ("seq-mean-token-sum", {"row_weights": WEIGHTS.float()}),
-        ("seq-mean-token-mean", {"denominator": 7.0}),
-        ("seq-mean-token-sum-norm", {"loss_scale_factor": 11.0}),
-    ],
-)
+@pytest.mark.parametrize(("mode", "kwargs"), AGGREGATIONS)
 def test_value_and_entropy_loss_hand_on_how_they_are_aggregated(mode, kwargs):
     expected = agg_loss(MATRIX, MASK, mode, **kwargs).item()
     entropy = compute_entropy_loss(MATRIX, MASK, mode, **kwargs)
