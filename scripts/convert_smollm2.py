@@ -12,7 +12,7 @@ import copy
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -94,8 +94,10 @@ def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedM
     source = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
+    # transformers sets the attributes of the special tokens at run time: no type knows them.
+    special: Any = tokenizer
     model = AutoModelForCausalLM.from_config(
-        plain_config(source.config, tokenizer), dtype=torch.bfloat16
+        plain_config(source.config, special), dtype=torch.bfloat16
     )
     model.load_state_dict(source.state_dict())
     model.generation_config.eos_token_id = tokenizer.eos_token_id

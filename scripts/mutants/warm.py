@@ -32,14 +32,15 @@ class Trace:
     lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def reaching(self, mutant: Mutant, *, module_only: bool = False) -> list[str]:
-        """The tests that run a line of ``mutant`` (or any of its module), the fastest first."""
+    def reaching(self, mutant: Mutant) -> list[str]:
+        """The tests that can notice ``mutant``, the fastest first: those that run its lines, or all
+        where it runs at import.
+        """
         first, last = mutant.lines
         wanted = set(range(first, last + 1))
         found = []
         for test, modules in self.lines.items():
-            lines = modules.get(mutant.module, set())
-            if lines and (module_only or lines & wanted):
+            if mutant.at_import or modules.get(mutant.module, set()) & wanted:
                 found.append(test)
         return sorted(found, key=lambda test: self.seconds[test])
 
@@ -210,7 +211,7 @@ def play_imports(mutants: Sequence[Mutant], found: Trace, workers: int) -> Itera
 
     def jobs() -> Iterator[Job[Outcome]]:
         for mutant in mutants:
-            tests = found.reaching(mutant, module_only=True)
+            tests = found.reaching(mutant)
             yield Job(mutant.key, _import_work(mutant, tests), 60 + found.deadline(tests))
 
     yield from run_jobs(jobs(), workers)

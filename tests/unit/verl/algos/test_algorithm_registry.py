@@ -1,5 +1,6 @@
 """The two registries: what is kept, what is refused, what an error says."""
 
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,18 @@ from verl.algos import (
     register_adv_est,
     register_policy_loss,
 )
+
+HERE = re.escape(__name__)
+
+
+class Nameless:
+    """An estimator that is no function and so has no name of its own."""
+
+    def __call__(self, token_level_rewards: Any, response_mask: Any) -> tuple[Any, Any]:
+        return token_level_rewards, response_mask
+
+    def __repr__(self) -> str:
+        return "nameless"
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +95,19 @@ def test_the_same_function_may_be_registered_again():
     for _ in range(2):
         register_adv_est("mine")(estimator)
         register_policy_loss("mine")(loss)
-    with pytest.raises(ValueError, match=r"advantage estimator 'mine' is already .*\.estimator$"):
+    with pytest.raises(ValueError, match=rf"estimator 'mine' is already .*by {HERE}\.estimator$"):
         register_adv_est("mine", inputs={"old_log_prob": "a"})(lambda old_log_prob: old_log_prob)
-    with pytest.raises(ValueError, match=r"policy loss 'mine' is already registered by .*\.loss$"):
+    with pytest.raises(ValueError, match=rf"policy loss 'mine' is already .*by {HERE}\.loss$"):
         register_policy_loss("mine")(other_loss)
+
+
+def test_an_estimator_without_a_name_is_called_after_its_class():
+    nameless = Nameless()
+    register_adv_est("nameless")(nameless)
+    assert get_adv_estimator_fn("nameless").__name__ == "Nameless"
+    register_adv_est("nameless")(nameless)
+    with pytest.raises(ValueError, match=rf"by {HERE}\.nameless$"):
+        register_adv_est("nameless")(estimator)
 
 
 def test_what_nothing_fills_is_named_with_the_estimator():

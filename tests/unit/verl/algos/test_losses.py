@@ -96,6 +96,22 @@ def test_by_default_the_dual_clip_is_three():
     assert policy_loss(10.0, -1.0, clip_ratio_c=1.5)[0] == pytest.approx(1.5)
 
 
+def test_the_dual_clip_binds_above_its_bound_only():
+    ratio = torch.tensor(math.log(2.0)).exp().item()
+    assert policy_loss(2.0, -1.0, clip_ratio_c=ratio)[3] == 0.0
+    assert policy_loss(2.1, -1.0, clip_ratio_c=ratio)[3] == 1.0
+
+
+def test_the_ratio_is_that_of_the_new_policy_to_the_old():
+    old = torch.tensor([[math.log(0.5)]])
+    new = torch.tensor([[math.log(0.55)]])
+    ones = torch.ones(1, 1)
+    loss, clipped, kl, _ = compute_policy_loss_vanilla(old, new, ones, ones)
+    assert loss.item() == pytest.approx(-1.1)
+    assert clipped.item() == 0.0
+    assert kl.item() == pytest.approx(-math.log(1.1))
+
+
 def test_only_negative_advantages_have_a_ceiling():
     assert policy_loss(10.0, 0.0)[3] == 0.0
     assert policy_loss(0.1, 0.5, cliprange=0.2)[3] == 0.0
