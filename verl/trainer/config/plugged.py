@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from verl.trainer.config.problems import Context, Problems
-from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.settings import Key, Section, keys_of
 
 
@@ -31,6 +31,22 @@ class SectionSource(Protocol):
         ...
 
 
+def _nothing_to_derive(_cfg: PPOConfig) -> None:
+    pass
+
+
+def _nothing_to_say(_cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
+    return iter(())
+
+
+def _no_columns(_cfg: PPOConfig) -> Mapping[str, str]:
+    return {}
+
+
+def _no_tokens(_cfg: PPOConfig, _steps: int) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Extension:
     """What one package adds.
@@ -44,11 +60,11 @@ class Extension:
 
     name: str
     sources: Mapping[str, SectionSource] = field(default_factory=dict)
-    derive: Callable[[PPOConfig], None] = lambda cfg: None
-    check: Callable[[PPOConfig, Context], Problems] = lambda cfg, ctx: iter(())
-    columns: Callable[[PPOConfig], Mapping[str, str]] = lambda cfg: {}
+    derive: Callable[[PPOConfig], None] = _nothing_to_derive
+    check: Callable[[PPOConfig | SFTConfig, Context], Problems] = _nothing_to_say
+    columns: Callable[[PPOConfig], Mapping[str, str]] = _no_columns
     group_estimators: tuple[str, ...] = ()
-    sampled_tokens: Callable[[PPOConfig, int], int] = lambda cfg, steps: 0
+    sampled_tokens: Callable[[PPOConfig, int], int] = _no_tokens
 
 
 EXTENSIONS: dict[str, Extension] = {}

@@ -6,6 +6,7 @@ everything found.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -420,17 +421,23 @@ def find_problems(
     ends there.
     """
     ctx = Context(names or Names(), check_files, guess_device(_device(cfg)))
-    checks = PPO_CHECKS if isinstance(cfg, PPOConfig) else SFT_CHECKS
-    plugged = [extension.check for extension in EXTENSIONS.values()]
-    found = []
-    for check in (*checks, *plugged):
+    found: list[str] = []
+    for problems in _checks(cfg, ctx):
         try:
-            for message in check(cfg, ctx):
+            for message in problems:
                 found.append(message)
         except MissingKey:
             if not partial:
                 raise
     return found
+
+
+def _checks(cfg: PPOConfig | SFTConfig, ctx: Context) -> Iterator[Problems]:
+    if isinstance(cfg, PPOConfig):
+        yield from (check(cfg, ctx) for check in PPO_CHECKS)
+    else:
+        yield from (check(cfg, ctx) for check in SFT_CHECKS)
+    yield from (extension.check(cfg, ctx) for extension in EXTENSIONS.values())
 
 
 def _device(cfg: PPOConfig | SFTConfig) -> str:

@@ -8,6 +8,8 @@ from verl.utils.settings.errors import ConfigError, MissingKey, Refusal
 from verl.utils.settings.keys import Key, keys_of, lookup
 from verl.utils.settings.reading import read, read_or_raise
 from verl.utils.settings.section import (
+    NULL,
+    Derived,
     GpuOnly,
     NonNegative,
     NonNegativeInt,
@@ -19,7 +21,9 @@ from verl.utils.settings.section import (
 )
 
 __all__ = [
+    "NULL",
     "ConfigError",
+    "Derived",
     "GpuOnly",
     "Key",
     "MissingKey",

@@ -136,7 +136,7 @@ def _shown(value: Any) -> str:
 
 
 def _without(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
-    kept = dict(values)
+    kept: dict[str, Any] = dict(values)
     name = parts[0]
     below = kept.get(name)
     if len(parts) > 1 and isinstance(below, Mapping):
