@@ -290,7 +290,7 @@ def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
     micro = (
         actor.ppo_max_token_len_per_gpu
         if actor.use_dynamic_bsz
-        else row * actor.ppo_micro_batch_size_per_gpu
+        else row * (actor.ppo_micro_batch_size_per_gpu or 1)
     )
     trained = 1 + bool(cfg.critic.enable)
     reference = 4 if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else 0

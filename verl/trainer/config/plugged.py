@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from verl.trainer.config.problems import Context, Problems
 from verl.trainer.config.schema import PPOConfig, SFTConfig
-from verl.utils.settings import Key, Section, keys_of
+from verl.utils.settings import Key, Section, keys_of, plugged_key
 
 
 class SectionSource(Protocol):
@@ -104,5 +104,6 @@ def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
         for name in source.names():
             found = source.section(name)
             if found is not None:
+                keys[f"{section}.{name}"] = plugged_key(f"{section}.{name}", found)
                 keys.update(keys_of(found, f"{section}.{name}."))
     return keys

@@ -148,7 +148,7 @@ class Key:
     @property
     def doc(self) -> str:
         """The help text: the docstring below the key."""
-        return doc_of(self.owner, self.name)
+        return self.field.description or doc_of(self.owner, self.name)
 
     @property
     def unused(self) -> str:
@@ -197,6 +197,13 @@ def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
         if key.section is not None:
             keys.update(keys_of(key.section, f"{key.path}."))
     return types.MappingProxyType(keys)
+
+
+def plugged_key(path: str, cls: type[Section]) -> Key:
+    """The section ``cls`` at ``path``, where no class declares it as an attribute."""
+    summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+    field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
+    return Key(path, cls, field, section=cls)
 
 
 def doc_of(cls: type, name: str) -> str:

@@ -66,7 +66,7 @@ def read(
         for mistake in mistakes:
             reading.problems.setdefault(mistake.path, mistake.text(known))
             refused += [mistake.key] if mistake.key else []
-        shorter = left
+        shorter: dict[str, Any] = left
         for mistake in mistakes:
             shorter = _without(shorter, mistake.path.removeprefix(prefix).split("."))
         if shorter == left:  # a refusal of the defaults themselves: nothing can be kept
@@ -151,7 +151,7 @@ def _forget(section: Section, path: str) -> None:
     *parents, name = path.split(".")
     for parent in parents:
         section = getattr(section, parent)
-    section.__dict__.pop(name, None)
+    vars(section).pop(name, None)
 
 
 # ---- what is written, and what is meant -----------------------------------------------------
