@@ -28,8 +28,12 @@ def _is_local(path: str) -> bool:
 
 def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
     """There is a policy, or a way to make one."""
-    key, path = "actor_rollout_ref.model.path", cfg.actor_rollout_ref.model.path
-    fix = "name an existing directory in Hugging Face format, or make one first with cold_start.enable=true"
+    key = "actor_rollout_ref.model.path"
+    path = cfg.actor_rollout_ref.model.path
+    fix = (
+        "name an existing directory in Hugging Face format, "
+        "or make one first with cold_start.enable=true"
+    )
     if path is None:
         yield problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
     elif (
@@ -66,7 +70,7 @@ def group_estimators() -> tuple[str, ...]:
     return (*GROUP_ESTIMATORS, *plugged)
 
 
-def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
     """The estimator has the group and the critic it needs."""
     name, n = cfg.algorithm.adv_estimator, cfg.env.rollout.n
     if name == "gae" and not cfg.critic.enable:
@@ -86,7 +90,7 @@ def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
         yield problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
 
 
-def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Rows fit into the engine's context and into micro-batches."""
     data, rollout, actor = cfg.data, cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref.actor
     row = data.max_prompt_length + data.max_response_length
@@ -144,7 +148,7 @@ def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
         )
 
 
-def check_batches(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Mini-batches divide the batch and give every rank something to do."""
     actor, tasks = cfg.actor_rollout_ref.actor, cfg.data.train_batch_size
     played, ranks = (
@@ -171,7 +175,7 @@ def check_batches(cfg: PPOConfig, ctx: Context) -> Problems:
         )
 
 
-def check_losses(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Clip ranges and optimiser settings that make sense."""
     actor, prefix = cfg.actor_rollout_ref.actor, "actor_rollout_ref.actor"
     if actor.clip_ratio_low >= 1:
@@ -207,7 +211,7 @@ def check_losses(cfg: PPOConfig, ctx: Context) -> Problems:
             yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
 
 
-def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
     """There is such an engine, and plays of one task can differ."""
     rollout, prefix = cfg.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
@@ -265,7 +269,7 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
             )
 
 
-def check_ray(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
     """What only a Ray that is started here can be told."""
     if cfg.ray_init.address is None:
         return

@@ -1,4 +1,6 @@
-"""``actor_rollout_ref``: the policy as it is trained (actor), compared with (ref) and played (rollout)."""
+"""``actor_rollout_ref``: the policy as it is trained (actor), compared with (ref) and played
+(rollout).
+"""
 
 from typing import Annotated
 

@@ -1,4 +1,6 @@
-"""``critic``, ``reward_model`` and ``custom_reward_function``: where values and extra rewards come from."""
+"""``critic``, ``reward_model`` and ``custom_reward_function``: where values and extra rewards come
+from.
+"""
 
 from typing import Annotated, Any
 
