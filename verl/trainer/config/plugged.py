@@ -53,7 +53,7 @@ class Extension:
 
     ``sources`` maps a section of the schema to what may stand below it. ``derive`` fills in values
     that follow from others, ``check`` finds combinations that cannot work. ``columns`` are columns
-    of the batch, each with "" where the config provides it, else how to get it. ``group_estimators``
+    of the batch, each with "" where the config gives it, else how to get it. ``group_estimators``
     compare the plays of a task. ``sampled_tokens`` is what is sampled besides the turns of so many
     steps, at most.
     """

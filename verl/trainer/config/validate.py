@@ -92,10 +92,13 @@ def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
 
 def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Rows fit into the engine's context and into micro-batches."""
-    data, rollout, actor = cfg.data, cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref.actor
+    data = cfg.data
+    rollout = cfg.actor_rollout_ref.rollout
+    actor = cfg.actor_rollout_ref.actor
     row = data.max_prompt_length + data.max_response_length
     if rollout.max_model_len < row:
-        why = f"the engine must hold a whole row, data.max_prompt_length + data.max_response_length = {row} tokens"
+        lengths = f"data.max_prompt_length + data.max_response_length = {row} tokens"
+        why = f"the engine must hold a whole row, {lengths}"
         fix = "raise it or set it to null, or lower the two lengths"
         yield problem(
             cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix
@@ -114,10 +117,8 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         why = (
             "with env.history=append the response holds the whole play, and one turn could fill it"
         )
-        allowed, fix = (
-            f"less than {data.max_response_length}",
-            "set it to the longest turn, in tokens",
-        )
+        allowed = f"less than {data.max_response_length}"
+        fix = "set it to the longest turn, in tokens"
         yield problem(cfg, "env.max_turn_tokens", why, allowed, fix)
     if (
         not rollout.enable_chunked_prefill
@@ -251,7 +252,8 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
     trainer, rollout = cfg.trainer, cfg.actor_rollout_ref.rollout
     ranks = trainer.n_gpus_per_node * trainer.nnodes
     if ctx.device == "cuda" and rollout.num_workers * rollout.tensor_model_parallel_size > ranks:
-        why = f"{rollout.num_workers} engines of {rollout.tensor_model_parallel_size} devices on {ranks} devices"
+        size = rollout.tensor_model_parallel_size
+        why = f"{rollout.num_workers} engines of {size} devices on {ranks} devices"
         fix = "fewer engines, smaller engines, or more devices"
         yield problem(
             cfg, "actor_rollout_ref.rollout.num_workers", why, "what fits the devices", fix
@@ -311,7 +313,10 @@ def check_run(cfg: Any, ctx: Context) -> Problems:
     if isinstance(cfg, PPOConfig) and (cfg.data.custom_cls.path is None) != (
         cfg.data.custom_cls.name is None
     ):
-        yield "data.custom_cls: only one of path and name is set; allowed: both or neither; fix: set the other"
+        yield (
+            "data.custom_cls: only one of path and name is set; "
+            "allowed: both or neither; fix: set the other"
+        )
 
 
 def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:

@@ -135,7 +135,7 @@ def make_policy(cfg: PPOConfig) -> None:
     try:
         process.join()
     finally:
-        process.kill()  # nothing half-written counts; after a good end there is nothing left to kill
+        process.kill()  # nothing half-written counts; after a good end nothing is left to kill
         process.join()
     if process.exitcode != 0 or not path.exists():
         raise RuntimeError(
