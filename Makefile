@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same libraries again, each for itself
 
-.PHONY: setup train test lint
+.PHONY: setup train test lint format mutants
 
 # Installed once: the stamp holds the hash of what was installed, so a second call does nothing.
 setup:
@@ -28,6 +28,14 @@ train: setup
 test: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/test.sh $(ARGS)
 
+# The first half of `make test`: layout, style, direction of imports, types.
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/lint-imports
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/lint.sh
+
+format: setup
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+# Do the tests notice a wrong line? Continues where it was stopped; ARGS="rlvcr/thinking.py" does one module.
+mutants: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.mutants $(ARGS)

@@ -1,7 +1,7 @@
 """Alternatives: what the policy would have thought at the levels it did not choose, before the same
 action.
 
-    chat prompt ──sampled──▶ <level>3</level><think>original</think><action>...     the step, in the row
+    chat prompt ──sampled──▶ <level>3</level><think>own</think><action>...      the step, in the row
         │
         ├──forced──▶ <level>1</level><think></think><action>                        no generation
         ├──forced──▶ <level>2</level><think> ──sampled──▶ thought </think>|<action>
@@ -14,15 +14,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from rlvcr.config import ThinkingConfig
 from rlvcr.levels import ACTION_START, LEVELS, THINK_END, ForcedThought, LevelCodec, ParsedStep
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
 STOP = (THINK_END, ACTION_START)
-SEED_RANGE = float(2**63)
+SEED_RANGE = float(2**63)  # seeds lie in [0, SEED_RANGE)
 
+Encode = Callable[[str], Sequence[int]]
 # (prompt_ids, max_tokens, stop, route, seed) -> what was sampled; None where the engine gave the
 # request up
 Sample = Callable[[list[int], int, tuple[str, ...], int, int], Awaitable[SamplingResult | None]]
@@ -46,7 +47,9 @@ class AlternativeSettings:
     seed: int = 0
 
     @classmethod
-    def from_config(cls, rlvcr: Any, seed: int, max_turn_tokens: int) -> "AlternativeSettings":
+    def from_config(
+        cls, rlvcr: ThinkingConfig, seed: int, max_turn_tokens: int
+    ) -> "AlternativeSettings":
         """Read ``algorithm.rlvcr``; a thought is never longer than a turn may be."""
         return cls(
             which=rlvcr.alternatives,
@@ -65,18 +68,20 @@ class StepAlternatives:
     """
 
     thoughts: list[ForcedThought] = field(default_factory=list)
-    dropped: Counter = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
     sampled_tokens: int = 0
 
 
 class AlternativeSampler:
-    """Samples alternatives through ``sample`` with the settings the step itself was sampled with."""
+    """Samples alternatives through ``sample``, with the settings that sampled the step itself."""
 
     def __init__(
-        self, settings: AlternativeSettings, codec: LevelCodec, sample: Sample, encode: Callable
+        self, settings: AlternativeSettings, codec: LevelCodec, sample: Sample, encode: Encode
     ) -> None:
         self.settings = settings
-        self._codec, self._sample, self._encode = codec, sample, encode
+        self._codec = codec
+        self._sample = sample
+        self._encode = encode
 
     def levels_for(self, parsed: ParsedStep, traj_uid: str, step: int) -> list[int]:
         """The levels to think at; none for a step that cannot be scored or was not drawn.
@@ -90,12 +95,8 @@ class AlternativeSampler:
             return []
         others = [level for level in LEVELS if level != parsed.level]
         if self.settings.which == "one":
-            return [
-                others[
-                    derive_seed(self.settings.seed, "alternative level", traj_uid, step)
-                    % len(others)
-                ]
-            ]
+            pick = derive_seed(self.settings.seed, "alternative level", traj_uid, step)
+            return [others[pick % len(others)]]
         return others
 
     async def think(
@@ -114,7 +115,7 @@ class AlternativeSampler:
         """
         found = StepAlternatives()
         hint = [] if self.settings.action_blind else self._hint(parsed)
-        asked = [level for level in levels if level != 1]
+        asked = [level for level in levels if level != 1]  # level 1 has nothing to say
         waiting = []
         for level in asked:
             prompt = prompt_ids + hint + self._codec.prefix_ids[level]
@@ -122,25 +123,26 @@ class AlternativeSampler:
             waiting.append(self._sample(prompt, self.settings.max_tokens, STOP, route, seed))
         results = dict(zip(asked, await asyncio.gather(*waiting), strict=True))
         for level in sorted(levels):
-            thought, reason = (
-                (self._codec.empty_thought(), "")
-                if level == 1
-                else self._read(level, results[level])
-            )
-            if thought is None:
-                found.dropped[reason] += 1
+            if level == 1:
+                found.thoughts.append(self._codec.empty_thought())
             else:
-                found.thoughts.append(thought)
-        found.sampled_tokens = sum(
-            len(result.token_ids) for result in results.values() if result is not None
-        )
+                self._read(level, results[level], found)
         return found
 
-    def _read(self, level: int, result: SamplingResult | None) -> tuple[ForcedThought | None, str]:
+    def _read(self, level: int, result: SamplingResult | None, found: StepAlternatives) -> None:
+        """Add what was sampled at ``level`` to ``found``: a thought, or why there is none."""
         if result is None:
-            return None, "engine"
+            found.dropped["engine"] += 1
+            return
+        # Dropped thoughts cost as much as others.
+        found.sampled_tokens += len(result.token_ids)
         thought = self._codec.forced_thought(level, result.token_ids)
-        return thought, "length" if result.stop_reason is StopReason.LENGTH else "format"
+        if thought is not None:
+            found.thoughts.append(thought)
+        elif result.stop_reason is StopReason.LENGTH:
+            found.dropped["length"] += 1
+        else:
+            found.dropped["format"] += 1
 
     def _hint(self, parsed: ParsedStep) -> list[int]:
         return list(self._encode(f"The action will be: {parsed.action}\n"))

@@ -1,14 +1,15 @@
 """The maths of RLVCR: how good a chosen thinking level was among the four, and how that joins the
 trajectory's credit.
 
-A step's action a is held fixed and scored under the contexts of all four levels; ``U_k`` is the score of context k
-minus the price of its thought. The thinking advantage compares the chosen level's U with the group's and goes to the
-level digit and the thought tokens of that step; action tokens carry the trajectory advantage alone::
+A step's action a is held fixed and scored under the contexts of all four levels; ``U_k`` is the
+score of context k minus the price of its thought. The thinking advantage compares the chosen
+level's U with the group's and goes to the level digit and the thought tokens of that step; action
+tokens carry the trajectory advantage alone::
 
     scores [S, 4], costs [S, 4] --thinking_advantage--> A_think [S], cost share [S]
                                 --thinking_reweight---> g [S]
-    --place_step_values, row by row, before padding--> thinking_level_entropies, thinking_token_costs,
-                                                       thinking_reweight (optional), each [B, R], 0 elsewhere
+    --place_step_values, row by row--> thinking_level_entropies, thinking_token_costs and, where
+                                       asked for, thinking_reweight, each [B, R], 0 elsewhere
     token_level_rewards [B, R] --group normalisation--> A_traj
     A_traj, the above --combine_advantages--> advantages [B, R]
 
@@ -18,7 +19,7 @@ larger w is. ``returns`` holds A_traj, so ``advantages - returns`` is what think
 ``credit_metrics`` reports how often it turned a sign.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from rlvcr.level_metrics import CollapseWatch, level_metrics
 from rlvcr.names import COMBINES
+from rlvcr.shapes import Ids, PerToken, RowMask, TokenMask
 from rlvcr.thinking import (
     MODES,
     SCORES,
@@ -65,20 +67,21 @@ __all__ = [
 
 
 def combine_advantages(
-    trajectory: Tensor,
-    thinking: Tensor,
+    trajectory: PerToken,
+    thinking: PerToken,
     step_advantage_w: float,
     combine: str = "additive",
-    success: Tensor | None = None,
-    reweight: Tensor | None = None,
-) -> Tensor:
+    success: RowMask | None = None,
+    reweight: PerToken | None = None,
+) -> PerToken:
     """Join ``trajectory [B, R]`` (A_traj on sampled tokens) with ``thinking [B, R]`` (A_think where
     placed).
 
-    * ``additive``: ``A_traj + w A_think``; * ``gated``: ``A_traj + w sign(A_traj) A_think``;
+    * ``additive``: ``A_traj + w A_think``;
+    * ``gated``: ``A_traj + w sign(A_traj) A_think``;
     * ``success``: additive in rows where ``success [B]`` holds, else A_traj;
-    * ``reweight``: ``A_traj g`` where ``reweight [B, R]`` holds a factor g; its zeros mean "no factor here". w and
-      ``thinking`` are not used.
+    * ``reweight``: ``A_traj g`` where ``reweight [B, R]`` holds a factor g; its zeros mean "no
+      factor here". w and ``thinking`` are not used.
 
     Raises ``ValueError`` for an unknown ``combine`` or a missing tensor.
     """
@@ -100,29 +103,29 @@ def combine_advantages(
 
 
 def credit_metrics(
-    advantages: Tensor,
-    returns: Tensor,
-    response_mask: Tensor,
-    thinking_level_entropies: Tensor | None = None,
-    thinking_token_costs: Tensor | None = None,
-    thinking_reweight: Tensor | None = None,
-    **_: Any,
+    advantages: PerToken,
+    returns: PerToken,
+    response_mask: TokenMask,
+    thinking_level_entropies: PerToken | None = None,
+    thinking_token_costs: PerToken | None = None,
+    thinking_reweight: PerToken | None = None,
+    **_: object,
 ) -> dict[str, float]:
     """How large thinking credit is beside trajectory credit, over the tokens that got any.
 
     ``thinking_share`` is what thinking added over the sum of both absolute parts (1: A_traj is
     swallowed); ``sign_flip_share`` is the share of tokens with a non-zero A_traj whose sign
-    thinking turned.
+    thinking turned. Other inputs of the estimators are accepted and not read.
     """
     sampled = response_mask.bool()
     added = advantages - returns
     credited = sampled & (added != 0)
+    # Credit that happens to be 0, or that a gate closed, was still asked for.
     for placed in (thinking_level_entropies, thinking_reweight):
-        credited = credited | (sampled & (placed != 0)) if placed is not None else credited
-    trajectory, change = (
-        masked_mean(returns.abs(), credited).item(),
-        masked_mean(added.abs(), credited).item(),
-    )
+        if placed is not None:
+            credited = credited | (sampled & (placed != 0))
+    trajectory = masked_mean(returns.abs(), credited).item()
+    change = masked_mean(added.abs(), credited).item()
     flipped = credited & (advantages * returns < 0)
     metrics = {
         "rlvcr/trajectory_advantage_abs_mean": trajectory,
@@ -166,23 +169,24 @@ _RLVCR_INPUTS = {
     metrics=credit_metrics,
 )
 def compute_rlvcr_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index,
-    traj_index,
-    thinking_level_entropies: Tensor,
-    thinking_token_costs: Tensor,
+    token_level_rewards: PerToken,
+    response_mask: TokenMask,
+    index: Ids,
+    traj_index: Ids,
+    thinking_level_entropies: PerToken,
+    # This and thinking_diversity_w are part of the published signature and of no formula here.
+    thinking_token_costs: PerToken,  # noqa: ARG001  contained in the advantage already
     step_advantage_w: float = 1.0,
-    thinking_diversity_w: float = 0.5,
+    thinking_diversity_w: float = 0.5,  # noqa: ARG001  the actor's loss reads it
     mode: str = "mean_norm",
     combine: str = "additive",
-    thinking_reweight: Tensor | None = None,
-    thinking_level_bonus: Tensor | None = None,
-    success=None,
+    thinking_reweight: PerToken | None = None,
+    thinking_level_bonus: PerToken | None = None,
+    success: Sequence[bool] | np.ndarray | Tensor | None = None,
     epsilon: float = 1e-6,
-) -> tuple[Tensor, Tensor]:
-    """Trajectory advantage combined with thinking advantage; ``(advantages, returns)``, both ``[B,
-    R]`` float32.
+) -> tuple[PerToken, PerToken]:
+    """Trajectory advantage combined with thinking advantage; ``(advantages, returns)``, both
+    ``[B, R]`` float32.
 
     ``thinking_level_entropies [B, R]`` holds A_think, already normalised within its four contexts
     and net of cost, on level digits and thoughts and 0 elsewhere; ``thinking_token_costs [B, R]``
@@ -193,16 +197,11 @@ def compute_rlvcr_outcome_advantage(
     ``thinking_diversity_w`` weighs the entropy of the level digit in the actor loss and does not
     change advantages. ``returns`` is A_traj alone. Raises ``ValueError`` for unknown options.
     """
-    by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)
-    trajectory = spread(
-        group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask
-    )
-    won = (
-        scores > 0
-        if success is None
-        else torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
-    )
+    trajectory = _trajectory_advantage(scores, response_mask, index, traj_index, mode, epsilon)
+    won = scores > 0
+    if success is not None:
+        won = torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
     thinking = thinking_level_entropies.float() * response_mask.float()
     advantages = combine_advantages(
         trajectory, thinking, step_advantage_w, combine, won, thinking_reweight
@@ -219,23 +218,35 @@ def compute_rlvcr_outcome_advantage(
     metrics=credit_metrics,
 )
 def compute_copo_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index,
-    traj_index,
-    thinking_reweight: Tensor,
+    token_level_rewards: PerToken,
+    response_mask: TokenMask,
+    index: Ids,
+    traj_index: Ids,
+    thinking_reweight: PerToken,
     mode: str = "mean_norm",
     epsilon: float = 1e-6,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[PerToken, PerToken]:
     """CoPO: positive trajectory advantages are multiplied by the within-step confidence factor,
     others stay.
 
     Arguments and results as in ``compute_rlvcr_outcome_advantage``.
     """
-    by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)
-    trajectory = spread(
-        group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask
-    )
-    factor = torch.where((trajectory > 0) & (thinking_reweight > 0), thinking_reweight.float(), 1.0)
+    trajectory = _trajectory_advantage(scores, response_mask, index, traj_index, mode, epsilon)
+    has_factor = (trajectory > 0) & (thinking_reweight > 0)
+    factor = torch.where(has_factor, thinking_reweight.float(), 1.0)
     return trajectory * factor, trajectory
+
+
+def _trajectory_advantage(
+    scores: Tensor,
+    response_mask: TokenMask,
+    index: Ids,
+    traj_index: Ids,
+    mode: str,
+    epsilon: float,
+) -> PerToken:
+    """A_traj [B, R] of the returns ``scores`` [B], normalised in their group as GRPO does."""
+    by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
+    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    return spread(per_row, response_mask)

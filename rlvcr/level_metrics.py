@@ -21,17 +21,20 @@ def level_metrics(
     ``rlvcr/level_share_k`` is a share of the steps with a level, ``rlvcr/level_success_k`` is
     absent for an unseen level, ``rlvcr/parse_fail_<reason>`` is a share of all.
     """
-    counts = Counter(level for level in levels if level is not None)
-    wins = Counter(
-        level for level, won in zip(levels, success, strict=True) if level is not None and won
-    )
-    total = sum(counts.values())
+    counts: Counter[int] = Counter()
+    wins: Counter[int] = Counter()
+    for level, won in zip(levels, success, strict=True):
+        if level is not None:
+            counts[level] += 1
+            wins[level] += bool(won)
+    total = counts.total()
     metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
-    metrics |= {f"rlvcr/level_success_{k}": wins[k] / counts[k] for k in LEVELS if counts[k]}
+    for level in LEVELS:
+        if counts[level]:
+            metrics[f"rlvcr/level_success_{level}"] = wins[level] / counts[level]
     reasons = Counter(reason for reason in failures if reason is not None)
-    metrics |= {
-        f"rlvcr/parse_fail_{reason}": n / len(failures) for reason, n in sorted(reasons.items())
-    }
+    for reason, count in sorted(reasons.items()):
+        metrics[f"rlvcr/parse_fail_{reason}"] = count / len(failures)
     return metrics
 
 
@@ -42,7 +45,7 @@ class CollapseWatch:
     ``unseen`` counts updates since each level was last seen; it is the whole state.
     """
 
-    def __init__(self, patience: int):
+    def __init__(self, patience: int) -> None:
         if patience < 1:
             raise ValueError(f"collapse_patience must be at least 1, got {patience}")
         self.patience = patience
@@ -59,8 +62,9 @@ class CollapseWatch:
             self.unseen[level] = 0 if level in seen else self.unseen[level] + 1
             if self.unseen[level] and self.unseen[level] % self.patience == 0:
                 logger.warning(
-                    "thinking level %d was not sampled for %d updates; raise algorithm.rlvcr.thinking_diversity_w, "
-                    "set algorithm.rlvcr.epsilon_levels or use combine=gated",
+                    "thinking level %d was not sampled for %d updates; raise "
+                    "algorithm.rlvcr.thinking_diversity_w, set algorithm.rlvcr.epsilon_levels or "
+                    "use combine=gated",
                     level,
                     self.unseen[level],
                 )

@@ -16,20 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any
 
-from rlvcr.token_bytes import TokenBytes
+from rlvcr.token_bytes import TokenBytes, Tokenizer
 
 LEVELS = (1, 2, 3, 4)
 THINK_END = "</think>"
 ACTION_START = "<action>"
 ACTION_END = "</action>"
+TAGS = ("<level>", "</level>", "<think>", THINK_END, ACTION_START, ACTION_END)
 
 DEFAULT_PROMPTS: dict[int, str] = {
     1: "Act at once. Leave the thought empty.",
     2: "Read the situation: say in a few words what you see and what is needed now.",
     3: "Read the situation, then reflect on what you already tried and what came of it.",
-    4: "Read the situation, reflect on what you tried, then plan the next steps and weigh the options you have.",
+    4: "Read the situation, reflect on what you tried, then plan the next steps and weigh the "
+    "options you have.",
 }
 
 _FORMAT = (
@@ -39,8 +40,11 @@ _FORMAT = (
 )
 
 
+Overrides = Mapping[int, str] | Mapping[str, str]
+
+
 def level_prompts(
-    overrides: Mapping[Any, str] | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
+    overrides: Overrides | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
 ) -> dict[int, str]:
     """The four ``texts`` with ``overrides`` (keys 1..4 as numbers or strings).
 
@@ -54,7 +58,7 @@ def level_prompts(
     return prompts
 
 
-def level_instructions(overrides: Mapping[Any, str] | None = None) -> str:
+def level_instructions(overrides: Overrides | None = None) -> str:
     """The paragraph that asks a policy for the four levels and for the format of a step."""
     lines = [f"Level {level}: {text}" for level, text in level_prompts(overrides).items()]
     return _FORMAT.format(levels="\n".join(lines))
@@ -72,17 +76,20 @@ class ParseFailure(StrEnum):
     ``rlvcr/parse_fail_*``.
     """
 
-    MISSING_ACTION = "missing_action"  # no <action> at all
-    UNCLOSED_ACTION = "unclosed_action"  # <action> without </action>, usually cut by length
-    MISSING_LEVEL = "missing_level"  # no <level> tag
-    INVALID_LEVEL = (
-        "invalid_level"  # a <level> tag around something other than 1, 2, 3, 4, or unclosed
-    )
-    MISPLACED_LEVEL = (
-        "misplaced_level"  # text before the level or between the blocks, or a tag within a thought
-    )
-    MERGED_LEVEL = "merged_level"  # the token of the digit also holds part of a tag
-    MERGED_ACTION = "merged_action"  # the action's first token begins inside <action>: it cannot follow a forced tag
+    # No <action> at all.
+    MISSING_ACTION = "missing_action"
+    # <action> without </action>, usually cut by length.
+    UNCLOSED_ACTION = "unclosed_action"
+    # No <level> tag.
+    MISSING_LEVEL = "missing_level"
+    # A <level> tag around something other than 1, 2, 3, 4, or unclosed.
+    INVALID_LEVEL = "invalid_level"
+    # Text before the level or between the blocks, or a tag within a thought.
+    MISPLACED_LEVEL = "misplaced_level"
+    # The token of the digit also holds part of a tag.
+    MERGED_LEVEL = "merged_level"
+    # The action's first token begins inside <action>: it cannot follow a forced tag.
+    MERGED_ACTION = "merged_action"
 
 
 Span = tuple[int, int]
@@ -114,6 +121,13 @@ class ParsedStep:
     def thought_tokens(self) -> int:
         """Number of tokens that hold the thought."""
         return self.thought_span[1] - self.thought_span[0] if self.thought_span else 0
+
+    @property
+    def scored(self) -> tuple[int, Span]:
+        """Level and ``score_span`` of a step without ``failure``. Raises ``ValueError`` for one."""
+        if self.failure is not None or self.level is None or self.score_span is None:
+            raise ValueError(f"a step with {self.failure} cannot be scored")
+        return self.level, self.score_span
 
     def credit_spans(self, offset: int = 0) -> list[Span]:
         """Token ranges that carry the thinking advantage: level digit and thought; none after a
@@ -193,7 +207,7 @@ _PARSERS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple
 class _Bytes:
     """Token bytes joined, with the map from byte ranges back to token ranges."""
 
-    def __init__(self, pieces: Sequence[bytes]):
+    def __init__(self, pieces: Sequence[bytes]) -> None:
         self.text = b"".join(pieces)
         self.starts = list(accumulate((len(piece) for piece in pieces), initial=0))
 
@@ -217,7 +231,7 @@ class LevelCodec:
     that merges a level digit with its tag or renders the four prefixes differently.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.token_bytes = TokenBytes(tokenizer)
         self.prefix_ids = {level: self._encode(level_prefix(level)) for level in LEVELS}
@@ -247,15 +261,15 @@ class LevelCodec:
         tag. An empty thought is a thought.
         """
         joined = _Bytes(self.token_bytes(sampled_ids))
-        ends = [
-            i
-            for i in (joined.text.find(tag.encode()) for tag in (THINK_END, ACTION_START))
-            if i >= 0
-        ]
-        if not ends or re.search(rb"</?level>|<think>|</action>", joined.text[: min(ends)]):
+        places = [joined.text.find(tag.encode()) for tag in (THINK_END, ACTION_START)]
+        ends = [place for place in places if place >= 0]
+        if not ends:
             return None
-        kept = joined.tokens(0, min(ends))[1]
-        spill = joined.text[min(ends) : joined.starts[kept]].decode(errors="replace")
+        end = min(ends)
+        if re.search(rb"</?level>|<think>|</action>", joined.text[:end]):
+            return None
+        kept = joined.tokens(0, end)[1]
+        spill = joined.text[end : joined.starts[kept]].decode(errors="replace")
         closing = THINK_END + ACTION_START
         # A thought cut at <action> may spill "<a...": then the rest of that tag follows, without
         # </think>.
@@ -265,10 +279,9 @@ class LevelCodec:
         prefix = self.prefix_ids[level]
         forced = self._encode(rest[len(spill) :]) if spill else list(self.close_ids)
         span = (len(prefix), len(prefix) + kept)
-        thought = joined.text[: min(ends)].decode(errors="replace")
-        return ForcedThought(
-            level, [*prefix, *(int(i) for i in sampled_ids[:kept]), *forced], span, thought
-        )
+        thought = joined.text[:end].decode(errors="replace")
+        sampled = [int(token) for token in sampled_ids[:kept]]
+        return ForcedThought(level, [*prefix, *sampled, *forced], span, thought)
 
     def empty_thought(self) -> ForcedThought:
         """The context of level 1, which needs no generation."""
@@ -283,7 +296,8 @@ class LevelCodec:
             for name in match.groupdict()
             if match[name] is not None
         }
-        level, action = parts.get("level"), parts.get("action")
+        level = parts.get("level")
+        action = parts.get("action")
         score = None
         if action is not None:
             start, end = match.span("action")
@@ -323,8 +337,8 @@ class LevelCodec:
         if pieces[position] != str(level).encode():
             tokens = [piece.decode(errors="replace") for piece in pieces]
             raise ValueError(
-                f"tokenizer merges level digit {level} with its tag: {level_prefix(level)!r} becomes {tokens}; "
-                "add the digits or the tags as tokens of their own"
+                f"tokenizer merges level digit {level} with its tag: {level_prefix(level)!r} "
+                f"becomes {tokens}; add the digits or the tags as tokens of their own"
             )
         return position
 
@@ -335,7 +349,8 @@ class LevelCodec:
             around.add((tuple(ids[:at]), tuple(ids[at + 1 :])))
         if len(around) != 1 or len(set(self.digit_ids)) != len(LEVELS):
             raise ValueError(
-                "tokenizer renders the prefixes of the four levels with different tokens around the digit"
+                "tokenizer renders the prefixes of the four levels with different tokens around "
+                "the digit"
             )
 
 

@@ -5,31 +5,33 @@ S counts steps; level k is column k - 1, and "chosen" is that column, -1 where t
 parsed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlvcr.levels import LEVELS
 from rlvcr.names import SCORES
+from rlvcr.shapes import Column, Ids, LevelMask, PerLevel, PerStep, StepMask
 from verl.algos import choose, factorize, group_mean_std
 from verl.names import NORM_MODES
+from verl.records import SegmentScore
 
 MODES = NORM_MODES
 NUM_LEVELS = len(LEVELS)
+TIE = 1e-9  # utilities that differ by no more are equal
 
 
-def score_of(entry: Mapping[str, float], score: str) -> float:
-    """The score of one context from its measurements: ``entropy`` -H, ``logprob`` S, ``prob``
-    exp(S).
+def score_of(entry: SegmentScore, score: str) -> float:
+    """The score of one context from its measurements over the action's tokens.
 
-    ``entry`` holds ``entropy`` (nats), ``logprob`` (mean over action tokens) and ``seq_prob`` (its
-    exponential).
+    ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` exp(S).
     """
     choose(score, SCORES, "score (algorithm.rlvcr.score)")
     if score == "entropy":
-        return -entry["entropy"]
-    return entry["logprob"] if score == "logprob" else entry["seq_prob"]
+        return -entry.entropy
+    return entry.logprob if score == "logprob" else entry.seq_prob
 
 
 def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
@@ -41,36 +43,54 @@ def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
     return cost_coef * tokens.double().clamp(max=cost_max) / cost_max
 
 
-def _utilities(
-    scores: Tensor, valid: Tensor, chosen: Tensor, costs: Tensor, cost_coef: float, cost_max: float
-):
-    """Utilities and prices ``[S, 4]`` float64 (0 where not valid), the valid mask, and which steps
-    count ``[S]``.
+class Utilities(NamedTuple):
+    """What the contexts of every step are worth.
+
+    ``utility`` and ``price`` are float64 and 0 where not ``valid``; ``column`` is the chosen one,
+    0 where there is none; ``counts`` says which steps can be compared at all.
     """
+
+    utility: PerLevel
+    price: PerLevel
+    valid: LevelMask
+    column: Tensor  # [S, 1], as gather takes it
+    counts: StepMask
+
+
+def _utilities(
+    scores: PerLevel,
+    valid: LevelMask,
+    chosen: Column,
+    costs: PerLevel,
+    cost_coef: float,
+    cost_max: float,
+) -> Utilities:
     if scores.shape[-1] != NUM_LEVELS or not scores.shape == valid.shape == costs.shape:
         raise ValueError(
-            f"scores, valid and costs must be [S, 4], got {scores.shape}, {valid.shape}, {costs.shape}"
+            "scores, valid and costs must be [S, 4], "
+            f"got {scores.shape}, {valid.shape}, {costs.shape}"
         )
-    valid = valid.bool() & scores.isfinite()
-    price = torch.where(valid, thinking_price(costs, cost_coef, cost_max), 0.0)
-    utility = torch.where(valid, scores.double() - price, 0.0)
+    usable = valid.bool() & scores.isfinite()
+    price = torch.where(usable, thinking_price(costs, cost_coef, cost_max), 0.0)
+    utility = torch.where(usable, scores.double() - price, 0.0)
     known = (chosen >= 0) & (chosen < NUM_LEVELS)
     column = torch.where(known, chosen, 0).long().unsqueeze(-1)
-    counts = known & valid.gather(-1, column).squeeze(-1) & (valid.sum(-1) >= 2)
-    return utility, price, valid, column, counts
+    # A comparison needs the chosen context and at least one other.
+    counts = known & usable.gather(-1, column).squeeze(-1) & (usable.sum(-1) >= 2)
+    return Utilities(utility, price, usable, column, counts)
 
 
 def thinking_advantage(
-    scores: Tensor,
-    valid: Tensor,
-    chosen: Tensor,
-    costs: Tensor,
+    scores: PerLevel,
+    valid: LevelMask,
+    chosen: Column,
+    costs: PerLevel,
     mode: str = "mean_norm",
     cost_coef: float = 0.0,
     cost_max: float = 64,
     std_floor: float = 0.1,
     alternatives: str = "all",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[PerStep, PerStep]:
     """``A_think [S]`` of the chosen level within its group of four, and the share of it that is due
     to cost ``[S]``.
 
@@ -85,54 +105,60 @@ def thinking_advantage(
     """
     choose(mode, MODES, "mode (algorithm.rlvcr.mode)")
     choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
-    utility, price, valid, column, counts = _utilities(
-        scores, valid, chosen, costs, cost_coef, cost_max
-    )
-    members = valid.sum(-1, keepdim=True).clamp(min=1)
+    found = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
+    members = found.valid.sum(-1, keepdim=True).clamp(min=1)
     # Deviations from the chosen context: equal utilities then cancel exactly.
-    deviation = torch.where(valid, utility - utility.gather(-1, column), 0.0)
+    own = found.utility.gather(-1, found.column)
+    deviation = torch.where(found.valid, found.utility - own, 0.0)
     mean = deviation.sum(-1, keepdim=True) / members
     advantage = -mean.squeeze(-1)
-    cost_share = ((price.sum(-1, keepdim=True) / members) - price.gather(-1, column)).squeeze(-1)
-    if alternatives == "one":  # 3/4 of the distance to the mean of the others
+    mean_price = found.price.sum(-1, keepdim=True) / members
+    cost_share = (mean_price - found.price.gather(-1, found.column)).squeeze(-1)
+    if alternatives == "one":
+        # U_l minus the mean of l and j is half of U_l - U_j; m / (m - 1) = 2 makes it whole. Over
+        # the draw of j, 3/4 (U_l - U_j) has the mean U_l minus the mean of all four.
         factor = 0.75 * members.squeeze(-1) / (members.squeeze(-1) - 1).clamp(min=1)
-        advantage, cost_share = advantage * factor, cost_share * factor
+        advantage = advantage * factor
+        cost_share = cost_share * factor
     if mode == "mean_std_norm":
-        variance = torch.where(valid, (deviation - mean) ** 2, 0.0).sum(-1) / members.squeeze(-1)
+        squares = torch.where(found.valid, (deviation - mean) ** 2, 0.0)
+        variance = squares.sum(-1) / members.squeeze(-1)
         divisor = variance.sqrt().clamp(min=std_floor)
         divisor = torch.where(divisor > 0, divisor, 1.0)
-        advantage, cost_share = advantage / divisor, cost_share / divisor
-    return torch.where(counts, advantage, 0.0).float(), torch.where(counts, cost_share, 0.0).float()
+        advantage = advantage / divisor
+        cost_share = cost_share / divisor
+    return (
+        torch.where(found.counts, advantage, 0.0).float(),
+        torch.where(found.counts, cost_share, 0.0).float(),
+    )
 
 
 def thinking_reweight(
-    scores: Tensor,
-    valid: Tensor,
-    chosen: Tensor,
-    costs: Tensor,
+    scores: PerLevel,
+    valid: LevelMask,
+    chosen: Column,
+    costs: PerLevel,
     cost_coef: float = 0.0,
     cost_max: float = 64,
-) -> Tensor:
+) -> PerStep:
     """``g [S]``: factor of the trajectory advantage by within-step confidence (CoPO).
 
     ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` with c the utilities min-max-scaled over the valid
     contexts; arguments as in ``thinking_advantage``. Steps that get no thinking advantage there,
     and ties, have g = 1.
     """
-    utility, _, valid, column, counts = _utilities(
-        scores, valid, chosen, costs, cost_coef, cost_max
-    )
-    low = torch.where(valid, utility, torch.inf).amin(-1, keepdim=True)
-    high = torch.where(valid, utility, -torch.inf).amax(-1, keepdim=True)
-    spread_of_group = high - low
-    tie = ~(spread_of_group > 1e-9)
-    scaled = torch.where(
-        valid & ~tie, (utility - low) / torch.where(tie, 1.0, spread_of_group), 0.0
-    )
-    weight = torch.where(valid, (2 * scaled).exp(), 0.0)
-    mean = weight.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
-    factor = (weight / torch.where(mean > 0, mean, 1.0)).gather(-1, column).squeeze(-1)
-    return torch.where(counts, factor, 1.0).float()
+    found = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
+    low = torch.where(found.valid, found.utility, torch.inf).amin(-1, keepdim=True)
+    high = torch.where(found.valid, found.utility, -torch.inf).amax(-1, keepdim=True)
+    distance = high - low
+    tie = ~(distance > TIE)  # also where no context is valid and the distance is -inf
+    share = (found.utility - low) / torch.where(tie, 1.0, distance)
+    scaled = torch.where(found.valid & ~tie, share, 0.0)
+    weight = torch.where(found.valid, (2 * scaled).exp(), 0.0)
+    mean = weight.sum(-1, keepdim=True) / found.valid.sum(-1, keepdim=True).clamp(min=1)
+    relative = weight / torch.where(mean > 0, mean, 1.0)
+    factor = relative.gather(-1, found.column).squeeze(-1)
+    return torch.where(found.counts, factor, 1.0).float()
 
 
 def place_step_values(
@@ -159,21 +185,23 @@ def place_step_values(
     return placed
 
 
-def level_count_bonus(levels: Tensor, group_index) -> Tensor:
+def level_count_bonus(levels: Column, group_index: Ids) -> PerStep:
     """``[S]`` count bonus: ``-log f_l``, f_l the frequency of the step's level in its group, minus
     the group's mean.
 
     ``levels [S]`` 0..3 (-1: unparsed, not counted, bonus 0), ``group_index [S]`` e.g. the uid of
     each step. The mean is taken off so that a group's bonuses sum to 0 and only rare levels gain.
     """
-    groups = factorize(group_index).to(levels.device)
+    every_group = factorize(group_index).to(levels.device)
     known = levels >= 0
     bonus = torch.zeros(len(levels), dtype=torch.float64, device=levels.device)
     if not known.any():
         return bonus.float()
-    groups, cells = groups[known], groups[known] * NUM_LEVELS + levels[known]
+    groups = every_group[known]
+    cells = groups * NUM_LEVELS + levels[known]  # one number per group and level
+    ones = torch.ones_like(groups, dtype=torch.float64)
     size = torch.zeros(int(groups.max()) + 1, dtype=torch.float64, device=levels.device)
-    members = size.index_add(0, groups, torch.ones_like(groups, dtype=torch.float64))[groups]
+    members = size.index_add(0, groups, ones)[groups]
     counts = torch.bincount(cells)[cells].double()
     surprise = -(counts / members).log()
     bonus[known] = surprise - group_mean_std(surprise, groups).mean

@@ -3,9 +3,25 @@ re-tokenising anything.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 _PROBE = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
+
+
+class Tokenizer(Protocol):
+    """What the codec needs of a tokenizer of transformers.
+
+    What is Any is a text or a list of them there: a text for one list of ids or one id, None for an
+    id without an entry.
+    """
+
+    def get_added_vocab(self) -> dict[str, int]: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool) -> Any: ...
+
+    def convert_ids_to_tokens(self, ids: int) -> Any: ...
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -13,8 +29,11 @@ def _byte_level_alphabet() -> dict[str, int]:
     others follow 255.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+    alphabet = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    for number, byte in enumerate(others):
+        alphabet[chr(256 + number)] = byte
+    return alphabet
 
 
 _ALPHABET = _byte_level_alphabet()
@@ -25,9 +44,10 @@ def _byte_level(token: str) -> bytes:
 
 
 def _sentence_piece(token: str) -> bytes:
+    # <0x0A>: a byte that no other token holds.
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
-    return token.replace("\u2581", " ").encode()
+    return token.replace("\u2581", " ").encode()  # the mark that stands for a space
 
 
 class TokenBytes:
@@ -39,7 +59,7 @@ class TokenBytes:
     would then be wrong.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = {i: text.encode() for text, i in tokenizer.get_added_vocab().items()}
         self._cache: dict[int, bytes] = {}
@@ -50,11 +70,13 @@ class TokenBytes:
 
     def _of(self, token_id: int) -> bytes:
         known = self._cache.get(token_id)
-        if known is None:
-            known = self._added.get(token_id)
-            known = self._piece(token_id) if known is None else known
-            self._cache[token_id] = known
-        return known
+        if known is not None:
+            return known
+        # Added tokens stand in no vocabulary's alphabet: their text is what they are.
+        added = self._added.get(token_id)
+        found = self._piece(token_id) if added is None else added
+        self._cache[token_id] = found
+        return found
 
     def _choose(self) -> Callable[[int], bytes]:
         def vocabulary(convert: Callable[[str], bytes]) -> Callable[[int], bytes]:
@@ -70,6 +92,7 @@ class TokenBytes:
                 text = b"".join(self._added.get(i) or piece(i) for i in probe_ids)
             except KeyError:  # a character outside the byte-level alphabet
                 continue
+            # SentencePiece puts a space before a text.
             if text in (_PROBE.encode(), b" " + _PROBE.encode()):
                 return piece
         raise ValueError(

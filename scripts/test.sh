@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# The whole test command: style, direction of imports, tests. Arguments go to pytest.
+# The whole test command: the checks of scripts/lint.sh, then the tests. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-ruff check .
-lint-imports
+bash scripts/lint.sh
 
 tests() {
     python -m pytest --durations=12 "$@" || [ $? -eq 5 ]  # 5: none was selected

@@ -1,4 +1,6 @@
-"""What every test shares: no hub, few threads, ``gpu`` tests skipped where there is no CUDA device."""
+"""What every test shares: no hub, few threads, shapes of the maths checked, ``gpu`` tests skipped
+where there is no CUDA device.
+"""
 
 import os
 
@@ -10,6 +12,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import pytest
 
 import verl.trainer.launch.extensions  # noqa: F401  (plugs in the settings of environments and method)
+from tests.helpers.shape_check import check_shapes
+
+check_shapes()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

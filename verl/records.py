@@ -8,14 +8,14 @@ A method that knows more of a step than this derives its own record from ``StepR
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of a trajectory as it was played. Example: ``StepRecord(step=0, action="go to desk 1",
-    span=(12, 40), ...)``.
+    """One step of a trajectory as it was played.
+
+    Example: ``StepRecord(step=0, action="go to desk 1", span=(12, 40), ...)``.
 
     ``span`` is ``[start, end)`` of the turn's tokens, counted from the first real token of its row.
     ``num_tokens`` counts the tokens the policy sampled, ``reward`` is the environment's.
@@ -32,9 +32,13 @@ class StepRecord:
     stop_reason: str
     span: tuple[int, int]
 
-    def to_json(self) -> dict[str, Any]:
-        """The record as a line of a rollout file holds it."""
-        return asdict(self)
+    def to_json(self) -> dict[str, object]:
+        """The record as a line of a rollout file holds it: fields in order, tuples as lists."""
+        line: dict[str, object] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            line[field.name] = list(value) if isinstance(value, tuple) else value
+        return line
 
 
 @dataclass(frozen=True, slots=True)

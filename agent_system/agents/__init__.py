@@ -1,16 +1,18 @@
 """Agents: from what was said so far to an action, with the tokens it was sampled as."""
 
 from agent_system.agents.ask import ask
-from agent_system.agents.base import Action, BatchAgent, Conversation, Message, TextAgent
-from agent_system.agents.direct import DirectOutputAgent
+from agent_system.agents.base import Action, Agent, BatchAgent, Conversation, Message, TextAgent
+from agent_system.agents.direct import DirectOutputAgent, LanguageModel
 from agent_system.agents.engine import EngineAgent
 
 __all__ = [
     "Action",
+    "Agent",
     "BatchAgent",
     "Conversation",
     "DirectOutputAgent",
     "EngineAgent",
+    "LanguageModel",
     "Message",
     "TextAgent",
     "ask",

@@ -1,10 +1,11 @@
 """What an agent is asked and what it returns.
 
-Two kinds of agent play in a ``MultistepEnv``. One answers a batch of conversations at once with the tokens that were
-sampled (``act_batch``); one answers a conversation at a time, in words (``get_action``)::
+Two kinds of agent play in a ``MultistepEnv``. One answers a batch of conversations at once with the
+tokens that were sampled (``act_batch``); one answers a conversation at a time, in words, and has a
+state that comes back at the next turn (``get_action``)::
 
     actions = agent.act_batch([Conversation(messages, prompt_ids), ...])      # list[Action]
-    text, agent_state = agent.get_action(messages, agent_state)               # an Action in place of the text is fine
+    text, agent_state = agent.get_action(messages, agent_state)               # or an Action
 """
 
 from collections.abc import Sequence
@@ -44,19 +45,24 @@ class Conversation:
 class BatchAgent(Protocol):
     """An agent that continues many conversations at once.
 
-    ``max_turn_tokens`` bounds a turn; None: unknown.
+    It may have ``max_turn_tokens``, which bounds a turn; left out or None: unknown.
     """
 
-    max_turn_tokens: int | None
-
-    def act_batch(self, conversations: Sequence[Conversation]) -> list[Action]:
+    def act_batch(self, conversations: Sequence[Conversation]) -> Sequence[Action | str]:
         """One action per conversation, in order."""
+        ...
 
 
 class TextAgent(Protocol):
     """An agent that answers in words, one conversation at a time."""
 
-    def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
-        """The text of the next turn, and a state that comes back at the turn after it (None at the
+    def get_action(
+        self, messages: list[Message], agent_state: Any
+    ) -> tuple[Action | str, Any] | Action | str:
+        """The next turn, alone or with a state that comes back at the turn after it (None at the
         first).
         """
+        ...
+
+
+Agent = BatchAgent | TextAgent

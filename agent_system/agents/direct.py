@@ -7,14 +7,44 @@ taken where they are there.
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from agent_system.agents.base import Action, Conversation, Message
-from agent_system.tokens.template import has_chat_template
+from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.utils.sampling import StopReason
 
 _REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
+
+
+class SampledOutput(Protocol):
+    """One continuation of a prompt; of more than its tokens nothing is taken for granted."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The sampled tokens."""
+        ...
+
+
+class GeneratedResult(Protocol):
+    """What a model returns for one prompt."""
+
+    @property
+    def outputs(self) -> Sequence[SampledOutput]:
+        """The continuations; the first one counts."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """A model to sample from, such as ``vllm.LLM``.
+
+    ``sampling_params`` are the caller's own, and ``use_tqdm=False`` is passed where it is taken.
+    """
+
+    @property
+    def generate(self) -> Callable[..., Iterable[GeneratedResult]]:
+        """``generate(prompts, sampling_params=...)``: one result per prompt, in order."""
+        ...
 
 
 class DirectOutputAgent:
@@ -27,8 +57,11 @@ class DirectOutputAgent:
     as its ids in decimal.
     """
 
-    def __init__(self, llm: Any, sampling_params: Any = None, tokenizer: Any = None) -> None:
-        self.llm, self.sampling_params = llm, sampling_params
+    def __init__(
+        self, llm: LanguageModel, sampling_params: object = None, tokenizer: object = None
+    ) -> None:
+        self.llm = llm
+        self.sampling_params = sampling_params
         self._tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(llm)
         self._options = {"use_tqdm": False} if _accepts(llm.generate, "use_tqdm") else {}
 
@@ -57,27 +90,30 @@ class DirectOutputAgent:
             )
         return [self._action(result.outputs[0]) for result in results]
 
-    def _prompt(self, conversation: Conversation) -> Any:
+    def _prompt(self, conversation: Conversation) -> dict[str, list[int]] | str:
         if conversation.prompt_ids is not None:
             return {"prompt_token_ids": list(conversation.prompt_ids)}
         messages = list(conversation.messages)
-        if has_chat_template(self._tokenizer):
+        if is_chat_tokenizer(self._tokenizer):
             return self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-        return (
-            "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-            + "assistant: "
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return "".join(lines) + "assistant: "
+
+    def _action(self, output: SampledOutput) -> Action:
+        ids = [int(token) for token in output.token_ids]
+        reason = _REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
+        version = getattr(output, "policy_version", 0)
+        return Action(
+            text=self._text(output, ids),
+            token_ids=ids,
+            logprobs=_logprobs(output, ids),
+            stop_reason=reason,
+            policy_version=version if isinstance(version, int) else 0,
         )
 
-    def _action(self, output: Any) -> Action:
-        ids = [int(token) for token in output.token_ids]
-        reason = _REASONS.get(getattr(output, "finish_reason", None), StopReason.STOP)
-        version = getattr(output, "policy_version", 0)
-        version = version if isinstance(version, int) else 0
-        return Action(self._text(output, ids), ids, _logprobs(output, ids), reason, version)
-
-    def _text(self, output: Any, ids: list[int]) -> str:
+    def _text(self, output: SampledOutput, ids: list[int]) -> str:
         text = getattr(output, "text", None)
         if isinstance(text, str):
             return text
@@ -86,26 +122,26 @@ class DirectOutputAgent:
         return text if isinstance(text, str) else " ".join(map(str, ids))
 
 
-def _own_tokenizer(llm: Any) -> Any:
+def _own_tokenizer(llm: object) -> object:
     get = getattr(llm, "get_tokenizer", None)
     return get() if callable(get) else getattr(llm, "tokenizer", None)
 
 
-def _accepts(function: Callable, name: str) -> bool:
+def _accepts(function: Callable[..., object], name: str) -> bool:
     parameters = inspect.signature(function).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _logprobs(output: Any, ids: list[int]) -> list[float]:
+def _logprobs(output: SampledOutput, ids: list[int]) -> list[float]:
     """One log-prob per id: from vLLM's dictionaries by token, or from plain numbers; NaN where
     there is none.
     """
     told = getattr(output, "logprobs", None)
     if not isinstance(told, Sequence) or not told:
         return [math.nan] * len(ids)
-    entries = (
-        entry[token] if isinstance(entry, Mapping) else entry
-        for entry, token in zip(told, ids, strict=True)
-    )
-    values = (getattr(entry, "logprob", entry) for entry in entries)
-    return [math.nan if value is None else float(value) for value in values]
+    values: list[float] = []
+    for entry, token in zip(told, ids, strict=True):
+        found = entry[token] if isinstance(entry, Mapping) else entry
+        number = getattr(found, "logprob", found)
+        values.append(math.nan if number is None else float(number))
+    return values

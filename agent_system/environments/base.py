@@ -4,12 +4,15 @@ An environment is synchronous or asynchronous text in, observation out. It knows
 or policies.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from agent_system.environments.settings import EnvSettings
 from verl.utils.settings import read_or_raise
+
+S = TypeVar("S", bound=EnvSettings)
 
 # JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str).
 Task = dict[str, Any]
@@ -47,14 +50,17 @@ class Env(Protocol):
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start the episode that ``task`` and ``seed`` determine completely."""
+        ...
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Play one projected action; return observation, reward, done, info (``won``,
         ``is_action_valid``).
         """
+        ...
 
     def close(self) -> None:
         """Free what the environment holds."""
+        ...
 
 
 class Prompts(Protocol):
@@ -68,12 +74,15 @@ class Prompts(Protocol):
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""
+        ...
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first user message of an episode (``append`` history)."""
+        ...
 
     def turn(self, observation: Observation) -> str:
         """Every later user message (``append`` history)."""
+        ...
 
     def window(
         self,
@@ -85,6 +94,7 @@ class Prompts(Protocol):
         """The whole user message of a step (``window`` history); ``history`` holds (observation,
         action) texts.
         """
+        ...
 
 
 S = TypeVar("S", bound=EnvSettings)
@@ -92,7 +102,75 @@ S = TypeVar("S", bound=EnvSettings)
 
 def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
     """The observations are text, whatever the settings say."""
+    del settings  # they change nothing here
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How imperfect an expert is on purpose: shares of its actions, together less than 1.
+
+    ``slack``: actions that are possible but bring the task no further, so that reinforcement
+    learning finds something to remove. ``slips``: actions that cannot work, without which an
+    imitator never learns how to go on after one.
+    """
+
+    slack: float = 0.0
+    slips: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An expert's action and what can be thought about it: each part without a full stop."""
+
+    action: str
+    situation: str  # what is the case and matters for the action
+    tried: str  # what was done before, and what came of it
+    plan: str  # the next actions; the first of them is ``action``
+    slack: bool = False  # possible, but brings the task no further
+    slip: bool = False  # cannot work
+
+
+class ExpertPlayer(Protocol):
+    """An expert in the middle of one episode."""
+
+    def act(self) -> Decision:
+        """The next action."""
+        ...
+
+    def observe(self, action: str, observation: Observation) -> None:
+        """Take in what ``action`` brought about; not called once the episode is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStart(Generic[S]):
+    """What an expert may know when an episode begins."""
+
+    settings: S
+    task: Task
+    first: Observation
+    rng: random.Random  # all that is left to chance is drawn from it
+    noise: Noise = field(default_factory=Noise)
+
+
+@dataclass(frozen=True)
+class Expert(Generic[S]):
+    """Who can play an environment, for demonstrations.
+
+    ``tasks(settings, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are
+    no more, and never validation tasks. ``key(settings)`` is JSON-able and holds all that changes
+    an episode: settings and versions. It becomes part of the name of a file of demonstrations.
+    """
+
+    start: Callable[[EpisodeStart[S]], ExpertPlayer]
+    levels: tuple[int, ...] = (1, 2, 3, 4)  # the thinking levels it has thoughts for
+    tasks: Callable[[S, int], list[Task]] | None = None  # None: training tasks
+    episodes_per_task: int = 1
+    version: int = 1  # raise it when the same settings would give other episodes
+    key: Callable[[S], list[Any]] | None = None  # None: version and all settings
+    # What tasks can name though no demonstration says it, each word with the space before it.
+    words: Callable[[], Sequence[str]] = tuple
 
 
 @dataclass(frozen=True)
@@ -100,10 +178,11 @@ class EnvPackage(Generic[S]):
     """Everything the agent system needs to know about one kind of environment.
 
     ``make`` is called in the worker process. ``tasks(settings, split)`` gives the tasks of
-    ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into (action,
-    well-formed?) and never raises. ``stop``: strings that end the sampling of a turn. ``images``
-    names the key that makes observations images, its value, and the value that gives text; None
-    where the observations of those settings are text.
+    ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into
+    (action, well-formed?) and never raises. ``stop``: strings that end the sampling of a turn.
+    ``images`` names the key that makes observations images, its value, and the value that gives
+    text; None where the observations of those settings are text. Who has an ``expert`` can be
+    imitated, by ``main_sft`` and the cold start.
     """
 
     name: str
@@ -114,6 +193,7 @@ class EnvPackage(Generic[S]):
     project: Callable[[str], tuple[str, bool]]
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
+    expert: Expert[S] | None = None
 
     def read(self, section: Mapping[str, Any] | None = None) -> S:
         """The settings that ``section`` writes. Raises ``ConfigError`` naming every mistake."""

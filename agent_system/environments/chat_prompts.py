@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from agent_system.environments.base import Observation
 from rlvcr.levels import level_instructions
 
-PLAIN = """\
-First think about what to do, between <think> and </think>. Then write one action between <action> and </action>."""
+PLAIN = (
+    "First think about what to do, between <think> and </think>. "
+    "Then write one action between <action> and </action>."
+)
 IMAGE = "<image>"  # stands for the image of an observation in its text
 MAX_LENGTH = 400  # characters of an action
 _CLOSED = re.compile(r"<action>(.*?)</action>", re.DOTALL)
@@ -27,22 +29,25 @@ class ChatPrompts:
     """
 
     asks_for_levels = True
+    shows_level_prompts = False  # the levels are described in one text for all environments
 
     def __init__(
         self, rules: str, example: str, list_actions: bool = False, keep_first: bool = False
     ) -> None:
-        self.rules, self.example = rules, example
-        self.list_actions, self.keep_first = list_actions, keep_first
+        self.rules = rules
+        self.example = example
+        self.list_actions = list_actions
+        self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
         """Rules and answer format; with ``levels`` the format that begins with a thinking level."""
         answer = level_instructions() if levels else PLAIN
-        return (
-            f"{self.rules}\n\n{answer}\nAn action looks like this: <action>{self.example}</action>"
-        )
+        example = f"An action looks like this: <action>{self.example}</action>"
+        return f"{self.rules}\n\n{answer}\n{example}"
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation."""
+        del levels  # the system message asks for them
         return self._with_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
@@ -59,18 +64,63 @@ class ChatPrompts:
         """The remembered turns, without their images, then the present; before them the first text
         where it is kept.
         """
-        seen_first = (
-            any(seen == first.text for seen, _ in history) or observation.text == first.text
-        )
-        parts = [first.text] if self.keep_first and not seen_first else []
-        parts += [
-            f"{seen.replace(IMAGE, '')}\nYou did: {action}".strip() for seen, action in history
-        ]
-        return self._with_actions("\n\n".join([*parts, observation.text]), observation)
+        del levels  # the system message asks for them
+        shown = [observation.text, *(seen for seen, _ in history)]
+        parts = [first.text] if self.keep_first and first.text not in shown else []
+        for seen, action in history:
+            # A prompt carries one image: the present observation's.
+            text = seen.replace(IMAGE, "")
+            parts.append(f"{text}\nYou did: {action}".strip())
+        parts.append(observation.text)
+        return self._with_actions("\n\n".join(parts), observation)
 
     def _with_actions(self, text: str, observation: Observation) -> str:
-        actions = observation.info.get("admissible_actions", ()) if self.list_actions else ()
-        return f"{text}\nPossible actions: {', '.join(actions)}" if actions else text
+        actions = observation.info.get("admissible_actions") if self.list_actions else None
+        if not actions:
+            return text
+        return f"{text}\nPossible actions: {', '.join(actions)}"
+
+
+class CompactPrompts:
+    """Observations alone, for small policies that learn rules and answer format from
+    demonstrations.
+
+    The plain and the four-level variant read the same. ``keep_first`` as in ``ChatPrompts``.
+    """
+
+    asks_for_levels = True
+    shows_level_prompts = False
+
+    def __init__(self, keep_first: bool = False) -> None:
+        self.keep_first = keep_first
+
+    def system(self, levels: bool) -> str | None:
+        """No system message."""
+        del levels  # both variants read the same
+        return None
+
+    def first(self, observation: Observation, levels: bool) -> str:
+        """The first observation."""
+        del levels  # both variants read the same
+        return observation.text
+
+    def turn(self, observation: Observation) -> str:
+        """What the last action brought about."""
+        return observation.text
+
+    def window(
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
+    ) -> str:
+        """The remembered turns, then the present; before them the first text where it is kept."""
+        del levels  # both variants read the same
+        shown = [seen for seen, _ in history] + [observation.text]
+        lines = [first.text] if self.keep_first and first.text not in shown else []
+        lines += [f"{seen}\n> {action}" for seen, action in history]
+        return "\n".join([*lines, observation.text])
 
 
 def project(text: str) -> tuple[str, bool]:
@@ -84,9 +134,14 @@ def project(text: str) -> tuple[str, bool]:
     closed = _CLOSED.findall(text)
     if closed:
         action = " ".join(closed[0].split())
-        return action[:MAX_LENGTH], len(closed) == 1 and 0 < len(
-            action
-        ) <= MAX_LENGTH and not _TAG.search(action)
+        well_formed = (
+            len(closed) == 1 and 0 < len(action) <= MAX_LENGTH and _TAG.search(action) is None
+        )
+        return action[:MAX_LENGTH], well_formed
     opened = _OPEN.search(text)
-    rest = opened.group(1) if opened else (text.strip().splitlines() or [""])[-1]
+    if opened is not None:
+        rest = opened.group(1)
+    else:
+        lines = text.strip().splitlines()
+        rest = lines[-1] if lines else ""
     return " ".join(rest.split())[:MAX_LENGTH], False

@@ -51,7 +51,7 @@ class Jvm:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
         self.users = 0
-        self._words = tempfile.TemporaryFile()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
         flags = [f"-Xmx{heap_mb}m", *OPTIONS, *options]
         try:
             port, token, self.process = launch_gateway(

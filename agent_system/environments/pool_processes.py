@@ -105,7 +105,7 @@ class WorkerProcess(asyncio.Protocol):
         self._gone = asyncio.Event()
         self._process: subprocess.Popen | None = None
         self._transport: asyncio.Transport | None = None
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
 
     @property
     def pid(self) -> int | None:

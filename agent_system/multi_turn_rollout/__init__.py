@@ -1,4 +1,4 @@
-"""Playing trajectories: the collector, its workers, and the packing of what was played into rows."""
+"""Rollouts: the collector, its workers, and the packing of trajectories into rows."""
 
 from verl.utils.lazy import lazy
 

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 
-from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
-from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S
+from agent_system.config import EnvConfig
+from agent_system.multi_turn_rollout.collector_worker import (
+    Collected,
+    CollectorWorker,
+    PolicyTokenizer,
+)
+from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job
 
@@ -27,51 +33,59 @@ class CollectorGroup:
     """
 
     def __init__(
-        self, env_config: Any, tokenizer: Any, rollout_workers: Sequence[Any], **options: Any
+        self,
+        env_config: EnvConfig,
+        tokenizer: PolicyTokenizer,
+        rollout_workers: Sequence[RolloutWorkerHandle],
+        **options: Any,
     ) -> None:
         self._env = env_config
+        self._remote: list[Any] = []  # actor handles: their methods are made at run time
+        self._local: CollectorWorker | None = None
         self._runner: asyncio.Runner | None = None
-        if isinstance(rollout_workers[0], ray.actor.ActorHandle):
-            remote = ray.remote(CollectorWorker).options(num_cpus=0)
-            self._workers = [
-                remote.remote(
-                    env_config, tokenizer, list(rollout_workers), f"collector-{number}", **options
-                )
-                for number in range(env_config.num_collectors)
-            ]
-        else:
+        if not isinstance(rollout_workers[0], ActorHandle):
             self._runner = asyncio.Runner()
-            self._workers = [CollectorWorker(env_config, tokenizer, rollout_workers, **options)]
+            self._local = CollectorWorker(env_config, tokenizer, rollout_workers, **options)
+            return
+        # A collector waits nearly all the time: it takes no CPU from Ray's count.
+        actor = ray.remote(CollectorWorker).options(num_cpus=0)
+        for number in range(env_config.num_collectors):
+            name = f"collector-{number}"
+            self._remote.append(
+                actor.remote(env_config, tokenizer, list(rollout_workers), name, **options)
+            )
 
     def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
         """Play ``jobs``; trajectories come back in their order. Raises what the workers raise."""
-        if self._runner is not None:
-            return self._runner.run(self._workers[0].collect(jobs, settings))
-        shards = shard_by_group(jobs, len(self._workers))
+        if self._runner is not None and self._local is not None:
+            return self._runner.run(self._local.collect(jobs, settings))
+        shards = shard_by_group(jobs, len(self._remote))
         pending = [
             worker.collect.remote(shard, settings)
-            for worker, shard in zip(self._workers, shards, strict=True)
+            for worker, shard in zip(self._remote, shards, strict=True)
             if shard
         ]
         parts: list[Collected] = ray.get(pending, timeout=self._deadline(len(jobs), settings))
         by_index = {
             trajectory.job.index: trajectory for part in parts for trajectory in part.trajectories
         }
+        # The parts were played at the same time: the slowest one says how long it took.
         return Collected(
-            [by_index[job.index] for job in jobs],
-            max(part.play_s for part in parts),
-            max(part.thoughts_s for part in parts),
-            sum(part.restarts for part in parts),
+            trajectories=[by_index[job.index] for job in jobs],
+            play_s=max(part.play_s for part in parts),
+            thoughts_s=max(part.thoughts_s for part in parts),
+            restarts=sum(part.restarts for part in parts),
         )
 
     def close(self) -> None:
         """Stop environments and workers."""
-        workers, self._workers = self._workers, []
-        if self._runner is not None:
-            for worker in workers:
-                self._runner.run(worker.close())
+        if self._runner is not None and self._local is not None:
+            self._runner.run(self._local.close())
             self._runner.close()
-            self._runner = None
+        self._runner = None
+        self._local = None
+        workers, self._remote = self._remote, []
+        if not workers:
             return
         closing = [worker.close.remote() for worker in workers]
         _, late = ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
@@ -88,10 +102,9 @@ class CollectorGroup:
         """
         env = self._env
         rounds = math.ceil(jobs / (env.num_workers * env.envs_per_worker))
-        episode = env.reset_timeout_s + settings.max_steps * (
-            env.step_timeout_s + REQUEST_TIMEOUT_S
-        )
-        return START_TIMEOUT_S + rounds * episode + REQUEST_TIMEOUT_S
+        step_s = env.step_timeout_s + REQUEST_TIMEOUT_S
+        episode_s = env.reset_timeout_s + settings.max_steps * step_s
+        return START_TIMEOUT_S + rounds * episode_s + REQUEST_TIMEOUT_S
 
 
 def shard_by_group(jobs: Sequence[Job], shards: int) -> list[list[Job]]:
@@ -99,5 +112,6 @@ def shard_by_group(jobs: Sequence[Job], shards: int) -> list[list[Job]]:
     number: dict[str, int] = {}
     dealt: list[list[Job]] = [[] for _ in range(shards)]
     for job in jobs:
-        dealt[number.setdefault(job.uid, len(number)) % shards].append(job)
+        group = number.setdefault(job.uid, len(number))
+        dealt[group % shards].append(job)
     return dealt

@@ -1,7 +1,7 @@
 """The engine client: many coroutines ask for tokens, few messages cross to the rollout workers.
 
-    trajectories ──sample()──▶ basket of worker 0 ──one submit per few milliseconds──▶ rollout worker 0
-                 ◀──future──── poller of worker 0 ◀──one poll at a time────────────── rollout worker 0
+    trajectories ──sample()──▶ queue of worker 0 ──one submit per few ms──▶ rollout worker 0
+                 ◀──future──── poller of worker 0 ◀──one poll at a time─── rollout worker 0
 
 Requests that arrive within ``GATHER_S`` share one ``submit``. There is at most one ``poll`` under
 way per worker, and only while something is awaited. A trajectory keeps its worker (``route``), so
@@ -11,9 +11,9 @@ that its prefix stays in its cache.
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 
@@ -21,7 +21,7 @@ GATHER_S = 0.002
 REQUEST_TIMEOUT_S = 600.0
 
 
-class EngineError(RuntimeError):
+class RolloutWorkerFailed(RuntimeError):
     """A rollout worker failed as a whole: the run cannot go on."""
 
 
@@ -40,56 +40,93 @@ class Sampling:
     top_k: int = -1
 
 
-def call(worker: Any, method: str, *args: Any) -> Awaitable[Any]:
+class TokenSource(Protocol):
+    """What a collector worker samples from; an ``EngineClient``, which says what it means."""
+
+    async def sample(
+        self,
+        prompt_ids: list[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        stop: tuple[str, ...],
+        route: int,
+        seed: int | None,
+    ) -> SamplingResult:
+        """One continuation of ``prompt_ids``."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what is still awaited."""
+        ...
+
+
+# A rollout worker is a Ray actor handle, whose methods are made at run time, or an object with
+# the asynchronous methods submit(requests), poll(client) and abort(client): no protocol says both.
+RolloutWorkerHandle = Any
+
+
+def call(worker: RolloutWorkerHandle, method: str, *args: object) -> Awaitable[Any]:
     """Call an asynchronous method of a Ray actor handle, or of a plain object in this process."""
     bound = getattr(worker, method)
     remote = getattr(bound, "remote", None)
     return bound(*args) if remote is None else remote(*args)
 
 
-class _Line:
-    """Everything between this client and one worker."""
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A request that was asked, until its result is there."""
 
-    def __init__(self, worker: Any, client: str, timeout_s: float) -> None:
-        self._worker, self._client, self._timeout_s = worker, client, timeout_s
-        self._basket: list[SamplingRequest] = []
-        self._awaited: dict[str, tuple[asyncio.Future, float]] = {}
-        self._tasks: set[asyncio.Task] = set()
+    future: asyncio.Future[SamplingResult]
+    deadline: float  # on the monotonic clock
+
+
+class _Connection:
+    """Everything between this client and one worker: requests to be sent, results to come."""
+
+    def __init__(self, worker: RolloutWorkerHandle, client: str, timeout_s: float) -> None:
+        self._worker = worker
+        self._client = client
+        self._timeout_s = timeout_s
+        self._queue: list[SamplingRequest] = []
+        self._awaited: dict[str, _Awaited] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._polling = False
 
-    def ask(self, request: SamplingRequest) -> asyncio.Future:
+    def ask(self, request: SamplingRequest) -> asyncio.Future[SamplingResult]:
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self._awaited[request.request_id] = (future, time.monotonic() + self._timeout_s)
-        if not self._basket:
+        future: asyncio.Future[SamplingResult] = loop.create_future()
+        deadline = time.monotonic() + self._timeout_s
+        self._awaited[request.request_id] = _Awaited(future, deadline)
+        if not self._queue:
             loop.call_later(GATHER_S, self._flush)
-        self._basket.append(request)
+        self._queue.append(request)
         return future
 
     def _flush(self) -> None:
-        basket, self._basket = self._basket, []
-        self._start(self._submit(basket))
+        requests, self._queue = self._queue, []
+        self._start(self._submit(requests))
         if not self._polling:
             self._polling = True
             self._start(self._poll())
 
-    def _start(self, coroutine) -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        # The loop itself holds tasks weakly: one that nobody keeps may be collected unfinished.
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _submit(self, basket: list[SamplingRequest]) -> None:
+    async def _submit(self, requests: list[SamplingRequest]) -> None:
         try:
-            await asyncio.wait_for(call(self._worker, "submit", basket), self._timeout_s)
+            await asyncio.wait_for(call(self._worker, "submit", requests), self._timeout_s)
         except Exception as error:  # the engine boundary: whatever it raises ends what waits for it
             self._fail(error)
 
     async def _poll(self) -> None:
         try:
             while self._awaited:
-                for result in await asyncio.wait_for(
-                    call(self._worker, "poll", self._client), self._timeout_s
-                ):
+                polled = call(self._worker, "poll", self._client)
+                for result in await asyncio.wait_for(polled, self._timeout_s):
                     self._deliver(result)
                 self._expire()
         except Exception as error:  # the engine boundary
@@ -98,34 +135,33 @@ class _Line:
             self._polling = False
 
     def _deliver(self, result: SamplingResult) -> None:
-        future, _ = self._awaited.pop(result.request_id, (None, 0.0))
-        if future is None or future.done():
+        awaited = self._awaited.pop(result.request_id, None)
+        if awaited is None or awaited.future.done():  # given up meanwhile
             return
         if result.stop_reason is StopReason.ABORT:
             reason = result.info.get("error", "no reason given")
-            future.set_exception(
+            awaited.future.set_exception(
                 EngineAborted(f"the engine gave request {result.request_id} up: {reason}")
             )
         else:
-            future.set_result(result)
+            awaited.future.set_result(result)
 
     def _expire(self) -> None:
         now = time.monotonic()
-        late = [request_id for request_id, (_, deadline) in self._awaited.items() if deadline < now]
+        late = [name for name, awaited in self._awaited.items() if awaited.deadline < now]
         for request_id in late:
-            future, _ = self._awaited.pop(request_id)
+            future = self._awaited.pop(request_id).future
             if not future.done():
                 future.set_exception(
                     EngineAborted(f"request {request_id} took more than {self._timeout_s:.0f} s")
                 )
 
     def _fail(self, error: Exception) -> None:
-        awaited, self._awaited = self._awaited, {}
-        for future, _ in awaited.values():
-            if not future.done():
-                future.set_exception(
-                    EngineError(f"a rollout worker failed: {type(error).__name__}: {error}")
-                )
+        failed, self._awaited = self._awaited, {}
+        reason = f"a rollout worker failed: {type(error).__name__}: {error}"
+        for awaited in failed.values():
+            if not awaited.future.done():
+                awaited.future.set_exception(RolloutWorkerFailed(reason))
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -144,11 +180,14 @@ class EngineClient:
     """
 
     def __init__(
-        self, workers: Sequence[Any], client: str, timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        workers: Sequence[RolloutWorkerHandle],
+        client: str,
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         if not workers:
             raise ValueError("there is no rollout worker to sample from")
-        self._lines = [_Line(worker, client, timeout_s) for worker in workers]
+        self._connections = [_Connection(worker, client, timeout_s) for worker in workers]
         self._client = client
         self._numbers = itertools.count()
 
@@ -164,8 +203,8 @@ class EngineClient:
     ) -> SamplingResult:
         """One continuation of ``prompt_ids``; requests of the same ``route`` go to the same worker.
 
-        Raises ``EngineAborted`` when this request came to nothing, ``EngineError`` when the worker
-        failed.
+        Raises ``EngineAborted`` when this request came to nothing, ``RolloutWorkerFailed`` when the
+        worker failed.
         """
         request = SamplingRequest(
             request_id=f"{self._client}-{next(self._numbers)}",
@@ -178,8 +217,8 @@ class EngineClient:
             seed=seed,
             client=self._client,
         )
-        return await self._lines[route % len(self._lines)].ask(request)
+        return await self._connections[route % len(self._connections)].ask(request)
 
     async def close(self) -> None:
         """Stop polling; give up what is still awaited."""
-        await asyncio.gather(*(line.close() for line in self._lines))
+        await asyncio.gather(*(connection.close() for connection in self._connections))

@@ -1,10 +1,10 @@
-"""History policies: which tokens the policy sees before its next turn.
+"""History policies: which texts become the conversation that the policy continues.
 
-``append``: one ledger for the whole play. After each turn the bridge and the observation are added;
-nothing is rendered or encoded again. ``window``: every turn gets a ledger of its own, with a prompt
-that shows the last turns.
+``append``: one conversation for the whole trajectory; nothing is rendered or encoded again.
+``window``: every turn gets a conversation of its own, with a prompt that shows the last turns.
 
-Both answer ``open_turn`` with the ledger of the next turn, or None where that turn would not fit.
+What the tokens are, and whether the next turn fits, is decided in
+``agent_system.tokens.conversation``.
 """
 
 from typing import Protocol
@@ -14,19 +14,22 @@ from agent_system.memory import WindowMemory
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Turn
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.ledger import SegmentKind, TokenLedger
+from agent_system.tokens.conversation import TokenConversation
+from agent_system.tokens.ledger import TokenLedger
 
 
 class History(Protocol):
-    """The tokens of one trajectory, turn by turn."""
+    """The conversations of one trajectory, turn by turn."""
 
     ledgers: list[TokenLedger]
 
-    def open_turn(self, observation: Observation, step: int) -> TokenLedger | None:
-        """The ledger whose tokens are the prompt of turn ``step``; None where the budget is spent."""
+    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
+        """The conversation that turn ``step`` continues; None where that turn would not fit."""
+        ...
 
     def close_turn(self, turn: Turn) -> None:
         """Take note of a turn that was played."""
+        ...
 
 
 def make_history(settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> History:
@@ -35,64 +38,60 @@ def make_history(settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -
     return policies[settings.history](settings, bridge, prompts)
 
 
-def _first_ledger(
-    settings: PlaySettings, bridge: ChatBridge, prompts: Prompts, user: str
-) -> TokenLedger | None:
-    system = prompts.system(settings.levels)
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    ids = bridge.first_prompt([*messages, {"role": "user", "content": user}])
-    if len(ids) > settings.max_prompt_length:
-        return None
-    ledger = TokenLedger()
-    ledger.append(ids, SegmentKind.PROMPT)
-    return ledger
-
-
-class AppendHistory:
-    """The whole conversation is one growing token sequence."""
+class _Conversations:
+    """What both policies share: how a conversation begins."""
 
     def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
         self.ledgers: list[TokenLedger] = []
-        self._settings, self._bridge, self._prompts = settings, bridge, prompts
+        self._settings = settings
+        self._bridge = bridge
+        self._prompts = prompts
 
-    def open_turn(self, observation: Observation, step: int) -> TokenLedger | None:
-        """See ``History``."""
-        if not self.ledgers:
-            first = self._prompts.first(observation, self._settings.levels)
-            ledger = _first_ledger(self._settings, self._bridge, self._prompts, first)
-            self.ledgers += [] if ledger is None else [ledger]
-            return ledger
-        ledger = self.ledgers[0]
-        bridge = self._bridge.between(ledger.segments[-1].ids, self._prompts.turn(observation))
-        used = len(ledger) - ledger.segments[0].end + len(bridge)
-        if used + self._settings.max_turn_tokens > self._settings.max_response_length:
+    def _begin(self, user: str, step: int) -> TokenConversation | None:
+        system = self._prompts.system(self._settings.levels)
+        opening = [] if system is None else [{"role": "system", "content": system}]
+        conversation = TokenConversation(self._bridge, self._settings.limits, opening)
+        if not conversation.hear(user, step):
             return None
-        self._bridge.extend(ledger, bridge, turn=step)
-        return ledger
+        self.ledgers.append(conversation.ledger)
+        return conversation
+
+
+class AppendHistory(_Conversations):
+    """The whole trajectory is one growing conversation."""
+
+    def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
+        super().__init__(settings, bridge, prompts)
+        self._conversation: TokenConversation | None = None
+
+    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
+        """See ``History``."""
+        if self._conversation is None:
+            first = self._prompts.first(observation, self._settings.levels)
+            self._conversation = self._begin(first, step)
+            return self._conversation
+        fits = self._conversation.hear(self._prompts.turn(observation), step)
+        return self._conversation if fits else None
 
     def close_turn(self, turn: Turn) -> None:
-        """See ``History``; the ledger already holds the turn."""
+        """See ``History``; the conversation already holds the turn."""
 
 
-class WindowHistory:
+class WindowHistory(_Conversations):
     """Every turn starts from a prompt rendered anew with the last turns of memory."""
 
     def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
-        self.ledgers: list[TokenLedger] = []
-        self._settings, self._bridge, self._prompts = settings, bridge, prompts
+        super().__init__(settings, bridge, prompts)
         self._memory = WindowMemory(settings.history_length)
         self._first: Observation | None = None
 
-    def open_turn(self, observation: Observation, step: int) -> TokenLedger | None:
+    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
         """See ``History``."""
         if self._first is None:
             self._first = observation
-        user = self._prompts.window(
-            self._first, self._memory.turns(), observation, self._settings.levels
-        )
-        ledger = _first_ledger(self._settings, self._bridge, self._prompts, user)
-        self.ledgers += [] if ledger is None else [ledger]
-        return ledger
+        levels = self._settings.levels
+        user = self._prompts.window(self._first, self._memory.turns(), observation, levels)
+        return self._begin(user, step)
 
     def close_turn(self, turn: Turn) -> None:
         """See ``History``."""

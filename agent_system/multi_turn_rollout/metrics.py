@@ -1,20 +1,14 @@
-"""What the playing of one batch looked like, as numbers; every trajectory counts once."""
+"""What the rollouts of one batch looked like, as numbers; every trajectory counts once."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from rlvcr.level_metrics import level_metrics
 
-
-def summary(name: str, values: Iterable[float]) -> dict[str, float]:
-    """Mean, maximum and minimum of ``values`` under ``name/``; nothing where there are none."""
-    numbers = np.array(list(values), dtype=np.float64)
-    if not numbers.size:
-        return {}
-    return {f"{name}/{part}": float(getattr(numbers, part)()) for part in ("mean", "max", "min")}
+NO_TIME_S = 1e-9  # divides where nothing was played
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
@@ -27,9 +21,10 @@ def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[s
     count = max(len(trajectories), 1)
     reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
     cuts = Counter(t.truncated for t in trajectories if t.truncated is not None)
+    active_s = sum(t.active_s for t in trajectories)
     metrics = {
         "rollout/trajectories": float(len(trajectories)),
-        "rollout/active_ratio": sum(t.active_s for t in trajectories) / (count * max(play_s, 1e-9)),
+        "rollout/active_ratio": active_s / (count * max(play_s, NO_TIME_S)),
         "rollout/env_wait_s": sum(t.env_wait_s for t in trajectories) / count,
         "rollout/engine_wait_s": sum(t.engine_wait_s for t in trajectories) / count,
         "rollout/aborted": float(reasons.total()),
@@ -68,23 +63,31 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         metrics |= {
             f"episode/{source}/success_rate": float(np.mean(won)) for source, won in sources.items()
         }
-    return metrics | _thinking_metrics([(t, turn) for t, turn in turns if turn.parsed is not None])
+    return metrics | _thinking_metrics(turns)
 
 
-def _thinking_metrics(steps: list[tuple[Trajectory, Turn]]) -> dict[str, float]:
+def _thinking_metrics(steps: Sequence[tuple[Trajectory, Turn]]) -> dict[str, float]:
     """Levels as the policy chose them; forced ones are counted apart."""
-    if not steps:
+    levels: list[int | None] = []
+    won: list[bool] = []
+    failures: list[str | None] = []
+    thought_tokens: list[int] = []
+    forced: list[bool] = []
+    for trajectory, turn in steps:
+        if turn.parsed is None:
+            continue
+        levels.append(turn.chosen_level)
+        won.append(trajectory.won)
+        failures.append(turn.parsed.failure)
+        thought_tokens.append(turn.parsed.thought_tokens)
+        forced.append(turn.forced > 0)
+    if not levels:
         return {}
-    turns = [turn for _, turn in steps]
-    failures = [turn.parsed.failure for turn in turns]
-    metrics = level_metrics(
-        [turn.chosen_level for turn in turns], [t.won for t, _ in steps], failures
-    )
-    metrics["rlvcr/thought_tokens_mean"] = float(
-        np.mean([turn.parsed.thought_tokens for turn in turns])
-    )
-    metrics["rlvcr/level_forced_share"] = float(np.mean([turn.forced > 0 for turn in turns]))
-    return metrics
+    return {
+        **level_metrics(levels, won, failures),
+        "rlvcr/thought_tokens_mean": float(np.mean(thought_tokens)),
+        "rlvcr/level_forced_share": float(np.mean(forced)),
+    }
 
 
 def play_split(
@@ -98,20 +101,16 @@ def play_split(
     time, so this says where the playing time goes, not how long each was busy. ``thoughts_s``, the
     wait for thoughts after the last episode, is theirs.
     """
-    engine, env = (
-        sum(t.engine_wait_s for t in trajectories),
-        sum(t.env_wait_s for t in trajectories),
-    )
-    engine_s = play_s * engine / max(engine + env, 1e-9)
-    thoughts = sum(
-        turn.alternatives.sampled_tokens
-        for t in trajectories
-        for turn in t.turns
-        if turn.alternatives
-    )
-    thinking_s = (
-        engine_s * thoughts / max(thoughts + sum(t.sampled_tokens for t in trajectories), 1)
-    )
+    engine = sum(t.engine_wait_s for t in trajectories)
+    env = sum(t.env_wait_s for t in trajectories)
+    engine_s = play_s * engine / max(engine + env, NO_TIME_S)
+    thoughts = 0
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            if turn.alternatives is not None:
+                thoughts += turn.alternatives.sampled_tokens
+    turns = sum(t.sampled_tokens for t in trajectories)
+    thinking_s = engine_s * thoughts / max(thoughts + turns, 1)
     return {
         "gen_engine": engine_s - thinking_s,
         "gen_env": play_s - engine_s,

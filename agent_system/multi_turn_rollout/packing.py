@@ -22,6 +22,7 @@ import torch
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.ledger import TokenLedger
+from rlvcr.records import ThinkingStep
 from rlvcr.scoring import RowStep
 from verl.protocol import DataProto
 
@@ -37,6 +38,16 @@ class Row:
     ledger: TokenLedger
     turns: list[Turn]
 
+    @property
+    def split(self) -> int:
+        """Where the response begins: at the first turn; 0 where there is none."""
+        return self.turns[0].start if self.turns else 0
+
+    @property
+    def end(self) -> int:
+        """Where the row ends: what follows the last turn was never answered."""
+        return self.turns[-1].end if self.turns else 0
+
 
 def select_trajectories(
     trajectories: Sequence[Trajectory], on_abort: str
@@ -50,7 +61,8 @@ def select_trajectories(
     if on_abort not in ON_ABORT:
         raise ValueError(f"env.on_abort={on_abort!r}: allowed are {', '.join(ON_ABORT)}")
     broken_groups = {t.job.uid for t in trajectories if t.aborted is not None}
-    kept, left_out = [], Counter({"aborted": 0, "group_of_aborted": 0, "without_turn": 0})
+    kept: list[Trajectory] = []
+    left_out = Counter({"aborted": 0, "group_of_aborted": 0, "without_turn": 0})
     for trajectory in trajectories:
         if trajectory.aborted is not None:
             left_out["aborted"] += 1
@@ -67,15 +79,13 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
     """The rows of ``trajectories`` in order; a trajectory without any turn gives one row that
     samples nothing.
     """
-    rows = []
+    rows: list[Row] = []
     for trajectory in trajectories:
         by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             by_ledger.setdefault(turn.ledger, []).append(turn)
-        rows += [
-            Row(trajectory, trajectory.ledgers[ledger], turns)
-            for ledger, turns in by_ledger.items()
-        ]
+        for ledger, turns in by_ledger.items():
+            rows.append(Row(trajectory, trajectory.ledgers[ledger], turns))
         if not by_ledger:
             rows.append(Row(trajectory, TokenLedger(), []))
     return rows
@@ -92,45 +102,42 @@ def pack(rows: Sequence[Row], pad_token_id: int, allow_retokenized: bool = False
         raise ValueError("no rows to pack: every trajectory was left out")
     if not allow_retokenized and any(row.ledger.retokenized for row in rows):
         raise ValueError(
-            "an agent returned text without the tokens it was sampled as; training on re-tokenised text needs "
-            "env.allow_retokenized=true"
+            "an agent returned text without the tokens it was sampled as; training on re-tokenised "
+            "text needs env.allow_retokenized=true"
         )
-    # What follows the last sampled token was never answered.
-    ends = [row.turns[-1].end if row.turns else 0 for row in rows]
-    splits = [row.turns[0].start if row.turns else 0 for row in rows]
-    prompt_width = max(1, *splits)
-    response_width = max(1, *(end - split for end, split in zip(ends, splits, strict=True)))
-    tensors = _tensors(rows, splits, ends, (prompt_width, response_width), pad_token_id)
-    return DataProto.from_dict(tensors=tensors, non_tensors=_columns(rows))
+    return DataProto.from_dict(tensors=_tensors(rows, pad_token_id), non_tensors=_columns(rows))
 
 
-def _tensors(
-    rows: Sequence[Row],
-    splits: list[int],
-    ends: list[int],
-    widths: tuple[int, int],
-    pad_token_id: int,
-) -> dict[str, torch.Tensor]:
-    prompt_width, response_width = widths
-    size = (len(rows), prompt_width + response_width)
-    input_ids = np.full(size, pad_token_id, dtype=np.int64)
-    attention = np.zeros(size, dtype=np.int64)
-    mask = np.zeros((len(rows), response_width), dtype=np.int64)
-    step_ids = np.full((len(rows), response_width), -1, dtype=np.int64)
-    log_probs = np.zeros((len(rows), response_width), dtype=np.float32)
-    for b, (row, split, end) in enumerate(zip(rows, splits, ends, strict=True)):
+def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """The tensors of B rows, P tokens of prompt and R of response wide; see the module."""
+    # A row of nothing still has one column: no width of a batch is 0.
+    prompt_width = max(1, *(row.split for row in rows))
+    response_width = max(1, *(row.end - row.split for row in rows))
+    whole = (len(rows), prompt_width + response_width)
+    response = (len(rows), response_width)
+    input_ids = np.full(whole, pad_token_id, dtype=np.int64)
+    attention = np.zeros(whole, dtype=np.int64)
+    mask = np.zeros(response, dtype=np.int64)
+    step_ids = np.full(response, -1, dtype=np.int64)
+    log_probs = np.zeros(response, dtype=np.float32)
+    for b, row in enumerate(rows):
+        ledger = row.ledger
+        split = row.split
+        end = row.end
+        # Prompts are padded on the left, so that all responses begin in the same column.
         first = prompt_width - split
-        input_ids[b, first : first + end] = row.ledger.ids[:end]
-        attention[b, first : first + end] = row.ledger.full_attention_mask()[:end]
-        mask[b, : end - split] = row.ledger.completion_only_mask()[split:end]
-        step_ids[b, : end - split] = row.ledger.turn_ids()[split:end]
-        log_probs[b, : end - split] = row.ledger.logprobs()[split:end]
+        input_ids[b, first : first + end] = ledger.ids[:end]
+        attention[b, first : first + end] = ledger.full_attention_mask()[:end]
+        mask[b, : end - split] = ledger.completion_only_mask()[split:end]
+        step_ids[b, : end - split] = ledger.turn_ids()[split:end]
+        log_probs[b, : end - split] = ledger.logprobs()[split:end]
     ids = torch.from_numpy(input_ids)
     return {
         "prompts": ids[:, :prompt_width].clone(),
         "responses": ids[:, prompt_width:].clone(),
         "input_ids": ids,
         "attention_mask": torch.from_numpy(attention),
+        # Counted from the first real token; padding on the left stands at 0 as well.
         "position_ids": torch.from_numpy(np.clip(attention.cumsum(-1) - 1, 0, None)),
         "response_mask": torch.from_numpy(mask),
         "step_ids": torch.from_numpy(step_ids),
@@ -140,9 +147,11 @@ def _tensors(
 
 def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     jobs = [row.trajectory.job for row in rows]
+    columns: dict[str, Any] = {}
     seen = [[turn.image for turn in row.turns if turn.image is not None] for row in rows]
-    return {
-        **({"multi_modal_data": [{"image": images} for images in seen]} if any(seen) else {}),
+    if any(seen):
+        columns["multi_modal_data"] = [{"image": images} for images in seen]
+    return columns | {
         "uid": [job.uid for job in jobs],
         "traj_uid": [job.traj_uid for job in jobs],
         "data_source": [job.data_source for job in jobs],
@@ -160,45 +169,44 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def step_record(turn: Turn) -> dict[str, Any]:
-    """One step as plain data, for rollout files and reports; ``span`` counts from the row's first
-    real token.
-    """
+def step_record(turn: Turn) -> ThinkingStep:
+    """One step for rewards, rollout files and reports; scoring adds contexts and credit."""
     parsed = turn.parsed
-    return {
-        "step": turn.step,
-        "observation": turn.observation,
-        "response": turn.response,
-        "action": turn.action,
-        "is_action_valid": turn.is_action_valid,
-        "reward": turn.reward,
-        "done": turn.done,
-        "num_tokens": turn.num_tokens,
-        "stop_reason": turn.stop_reason.value,
-        "span": [turn.start, turn.end],
-        "level": None if parsed is None else parsed.level,
-        "level_forced": turn.forced > 0,
-        "parse_failure": None if parsed is None or parsed.failure is None else parsed.failure.value,
-        "thought_tokens": 0 if parsed is None else parsed.thought_tokens,
-        "contexts": [],
-        "think_advantage": 0.0,
-        "think_cost": 0.0,
-    }
+    return ThinkingStep(
+        step=turn.step,
+        observation=turn.observation,
+        response=turn.response,
+        action=turn.action,
+        is_action_valid=turn.is_action_valid,
+        reward=turn.reward,
+        done=turn.done,
+        num_tokens=turn.num_tokens,
+        stop_reason=turn.stop_reason.value,
+        span=(turn.start, turn.end),
+        level=None if parsed is None else parsed.level,
+        level_forced=turn.forced > 0,
+        parse_failure=None if parsed is None or parsed.failure is None else parsed.failure.value,
+        thought_tokens=0 if parsed is None else parsed.thought_tokens,
+    )
 
 
 def row_steps(rows: Sequence[Row]) -> list[list[RowStep]]:
-    """The steps of every row as ``rlvcr.scoring`` reads them; needs turns that were parsed."""
-    return [
-        [
-            RowStep(
-                turn.step,
-                turn.start,
-                row.ledger.ids[turn.start : turn.end],
-                turn.parsed,
-                turn.alternatives,
-                turn.forced,
-            )
-            for turn in row.turns
-        ]
-        for row in rows
-    ]
+    """The steps of every row as ``rlvcr.scoring`` reads them.
+
+    Raises:
+        ValueError: A turn was not read as level, thought and action.
+    """
+    return [[_row_step(row.ledger, turn) for turn in row.turns] for row in rows]
+
+
+def _row_step(ledger: TokenLedger, turn: Turn) -> RowStep:
+    if turn.parsed is None:
+        raise ValueError(f"turn {turn.step} was played without reading its thinking level")
+    return RowStep(
+        step=turn.step,
+        start=turn.start,
+        token_ids=ledger.ids[turn.start : turn.end],
+        parsed=turn.parsed,
+        alternatives=turn.alternatives,
+        forced=turn.forced,
+    )

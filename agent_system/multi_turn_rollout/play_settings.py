@@ -4,10 +4,11 @@ configuration once.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from agent_system.config import CollectorConfig, EnvConfig, with_method
 from agent_system.environments.base import EnvPackage, Prompts
 from agent_system.environments.env_registry import env_settings
+from agent_system.tokens.conversation import Limits
 from rlvcr.alternatives import AlternativeSettings
 from rlvcr.levels import level_prompts
 
@@ -42,39 +43,48 @@ class PlaySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if (
-            self.history == "append"
-            and self.max_steps > 1
-            and self.max_turn_tokens >= self.max_response_length
-        ):
+        turns_share_a_row = self.history == "append" and self.max_steps > 1
+        if turns_share_a_row and self.max_turn_tokens >= self.max_response_length:
             raise ValueError(
-                f"env.history=append with env.max_turn_tokens={self.max_turn_tokens} and data.max_response_length="
-                f"{self.max_response_length} leaves room for one turn only; set env.max_turn_tokens to the longest turn"
+                f"env.history=append with env.max_turn_tokens={self.max_turn_tokens} and "
+                f"data.max_response_length={self.max_response_length} leaves room for one turn "
+                "only; set env.max_turn_tokens to the longest turn"
             )
         if self.max_turn_tokens > self.max_response_length:
             raise ValueError(
-                f"env.max_turn_tokens={self.max_turn_tokens} is more than data.max_response_length="
-                f"{self.max_response_length}: no turn would fit a row"
+                f"env.max_turn_tokens={self.max_turn_tokens} is more than "
+                f"data.max_response_length={self.max_response_length}: no turn would fit a row"
             )
         if self.alternatives is not None and not self.levels:
             raise ValueError(
-                "algorithm.rlvcr.enable=true needs a policy that is asked for levels; env.levels is false"
+                "algorithm.rlvcr.enable=true needs a policy that is asked for levels; "
+                "env.levels is false"
             )
+
+    @property
+    def limits(self) -> Limits:
+        """How many tokens a conversation, which is a row, may have."""
+        return Limits(
+            prompt=self.max_prompt_length,
+            response=self.max_response_length,
+            turn=self.max_turn_tokens,
+        )
 
     @classmethod
     def from_config(
-        cls, config: Any, package: EnvPackage, is_train: bool, thinking: bool = False
+        cls, config: CollectorConfig, package: EnvPackage, is_train: bool, thinking: bool = False
     ) -> "PlaySettings":
         """Read ``config`` (the whole typed configuration) for training or validation.
 
         ``thinking`` also samples alternative thoughts, as ``algorithm.rlvcr`` says.
         """
-        rollout, rlvcr = config.actor_rollout_ref.rollout, config.algorithm.rlvcr
+        rollout = config.actor_rollout_ref.rollout
+        rlvcr = with_method(config).algorithm.rlvcr
         sampling = rollout if is_train else rollout.val_kwargs
-        turn_tokens = config.env.max_turn_tokens
-        alternatives = (
-            AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens) if thinking else None
-        )
+        turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
+        alternatives = None
+        if thinking:
+            alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
         return cls(
             plays=1 if is_train else rollout.val_kwargs.n,
             history=config.env.history,
@@ -94,7 +104,7 @@ class PlaySettings:
             seed=rollout.seed,
         )
 
-    def prompts(self, package: EnvPackage, env_config: Any) -> Prompts:
+    def prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
         """How ``package`` speaks to the policy."""
         settings = env_settings(env_config)
         if self.level_prompts:
@@ -102,33 +112,33 @@ class PlaySettings:
         return package.prompts(settings)
 
 
-def asks_for_levels(config: Any) -> bool:
+def asks_for_levels(config: CollectorConfig) -> bool:
     """Whether the policy is asked for thinking levels: ``env.levels``, and where that is null, when
     RLVCR is on.
     """
-    levels = config.env.levels
-    return bool(config.algorithm.rlvcr.enable) if levels is None else levels
+    if config.env.levels is not None:
+        return config.env.levels
+    return bool(with_method(config).algorithm.rlvcr.enable)
 
 
-def check_prompts(config: Any, package: EnvPackage) -> None:
+def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:
     """Raise ``ValueError`` where levels, or texts for them, are asked for and the environment's
     prompts have none.
     """
     if not asks_for_levels(config):
         return
-    prompts, where = (
-        package.prompts(env_settings(config.env)),
-        f"env.env_name={config.env.env_name!r}",
-    )
+    prompts = package.prompts(env_settings(config.env))
+    where = f"env.env_name={config.env.env_name!r}"
     if not prompts.asks_for_levels:
         raise ValueError(
-            f"{where}: no prompt of it asks for thinking levels, and env.levels is true; allowed: an environment whose "
-            "prompts have asks_for_levels=True; fix: another environment, or algorithm.adv_estimator=grpo with "
-            "algorithm.rlvcr.enable and env.levels left unset"
+            f"{where}: no prompt of it asks for thinking levels, and env.levels is true; allowed: "
+            "an environment whose prompts have asks_for_levels=True; fix: another environment, or "
+            "algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and env.levels left unset"
         )
-    texts = config.algorithm.rlvcr.prompts
-    if texts and not getattr(prompts, "shows_level_prompts", False):
+    texts = with_method(config).algorithm.rlvcr.prompts
+    if texts and not prompts.shows_level_prompts:
         raise ValueError(
-            f"algorithm.rlvcr.prompts={texts!r}: the prompts of {where} describe no levels, so nobody would read the "
-            "texts; allowed: {}; fix: remove them, or use prompts that describe the levels (env.alfworld.prompt=full)"
+            f"algorithm.rlvcr.prompts={texts!r}: the prompts of {where} describe no levels, so "
+            "nobody would read the texts; allowed: {}; fix: remove them, or use prompts that "
+            "describe the levels (env.alfworld.prompt=full)"
         )

@@ -1,7 +1,8 @@
 """TrajectoryCollector: from a batch of tasks to rows.
 
-    vanilla   play ──▶ leave out what broke ──▶ pack     (other tasks in place of these where nothing was left)
-    rlvcr     the same, thinking at other levels while playing, then score the thoughts (and the old log-probs)
+    vanilla   play ──▶ leave out what broke ──▶ pack     (other tasks where nothing was left)
+    rlvcr     the same, thinking at other levels while playing, then score the thoughts
+              (and the old log-probs)
     dynamic   play again with new tasks until enough groups have returns that differ, then as above
     greedy    play every task once at temperature 0: returns to compare with, nothing to train on
 
@@ -13,14 +14,22 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
+from agent_system.config import CollectorConfig, with_method
 from agent_system.environments.env_registry import env_settings, get_package
-from agent_system.environments.manager import assert_same_start
+from agent_system.environments.groups import assert_same_start
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
-from agent_system.multi_turn_rollout.collector_worker import Collected
+from agent_system.multi_turn_rollout.collector_worker import Collected, PolicyTokenizer
+from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
 from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
-from agent_system.multi_turn_rollout.packing import pack, row_steps, rows_of, select_trajectories
+from agent_system.multi_turn_rollout.packing import (
+    Row,
+    pack,
+    row_steps,
+    rows_of,
+    select_trajectories,
+)
 from agent_system.multi_turn_rollout.play_settings import (
     PlaySettings,
     asks_for_levels,
@@ -28,6 +37,7 @@ from agent_system.multi_turn_rollout.play_settings import (
 )
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from agent_system.tokens.probe import probe_template
+from agent_system.tokens.tokenizer import end_of_sequence
 from rlvcr.level_metrics import CollapseWatch
 from rlvcr.levels import LevelCodec
 from rlvcr.scoring import score_rows
@@ -35,6 +45,27 @@ from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
 REDRAWS = 3  # batches of other tasks in place of one that broke as a whole
+
+
+class RolloutEngines(Protocol):
+    """What the collector asks of the trainer's workers."""
+
+    @property
+    def rollout_workers(self) -> Sequence[RolloutWorkerHandle]:
+        """The workers that sample."""
+        ...
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """Score rows, and what else their ``branches`` and ``spans`` ask for."""
+        ...
+
+
+class TaskSource(Protocol):
+    """Where other tasks come from; the environment manager."""
+
+    def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> DataProto:
+        """``batch_size`` groups of tasks for training step ``step``, others for each ``draw``."""
+        ...
 
 
 class TrajectoryCollector:
@@ -50,22 +81,32 @@ class TrajectoryCollector:
             environment shows images and there is no processor.
     """
 
-    def __init__(self, config: Any, tokenizer: Any, processor: Any = None) -> None:
-        self.config, self.tokenizer, self.processor = config, tokenizer, processor
+    def __init__(
+        self, config: CollectorConfig, tokenizer: PolicyTokenizer, processor: object = None
+    ) -> None:
+        self.config = with_method(config)
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self.package = get_package(config.env.env_name)
         if processor is None:
             refuse_images(config)
         probe = probe_template(tokenizer, config.data.apply_chat_template_kwargs)
         probe.require(config.env.history)
         if config.env.history == "append" and not probe.keeps_thoughts:
             logger.warning(
-                "this chat template drops <think> from earlier turns; with env.history=append they stay"
+                "this chat template drops <think> from earlier turns; "
+                "with env.history=append they stay"
             )
         self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
-        self.collapse = CollapseWatch(config.algorithm.rlvcr.collapse_patience)
+        self.collapse = CollapseWatch(self.config.algorithm.rlvcr.collapse_patience)
         self._group: CollectorGroup | None = None
 
     def multi_turn_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True
+        self,
+        gen_batch: DataProto,
+        actor_rollout_wg: RolloutEngines,
+        envs: TaskSource,
+        is_train: bool = True,
     ) -> DataProto:
         """Play the tasks of ``gen_batch`` (``envs.gen_batch`` or ``envs.panel_batch``) and return
         their rows.
@@ -78,7 +119,7 @@ class TrajectoryCollector:
         Raises:
             RuntimeError: Nothing is left to train on, not even of other tasks.
             GroupMismatch: Members of a group did not start from the same state.
-            EngineError, WorkerStartError: A rollout worker failed, or no environment can be
+            RolloutWorkerFailed, WorkerStartError: A rollout worker failed, or no environment can be
                 started.
         """
         if not is_train:
@@ -90,28 +131,35 @@ class TrajectoryCollector:
         return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
 
     def vanilla_multi_turn_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True
+        self,
+        gen_batch: DataProto,
+        actor_rollout_wg: RolloutEngines,
+        envs: TaskSource,
+        is_train: bool = True,
     ) -> DataProto:
         """Play and pack."""
         if is_train:
             return self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)[0]
-        settings = self._settings(envs, is_train=False, thinking=False)
-        return self._rows(self._play(gen_batch, actor_rollout_wg, envs, settings), is_train=False)[
-            0
-        ]
+        settings = self._settings(is_train=False, thinking=False)
+        played = self._play(gen_batch, actor_rollout_wg, settings)
+        return self._rows(played, is_train=False)[0]
 
-    def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> DataProto:
+    def greedy_loop(
+        self,
+        gen_batch: DataProto,
+        actor_rollout_wg: RolloutEngines,
+        envs: TaskSource,  # noqa: ARG002  the loops are called alike
+    ) -> DataProto:
         """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories count
         as lost.
         """
-        settings = self._settings(envs, is_train=False, thinking=False)
-        played = self._play(
-            gen_batch, actor_rollout_wg, envs, replace(settings, temperature=0.0, plays=1)
-        )
+        settings = self._settings(is_train=False, thinking=False)
+        greedy = replace(settings, temperature=0.0, plays=1)
+        played = self._play(gen_batch, actor_rollout_wg, greedy)
         return self._rows(played, is_train=False)[0]
 
     def rlvcr_multi_turn_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
     ) -> DataProto:
         """Play while thinking at other levels, pack, and score every thought with the policy that
         sampled.
@@ -120,7 +168,7 @@ class TrajectoryCollector:
         return self._score(data, rows, actor_rollout_wg)
 
     def dynamic_multi_turn_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
     ) -> DataProto:
         """Play new tasks until as many groups as ``gen_batch`` has show returns that differ.
 
@@ -128,29 +176,29 @@ class TrajectoryCollector:
         by then is used, and where nothing was found, the last batch that did not break.
         """
         thinking = bool(self.config.algorithm.rlvcr.enable)
-        settings = self._settings(envs, is_train=True, thinking=thinking)
+        settings = self._settings(is_train=True, thinking=thinking)
+        step = gen_batch.meta_info["global_step"]
         wanted = len(set(gen_batch.non_tensor_batch["uid"]))
         limit = self.config.algorithm.filter_groups.max_num_gen_batches
-        every, kept, usable = Collected([], 0.0, 0.0), [], []
-        for draw in range(limit):
-            batch = (
-                gen_batch
-                if draw == 0
-                else envs.gen_batch(gen_batch.meta_info["global_step"], wanted, draw)
-            )
-            played = self._play(batch, actor_rollout_wg, envs, settings)
+        every = Collected([], 0.0, 0.0)
+        kept: list[list[Trajectory]] = []
+        usable: list[Trajectory] = []
+        batches = 0
+        while batches < limit and len(kept) < wanted:
+            batch = envs.gen_batch(step, wanted, batches) if batches else gen_batch
+            played = self._play(batch, actor_rollout_wg, settings)
+            batches += 1
             every.add(played)
             whole = select_trajectories(played.trajectories, self.config.env.on_abort)[0]
             kept += groups_with_spread(whole, wanted - len(kept))
             usable = whole or usable
-            if len(kept) == wanted:
-                break
-        else:
+        if len(kept) < wanted:
             logger.warning(
                 "%d batches gave %d of %d groups with returns that differ", limit, len(kept), wanted
             )
-        data, rows = self._rows(every, chosen=[t for group in kept for t in group] or usable)
-        data.meta_info["metrics"]["rollout/gen_batches"] = draw + 1.0
+        spread = [trajectory for group in kept for trajectory in group]
+        data, rows = self._rows(every, chosen=spread or usable)
+        data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept))
         return self._score(data, rows, actor_rollout_wg) if thinking else data
 
@@ -160,14 +208,14 @@ class TrajectoryCollector:
         if group is not None:
             group.close()
 
-    # ------------------------------------------------------------------ playing
+    # ---- playing ----
 
-    def _settings(self, envs: Any, is_train: bool, thinking: bool) -> PlaySettings:
-        check_prompts(self.config, envs.package)
-        return PlaySettings.from_config(self.config, envs.package, is_train, thinking)
+    def _settings(self, is_train: bool, thinking: bool) -> PlaySettings:
+        check_prompts(self.config, self.package)
+        return PlaySettings.from_config(self.config, self.package, is_train, thinking)
 
     def _play(
-        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, settings: PlaySettings
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, settings: PlaySettings
     ) -> Collected:
         if self._group is None:
             self._group = CollectorGroup(
@@ -191,18 +239,22 @@ class TrajectoryCollector:
             )
         return collected
 
-    # ------------------------------------------------------------------ rows
+    # ---- rows ----
 
     def _rows_to_train(
-        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, thinking: bool
-    ) -> tuple[DataProto, list]:
+        self,
+        gen_batch: DataProto,
+        actor_rollout_wg: RolloutEngines,
+        envs: TaskSource,
+        thinking: bool,
+    ) -> tuple[DataProto, list[Row]]:
         """Play and pack; where breaks leave nothing to train on, play other tasks.
 
         A dead environment worker takes all its trajectories along, and with ``drop_group`` their
         groups.
         """
-        settings = self._settings(envs, is_train=True, thinking=thinking)
-        every = self._play(gen_batch, actor_rollout_wg, envs, settings)
+        settings = self._settings(is_train=True, thinking=thinking)
+        every = self._play(gen_batch, actor_rollout_wg, settings)
         for draw in range(1, REDRAWS + 1):
             usable, left_out = select_trajectories(every.trajectories, self.config.env.on_abort)
             if usable or not left_out["rollout/left_out_aborted"]:
@@ -214,27 +266,29 @@ class TrajectoryCollector:
             )
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
-            every.add(self._play(gen_batch, actor_rollout_wg, envs, settings))
+            every.add(self._play(gen_batch, actor_rollout_wg, settings))
         data, rows = self._rows(every)
         data.meta_info["tasks"] = gen_batch
         return data, rows
 
     def _rows(
         self, played: Collected, is_train: bool = True, chosen: Sequence[Trajectory] | None = None
-    ) -> tuple[DataProto, list]:
+    ) -> tuple[DataProto, list[Row]]:
         """Pack ``chosen`` trajectories, by default all that can be used; metrics are of everything
         ``played``.
         """
-        began, usable, left_out = time.perf_counter(), played.trajectories, {}
+        began = time.perf_counter()
+        usable = played.trajectories
+        left_out: dict[str, float] = {}
         if is_train:
             usable, left_out = select_trajectories(played.trajectories, self.config.env.on_abort)
         chosen = usable if chosen is None else chosen
         if not chosen:
             raise RuntimeError(f"nothing is left to train on: {left_out}")
         rows = rows_of(chosen)
-        pad = self.tokenizer.pad_token_id
-        pad = self.tokenizer.eos_token_id if pad is None else pad
-        data = pack(rows, pad, allow_retokenized=self.config.env.allow_retokenized or not is_train)
+        # Validation rows are measured and never trained on.
+        may_be_text = self.config.env.allow_retokenized or not is_train
+        data = pack(rows, self._pad_token_id(), allow_retokenized=may_be_text)
         data.meta_info["metrics"] = {
             **rollout_metrics(played.trajectories, played.play_s),
             **episode_metrics(played.trajectories),
@@ -250,7 +304,18 @@ class TrajectoryCollector:
         }
         return data, rows
 
-    def _score(self, data: DataProto, rows: list, actor_rollout_wg: Any) -> DataProto:
+    def _pad_token_id(self) -> int:
+        pad = getattr(self.tokenizer, "pad_token_id", None)
+        token = end_of_sequence(self.tokenizer) if pad is None else pad
+        if token is None:
+            raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one")
+        return token
+
+    def _score(
+        self, data: DataProto, rows: Sequence[Row], actor_rollout_wg: RolloutEngines
+    ) -> DataProto:
+        if self.codec is None:
+            raise ValueError("thoughts are scored by level, and the policy is asked for none")
         began = time.perf_counter()
         data = score_rows(
             data, row_steps(rows), actor_rollout_wg.compute_log_prob, self.config, self.codec
@@ -259,33 +324,40 @@ class TrajectoryCollector:
         return data
 
 
-def refuse_images(config: Any) -> None:
+def refuse_images(config: CollectorConfig) -> None:
     """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy
     cannot see.
     """
     found = get_package(config.env.env_name).images(env_settings(config.env))
-    if found is not None:
-        key, value, text_value = found
-        where, policy = (
-            f"env.{config.env.env_name.split('/', 1)[0]}.{key}",
-            config.actor_rollout_ref.model.path,
-        )
-        raise ValueError(
-            f"{where}={value!r}: its observations are images, and the policy {policy} is played as one that reads text "
-            f"only; allowed: {text_value}; fix: {where}={text_value}"
-        )
+    if found is None:
+        return
+    key, value, text_value = found
+    where = f"env.{config.env.env_name.split('/', 1)[0]}.{key}"
+    policy = config.actor_rollout_ref.model.path
+    raise ValueError(
+        f"{where}={value!r}: its observations are images, and the policy {policy} is played as one "
+        f"that reads text only; allowed: {text_value}; fix: {where}={text_value}"
+    )
 
 
 def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
-    """One job per row of ``gen_batch`` and play; members of a group stay next to each other."""
+    """``plays`` jobs per row of ``gen_batch``; members of a group stay next to each other."""
     columns = gen_batch.non_tensor_batch
-    jobs = []
-    for task, uid, member, seed in zip(
-        columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True
-    ):
+    rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
+    jobs: list[Job] = []
+    for task, uid, member, seed in rows:
         for play in range(plays):
             number = int(member) * plays + play
-            jobs.append(Job(len(jobs), task, str(uid), f"{uid}/{number}", number, int(seed)))
+            jobs.append(
+                Job(
+                    index=len(jobs),
+                    task=task,
+                    uid=str(uid),
+                    traj_uid=f"{uid}/{number}",
+                    member=number,
+                    env_seed=int(seed),
+                )
+            )
     return jobs
 
 
@@ -294,5 +366,9 @@ def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[l
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.job.uid].append(trajectory)
-    spread = [g for g in groups.values() if len({t.reward for t in g}) > 1]
+    spread = [
+        members
+        for members in groups.values()
+        if len({trajectory.reward for trajectory in members}) > 1
+    ]
     return spread[: max(limit, 0)]

@@ -7,16 +7,21 @@ step with ``window`` history. Every turn says which ledger holds its tokens and 
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_system.environments.base import Task
 from agent_system.tokens.ledger import TokenLedger
+from rlvcr.alternatives import StepAlternatives
+from rlvcr.levels import ParsedStep
 from verl.utils.sampling import StopReason
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be played: row ``index`` of the batch, ``member`` of group ``uid``."""
+    """One trajectory that is to be rolled out: row ``index`` of the batch, ``member`` of group
+    ``uid``.
+    """
 
     index: int
-    task: dict[str, Any]
+    task: Task
     uid: str
     traj_uid: str
     member: int
@@ -51,8 +56,8 @@ class Turn:
     is_action_valid: bool = False
     reward: float = 0.0
     done: bool = False
-    parsed: Any = None
-    alternatives: Any = None
+    parsed: ParsedStep | None = None
+    alternatives: StepAlternatives | None = None
     image: Any = None
 
     @property
@@ -68,7 +73,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One play of ``job``. ``reward`` is the return; times are seconds.
+    """One rollout of ``job``. ``reward`` is the return; times are seconds.
 
     ``truncated`` says why the episode was ended before the environment was done: ``steps``,
     ``length`` (a turn was cut) or ``budget`` (no room for another turn). ``aborted`` says what
@@ -91,7 +96,8 @@ class Trajectory:
 
     def abort(self, reason: str, detail: str) -> None:
         """Mark the trajectory as broken; what was played until then stays."""
-        self.aborted, self.abort_detail = reason, detail
+        self.aborted = reason
+        self.abort_detail = detail
 
     @property
     def sampled_tokens(self) -> int:

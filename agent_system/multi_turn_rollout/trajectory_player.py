@@ -2,36 +2,59 @@
 again.
 
     open_turn ──prompt──▶ agent ──tokens──▶ ledger ──text──▶ project ──action──▶ environment
-        ▲                               └──▶ alternatives (RLVCR), while the environment steps      │
-        └────────────────────────────── observation ◀───────────────────────────────────────────────┘
+        ▲                               └──▶ alternatives (RLVCR), while it steps    │
+        └────────────────────────────── observation ◀────────────────────────────────┘
 
 A turn cut by length never reaches the environment. Whatever breaks is noted in the trajectory: a
-broken play is data.
+broken trajectory is data.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from agent_system.agents import Action, EngineAgent
-from agent_system.environments.base import EnvPackage, Observation, Prompts
+from agent_system.agents import EngineAgent
+from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.failure import EnvFailure
 from agent_system.multi_turn_rollout.engine_client import EngineAborted
 from agent_system.multi_turn_rollout.history import make_history
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.ledger import SegmentKind, TokenLedger
+from agent_system.tokens.conversation import TokenConversation
 from rlvcr.alternatives import SEED_RANGE, AlternativeSampler
 from rlvcr.levels import LEVELS, LevelCodec
 from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
+T = TypeVar("T")
+
+
+class EnvSession(Protocol):
+    """One environment behind deadlines, lent to a trajectory; both calls raise ``EnvFailure``."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start the episode of ``task`` and ``seed``."""
+        ...
+
+    async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Play ``action``; return observation, reward, done, info."""
+        ...
+
+
+class EnvLender(Protocol):
+    """Lends environments, as ``EnvironmentPool`` does."""
+
+    def session(self, group: str | None = None) -> AbstractAsyncContextManager[EnvSession]:
+        """A free environment, near those of the same ``group``; waits for one."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RolloutContext:
     """What all trajectories of a batch share. ``agent(job)`` makes the agent that plays one of
     them.
 
@@ -48,7 +71,7 @@ class Stage:
     alternatives: AlternativeSampler | None = None
 
 
-async def gather_or_cancel(coroutines: Iterable[Awaitable[Any]]) -> list[Any]:
+async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
     """Results of all ``coroutines`` in order; when one raises, the others are cancelled before it
     is raised on.
     """
@@ -62,15 +85,15 @@ async def gather_or_cancel(coroutines: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 class TrajectoryPlayer:
-    """Plays ``job`` on ``stage``; ``play`` returns the trajectory, broken or not."""
+    """Plays ``job`` in ``context``; ``play`` returns the trajectory, broken or not."""
 
-    def __init__(self, stage: Stage, job: Job) -> None:
-        self.stage = stage
+    def __init__(self, context: RolloutContext, job: Job) -> None:
+        self.context = context
         self.trajectory = Trajectory(job)
-        self._agent = stage.agent(job)
-        self._thoughts: list[asyncio.Task] = []
+        self._agent = context.agent(job)
+        self._thoughts: list[asyncio.Task[None]] = []
 
-    async def play(self, pool: Any) -> Trajectory:
+    async def play(self, pool: EnvLender) -> Trajectory:
         """Play on an environment of ``pool``; environment failures and given-up requests mark it
         ``aborted``.
         """
@@ -82,7 +105,7 @@ class TrajectoryPlayer:
                 thought.cancel()
         return self.trajectory
 
-    async def _play(self, pool: Any) -> None:
+    async def _play(self, pool: EnvLender) -> None:
         trajectory = self.trajectory
         try:
             async with pool.session(trajectory.job.uid) as env:
@@ -97,20 +120,20 @@ class TrajectoryPlayer:
         except EngineAborted as failure:
             trajectory.abort("engine", str(failure))
 
-    async def _run(self, env: Any) -> None:
-        stage, trajectory = self.stage, self.trajectory
-        history = make_history(stage.settings, stage.bridge, stage.prompts)
+    async def _run(self, env: EnvSession) -> None:
+        context = self.context
+        trajectory = self.trajectory
+        history = make_history(context.settings, context.bridge, context.prompts)
         trajectory.ledgers = history.ledgers
-        observation = await self._waiting_for_env(
-            env.reset(trajectory.job.task, trajectory.job.env_seed)
-        )
+        job = trajectory.job
+        observation = await self._waiting_for_env(env.reset(job.task, job.env_seed))
         trajectory.start_state = (observation.text, observation.state)
-        for step in range(stage.settings.max_steps):
-            ledger = history.open_turn(observation, step)
-            if ledger is None:
+        for step in range(context.settings.max_steps):
+            conversation = history.open_turn(observation, step)
+            if conversation is None:
                 trajectory.truncated = "budget"
                 return
-            turn = await self._sample(ledger, observation, step)
+            turn = await self._sample(conversation, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
                 return
@@ -120,22 +143,18 @@ class TrajectoryPlayer:
             history.close_turn(turn)
         trajectory.truncated = "steps"
 
-    async def _sample(self, ledger: TokenLedger, observation: Observation, step: int) -> Turn:
+    async def _sample(
+        self, conversation: TokenConversation, observation: Observation, step: int
+    ) -> Turn:
+        context = self.context
+        ledger = conversation.ledger
         forced = self._forced_level(step)
         start = len(ledger)
-        if forced:
-            ledger.append(forced, SegmentKind.BRIDGE, turn=step)
+        conversation.force(forced, step)
         began = time.perf_counter()
-        action: Action = await self._agent.act(ledger.ids)
+        action = await self._agent.act(conversation.prompt_ids)
         self.trajectory.engine_wait_s += time.perf_counter() - began
-        segment = ledger.append(
-            action.token_ids,
-            SegmentKind.AGENT,
-            logprobs=action.logprobs,
-            turn=step,
-            policy_version=action.policy_version,
-            stop_reason=action.stop_reason,
-        )
+        segment = conversation.say(action, step)
         turn = Turn(
             step=step,
             observation=observation.text,
@@ -143,18 +162,17 @@ class TrajectoryPlayer:
             ledger=len(self.trajectory.ledgers) - 1,
             start=start,
             end=segment.end,
-            response=self.stage.bridge.decode(ledger.ids[start:]) if forced else action.text,
+            response=context.bridge.decode(ledger.ids[start:]) if forced else action.text,
             stop_reason=action.stop_reason,
             image=observation.image,
             forced=len(forced),
         )
         self.trajectory.turns.append(turn)
-        if self.stage.codec is not None:
-            turn.parsed = self.stage.codec.parse_step(ledger.ids[start:])
-        if self.stage.alternatives is not None and self.stage.settings.alternatives.expand == "all":
-            self._thoughts.append(
-                asyncio.create_task(expand_turn(self.stage, self.trajectory, turn))
-            )
+        if context.codec is not None:
+            turn.parsed = context.codec.parse_step(ledger.ids[start:])
+        if context.alternatives is not None and context.alternatives.settings.expand == "all":
+            thinking = expand_turn(context, self.trajectory, turn)
+            self._thoughts.append(asyncio.create_task(thinking))
         return turn
 
     def _forced_level(self, step: int) -> list[int]:
@@ -164,23 +182,27 @@ class TrajectoryPlayer:
         Depends on seed, trajectory and step alone. The policy did not sample these tokens: nothing
         is learnt on them.
         """
-        epsilon, traj_uid = self.stage.settings.epsilon_levels, self.trajectory.job.traj_uid
-        draw = derive_seed(self.stage.settings.seed, "forced level", traj_uid, step) / SEED_RANGE
-        if draw >= epsilon:
+        codec = self.context.codec
+        settings = self.context.settings
+        traj_uid = self.trajectory.job.traj_uid
+        draw = derive_seed(settings.seed, "forced level", traj_uid, step) / SEED_RANGE
+        if codec is None or draw >= settings.epsilon_levels:
             return []
-        # below epsilon the draw is uniform, so that its place there names the level
-        return self.stage.codec.prefix_ids[LEVELS[int(len(LEVELS) * draw / epsilon)]]
+        # Below epsilon the draw is uniform, so that its place there names the level.
+        place = int(len(LEVELS) * draw / settings.epsilon_levels)
+        return codec.prefix_ids[LEVELS[place]]
 
-    async def _step(self, env: Any, turn: Turn) -> Observation:
-        turn.action, formed = self.stage.package.project(turn.response)
+    async def _step(self, env: EnvSession, turn: Turn) -> Observation:
+        turn.action, formed = self.context.package.project(turn.response)
         observation, reward, done, info = await self._waiting_for_env(env.step(turn.action))
-        turn.reward, turn.done = float(reward), bool(done)
+        turn.reward = float(reward)
+        turn.done = bool(done)
         turn.is_action_valid = bool(formed and info.get("is_action_valid", True))
         self.trajectory.reward += turn.reward
         self.trajectory.won = bool(info.get("won", False))
         return observation
 
-    async def _waiting_for_env(self, call: Awaitable[Any]) -> Any:
+    async def _waiting_for_env(self, call: Awaitable[T]) -> T:
         began = time.perf_counter()
         try:
             return await call
@@ -188,12 +210,17 @@ class TrajectoryPlayer:
             self.trajectory.env_wait_s += time.perf_counter() - began
 
 
-async def expand_turn(stage: Stage, trajectory: Trajectory, turn: Turn) -> None:
-    """Think at other levels before the action of ``turn`` and keep what came of it in the turn."""
+async def expand_turn(context: RolloutContext, trajectory: Trajectory, turn: Turn) -> None:
+    """Think at other levels before the action of ``turn`` and keep what came of it in the turn;
+    nothing where the turn was not read or no thoughts are asked for.
+    """
+    sampler = context.alternatives
+    if sampler is None or turn.parsed is None:
+        return
     job = trajectory.job
-    levels = stage.alternatives.levels_for(turn.parsed, job.traj_uid, turn.step)
+    levels = sampler.levels_for(turn.parsed, job.traj_uid, turn.step)
     if levels:
         prompt = trajectory.ledgers[turn.ledger].ids[: turn.start]
-        turn.alternatives = await stage.alternatives.think(
+        turn.alternatives = await sampler.think(
             prompt, turn.parsed, levels, job.traj_uid, turn.step, job.index
         )

@@ -36,8 +36,8 @@ class EpisodeRewardManager:
 
     The outcome is the return of the episode, or what ``compute_score`` says, minus
     ``invalid_action_penalty`` for each step whose action was not valid.
-    ``compute_score(data_source, steps, extra_info)`` receives the step records of the whole
-    trajectory in order and a dictionary with ``task_id``, ``episode_reward``, ``won`` and ``uid``,
+    ``compute_score(data_source, steps, extra_info)`` receives the steps of the whole trajectory in
+    order, each as a dictionary with the keys of a rollout file, and a dictionary with ``task_id``, ``episode_reward``, ``won`` and ``uid``,
     and returns a finite number.
     """
 
@@ -76,7 +76,7 @@ class EpisodeRewardManager:
     def _custom(self, data: DataProto, rows: list[int]) -> float:
         columns, first = data.non_tensor_batch, rows[0]
         steps = sorted(
-            (step for row in rows for step in columns["steps"][row]), key=lambda step: step["step"]
+            (step for row in rows for step in columns["steps"][row]), key=lambda step: step.step
         )
         extra = {
             "task_id": columns["task_id"][first],
@@ -85,7 +85,9 @@ class EpisodeRewardManager:
             "uid": columns["uid"][first],
         }
         score = self.compute_score(
-            data_source=columns["data_source"][first], steps=steps, extra_info=extra
+            data_source=columns["data_source"][first],
+            steps=[step.to_json() for step in steps],
+            extra_info=extra,
         )
         name = getattr(self.compute_score, "__name__", repr(self.compute_score))
         return _finite(score, f"custom_reward_function {name}, task_id {extra['task_id']!r}")

@@ -1,5 +1,5 @@
-"""Tokens of a conversation: the append-only ledger, the chat-template bridge and the template
-probe.
+"""Tokens of a conversation: the append-only ledger, the chat-template bridge, the conversation that
+grows by both, and the template probe.
 
 What is trained on is tokenised here, and chat templates of such conversations are rendered here.
 """
@@ -10,7 +10,9 @@ __getattr__, __all__ = lazy(
     __name__,
     {
         "ChatBridge": "bridge",
+        "Limits": "conversation",
         "SegmentKind": "ledger",
+        "TokenConversation": "conversation",
         "TemplateProbe": "probe",
         "TokenLedger": "ledger",
         "probe_template": "probe",

@@ -1,7 +1,9 @@
 """The chat-template bridge: the tokens between what the policy sampled and what it sees next.
 
-    sampled turn    bridge                                 observation       bridge
-    ... </action>   <|im_end|> \\n <|im_start|> user \\n   You see a desk.   <|im_end|> \\n <|im_start|> assistant \\n
+    sampled turn   ... </action>
+    bridge         <|im_end|> \\n <|im_start|> user \\n
+    observation    You see a desk.
+    bridge         <|im_end|> \\n <|im_start|> assistant \\n
 
 The template's own text is found once by anchors (``template.ChatTemplate``) and encoded once.
 Content is encoded with ``split_special_tokens=True``, and cut inside the added tokens that the
@@ -18,11 +20,11 @@ from typing import Any
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported
+from agent_system.tokens.tokenizer import ChatTokenizer, end_of_sequence
 
 TAG = re.compile(r"</?(level|think|action)>")  # prompts show these as the policy says them
-ENCODED_TEXTS = (
-    8192  # distinct texts whose tokens are remembered: observations repeat within a group
-)
+# Distinct texts whose tokens are remembered: observations repeat within a group.
+ENCODED_TEXTS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,13 @@ class ChatBridge:
             still gives first prompts.
     """
 
-    def __init__(self, tokenizer, template_kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_kwargs)
-        self._control = frozenset(tokenizer.all_special_ids) | frozenset(
-            tokenizer.added_tokens_decoder
-        )
+        specials = frozenset(tokenizer.all_special_ids)
+        self._control = specials | frozenset(tokenizer.added_tokens_decoder)
         self.encode_text = lru_cache(ENCODED_TEXTS)(self._encode_text)
         self.encode_template = lru_cache(256)(self._encode_template)
 
@@ -84,9 +87,8 @@ class ChatBridge:
         """Tokens that end a turn when sampled: the template's end of turn and the tokenizer's end
         of sequence.
         """
-        return frozenset(
-            i for i in (self.end_of_turn_id, self.tokenizer.eos_token_id) if i is not None
-        )
+        ends = (self.end_of_turn_id, end_of_sequence(self.tokenizer))
+        return frozenset(end for end in ends if end is not None)
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of ``messages`` with the generation prompt; a template that opens ``<think>``
@@ -94,15 +96,15 @@ class ChatBridge:
         """
         if messages[0]["role"] == "system" and not self.template.takes_system:
             system, first, *rest = messages
-            messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest]
+            text = f"{system['content']}\n\n{first['content']}"
+            messages = [{**first, "content": text}, *rest]
+        roles = tuple(message["role"] for message in messages)
         ids: list[int] = []
-        for piece in self.template.pieces(tuple(message["role"] for message in messages)):
-            encoded = (
-                self.encode_template(piece)
-                if isinstance(piece, str)
-                else self._content(messages[piece])
-            )
-            ids.extend(encoded)
+        for piece in self.template.pieces(roles):
+            if isinstance(piece, str):
+                ids.extend(self.encode_template(piece))
+            else:
+                ids.extend(self._content(messages[piece]))
         return ids
 
     def between(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
@@ -112,11 +114,8 @@ class ChatBridge:
         ``before``.
         """
         before, after = self._tail
-        if (
-            sampled_ids
-            and self.end_of_turn_id is not None
-            and sampled_ids[-1] == self.end_of_turn_id
-        ):
+        ended = self.end_of_turn_id is not None and bool(sampled_ids)
+        if ended and sampled_ids[-1] == self.end_of_turn_id:
             before = before[1:]
         return Bridge(before, self._content({"role": "user", "content": observation}), after)
 
@@ -140,29 +139,31 @@ class ChatBridge:
         return self.encode_text(text.strip() if self.template.trims else text)
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
-        cuts = (
-            [found.start() + 1 for found in self._unmarked.finditer(text)] if self._unmarked else []
-        )
-        parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
-        encoded = (
-            self.tokenizer(part, add_special_tokens=False, split_special_tokens=True)
-            for part in parts
-        )
-        return tuple(i for part in encoded for i in part["input_ids"])
+        cuts: list[int] = []
+        if self._unmarked is not None:
+            cuts = [found.start() + 1 for found in self._unmarked.finditer(text)]
+        ids: list[int] = []
+        for start, end in pairwise([0, *cuts, len(text)]):
+            part = text[start:end]
+            encoded = self.tokenizer(part, add_special_tokens=False, split_special_tokens=True)
+            ids.extend(encoded["input_ids"])
+        return tuple(ids)
 
     @cached_property
-    def _unmarked(self) -> re.Pattern | None:
+    def _unmarked(self) -> re.Pattern[str] | None:
         """Control tokens that the tokenizer does not mark as special, and so would not split; None:
         there are none.
         """
         pieces = [piece for piece in self.template.pieces(("user",)) if isinstance(piece, str)]
         with contextlib.suppress(TemplateUnsupported):
             pieces += self.template.between()
-        written = {self.tokenizer.eos_token_id}.union(*map(self.encode_template, pieces))
-        added = self.tokenizer.added_tokens_decoder
-        texts = [added[i].content for i in written if i in added and not added[i].special]
-        texts = sorted(text for text in texts if text.strip() and not TAG.fullmatch(text))
-        return re.compile("|".join(map(re.escape, texts))) if texts else None
+        written = {end_of_sequence(self.tokenizer)}.union(*map(self.encode_template, pieces))
+        texts: list[str] = []
+        for number, token in self.tokenizer.added_tokens_decoder.items():
+            splits = token.special or not token.content.strip() or TAG.fullmatch(token.content)
+            if number in written and not splits:
+                texts.append(token.content)
+        return re.compile("|".join(map(re.escape, sorted(texts)))) if texts else None
 
     def _encode_template(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])

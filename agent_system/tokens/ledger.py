@@ -9,7 +9,7 @@ never decoded and encoded again, because that changes about one turn in ten at t
              trained                                                                      trained
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,7 +22,9 @@ class SegmentKind(StrEnum):
     PROMPT = "prompt"  # the first prompt: template and text
     AGENT = "agent"  # sampled by the policy; the only kind that is trained
     ENV = "env"  # text of an environment
-    BRIDGE = "bridge"  # what the chat template puts between the turns, also an end-of-turn token that was not sampled
+    # What the chat template puts between the turns, an end-of-turn token that was not sampled, and
+    # what a turn was made to begin with.
+    BRIDGE = "bridge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +81,30 @@ class TokenLedger:
                 trained on by default), a log-prob on tokens the agent did not sample, or a prompt
                 segment after an agent segment.
         """
-        logprobs = () if logprobs is None else tuple(logprobs)
-        if kind is SegmentKind.AGENT and not retokenized and len(logprobs) != len(ids):
+        told = () if logprobs is None else tuple(logprobs)
+        if kind is SegmentKind.AGENT and not retokenized and len(told) != len(ids):
             raise ValueError(
-                f"an agent segment of {len(ids)} tokens came with {len(logprobs)} log-probs"
+                f"an agent segment of {len(ids)} tokens came with {len(told)} log-probs"
             )
-        if kind is not SegmentKind.AGENT and logprobs:
+        if kind is not SegmentKind.AGENT and told:
             raise ValueError(
                 f"a segment of kind {kind.value!r} was not sampled and cannot have log-probs"
             )
-        if kind is SegmentKind.PROMPT and any(s.kind is SegmentKind.AGENT for s in self._segments):
+        if kind is SegmentKind.PROMPT and self.agent_segments:
             raise ValueError(
-                "the prompt comes before the first agent segment; later text is of kind env or bridge"
+                "the prompt comes before the first agent segment; "
+                "later text is of kind env or bridge"
             )
         segment = Segment(
-            tuple(ids),
-            kind,
-            len(self._ids),
-            logprobs,
-            turn,
-            episode,
-            policy_version,
-            stop_reason,
-            retokenized,
+            ids=tuple(ids),
+            kind=kind,
+            start=len(self._ids),
+            logprobs=told,
+            turn=turn,
+            episode=episode,
+            policy_version=policy_version,
+            stop_reason=stop_reason,
+            retokenized=retokenized,
         )
         self._ids.extend(segment.ids)
         self._segments.append(segment)
@@ -140,7 +143,7 @@ class TokenLedger:
 
     def completion_only_mask(self) -> list[int]:
         """1 exactly where the policy sampled the token, one entry per token."""
-        return self._spread(0, lambda segment: 1)
+        return self._spread(0, lambda _: 1)
 
     def full_attention_mask(self) -> list[int]:
         """1 on every token: whatever is in the ledger was seen by the policy."""
@@ -159,7 +162,7 @@ class TokenLedger:
             values[segment.start : segment.start + len(segment.logprobs)] = segment.logprobs
         return values
 
-    def _spread(self, elsewhere: int, value_of) -> list[int]:
+    def _spread(self, elsewhere: int, value_of: Callable[[Segment], int]) -> list[int]:
         values = [elsewhere] * len(self._ids)
         for segment in self.agent_segments:
             values[segment.start : segment.end] = [value_of(segment)] * len(segment.ids)

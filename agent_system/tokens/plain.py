@@ -3,39 +3,42 @@ them.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from agent_system.tokens.bridge import Bridge, ChatBridge, without_end
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.probe import Verdict, probe_template
-from agent_system.tokens.template import Message, TemplateUnsupported, has_chat_template
+from agent_system.tokens.template import Message, TemplateUnsupported
+from agent_system.tokens.tokenizer import TextTokenizer, end_of_sequence, is_chat_tokenizer
 
 
 class PlainBridge:
     """``ChatBridge`` for a tokenizer that has no chat template.
 
-    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``; nothing
-    else is asked of it.
+    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``; what
+    else it has is asked only by who needs it.
     """
 
-    end_of_turn_id = None
+    end_of_turn_id: int | None = None
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        eos = getattr(tokenizer, "eos_token_id", None)
-        self.end_ids = frozenset({eos}) if isinstance(eos, int) else frozenset()
+        eos = end_of_sequence(tokenizer)
+        self.end_ids: frozenset[int] = frozenset() if eos is None else frozenset({eos})
         # Only a tokenizer with control tokens can be made to read them in a text, and only such a
         # one knows the option.
         specials = getattr(tokenizer, "all_special_ids", None)
-        self._safe = (
-            {"split_special_tokens": True} if isinstance(specials, list) and specials else {}
-        )
+        has_specials = isinstance(specials, list) and bool(specials)
+        self._safe = {"split_special_tokens": True} if has_specials else {}
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the contents of ``messages``, a line break between two of them."""
         return list(self.encode_text("\n".join(message["content"] for message in messages)))
 
-    def between(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
+    def between(
+        self,
+        sampled_ids: Sequence[int],
+        observation: str,
+    ) -> Bridge:
         """The tokens of ``observation``; there is nothing around it."""
         return Bridge((), self.encode_text(observation), ())
 
@@ -56,7 +59,7 @@ class PlainBridge:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def bridge_for_appending(tokenizer: Any) -> ChatBridge | PlainBridge:
+def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
     """The bridge for conversations that only grow: the chat template's, or a plain one where there
     is no template.
 
@@ -64,12 +67,13 @@ def bridge_for_appending(tokenizer: Any) -> ChatBridge | PlainBridge:
         TemplateUnsupported: The template does not keep earlier turns as they were, so that a
             conversation cannot be one growing token sequence; the message says why.
     """
-    if not has_chat_template(tokenizer):
+    if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
     probe = probe_template(tokenizer)
     if probe.verdict is not Verdict.APPEND:
         raise TemplateUnsupported(
-            f"a trial is one growing token sequence, and this chat template cannot continue one: {probe.reason}. Set "
-            "one that keeps earlier turns as they were (trl ships such variants: trl/chat_templates/*_training.jinja)"
+            "a trial is one growing token sequence, and this chat template cannot continue one: "
+            f"{probe.reason}. Set one that keeps earlier turns as they were "
+            "(trl ships such variants: trl/chat_templates/*_training.jinja)"
         )
     return ChatBridge(tokenizer)

@@ -5,13 +5,24 @@ template would have written only if every prompt is a prefix of the next one. A 
 rewrites history needs ``window`` history, where each step renders a new prompt.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from agent_system.tokens.template import RENDER_ERRORS, ChatTemplate, TemplateUnsupported, anchor
+from agent_system.tokens.template import (
+    RENDER_ERRORS,
+    ChatTemplate,
+    Message,
+    TemplateUnsupported,
+    anchor,
+)
+from agent_system.tokens.tokenizer import ChatTokenizer
 
 TURNS = 3
 THINK = "<think>"
+
+Words = Callable[[int], Message]  # what the assistant says in turn i: its message without the role
 
 
 class Verdict(StrEnum):
@@ -47,12 +58,14 @@ class TemplateProbe:
             raise TemplateUnsupported(f"the chat template cannot be used: {self.reason}")
         if history == "append" and self.verdict is Verdict.WINDOW:
             raise TemplateUnsupported(
-                f"env.history=append does not work with this chat template: {self.reason}. Set env.history=window, or "
-                "use a template that keeps earlier turns as they were"
+                f"env.history=append does not work with this chat template: {self.reason}. "
+                "Set env.history=window, or use a template that keeps earlier turns as they were"
             )
 
 
-def probe_template(tokenizer, template_kwargs: dict | None = None) -> TemplateProbe:
+def probe_template(
+    tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None = None
+) -> TemplateProbe:
     """Render conversations of one to three turns and say what the tokenizer's template can be used
     for.
     """
@@ -70,13 +83,14 @@ def probe_template(tokenizer, template_kwargs: dict | None = None) -> TemplatePr
         return TemplateProbe(Verdict.WINDOW, str(error), opens_thought, False)
     keeps_thoughts = "" in thoughts
     # Where the template opens the thought, a turn without one is not what the policy writes.
-    reason = plain if not opens_thought else ("" if keeps_thoughts else thoughts[0])
-    return TemplateProbe(
-        Verdict.WINDOW if reason else Verdict.APPEND, reason, opens_thought, keeps_thoughts
-    )
+    reason = plain
+    if opens_thought:
+        reason = "" if keeps_thoughts else thoughts[0]
+    verdict = Verdict.WINDOW if reason else Verdict.APPEND
+    return TemplateProbe(verdict, reason, opens_thought, keeps_thoughts)
 
 
-def _thinking_turns(opened: str):
+def _thinking_turns(opened: str) -> Iterator[Words]:
     """The ways in which a thinking turn can be handed to a template: inside the content, or as a
     field of its own.
     """
@@ -86,12 +100,13 @@ def _thinking_turns(opened: str):
     yield lambda i: {"content": anchor(i), "reasoning_content": f"thought{i}"}
 
 
-def _why_not_prefix(template: ChatTemplate, words) -> str:
+def _why_not_prefix(template: ChatTemplate, words: Words) -> str:
     """Empty where each prompt, with the words that answer it, is a prefix of the next one; else the
     reason.
     """
-    messages: list[dict] = []
-    prompt, tails = "", set()
+    messages: list[Message] = []
+    prompt = ""
+    tails: set[str] = set()
     for turn in range(TURNS):
         messages.append({"role": "user", "content": anchor(100 + turn)})
         try:
@@ -101,22 +116,26 @@ def _why_not_prefix(template: ChatTemplate, words) -> str:
         if turn:
             answer = words(turn - 1)
             if not text.startswith(prompt):
-                return "the prompt of a turn is not a prefix of the next turn's prompt: it rewrites earlier turns"
+                return (
+                    "the prompt of a turn is not a prefix of the next turn's prompt: "
+                    "it rewrites earlier turns"
+                )
             shown = text[len(prompt) :]
             if not _shows(shown, answer):
                 return "it drops or changes part of an earlier assistant turn"
-            tails.add(shown.rpartition(anchor(turn - 1))[2].replace(anchor(100 + turn), ""))
+            tail = shown.rpartition(anchor(turn - 1))[2]
+            tails.add(tail.replace(anchor(100 + turn), ""))
         prompt = text
         messages.append({"role": "assistant", **words(turn)})
-    return (
-        ""
-        if len(tails) == 1
-        else "the text it puts between two turns depends on how many came before"
-    )
+    if len(tails) > 1:
+        return "the text it puts between two turns depends on how many came before"
+    return ""
 
 
-def _shows(shown: str, answer: dict) -> bool:
+def _shows(shown: str, answer: Message) -> bool:
     content = answer["content"]
     thought = answer.get("reasoning_content", "")
-    visible = content.partition(THINK)[2].lstrip("\n") if content.startswith(THINK) else content
+    visible = content
+    if content.startswith(THINK):  # the tag itself may stand in the prompt, which opens the thought
+        visible = content.partition(THINK)[2].lstrip("\n")
     return visible in shown and thought in shown

@@ -12,6 +12,8 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
+from agent_system.tokens.tokenizer import ChatTokenizer
+
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
 ANCHOR = re.compile(r"xANCHOR(\d+)x")
@@ -27,11 +29,6 @@ def anchor(index: int) -> str:
     return f"xANCHOR{index}x"
 
 
-def has_chat_template(tokenizer: Any) -> bool:
-    """Whether ``tokenizer`` brings one template, or several by name; any object may be asked."""
-    return isinstance(getattr(tokenizer, "chat_template", None), (str, dict))
-
-
 class ChatTemplate:
     """Text-level view of ``tokenizer.chat_template``.
 
@@ -44,7 +41,9 @@ class ChatTemplate:
             once.
     """
 
-    def __init__(self, tokenizer, template_kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None = None
+    ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateUnsupported(
                 "the tokenizer has no chat template; set tokenizer.chat_template"
@@ -52,23 +51,21 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._kwargs = template_kwargs or {}
         self.parts = self._wants_parts()
-        self.trims = f" {anchor(0)} " not in self.render(
-            [{"role": "user", "content": f" {anchor(0)} "}]
-        )
-        self.takes_system = self._shows_once(
-            [("system", anchor(0)), ("user", anchor(1))], self.parts
-        )
+        padded = f" {anchor(0)} "
+        self.trims = padded not in self.render([{"role": "user", "content": padded}])
+        with_system = [("system", anchor(0)), ("user", anchor(1))]
+        self.takes_system = self._shows_once(with_system, self.parts)
         self.pieces = cache(self._pieces)
 
     def render(self, messages: Sequence[Message], parts: bool | None = None) -> str:
         """The template's text for ``messages``, ready for an assistant turn."""
         parts = self.parts if parts is None else parts
+        shown: list[dict[str, Any]] = [dict(message) for message in messages]
         if parts:
-            messages = [
-                {**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages
-            ]
+            for message in shown:
+                message["content"] = [{"type": "text", "text": message["content"]}]
         return self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **self._kwargs
+            shown, tokenize=False, add_generation_prompt=True, **self._kwargs
         )
 
     def _pieces(self, roles: tuple[str, ...]) -> list[str | int]:
@@ -77,13 +74,16 @@ class ChatTemplate:
         """
         messages = [{"role": role, "content": anchor(i)} for i, role in enumerate(roles)]
         try:
-            pieces: list[str | int] = list(ANCHOR.split(self.render(messages)))
+            texts = ANCHOR.split(self.render(messages))
         except RENDER_ERRORS as error:
             raise TemplateUnsupported(
                 f"the chat template refuses messages of roles {list(roles)}: {error}"
             ) from error
-        pieces[1::2] = [int(index) for index in pieces[1::2]]
-        if sorted(pieces[1::2]) != list(range(len(roles))):
+        # What the pattern's group caught, the indices, stands at the odd places.
+        places = [int(index) for index in texts[1::2]]
+        pieces: list[str | int] = list(texts)
+        pieces[1::2] = places
+        if sorted(places) != list(range(len(roles))):
             raise TemplateUnsupported(
                 f"the chat template does not show every message of roles {list(roles)} once"
             )
@@ -103,18 +103,18 @@ class ChatTemplate:
         """
         turns = [("user", anchor(0)), ("assistant", anchor(1)), ("user", anchor(2))]
         try:
-            tail = self.render(
-                [{"role": role, "content": text} for role, text in turns]
-            ).rpartition(anchor(1))
+            text = self.render([{"role": role, "content": content} for role, content in turns])
         except RENDER_ERRORS as error:
             raise TemplateUnsupported(
-                f"the chat template cannot continue after an assistant turn ({error}); use env.history=window"
-            ) from error
-        before, found, after = tail[2].rpartition(anchor(2))
-        if not tail[1] or not found:
-            raise TemplateUnsupported(
-                "the chat template does not keep an earlier assistant turn in front of the next user turn; "
+                f"the chat template cannot continue after an assistant turn ({error}); "
                 "use env.history=window"
+            ) from error
+        _, kept, tail = text.rpartition(anchor(1))
+        before, found, after = tail.rpartition(anchor(2))
+        if not kept or not found:
+            raise TemplateUnsupported(
+                "the chat template does not keep an earlier assistant turn in front of the next "
+                "user turn; use env.history=window"
             )
         return before, after
 
@@ -127,10 +127,9 @@ class ChatTemplate:
         )
 
     def _shows_once(self, turns: list[tuple[str, str]], parts: bool) -> bool:
+        messages = [{"role": role, "content": content} for role, content in turns]
         try:
-            text = self.render(
-                [{"role": role, "content": content} for role, content in turns], parts
-            )
+            text = self.render(messages, parts)
         except RENDER_ERRORS:
             return False
         return all(text.count(content) == 1 for _, content in turns)

@@ -1,7 +1,7 @@
 """Trajectories per second: the asynchronous collector against a loop in lock-step.
 
-    python scripts/bench/collector.py                        # ALFWorld, the policy of the quickstart
-    python scripts/bench/collector.py --waiting              # steps that take 10 ms to 1 s
+    python scripts/bench/collector.py               # ALFWorld, the policy of the quickstart
+    python scripts/bench/collector.py --waiting     # steps that take 10 ms to 1 s
     python scripts/bench/collector.py --tasks 32 --slots 64 env.max_steps=20
 
 Both play the same trajectories with the same engine, which has a process of its own as in a
@@ -25,10 +25,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
-from agent_system.multi_turn_rollout.engine_client import EngineClient, call
+from agent_system.multi_turn_rollout.engine_client import TokenSource, call
+from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
-from agent_system.multi_turn_rollout.trajectory_player import TrajectoryPlayer, gather_or_cancel
-from scripts.bench.play import Stage
+from agent_system.multi_turn_rollout.trajectory_player import (
+    RolloutContext,
+    TrajectoryPlayer,
+    gather_or_cancel,
+)
+from scripts.bench.play import Workload
 from verl.utils.sampling import SamplingResult
 
 WAITING = [
@@ -39,13 +44,14 @@ WAITING = [
 ]
 
 
-class LockStep:
+class LockStepSource:
     """Passes requests on when everyone who still plays has asked, and results back when all of them
     are there.
     """
 
-    def __init__(self, client: EngineClient) -> None:
-        self._client, self.playing = client, 0
+    def __init__(self, client: TokenSource) -> None:
+        self._client = client
+        self.playing = 0
         self._asked: list[tuple[asyncio.Future, list[int], dict[str, Any]]] = []
         self._round: asyncio.Task | None = None
 
@@ -72,9 +78,10 @@ class LockStep:
         sampling = (self._client.sample(ids, **request) for _, ids, request in asked)
         results = await asyncio.gather(*sampling, return_exceptions=True)
         for (future, _, _), result in zip(asked, results, strict=True):
-            future.set_exception(result) if isinstance(
-                result, BaseException
-            ) else future.set_result(result)
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
 
     async def close(self) -> None:
         """Close the client."""
@@ -88,25 +95,27 @@ class LockStepCollector(CollectorWorker):
 
     def __init__(self, *args: Any, slots: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._slots, self._engine = slots, LockStep(self._engine)
+        self._slots = slots
+        self._gate = LockStepSource(self._engine)
+        self._engine = self._gate
 
-    async def collect(self, jobs: Sequence[Job], settings: Any) -> Collected:
+    async def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
         """As the asynchronous collector does."""
         collected = Collected([], 0.0, 0.0)
         for start in range(0, len(jobs), self._slots):
             batch = jobs[start : start + self._slots]
-            self._engine.playing = len(batch)
+            self._gate.playing = len(batch)
             collected.add(await super().collect(batch, settings))
         return collected
 
-    async def _play_group(self, stage: Any, jobs: list[Job]) -> list[Trajectory]:
-        return await gather_or_cancel(self._play_one(stage, job) for job in jobs)
+    async def _play_group(self, context: RolloutContext, jobs: list[Job]) -> list[Trajectory]:
+        return await gather_or_cancel(self._play_one(context, job) for job in jobs)
 
-    async def _play_one(self, stage: Any, job: Job) -> Trajectory:
+    async def _play_one(self, context: RolloutContext, job: Job) -> Trajectory:
         try:
-            return await TrajectoryPlayer(stage, job).play(self._pool)
+            return await TrajectoryPlayer(context, job).play(self._pool)
         finally:
-            self._engine.leave()
+            self._gate.leave()
 
 
 def tokens(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
@@ -114,27 +123,28 @@ def tokens(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
     return [[list(ledger.ids) for ledger in trajectory.ledgers] for trajectory in trajectories]
 
 
-async def measure(stage: Stage, slots: int, rounds: int) -> dict[str, Any]:
+async def measure(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
     """Seconds of every round of both collectors; what they played last; how many agree in every
     round.
     """
     collectors = {
-        "asynchronous": stage.collector(name="async"),
-        "lock-step": stage.collector(LockStepCollector, name="lock", slots=slots),
+        "asynchronous": work.collector(name="async"),
+        "lock-step": work.collector(LockStepCollector, name="lock", slots=slots),
     }
     seconds: dict[str, list[float]] = {name: [] for name in collectors}
     same = 0
+    played: dict[str, list[Trajectory]] = {}
     for number in range(rounds + 1):
-        jobs, played = stage.apart(f"round {number}"), {}
+        jobs = work.apart(f"round {number}")
         for name in collectors if number % 2 else reversed(collectors):
             began = time.perf_counter()
-            played[name] = (await collectors[name].collect(jobs, stage.settings)).trajectories
+            played[name] = (await collectors[name].collect(jobs, work.settings)).trajectories
             seconds[name].append(time.perf_counter() - began)
         if number:
             same += sum(a == b for a, b in zip(*map(tokens, played.values()), strict=True))
     for collector in collectors.values():
         await collector.close()
-    await call(stage.engine, "close")
+    await call(work.engine, "close")
     return {
         "seconds": {name: s[1:] for name, s in seconds.items()},
         "played": played["asynchronous"],
@@ -160,19 +170,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_intermixed_args(argv)
     sizes = ["env.num_workers=1", f"env.envs_per_worker={args.slots}"]
     words = [*sizes, *(WAITING if args.waiting else ()), *args.overrides]
-    stage = Stage(args.config_name, words, args.tasks, actor=True)
-    found = asyncio.run(measure(stage, args.slots, args.rounds))
+    work = Workload(args.config_name, words, args.tasks, actor=True)
+    found = asyncio.run(measure(work, args.slots, args.rounds))
     played = found["played"]
     steps = sum(len(trajectory.turns) for trajectory in played)
     print(
-        f"{stage.cfg.env.env_name}: {len(played)} trajectories, {steps} steps, {args.slots} environments"
+        f"{work.cfg.env.env_name}: {len(played)} trajectories, {steps} steps, "
+        f"{args.slots} environments"
     )
     for name, seconds in found["seconds"].items():
         each = " ".join(f"{value:.1f}" for value in seconds)
         print(f"{name:12} {len(played) / median(seconds):6.2f} trajectories/s   ({each} s)")
     fast, slow = (median(seconds) for seconds in found["seconds"].values())
+    compared = len(played) * args.rounds
     print(
-        f"ratio {slow / fast:.2f}; {found['same']} of {len(played) * args.rounds} trajectories agree in every token"
+        f"ratio {slow / fast:.2f}; {found['same']} of {compared} trajectories agree in every token"
     )
 
 

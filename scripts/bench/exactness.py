@@ -32,7 +32,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agent_system.multi_turn_rollout.packing import Row, pack, rows_of
-from scripts.bench.play import Stage
+from scripts.bench.play import Workload
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
@@ -64,7 +64,7 @@ class Witness:
         await self._client.close()
 
 
-async def play(stage: Stage) -> tuple[list[Row], Witness]:
+async def play(stage: Workload) -> tuple[list[Row], Witness]:
     """Every job once, and what the engine saw of it."""
     collector = stage.collector()
     witness = collector._engine = Witness(collector._engine)
@@ -74,7 +74,7 @@ async def play(stage: Stage) -> tuple[list[Row], Witness]:
     return rows_of(collected.trajectories), witness
 
 
-def separators(stage: Stage) -> tuple[list[int], list[int]]:
+def separators(stage: Workload) -> tuple[list[int], list[int]]:
     """Tokens from the end of a turn to the next observation, and from there to the next turn, by
     the template.
     """
@@ -90,7 +90,7 @@ def separators(stage: Stage) -> tuple[list[int], list[int]]:
 
 
 def check_tokens(
-    rows: Sequence[Row], data: DataProto, witness: Witness, stage: Stage
+    rows: Sequence[Row], data: DataProto, witness: Witness, stage: Workload
 ) -> dict[str, int]:
     """Counts of what is right and of every way to be wrong."""
     tokenizer, (before, after) = stage.tokenizer, separators(stage)
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"actor_rollout_ref.rollout.dtype={args.dtype}",
         "env.rollout.n=4",
     ]
-    stage = Stage(args.config_name, [*words, *args.overrides], -(-args.trajectories // 4))
+    stage = Workload(args.config_name, [*words, *args.overrides], -(-args.trajectories // 4))
     stage.settings = replace(stage.settings, stop=(*stage.settings.stop, *args.stop))
     rows, witness = asyncio.run(play(stage))
     played = [row.trajectory for row in rows]

@@ -1,4 +1,4 @@
-"""What the benches that play share: a config, an engine in this process, and the jobs of a batch."""
+"""What the benches that play share: a config, an engine, and the trajectories of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from verl.trainer.launch.extensions import load_config
 from verl.workers.rollout import RolloutWorker
 
 
-class Stage:
+class Workload:
     """Everything to play ``tasks`` groups of ``env.rollout.n`` with: config, tokenizer, settings,
     jobs and engine.
 

@@ -1,8 +1,10 @@
-"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
+r"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
 thought.
 
-    python scripts/bench/scoring.py                                  # a policy of the quickstart's size, random weights
-    python scripts/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 --dtype bfloat16 --device cuda
+    # a policy of the quickstart's size, random weights
+    python scripts/bench/scoring.py
+    python scripts/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 --dtype bfloat16 \
+        --device cuda
 
 For each context length the same batch is put through three passes, in turn, ``--repeats`` times;
 the fastest of each counts. *old*: the old-log-prob pass alone. *shared*: the same pass with every
@@ -27,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from verl.models.loader import load_causal_lm, new_causal_lm
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto, object_array
+from verl.records import Branch, Span
 from verl.trainer.config.schema.sft import NewPolicyConfig
 from verl.workers.branch_scores import score_rows
 from verl.workers.engine import TrainEngine
@@ -95,21 +98,16 @@ def make_batch(context: int, args: argparse.Namespace) -> DataProto:
             )
             start, first = length, length + TAGS + thought + 2
             step = len(row_spans)
-            row_spans.append({"step": step, "level": 1, "start": first, "end": first + action + 1})
+            row_spans.append(Span(first, first + action + 1, step=step, label=1))
             for level in (2, 3, 4):
                 other = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + 2
                 tokens = [
                     *draw.integers(10, VOCAB, other).tolist(),
                     *ids[first : first + action + 1].tolist(),
                 ]
-                asked = {
-                    "step": step,
-                    "level": level,
-                    "start": start,
-                    "token_ids": tokens,
-                    "target_start": other,
-                }
-                row_branches.append(asked)
+                row_branches.append(
+                    Branch(start, tokens, target_start=other, step=step, label=level)
+                )
             seen = int(draw.integers(args.observation // 2, args.observation * 3 // 2 + 1))
             mask += [1] * (first + action + 1 - start) + [0] * seen
             length = first + action + 1 + seen
@@ -152,22 +150,13 @@ def naive_batch(data: DataProto) -> DataProto:
         zip(data.non_tensor_batch["spans"], data.non_tensor_batch["branches"], strict=True)
     ):
         tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
-        whole = [(span, tokens[: span["end"]], span["start"]) for span in row_spans]
+        whole = [(span, tokens[: span.end], span.start) for span in row_spans]
         for branch in row_branches:
-            sequence = torch.cat([tokens[: branch["start"]], torch.tensor(branch["token_ids"])])
-            whole.append((branch, sequence, branch["start"] + branch["target_start"]))
+            sequence = torch.cat([tokens[: branch.start], torch.tensor(branch.token_ids)])
+            whole.append((branch, sequence, branch.start + branch.target_start))
         for asked, sequence, first in whole:
             rows.append((sequence, [0] * len(sequence)))
-            spans.append(
-                [
-                    {
-                        "step": asked["step"],
-                        "level": asked["level"],
-                        "start": first,
-                        "end": len(sequence),
-                    }
-                ]
-            )
+            spans.append([Span(first, len(sequence), step=asked.step, label=asked.label)])
     return pack_rows(rows, spans)
 
 
@@ -180,7 +169,7 @@ def measure(
     data = make_batch(context, args)
     plain, naive = data.select(list(data.batch.keys()), []), naive_batch(data)
     own, others = int(data.batch["attention_mask"].sum()), int(naive.batch["attention_mask"].sum())
-    branched = sum(len(b["token_ids"]) for row in data.non_tensor_batch["branches"] for b in row)
+    branched = sum(len(b.token_ids) for row in data.non_tensor_batch["branches"] for b in row)
     costs = {"old": Cost(own), "shared": Cost(own + branched), "naive": Cost(own + others)}
     found = {}
 
@@ -205,13 +194,14 @@ def largest_difference(shared, naive) -> float:
     for spans, branches in zip(shared.span_scores, shared.branch_scores, strict=True):
         for record in [*spans, *branches]:
             other = next(expected)
-            worst = max(worst, *(abs(record[key] - other[key]) for key in ("logprob", "entropy")))
+            worst = max(worst, abs(record.logprob - other.logprob))
+            worst = max(worst, abs(record.entropy - other.entropy))
     return worst
 
 
 HEADER = """\
-| context | steps | tokens: old / shared / naive | wall s: old / shared / naive | CPU s: old / shared / naive \
-| naive / shared: tokens, wall, CPU | shared / old: tokens, wall, **per real token** | difference |
+| context | steps | tokens: old / shared / naive | wall s: old / shared / naive \
+| CPU s: old / shared / naive | naive / shared: tokens, wall, CPU | shared / old: tokens, wall, **per real token** | difference |
 |---|---|---|---|---|---|---|---|"""
 
 
@@ -226,7 +216,8 @@ def table_row(context: int, data: DataProto, costs: dict[str, Cost], difference:
         " / ".join(f"{cost.tokens:,}" for cost in costs.values()),
         " / ".join(f"{cost.wall:.2f}" for cost in costs.values()),
         " / ".join(f"{cost.cpu:.2f}" for cost in costs.values()),
-        f"{naive.tokens / shared.tokens:.1f}, {naive.wall / shared.wall:.1f}, {naive.cpu / shared.cpu:.1f}",
+        f"{naive.tokens / shared.tokens:.1f}, {naive.wall / shared.wall:.1f}, "
+        f"{naive.cpu / shared.cpu:.1f}",
         f"{shared.tokens / old.tokens:.2f}, {shared.wall / old.wall:.2f}, **{per_token:.2f}**",
         f"{difference:.0e}",
     ]
@@ -258,7 +249,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     engine = make_engine(args)
     size = sum(parameter.numel() for parameter in engine.module.parameters())
     print(
-        f"{size / 1e6:.1f} million parameters, {args.dtype} on {engine.device}, {args.threads} threads\n\n{HEADER}"
+        f"{size / 1e6:.1f} million parameters, {args.dtype} on {engine.device}, "
+        f"{args.threads} threads\n\n{HEADER}"
     )
     for context in args.contexts:
         print(table_row(context, *measure(engine, context, args)), flush=True)

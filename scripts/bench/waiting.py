@@ -21,12 +21,14 @@ class WaitingEnv:
 
     placement = "inline"
 
-    def __init__(self, section: dict[str, Any]) -> None:
-        self._left, self._said = 0, [""]
+    def __init__(self, section: dict[str, Any]) -> None:  # noqa: ARG002  of EnvPackage.make
+        self._left = 0
+        self._said = [""]
 
-    def reset(self, task: Task, seed: int) -> Observation:
+    def reset(self, task: Task, seed: int) -> Observation:  # noqa: ARG002  of Env
         """Begin ``task``; there is nothing that ``seed`` could change."""
-        self._left, self._said = task["steps"], [task["task_id"]]
+        self._left = task["steps"]
+        self._said = [task["task_id"]]
         return self._look()
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
@@ -45,7 +47,7 @@ class WaitingEnv:
         return Observation(f"You are at {self._left}. The target is 0.")
 
 
-def tasks(section: dict[str, Any], split: str) -> list[Task]:
+def tasks(section: dict[str, Any], split: str) -> list[Task]:  # noqa: ARG001  of EnvPackage.tasks
     """200 tasks, the same in every process."""
     names = [f"waiting/{split}/{number}" for number in range(200)]
     return [

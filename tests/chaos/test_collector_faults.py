@@ -2,6 +2,8 @@
 what they hit.
 """
 
+import asyncio
+
 import pytest
 
 from agent_system.environments.pool import PoolSession
@@ -19,6 +21,9 @@ ONE_TRAJECTORY = {
     "half a character": "garbage",
 }  # tests of the pool have more
 FAULTS = ONE_WORKER | ONE_TRAJECTORY
+FAULTY_STEP = 20  # of all trajectories together
+SHORTEST = 3  # steps of the shortest trajectory; see make_world
+PATIENCE_S = 300.0  # for calls that do not hang: a busy machine is no fault
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +35,32 @@ def tokenizer():
 def play(tokenizer, monkeypatch):
     """``play(fault, **env)``: the rows of a batch in which the twentieth step of an environment
     goes wrong.
+
+    Which trajectories that hits must not depend on how fast each process runs. So nobody takes the
+    last step of a shortest trajectory before the fault is on its way, and the short deadline is
+    that of the faulty call alone.
     """
 
     def run(fault, workers=2, groups=GROUPS, **env):
-        step, asked = PoolSession.step, []
+        step = PoolSession.step
+        asked: dict[PoolSession, int] = {}
+        struck = asyncio.Event()
 
         async def faulty(session, action):
-            asked.append(action)
-            return await step(session, fault if len(asked) == 20 else action)
+            asked[session] = asked.get(session, 0) + 1
+            if sum(asked.values()) == FAULTY_STEP:
+                struck.set()  # who waits wakes after this call is written, so it is read first
+                return await step(session, fault)
+            if asked[session] == SHORTEST:
+                await struck.wait()
+            return await session._call("step", {"action": action}, PATIENCE_S)
 
         monkeypatch.setattr(PoolSession, "step", faulty)
         sizes = {
             "num_workers": workers,
             "envs_per_worker": GROUPS * N // workers,
             "step_timeout_s": 1.0,
+            "reset_timeout_s": PATIENCE_S,
         }
         config = make_config(LINE, n=N, **sizes, **env)
         group, envs, _ = make_world(tokenizer, config)

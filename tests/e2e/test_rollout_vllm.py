@@ -5,6 +5,7 @@ Weights are perturbed strongly before a sync, because a part of the engine that 
 raises no error.
 """
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ CASES = [("float32", True), ("float32", False), ("bfloat16", True), ("bfloat16",
 class Case:
     """An engine in another process and the policy it was started from."""
 
-    pool: object
+    pool: ProcessPoolExecutor
     directory: Path
     dtype: str
 
@@ -72,7 +73,7 @@ def case(request, pool, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(pool, tmp_path_factory):
-    """A float32 engine with tied embeddings for everything that does not depend on the precision."""
+    """A float32 engine with tied embeddings for all that does not depend on the precision."""
     directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), std=0.1)
     case = Case(pool, directory, "float32")
     case.call(remote.start, str(directory), "float32")
@@ -139,7 +140,10 @@ def test_the_seed_decides_whatever_shares_the_batch(engine):
         assert staggered[name].token_ids == result.token_ids
         np.testing.assert_allclose(staggered[name].logprobs, result.logprobs, atol=1e-4)
     other = [
-        SamplingRequest(r.request_id, r.prompt_ids, r.max_tokens, seed=r.seed + 1) for r in ask(8)
+        SamplingRequest(
+            request.request_id, request.prompt_ids, request.max_tokens, seed=200 + number
+        )
+        for number, request in enumerate(ask(8))
     ]
     assert engine.call(remote.serve, other)["r0"].token_ids != together["r0"].token_ids
 

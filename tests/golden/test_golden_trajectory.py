@@ -18,6 +18,9 @@ from tests.helpers.play import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS
 from verl.protocol import DataProto, object_array
+from verl.record.rollout_log import rollout_lines
+from verl.records import Branch, SegmentScore, Span
+from verl.utils import jsonl
 
 EXPECTED = Path(__file__).with_name("two_doors.json")
 HISTORIES = ("append", "window")
@@ -60,7 +63,8 @@ class Speaker:
         self.spoken = {0: 0, 1: 0}
         self.begun = 0
 
-    def __call__(self, request, prompt: str) -> str:
+    def __call__(self, request: object, prompt: str) -> str:
+        del request
         if prompt.endswith("<think>"):
             return f"thought {prompt[-16]}</think>"
         member = 1 if "jump" in prompt or (self.begun and "look" not in prompt) else 0
@@ -73,25 +77,23 @@ class Speaker:
 def frozen_scores(data: DataProto) -> DataProto:
     """Scores that depend on level and length alone, as exact binary fractions."""
 
-    def entry(level: int, question: dict, count: int) -> dict:
-        values = {
-            "logprob": -level / 4,
-            "entropy": (level * level) / 8,
-            "prob": 1 / (1 << level),
-            "seq_prob": 0.5,
-        }
-        return {"step": question["step"], "level": level, "num_tokens": count, **values}
+    def score(asked: Branch | Span) -> SegmentScore:
+        level = asked.label
+        return SegmentScore(
+            step=asked.step,
+            label=level,
+            logprob=-level / 4,
+            entropy=(level * level) / 8,
+            prob=1 / (1 << level),
+            seq_prob=0.5,
+            num_tokens=asked.num_targets,
+        )
 
     branches, spans = data.non_tensor_batch["branches"], data.non_tensor_batch["spans"]
     mask = data.batch["response_mask"].float()
     answers = {
-        "branch_scores": [
-            [entry(b["level"], b, len(b["token_ids"]) - b["target_start"]) for b in row]
-            for row in branches
-        ],
-        "span_scores": [
-            [entry(s["level"], s, s["end"] - s["start"]) for s in row] for row in spans
-        ],
+        "branch_scores": [[score(branch) for branch in row] for row in branches],
+        "span_scores": [[score(span) for span in row] for row in spans],
     }
     return DataProto.from_dict(
         {"old_log_probs": -0.5 * mask, "entropys": 0.25 * mask},
@@ -99,9 +101,8 @@ def frozen_scores(data: DataProto) -> DataProto:
     )
 
 
-def play(history: str) -> dict:
-    """The rows of the frozen play as plain data."""
-    tokenizer = byte_tokenizer()
+def collect(history: str, tokenizer: PreTrainedTokenizerFast) -> DataProto:
+    """The rows of the frozen play."""
     config = make_config(
         "tests.golden.two_doors:PACKAGE", history, n=2, levels=True, kwargs={}, max_steps=3
     )
@@ -113,13 +114,20 @@ def play(history: str) -> dict:
     envs = make_envs(config)[0]
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        data = collector.multi_turn_loop(envs.gen_batch(1, 1), Group([engine], frozen_scores), envs)
+        return collector.multi_turn_loop(envs.gen_batch(1, 1), Group([engine], frozen_scores), envs)
     finally:
         collector.close()
+
+
+def play(history: str) -> dict:
+    """The rows of the frozen play as plain data."""
+    data = collect(history, byte_tokenizer())
+    columns = {key: column.tolist() for key, column in sorted(data.non_tensor_batch.items())}
+    columns["steps"] = [[record.to_json() for record in row] for row in columns["steps"]]
     return {
         "tensors": {key: tensor.tolist() for key, tensor in sorted(data.batch.items())},
-        "columns": {key: column.tolist() for key, column in sorted(data.non_tensor_batch.items())},
-        "level_token_ids": data.meta_info["level_token_ids"],
+        "columns": columns,
+        "choice_token_ids": list(data.meta_info["choice_bonus"].token_ids),
     }
 
 
@@ -132,7 +140,16 @@ def test_the_frozen_play_gives_the_frozen_rows(history):
         assert found[part].keys() == expected[part].keys()
         for key in expected[part]:
             assert found[part][key] == expected[part][key], key
-    assert found["level_token_ids"] == expected["level_token_ids"]
+    assert found["choice_token_ids"] == expected["choice_token_ids"]
+
+
+def test_a_rollout_file_has_the_keys_of_the_frozen_records_in_their_order():
+    expected = json.loads(EXPECTED.read_text())["append"]["columns"]["steps"]
+    tokenizer = byte_tokenizer()
+    lines = list(rollout_lines(collect("append", tokenizer), tokenizer))
+    for line, records in zip(lines, expected, strict=True):
+        for step, record in zip(line["steps"], records, strict=True):
+            assert json.dumps(jsonl.plain(step)) == json.dumps(record)
 
 
 def render(value, depth: int = 2) -> str:

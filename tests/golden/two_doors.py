@@ -23,6 +23,7 @@ class TwoDoors:
         self.looked = False
 
     def reset(self, task, seed):
+        del task, seed
         self.looked = False
         return Observation("Two doors.", anchor="start")
 
@@ -51,17 +52,20 @@ class DoorPrompts:
         return "Level, think, act." if levels else "Act."
 
     def first(self, observation, levels):
+        del levels
         return observation.text
 
     def turn(self, observation):
         return observation.text
 
     def window(self, first, history, observation, levels):
+        del first, levels
         return "".join(f"{seen} {action}. " for seen, action in history) + observation.text
 
 
 def tasks(settings, split):
     """One task per split."""
+    del settings
     return [{"task_id": f"doors-{split}", "data_source": "doors"}]
 
 

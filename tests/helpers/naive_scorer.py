@@ -5,6 +5,7 @@ branch.
 import torch
 
 from verl.protocol import DataProto, object_array
+from verl.records import Branch, SegmentScore, Span
 
 
 class NaiveScorer:
@@ -24,17 +25,17 @@ class NaiveScorer:
         chosen = log_probs.gather(-1, torch.tensor(ids[start:end]).unsqueeze(-1)).squeeze(-1)
         return chosen, -(log_probs.exp() * log_probs).sum(-1)
 
-    def entry(self, question: dict, ids: list[int], start: int, end: int) -> dict:
+    def score(self, asked: Branch | Span, ids: list[int], start: int, end: int) -> SegmentScore:
         chosen, entropy = self.measure(ids, start, end)
-        return {
-            "step": question["step"],
-            "level": question["level"],
-            "logprob": chosen.mean().item(),
-            "entropy": entropy.mean().item(),
-            "prob": chosen.exp().mean().item(),
-            "seq_prob": chosen.mean().exp().item(),
-            "num_tokens": end - start,
-        }
+        return SegmentScore(
+            step=asked.step,
+            label=asked.label,
+            logprob=chosen.mean().item(),
+            entropy=entropy.mean().item(),
+            prob=chosen.exp().mean().item(),
+            seq_prob=chosen.mean().exp().item(),
+            num_tokens=end - start,
+        )
 
     def __call__(self, data: DataProto) -> DataProto:
         self.calls.append(data)
@@ -47,19 +48,17 @@ class NaiveScorer:
             prompt = int(data.batch["attention_mask"][row][:-width].sum())
             found, entropy = self.measure(real, prompt, len(real), data.meta_info["temperature"])
             mask = data.batch["response_mask"][row].bool()
-            old[row, : len(real) - prompt], entropys[row, : len(real) - prompt] = found, entropy
-            old[row][~mask] = entropys[row][~mask] = 0.0
-            branches, spans = (
-                data.non_tensor_batch["branches"][row],
-                data.non_tensor_batch["spans"][row],
-            )
-            span_scores.append([self.entry(s, real, s["start"], s["end"]) for s in spans])
+            old[row, : len(real) - prompt] = found
+            entropys[row, : len(real) - prompt] = entropy
+            old[row][~mask] = 0.0
+            entropys[row][~mask] = 0.0
+            spans = data.non_tensor_batch["spans"][row]
+            span_scores.append([self.score(span, real, span.start, span.end) for span in spans])
             branch_scores.append([])
-            for branch in branches:
-                ids = real[: branch["start"]] + branch["token_ids"]
-                branch_scores[-1].append(
-                    self.entry(branch, ids, branch["start"] + branch["target_start"], len(ids))
-                )
+            for branch in data.non_tensor_batch["branches"][row]:
+                ids = real[: branch.start] + list(branch.token_ids)
+                first = branch.start + branch.target_start
+                branch_scores[-1].append(self.score(branch, ids, first, len(ids)))
         return DataProto.from_dict(
             {"old_log_probs": old, "entropys": entropys},
             {

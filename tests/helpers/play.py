@@ -3,6 +3,8 @@ target.
 """
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from agent_system.environments.manager import make_envs
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -18,7 +20,7 @@ class Group:
     ``score(data)`` stands for ``compute_log_prob``.
     """
 
-    def __init__(self, engines, score=None) -> None:
+    def __init__(self, engines: Sequence[ScriptedEngine], score: Any = None) -> None:
         self.rollout_workers = engines
         self.compute_log_prob = score
 
@@ -54,7 +56,7 @@ def walking_policy(levels: bool = False):
     (and its thought).
     """
 
-    def script(request, prompt: str) -> str:
+    def script(_request: object, prompt: str) -> str:
         if prompt.endswith("<think>"):
             return THOUGHTS[int(re.findall(r"<level>(\d)</level>", prompt)[-1])] + "</think>"
         action = f"<action>{walk(prompt)}</action>"

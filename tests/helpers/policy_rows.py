@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from verl.protocol import DataProto, object_array
+from verl.records import Branch, Span
 from verl.trainer.config.schema.actor import ActorRolloutRefConfig
 from verl.trainer.config.schema.critic import CriticConfig
 
@@ -14,7 +16,7 @@ VOCAB = 300  # ids are drawn below it; every tiny policy has more
 
 
 def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
-    """An ``actor_rollout_ref`` section in float32 with one mini-batch, and ``actor`` values on top."""
+    """An ``actor_rollout_ref`` section in float32 with one mini-batch; ``actor`` values on top."""
     config = ActorRolloutRefConfig()
     config.model.path = str(path)
     config.actor.dtype = "float32"
@@ -23,6 +25,11 @@ def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
     config.actor.optim.weight_decay = 0.1
     for key, value in actor.items():
         setattr(config.actor, key, value)
+    for section in (config.rollout, config.ref):  # as the configuration fills them in
+        section.log_prob_use_dynamic_bsz = config.actor.use_dynamic_bsz
+        section.log_prob_micro_batch_size_per_gpu = config.actor.ppo_micro_batch_size_per_gpu
+        section.log_prob_max_token_len_per_gpu = config.actor.ppo_max_token_len_per_gpu
+    config.ref.dtype = config.actor.dtype
     return config
 
 
@@ -31,8 +38,10 @@ def critic_config(path: str | Path, **values: Any) -> CriticConfig:
     config = CriticConfig(
         dtype="float32", ppo_mini_batches=1, ppo_micro_batch_size_per_gpu=3, ppo_epochs=1
     )
-    config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz = 3, False
-    config.model.path, config.optim.lr = str(path), 1e-2
+    config.forward_micro_batch_size_per_gpu = 3
+    config.use_dynamic_bsz = False
+    config.model.path = str(path)
+    config.optim.lr = 1e-2
     for key, value in values.items():
         setattr(config, key, value)
     return config
@@ -40,7 +49,7 @@ def critic_config(path: str | Path, **values: Any) -> CriticConfig:
 
 def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
     """Rows of random tokens with ragged prompts and responses, advantages, old log-probs, weights
-    and level positions.
+    and positions of a choice.
 
     Two rows make a trajectory, ``group`` rows a group. In every row some response positions are not
     sampled.
@@ -66,7 +75,7 @@ def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
         "old_log_probs": (-5.7 + 0.3 * torch.randn(shape, generator=g)) * sampled,
         "ref_log_prob": (-5.7 + 0.3 * torch.randn(shape, generator=g)) * sampled,
         "loss_weights": torch.rand(rows, generator=g) + 0.5,
-        "level_mask": sampled * (torch.rand(shape, generator=g) < 0.3),
+        "choice_mask": sampled * (torch.rand(shape, generator=g) < 0.3),
         "values": torch.randn(shape, generator=g) * sampled,
         "returns": torch.randn(shape, generator=g) * sampled,
     }
@@ -75,6 +84,15 @@ def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
         "traj_uid": [f"trajectory {row // 2}" for row in range(rows)],
     }
     return DataProto.from_dict(tensors, names, {"temperature": 1.0, "global_step": 1})
+
+
+def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the whole gradients of a sharded module, by parameter."""
+    found: dict[str, torch.Tensor] = {}
+    for name, parameter in module.named_parameters():
+        assert isinstance(parameter.grad, DTensor), name
+        found[name] = parameter.grad.full_tensor().clone()
+    return found
 
 
 def add_branches(data: DataProto, seed: int = 0) -> DataProto:
@@ -89,21 +107,14 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
     branches, spans = [], []
     for row, length in enumerate(data.batch["attention_mask"].sum(-1).tolist()):
         starts = [] if row == len(data) - 1 else [number(1, length)] * 3 + [length, 1]
-        mine = []
-        for level, start in enumerate(starts):
+        mine: list[Branch] = []
+        for label, start in enumerate(starts):
             size = number(1, 9)
             ids = torch.randint(3, VOCAB, (size,), generator=g).tolist()
-            mine.append(
-                {
-                    "step": row,
-                    "level": level,
-                    "start": start,
-                    "token_ids": ids,
-                    "target_start": number(0, size),
-                }
-            )
+            first = number(0, size)
+            mine.append(Branch(start, ids, target_start=first, step=row, label=label))
         branches.append(mine)
-        spans.append([{"step": row, "level": 9, "start": length - 3, "end": length}])
+        spans.append([Span(length - 3, length, step=row, label=9)])
     columns = {
         **data.non_tensor_batch,
         "branches": object_array(branches),

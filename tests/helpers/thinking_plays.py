@@ -12,8 +12,12 @@ from typing import Any
 import torch
 
 from agent_system.environments.base import Observation
-from agent_system.environments.env_package.number_line.package import NumberLinePrompts
+from agent_system.environments.env_package.number_line.package import (
+    LineSettings,
+    NumberLinePrompts,
+)
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from rlvcr.records import MEASURES, ThinkingStep, ThoughtContext
 from tests.helpers.play import PLACE, make_config, make_world
 from verl.protocol import DataProto
 
@@ -47,7 +51,7 @@ def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Cal
     thought at times.
     """
 
-    def script(request, prompt: str) -> str:
+    def script(_request: object, prompt: str) -> str:
         places = PLACE.findall(prompt)
         step, start = len(places) - 1, int(places[0][0])
         if prompt.endswith("<think>"):
@@ -62,7 +66,10 @@ def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Cal
 
 
 def thinking_config(history: str = "append", n: int = 2, **rlvcr: Any):
-    """RLVCR on the number line, with values of ``algorithm.rlvcr``; a window shows the whole play."""
+    """RLVCR on the number line, with values of ``algorithm.rlvcr``.
+
+    A window shows the whole play.
+    """
     config = make_config(history=history, levels=True, n=n, max_steps=STEPS, history_length=STEPS)
     config.env.kwargs = {"size": 12}
     config.algorithm.adv_estimator = "rlvcr"
@@ -87,51 +94,54 @@ def real_tokens(data: DataProto, row: int) -> list[int]:
     return data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
 
 
-def steps_of(data: DataProto) -> list[tuple[int, dict]]:
+def steps_of(data: DataProto) -> list[tuple[int, ThinkingStep]]:
     """Row number and record of every step."""
     return [
         (row, step) for row, steps in enumerate(data.non_tensor_batch["steps"]) for step in steps
     ]
 
 
-def plays_of(data: DataProto) -> dict[str, list[tuple[int, dict]]]:
+def plays_of(data: DataProto) -> dict[str, list[tuple[int, ThinkingStep]]]:
     """The steps of every trajectory in order, whatever rows they lie in."""
-    plays: dict[str, list[tuple[int, dict]]] = {}
+    plays: dict[str, list[tuple[int, ThinkingStep]]] = {}
     for row, step in steps_of(data):
         plays.setdefault(data.non_tensor_batch["traj_uid"][row], []).append((row, step))
     return plays
 
 
 class Reference:
-    """What ``model`` gives for an action after a thought, from the text of the conversation alone."""
+    """What ``model`` gives for an action after a thought, from the text of the conversation
+    alone.
+    """
 
     def __init__(self, model, tokenizer, history: str) -> None:
         self.model, self.tokenizer, self.history = model.eval(), tokenizer, history
-        self.prompts, self._known = NumberLinePrompts({}), {}
+        self.prompts = NumberLinePrompts(LineSettings())
+        self._known: dict[tuple[str, str], dict[str, float]] = {}
 
-    def said_before(self, play: list[dict], step: int) -> str:
+    def said_before(self, play: list[ThinkingStep], step: int) -> str:
         """The conversation up to where the policy answers at ``step``, as text."""
         messages = [{"role": "system", "content": self.prompts.system(True)}]
-        seen = [Observation(record["observation"]) for record in play]
+        seen = [Observation(record.observation) for record in play]
         if self.history == "window":
-            past = [(record["observation"], record["action"]) for record in play[:step]]
+            past = [(record.observation, record.action) for record in play[:step]]
             messages.append(
                 {"role": "user", "content": self.prompts.window(seen[0], past, seen[step], True)}
             )
         else:
             for number in range(step + 1):
                 messages.append({"role": "user", "content": seen[number].text})
-                messages.append({"role": "assistant", "content": play[number]["response"]})
+                messages.append({"role": "assistant", "content": play[number].response})
             messages.pop()
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
 
-    def thinking(self, record: dict, context: dict) -> str:
+    def thinking(self, record: ThinkingStep, context: ThoughtContext) -> str:
         """What stands between the conversation and the action in one of a step's contexts."""
-        if context["original"]:
-            return record["response"].partition("<action>")[0] + "<action>"
-        return f"<level>{context['level']}</level><think>{context['thought']}</think><action>"
+        if context.original:
+            return record.response.partition("<action>")[0] + "<action>"
+        return f"<level>{context.level}</level><think>{context.thought}</think><action>"
 
     def measure(self, before: str, action: str) -> dict[str, float]:
         """The four scores of ``action`` and of the token that closes it, after ``before``."""
@@ -165,11 +175,10 @@ class Reference:
             records = [record for _, record in play]
             for number, record in enumerate(records):
                 before = self.said_before(records, number)
-                for context in record["contexts"]:
-                    expected = self.measure(
-                        before + self.thinking(record, context), record["action"]
-                    )
-                    found.append(
-                        max(abs(context[name] - value) for name, value in expected.items())
-                    )
+                for context in record.contexts:
+                    expected = self.measure(before + self.thinking(record, context), record.action)
+                    distances = []
+                    for measure, name in MEASURES.items():
+                        distances.append(abs(getattr(context.scores, measure) - expected[name]))
+                    found.append(max(distances))
         return found

@@ -65,7 +65,7 @@ def wins(env_name: str, policy: Policy, **settings: Any) -> DataProto:
     data = play_episodes(env_name, policy, **settings)
     columns = data.non_tensor_batch
     lost = [
-        [(step["observation"], step["action"]) for step in steps]
+        [(step.observation, step.action) for step in steps]
         for steps, won in zip(columns["steps"], columns["won"], strict=True)
         if not won
     ]

@@ -16,6 +16,7 @@ from verl.utils.settings.unknown import owner
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 BLOCK = re.compile(r"^```python test\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCKS = [
     (page, number, code)
@@ -51,7 +52,7 @@ def test_there_are_blocks_to_run():
     assert {page.stem for page, _, _ in BLOCKS} >= {"environments", "algorithms"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
 def test_files_configs_and_keys_exist(page):
     text = page.read_text()
     assert [name for name in FILE.findall(text) if not (ROOT / name).is_file()] == []
@@ -61,3 +62,23 @@ def test_files_configs_and_keys_exist(page):
     keys = [schema_keys(schema) for schema in (PPOConfig, SFTConfig)]
     named = {key for key in KEY.findall(text) if not key.endswith((".py", ".md", ".json"))}
     assert sorted(key for key in named if not any(owner(key, schema) for schema in keys)) == []
+
+
+def test_one_training_step_is_22_files_with_a_sentence_each():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    entries = re.findall(
+        r"^(\d+)\. `([\w/]+\.py)`: (.+?)(?=^\d+\. |\Z)", page, re.DOTALL | re.MULTILINE
+    )
+    assert [int(number) for number, _, _ in entries] == list(range(1, 23))
+    assert [file for _, file, _ in entries if not (ROOT / file).is_file()] == []
+    assert len({file for _, file, _ in entries}) == 22
+    for _, file, sentence in entries:
+        assert sentence.strip().endswith("."), file
+
+
+def test_the_commands_of_contributing_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for page in ("README.md", "CONTRIBUTING.md"):
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(), re.MULTILINE))
+        targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+        assert named and named <= targets, named - targets

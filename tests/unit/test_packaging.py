@@ -55,3 +55,11 @@ def test_the_configs_lie_where_an_installed_package_looks_for_them(arguments):
     assert (EXPERIMENTS_DIR / "quickstart.yaml").is_file() and (
         EXPERIMENTS_DIR / "quickstart_sft.yaml"
     ).is_file()
+
+
+def test_the_sections_of_the_method_are_found_by_name(arguments):
+    """``python -m verl.record.report`` shows them without importing the method."""
+    entries = arguments["entry_points"]["verl.sections"]
+    modules = [entry.partition("=")[2].strip() for entry in entries]
+    assert modules == ["rlvcr.sections"]
+    assert (ROOT / "rlvcr" / "sections.py").is_file()

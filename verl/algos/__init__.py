@@ -39,7 +39,13 @@ from verl.algos.groups import (
     row_weights,
     trajectories_of,
 )
-from verl.algos.kl import AdaptiveKLController, FixedKLController, get_kl_controller, kl_penalty
+from verl.algos.kl import (
+    AdaptiveKLController,
+    FixedKLController,
+    KLController,
+    get_kl_controller,
+    kl_penalty,
+)
 from verl.algos.losses import (
     LOSS_AGG_MODES,
     agg_loss,
@@ -59,6 +65,7 @@ __all__ = [
     "AdvantageEstimator",
     "FixedKLController",
     "GroupStats",
+    "KLController",
     "agg_loss",
     "choose",
     "compute_entropy_loss",

@@ -5,16 +5,22 @@ An estimator declares what it reads: ``inputs`` maps its keyword arguments to ke
 keyword arguments to dotted configuration paths. The trainer needs to know nothing else about it.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TypeAlias, TypeVar
+
+from torch import Tensor
 
 from verl.names import AdvantageEstimator as AdvantageEstimator
+from verl.utils.hints import did_you_mean
 
-ADV_ESTIMATORS: dict[str, Callable] = {}
-POLICY_LOSSES: dict[str, Callable] = {}
-ADVANTAGES_ONLY: set[str] = set()  # policy losses without a gradient where advantages are zero
+AdvantageFunction: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
+PolicyLossFunction: TypeAlias = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+EstimatorMetrics: TypeAlias = Callable[..., dict[str, float]]
+
+AdvantageFunctionT = TypeVar("AdvantageFunctionT", bound=AdvantageFunction)
+PolicyLossFunctionT = TypeVar("PolicyLossFunctionT", bound=PolicyLossFunction)
+EntryT = TypeVar("EntryT", bound=Callable[..., object])
 
 # Where the conventional argument names of estimators are found in a batch.
 CONVENTIONAL_INPUTS = {
@@ -31,33 +37,7 @@ CONVENTIONAL_INPUTS = {
 }
 
 
-def register_adv_est(
-    name: str,
-    inputs: Mapping[str, str] | None = None,
-    params: Mapping[str, str] | None = None,
-    metrics: Callable[..., dict[str, float]] | None = None,
-) -> Callable[[Callable], Callable]:
-    """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])`` under
-    ``name``.
-
-    Without ``inputs``, arguments with conventional names are looked up in ``CONVENTIONAL_INPUTS``,
-    optional where they have a default. ``metrics(advantages, returns, **inputs)``, if given,
-    returns numbers to log; it is not handed the ``params``. An optional input that the batch lacks
-    is left out of both calls. Raises ``ValueError`` for a name that another function holds or for
-    an argument that nothing fills.
-    """
-
-    def decorate(function: Callable) -> Callable:
-        reads = dict(inputs) if inputs is not None else _conventional_inputs(function)
-        _require_filled(name, function, {*reads, *(params or {})})
-        entry = _Estimator(function, reads, dict(params or {}), metrics)
-        _store(ADV_ESTIMATORS, str(name), entry, "advantage estimator")
-        return function
-
-    return decorate
-
-
-class _Estimator:
+class RegisteredEstimator:
     """A registered estimator: calls its function and carries ``inputs``, ``params`` and
     ``metrics``.
 
@@ -67,19 +47,55 @@ class _Estimator:
 
     def __init__(
         self,
-        function: Callable,
-        inputs: dict[str, str],
-        params: dict[str, str],
-        metrics: Callable | None,
-    ):
-        self.function, self.inputs, self.params, self.metrics = function, inputs, params, metrics
-        self.__name__, self.__doc__ = function.__name__, function.__doc__
+        function: AdvantageFunction,
+        inputs: Mapping[str, str],
+        params: Mapping[str, str],
+        metrics: EstimatorMetrics | None,
+    ) -> None:
+        self.function = function
+        self.inputs = dict(inputs)
+        self.params = dict(params)
+        self.metrics = metrics
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.__doc__ = function.__doc__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         return self.function(*args, **kwargs)
 
 
-def get_adv_estimator_fn(name: str) -> Callable:
+ADV_ESTIMATORS: dict[str, RegisteredEstimator] = {}
+POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
+ADVANTAGES_ONLY: set[str] = set()  # policy losses without a gradient where advantages are zero
+
+
+def register_adv_est(
+    name: str,
+    inputs: Mapping[str, str] | None = None,
+    params: Mapping[str, str] | None = None,
+    metrics: EstimatorMetrics | None = None,
+) -> Callable[[AdvantageFunctionT], AdvantageFunctionT]:
+    """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])`` under
+    ``name``.
+
+    Without ``inputs``, arguments with conventional names are looked up in ``CONVENTIONAL_INPUTS``,
+    optional where they have a default. ``metrics(advantages, returns, **inputs)``, if given,
+    returns numbers to log; it is not handed the ``params``. An optional input that the batch lacks
+    is left out of both calls. Raises ``ValueError`` for a name that another function holds or for
+    an argument that nothing fills.
+    """
+    paths = dict(params or {})
+
+    def decorate(function: AdvantageFunctionT) -> AdvantageFunctionT:
+        reads = dict(inputs) if inputs is not None else _conventional_inputs(function)
+        _require_filled(name, function, {*reads, *paths})
+        entry = RegisteredEstimator(function, reads, paths, metrics)
+        _store(ADV_ESTIMATORS, str(name), entry, "advantage estimator")
+        return function
+
+    return decorate
+
+
+def get_adv_estimator_fn(name: str) -> RegisteredEstimator:
     """The estimator called ``name``, with attributes ``inputs``, ``params`` and ``metrics``.
 
     Raises ``ValueError`` that lists the right names and the nearest one.
@@ -87,23 +103,22 @@ def get_adv_estimator_fn(name: str) -> Callable:
     return _look_up(ADV_ESTIMATORS, str(name), "advantage estimator", "algorithm.adv_estimator")
 
 
-def missing_inputs(estimator: Callable, available: Collection[str]) -> list[str]:
+def missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -> list[str]:
     """The required batch keys of ``estimator`` that are not in ``available``."""
-    return sorted(
-        key for key in estimator.inputs.values() if not key.endswith("?") and key not in available
-    )
+    required = [key for key in estimator.inputs.values() if not key.endswith("?")]
+    return sorted(key for key in required if key not in available)
 
 
 def register_policy_loss(
     name: str, advantages_only: bool = False
-) -> Callable[[Callable], Callable]:
+) -> Callable[[PolicyLossFunctionT], PolicyLossFunctionT]:
     """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``.
 
     ``advantages_only`` promises that a row whose advantages are all zero has no gradient: such rows
     are passed over.
     """
 
-    def decorate(function: Callable) -> Callable:
+    def decorate(function: PolicyLossFunctionT) -> PolicyLossFunctionT:
         _store(POLICY_LOSSES, str(name), function, "policy loss")
         if advantages_only:
             ADVANTAGES_ONLY.add(str(name))
@@ -112,11 +127,10 @@ def register_policy_loss(
     return decorate
 
 
-def get_policy_loss_fn(name: str) -> Callable:
+def get_policy_loss_fn(name: str) -> PolicyLossFunction:
     """The policy loss called ``name``; ``ValueError`` lists the right names and the nearest one."""
-    return _look_up(
-        POLICY_LOSSES, str(name), "policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode"
-    )
+    key = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    return _look_up(POLICY_LOSSES, str(name), "policy loss", key)
 
 
 def choose(value: str, allowed: Collection[str], what: str) -> str:
@@ -125,43 +139,48 @@ def choose(value: str, allowed: Collection[str], what: str) -> str:
     """
     if value in allowed:
         return value
-    nearest = difflib.get_close_matches(str(value), list(allowed), n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise ValueError(f"unknown {what} {value!r}: allowed are {', '.join(sorted(allowed))}{hint}")
+    names = ", ".join(sorted(allowed))
+    hint = did_you_mean(str(value), allowed)
+    raise ValueError(f"unknown {what} {value!r}: allowed are {names}{hint}")
 
 
-def _look_up(table: Mapping[str, Any], name: str, what: str, key: str) -> Any:
+def _look_up(table: Mapping[str, EntryT], name: str, what: str, key: str) -> EntryT:
     return table[choose(name, table, f"{what} ({key})")]
 
 
-def _store(table: dict[str, Any], name: str, entry: Any, what: str) -> None:
+def _store(table: dict[str, EntryT], name: str, entry: EntryT, what: str) -> None:
     known = table.get(name)
+    # A module that is imported again brings the same function as another object.
     if known is not None and _identity(known) != _identity(entry):
         raise ValueError(f"{what} {name!r} is already registered by {'.'.join(_identity(known))}")
     table[name] = entry
 
 
-def _identity(entry: Any) -> tuple[str, str]:
-    function = getattr(entry, "function", entry)
-    return function.__module__, function.__qualname__
+def _identity(entry: Callable[..., object]) -> tuple[str, str]:
+    """Module and qualified name of the function behind ``entry``."""
+    function = entry.function if isinstance(entry, RegisteredEstimator) else entry
+    return str(function.__module__), str(getattr(function, "__qualname__", function))
 
 
-def _conventional_inputs(function: Callable) -> dict[str, str]:
-    return {
-        name: CONVENTIONAL_INPUTS[name] + ("" if parameter.default is parameter.empty else "?")
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name in CONVENTIONAL_INPUTS
-    }
+def _conventional_inputs(function: AdvantageFunction) -> dict[str, str]:
+    reads: dict[str, str] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in CONVENTIONAL_INPUTS:
+            optional = "" if parameter.default is parameter.empty else "?"
+            reads[name] = CONVENTIONAL_INPUTS[name] + optional
+    return reads
 
 
-def _require_filled(name: str, function: Callable, filled: set[str]) -> None:
+def _require_filled(name: str, function: AdvantageFunction, filled: set[str]) -> None:
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     unfilled = [p.name for p in named if p.default is p.empty and p.name not in filled]
     if unfilled:
         raise ValueError(
-            f"estimator {name!r}: declare where {', '.join(unfilled)} come from (inputs= or params=)"
+            f"estimator {name!r}: declare where {', '.join(unfilled)} come from "
+            "(inputs= or params=)"
         )
     surplus = filled - {p.name for p in named}
+    # With *args or **kwargs, the function may well take what it does not name.
     if surplus and len(named) == len(parameters):
         raise ValueError(f"estimator {name!r} takes no argument {', '.join(sorted(surplus))}")

@@ -6,16 +6,21 @@ same anchor observation.
 """
 
 import difflib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from verl.algos.advantages import OUTCOME_INPUTS, spread
 from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
 from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
+from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
+
+# For every row [B] the list of its environment steps; an object array or a plain list.
+OfSteps: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
+StateKey: TypeAlias = tuple[Hashable, str]  # uid and anchor observation
 
 
 class Steps(NamedTuple):
@@ -25,12 +30,14 @@ class Steps(NamedTuple):
 
     row: list[int]
     number: list[int]
-    trajectory: list[tuple]
+    trajectory: list[tuple[Hashable, Hashable]]
     reward: list[float]
-    state: list[tuple]
+    state: list[StateKey]
 
 
-def flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs) -> Steps:
+def flatten_steps(
+    index: Ids, traj_index: Ids, step_rewards: OfSteps, step_index: OfSteps, anchor_obs: OfSteps
+) -> Steps:
     """Read the per-row lists of steps (``[B]`` object arrays).
 
     Raises ``ValueError`` where their lengths differ.
@@ -40,7 +47,8 @@ def flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs) -> St
     for row, (uid, traj, rewards, numbers, anchors) in enumerate(columns):
         if not len(rewards) == len(numbers) == len(anchors):
             raise ValueError(
-                f"row {row}: {len(rewards)} rewards, {len(numbers)} step numbers, {len(anchors)} anchors"
+                f"row {row}: {len(rewards)} rewards, {len(numbers)} step numbers, "
+                f"{len(anchors)} anchors"
             )
         steps.row.extend([row] * len(numbers))
         steps.number.extend(int(k) for k in numbers)
@@ -50,12 +58,14 @@ def flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs) -> St
     return steps
 
 
-def discounted_step_returns(steps: Steps, gamma: float) -> Tensor:
+def discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
     """``[S]`` float64 ``sum_j gamma^(j-k) r_j`` over the steps of the same trajectory, whatever
     rows hold them.
     """
     returns = [0.0] * len(steps.row)
-    following: dict[tuple, tuple[int, float]] = {}
+    following: dict[tuple[Hashable, Hashable], tuple[int, float]] = {}
+    # From the last step of every trajectory to its first. Steps may be missing in between: their
+    # rewards are not known, but the time they took is discounted.
     for i in sorted(range(len(steps.row)), key=lambda s: -steps.number[s]):
         later, value = following.get(steps.trajectory[i], (steps.number[i], 0.0))
         returns[i] = steps.reward[i] + gamma ** (later - steps.number[i]) * value
@@ -63,25 +73,26 @@ def discounted_step_returns(steps: Steps, gamma: float) -> Tensor:
     return torch.tensor(returns, dtype=torch.float64)
 
 
-def merge_similar_states(states: Sequence[tuple], threshold: float) -> list[tuple]:
+def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[StateKey]:
     """Replace each ``(uid, anchor)`` by the first one of its uid whose text similarity ratio
     reaches ``threshold``.
     """
-    leaders: dict[object, list[str]] = {}
-    merged: dict[tuple, tuple] = {}
+    leaders: dict[Hashable, list[str]] = {}
+    merged: dict[StateKey, StateKey] = {}
     for uid, anchor in dict.fromkeys(states):
         known = leaders.setdefault(uid, [])
-        match = next(
-            (k for k in known if difflib.SequenceMatcher(None, k, anchor).ratio() >= threshold),
-            None,
-        )
+        match = next((leader for leader in known if _ratio(leader, anchor) >= threshold), None)
         if match is None:
             known.append(anchor)
         merged[uid, anchor] = (uid, anchor if match is None else match)
     return [merged[state] for state in states]
 
 
-def place_by_step(values: Tensor, steps: Steps, step_ids: Tensor) -> Tensor:
+def _ratio(first: str, second: str) -> float:
+    return difflib.SequenceMatcher(None, first, second).ratio()
+
+
+def place_by_step(values: PerStep, steps: Steps, step_ids: TokenIndex) -> PerToken:
     """``[B, R]`` float32: the value of step k of the row where ``step_ids`` is k; 0 where it is -1
     or unknown.
     """
@@ -113,21 +124,21 @@ def place_by_step(values: Tensor, steps: Steps, step_ids: Tensor) -> Tensor:
     },
 )
 def compute_gigpo_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index,
-    traj_index,
-    step_ids: Tensor,
-    step_rewards,
-    step_index,
-    anchor_obs,
+    token_level_rewards: PerToken,
+    response_mask: TokenMask,
+    index: Ids,
+    traj_index: Ids,
+    step_ids: TokenIndex,
+    step_rewards: OfSteps,
+    step_index: OfSteps,
+    anchor_obs: OfSteps,
     step_advantage_w: float = 1.0,
     mode: str = "mean_norm",
     gamma: float = 0.95,
     enable_similarity: bool = False,
     similarity_thresh: float = 0.95,
     epsilon: float = 1e-6,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[PerToken, PerToken]:
     """Trajectory advantage plus weighted step advantage on the tokens of each step; ``returns`` is
     the same tensor.
 
@@ -139,9 +150,8 @@ def compute_gigpo_outcome_advantage(
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)
-    advantages = spread(
-        group_normalised_scores(scores, index, traj_index, by_std, epsilon), response_mask
-    )
+    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    advantages = spread(per_row, response_mask)
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     if enable_similarity:
         steps = steps._replace(state=merge_similar_states(steps.state, similarity_thresh))

@@ -4,48 +4,56 @@ it has.
 Sums run in float64, so that the order of the rows does not show in float32 results.
 """
 
-from collections.abc import Hashable, Iterable
-from typing import NamedTuple
+from collections.abc import Hashable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from verl.algos.algorithm_registry import choose
+from verl.algos.shapes import (
+    ElementIndex,
+    Ids,
+    PerElement,
+    PerRow,
+    PerTrajectory,
+    RowIndex,
+    TrajectoryIndex,
+)
 
 
-class GroupStats(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GroupStats:
     """Per element: its group's mean, sample standard deviation (0 for one member) and number of
     members.
     """
 
-    mean: Tensor
-    std: Tensor
-    count: Tensor
+    mean: PerElement
+    std: PerElement
+    count: PerElement
 
 
-class Trajectories(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Trajectories:
     """T trajectories made of B rows: ``score [T]``, ``group [T]``, ``tokens [T]`` and ``of_row
     [B]``.
     """
 
-    score: Tensor
-    group: Tensor
-    tokens: Tensor
-    of_row: Tensor
+    score: PerTrajectory
+    group: TrajectoryIndex
+    tokens: PerTrajectory
+    of_row: RowIndex
 
 
-def factorize(keys: Iterable[Hashable] | Tensor | np.ndarray) -> Tensor:
-    """``[B]`` int64 numbers 0, 1, ...
-
-    for the distinct ``keys`` in the order of their first appearance.
-    """
+def factorize(keys: Ids) -> RowIndex:
+    """``[B]`` int64: distinct ``keys`` numbered 0, 1, 2 in the order of their first appearance."""
     seen: dict[Hashable, int] = {}
-    listed = keys.tolist() if isinstance(keys, Tensor | np.ndarray) else keys
-    return torch.tensor([seen.setdefault(key, len(seen)) for key in listed], dtype=torch.long)
+    numbers = [seen.setdefault(key, len(seen)) for key in _as_list(keys)]
+    return torch.tensor(numbers, dtype=torch.long)
 
 
-def group_mean_std(values: Tensor, group_index: Tensor) -> GroupStats:
+def group_mean_std(values: PerElement, group_index: ElementIndex) -> GroupStats:
     """Mean, sample standard deviation and count of each element's group.
 
     ``values [N]`` and ``group_index [N]`` (int64, 0..G-1). Groups of equal values have exactly that
@@ -66,7 +74,7 @@ def group_mean_std(values: Tensor, group_index: Tensor) -> GroupStats:
 
 
 def trajectories_of(
-    scores: Tensor, index, traj_index=None, row_tokens: Tensor | None = None
+    scores: PerRow, index: Ids, traj_index: Ids | None = None, row_tokens: PerRow | None = None
 ) -> Trajectories:
     """Merge rows into trajectories.
 
@@ -82,6 +90,7 @@ def trajectories_of(
             f"{len(scores)} rows, {len(group_keys)} group ids and {len(traj_keys)} trajectory ids"
         )
     device = scores.device
+    # Pairs, because a trajectory's name need not be unique beyond its group.
     row_group = factorize(group_keys).to(device)
     of_row = factorize(zip(group_keys, traj_keys, strict=True)).to(device)
     size = int(of_row.max()) + 1 if of_row.numel() else 0
@@ -89,14 +98,19 @@ def trajectories_of(
     zeros = torch.zeros(size, dtype=torch.float64, device=device)
     tokens = zeros if row_tokens is None else zeros.index_add(0, of_row, row_tokens.double())
     rows = zeros.index_add(0, of_row, torch.ones_like(of_row, dtype=torch.float64))
+    # As in group_mean_std: the mean over equal rows is exactly their value.
     lowest = zeros.scatter_reduce(0, of_row, scores.double(), "amin", include_self=False)
     excess = zeros.index_add(0, of_row, scores.double() - lowest[of_row])
     return Trajectories(lowest + excess / rows.clamp(min=1), group, tokens, of_row)
 
 
 def group_normalised_scores(
-    scores: Tensor, index, traj_index=None, by_std: bool = True, epsilon: float = 1e-6
-) -> Tensor:
+    scores: PerRow,
+    index: Ids,
+    traj_index: Ids | None = None,
+    by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> PerRow:
     """``[B]`` trajectory score minus its group's mean, ``by_std`` also over (sample std +
     ``epsilon``), float32.
 
@@ -113,8 +127,11 @@ def group_normalised_scores(
 
 
 def row_weights(
-    traj_index, mode: str, row_tokens: Tensor | None = None, loss_agg_mode: str = "token-mean"
-) -> Tensor:
+    traj_index: Ids,
+    mode: str,
+    row_tokens: PerRow | None = None,
+    loss_agg_mode: str = "token-mean",
+) -> PerRow:
     """``[B]`` float32 weights of rows in ``agg_loss``, so that cutting an episode into rows does
     not change its part.
 
@@ -150,10 +167,11 @@ def row_weights(
     return weights.float()
 
 
-def _total(values: Tensor, of_row: Tensor) -> Tensor:
+def _total(values: PerRow, of_row: RowIndex) -> PerRow:
+    """For every row the sum of ``values`` over its trajectory."""
     size = int(of_row.max()) + 1 if of_row.numel() else 0
     return values.new_zeros(size).index_add(0, of_row, values)[of_row]
 
 
-def _as_list(keys) -> list:
+def _as_list(keys: Ids) -> list[Hashable]:
     return keys.tolist() if isinstance(keys, Tensor | np.ndarray) else list(keys)

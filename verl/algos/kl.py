@@ -2,9 +2,10 @@
 coefficient.
 """
 
-from torch import Tensor
+from typing import Protocol, runtime_checkable
 
 from verl.algos.algorithm_registry import choose
+from verl.algos.shapes import PerPosition
 from verl.names import KLEstimator
 
 _ESTIMATORS: dict[KLEstimator, str] = {
@@ -18,17 +19,16 @@ _ESTIMATORS: dict[KLEstimator, str] = {
 }
 
 
-def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
-    """Per-token estimate of KL(policy || reference) from log-probs of sampled tokens, ``[B, R]``
+def kl_penalty(logprob: PerPosition, ref_logprob: PerPosition, kl_penalty: str) -> PerPosition:
+    """Estimate of KL(policy || reference) from log-probs ``[...]`` of sampled tokens, one for each
     (Schulman, 2020).
 
     With ``d = logprob - ref_logprob``: ``kl``/``k1`` d; ``abs`` |d|; ``mse``/``k2`` d^2 / 2;
     ``low_var_kl``/``k3`` exp(-d) - 1 + d with d and the result limited to [-20, 20] and [-10, 10].
     Raises ``ValueError`` otherwise.
     """
-    kind = _ESTIMATORS[
-        choose(kl_penalty, _ESTIMATORS, "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)")
-    ]
+    what = "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)"
+    kind = _ESTIMATORS[choose(kl_penalty, _ESTIMATORS, what)]
     difference = logprob - ref_logprob
     if kind == "k1":
         return difference
@@ -36,14 +36,24 @@ def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
         return difference.abs()
     if kind == "k2":
         return 0.5 * difference.square()
+    # exp of an unlimited difference would overflow on a token the reference finds impossible.
     limited = difference.clamp(-20.0, 20.0)
     return ((-limited).exp() - 1 + limited).clamp(-10.0, 10.0)
+
+
+@runtime_checkable
+class KLController(Protocol):
+    """A coefficient ``value`` that may adapt to the divergence it is paid for."""
+
+    value: float
+
+    def update(self, current_kl: float, n_steps: int) -> None: ...
 
 
 class FixedKLController:
     """A coefficient that stays ``kl_coef``."""
 
-    def __init__(self, kl_coef: float):
+    def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef
 
     def update(self, current_kl: float, n_steps: int) -> None:
@@ -58,7 +68,7 @@ class AdaptiveKLController:
     whole state.
     """
 
-    def __init__(self, init_kl_coef: float, target_kl: float, horizon: float):
+    def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:
         if target_kl <= 0 or horizon <= 0:
             raise ValueError(
                 f"target_kl and horizon must be positive, got {target_kl} and {horizon}"
@@ -75,8 +85,8 @@ class AdaptiveKLController:
 
 def get_kl_controller(
     type: str, kl_coef: float, horizon: float = 10000, target_kl: float = 0.1
-) -> FixedKLController | AdaptiveKLController:
-    """The controller that ``algorithm.kl_ctrl`` describes; ``type`` is ``fixed`` or ``adaptive``."""
+) -> KLController:
+    """The controller that ``algorithm.kl_ctrl`` describes: ``fixed`` or ``adaptive``."""
     if choose(type, ("fixed", "adaptive"), "type (algorithm.kl_ctrl.type)") == "fixed":
         return FixedKLController(kl_coef)
     return AdaptiveKLController(kl_coef, target_kl, horizon)

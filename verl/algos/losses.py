@@ -6,23 +6,26 @@ each part, the losses of the parts (and their gradients) add up to the loss of t
 """
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from verl.algos.algorithm_registry import choose, register_policy_loss
+from verl.algos.shapes import PerRow, PerToken, Scalar, TokenMask
 from verl.names import LOSS_AGG_MODES
 from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum
 
 _MAX_LOG_RATIO = 20.0  # exp of it is finite in float32
+TokenLogits = Float[Tensor, "B R V"]
 
 
-def _weights(loss_mask: Tensor, row_weights: Tensor | None) -> Tensor:
+def _weights(loss_mask: TokenMask, row_weights: PerRow | None) -> PerRow:
     ones = torch.ones(loss_mask.shape[0], dtype=torch.float32, device=loss_mask.device)
     return ones if row_weights is None else row_weights.to(ones)
 
 
 def loss_denominator(
-    loss_mask: Tensor, loss_agg_mode: str, row_weights: Tensor | None = None
-) -> Tensor:
+    loss_mask: TokenMask, loss_agg_mode: str, row_weights: PerRow | None = None
+) -> Scalar:
     """What ``agg_loss`` divides by, for these rows: a scalar to be summed over micro-batches and
     ranks.
 
@@ -36,18 +39,20 @@ def loss_denominator(
 
 
 def agg_loss(
-    loss_mat: Tensor,
-    loss_mask: Tensor,
+    loss_mat: PerToken,
+    loss_mask: TokenMask,
     loss_agg_mode: str,
-    row_weights: Tensor | None = None,
-    denominator: Tensor | float | None = None,
+    row_weights: PerRow | None = None,
+    denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
-) -> Tensor:
+) -> Scalar:
     """Reduce ``loss_mat [B, R]`` over ``loss_mask [B, R]`` to a scalar.
 
-    * ``token-mean``: mean over tokens; * ``seq-mean-token-sum``: mean over rows of token sums;
-    * ``seq-mean-token-mean``: mean over rows of token means; * ``seq-mean-token-sum-norm``: the second, divided by
-      the constant ``loss_scale_factor`` (Dr.GRPO's constant length; None: R, which depends on the padding).
+    * ``token-mean``: mean over tokens;
+    * ``seq-mean-token-sum``: mean over rows of token sums;
+    * ``seq-mean-token-mean``: mean over rows of token means;
+    * ``seq-mean-token-sum-norm``: the second, divided by the constant ``loss_scale_factor``
+      (Dr.GRPO's constant length; None: R, which depends on the padding).
 
     ``row_weights [B]`` weigh the rows (``groups.row_weights``). ``denominator`` replaces the one of
     these rows, see the module's docstring. Rows without a token count for nothing; nothing at all
@@ -60,36 +65,37 @@ def agg_loss(
     if loss_agg_mode == "seq-mean-token-mean":
         per_row = per_row / loss_mask.bool().sum(-1).clamp(min=1)
     elif loss_agg_mode == "seq-mean-token-sum-norm":
-        per_row = per_row / (
-            loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
-        )
+        width = loss_mask.shape[-1]
+        per_row = per_row / (width if loss_scale_factor is None else loss_scale_factor)
     total = (_weights(loss_mask, row_weights) * per_row).sum()
     denominator = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
+    # Nothing sampled: 0 / 1, not 0 / 0.
     return total / torch.where(denominator > 0, denominator, 1.0)
 
 
-def _token_mean(values: Tensor, mask: Tensor, num_tokens: float | Tensor | None) -> Tensor:
-    return (
-        masked_mean(values, mask) if num_tokens is None else masked_sum(values, mask) / num_tokens
-    )
+def _token_mean(values: PerToken, mask: TokenMask, num_tokens: Scalar | float | None) -> Scalar:
+    """Mean over sampled tokens, or this part's share of the mean over ``num_tokens``."""
+    if num_tokens is None:
+        return masked_mean(values, mask)
+    return masked_sum(values, mask) / num_tokens
 
 
 @register_policy_loss("vanilla", advantages_only=True)
 def compute_policy_loss_vanilla(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
+    old_log_prob: PerToken,
+    log_prob: PerToken,
+    advantages: PerToken,
+    response_mask: TokenMask,
     cliprange: float | None = None,
     cliprange_low: float | None = None,
     cliprange_high: float | None = None,
     clip_ratio_c: float = 3.0,
     loss_agg_mode: str = "token-mean",
-    row_weights: Tensor | None = None,
-    denominator: Tensor | float | None = None,
+    row_weights: PerRow | None = None,
+    denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
-    num_tokens: float | Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_tokens: Scalar | float | None = None,
+) -> tuple[Scalar, Scalar, Scalar, Scalar]:
     """PPO's clipped surrogate with separate bounds (DAPO) and dual clip (Ye et al., 2020); all
     inputs ``[B, R]``.
 
@@ -105,12 +111,14 @@ def compute_policy_loss_vanilla(
     low = cliprange if cliprange_low is None else cliprange_low
     high = cliprange if cliprange_high is None else cliprange_high
     mask = response_mask.bool()
+    # What is not sampled may hold anything, NaN included; where() keeps it out of the gradient.
     advantages = torch.where(mask, advantages, 0.0)
     difference = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
     ratio = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - low, 1 + high)
     surrogate = torch.maximum(plain, clipped)
+    # A negative advantage has no lower bound of its own: the loss grows with the ratio.
     ceiling = -advantages * clip_ratio_c
     dual = (advantages < 0) & (surrogate > ceiling)
     losses = torch.where(dual, ceiling, surrogate)
@@ -123,17 +131,17 @@ def compute_policy_loss_vanilla(
 
 
 def compute_value_loss(
-    vpreds: Tensor,
-    returns: Tensor,
-    values: Tensor,
-    response_mask: Tensor,
+    vpreds: PerToken,
+    returns: PerToken,
+    values: PerToken,
+    response_mask: TokenMask,
     cliprange_value: float,
     loss_agg_mode: str = "token-mean",
-    row_weights: Tensor | None = None,
-    denominator: Tensor | float | None = None,
+    row_weights: PerRow | None = None,
+    denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
-    num_tokens: float | Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    num_tokens: Scalar | float | None = None,
+) -> tuple[Scalar, Scalar]:
     """Half the squared error to ``returns``, predictions clipped to ``values +- cliprange_value``;
     all ``[B, R]``.
 
@@ -141,30 +149,31 @@ def compute_value_loss(
     where it is the latter.
     """
     clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
-    plain_error, clipped_error = (vpreds - returns) ** 2, (clipped - returns) ** 2
+    plain_error = (vpreds - returns) ** 2
+    clipped_error = (clipped - returns) ** 2
     losses = 0.5 * torch.maximum(plain_error, clipped_error)
     loss = agg_loss(
         losses, response_mask, loss_agg_mode, row_weights, denominator, loss_scale_factor
     )
-    return loss, _token_mean(
-        (clipped_error > plain_error).float().detach(), response_mask, num_tokens
-    )
+    binds = (clipped_error > plain_error).float().detach()
+    return loss, _token_mean(binds, response_mask, num_tokens)
 
 
 def compute_entropy_loss(
-    logits: Tensor,
-    response_mask: Tensor,
+    logits: TokenLogits | PerToken,
+    response_mask: TokenMask,
     loss_agg_mode: str = "token-mean",
-    row_weights: Tensor | None = None,
-    denominator: Tensor | float | None = None,
+    row_weights: PerRow | None = None,
+    denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
-) -> Tensor:
+) -> Scalar:
     """Aggregated token entropy from ``logits [B, R, V]``, or from entropies ``[B, R]`` if those are
     at hand.
 
     Subtract ``entropy_coeff`` times it from the loss.
     """
-    entropies = entropy_from_logits(logits) if logits.dim() == response_mask.dim() + 1 else logits
+    has_vocabulary = logits.dim() == response_mask.dim() + 1
+    entropies = entropy_from_logits(logits) if has_vocabulary else logits
     return agg_loss(
         entropies, response_mask, loss_agg_mode, row_weights, denominator, loss_scale_factor
     )

@@ -17,20 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
+from verl.records import Branch
 
 # Branches of a row share one attention call until it has this many queries: fewer calls against a
 # longer mask.
 BLOCK_QUERIES = 96
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A continuation of a row: it sees the row's unpadded tokens ``[0, start)``; ``token_ids`` are
-    its own.
-    """
-
-    start: int
-    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)

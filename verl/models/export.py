@@ -2,16 +2,29 @@
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from verl.models.lora import merge_lora
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
+
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
-    "added_tokens.json", "chat_template.jinja", "tokenizer.model", "generation_config.json", "preprocessor_config.json",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "generation_config.json",
+    "preprocessor_config.json",
+)
 
 
 def hf_names(
@@ -22,11 +35,8 @@ def hf_names(
     ``prefix`` ("lm.") is removed, LoRA adapters are merged (``scales`` from ``lora_scales``), and
     ``tied`` names that only repeat another weight are left out, as ``save_pretrained`` does.
     """
-    plain = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in state.items()
-        if name.startswith(prefix)
-    }
+    own = [name for name in state if name.startswith(prefix)]
+    plain = {name.removeprefix(prefix): state[name] for name in own}
     merged = merge_lora(plain, scales)
     return {name: tensor for name, tensor in merged.items() if name not in tied}
 
@@ -35,39 +45,55 @@ def tied_names(lm: nn.Module) -> set[str]:
     """Names of weights that are the same parameter as another one that comes first, such as a tied
     ``lm_head``.
     """
-    seen: dict[int, str] = {}
-    repeated = set()
+    seen: set[int] = set()
+    repeated: set[str] = set()
     for name, parameter in lm.named_parameters(remove_duplicate=False):
         if id(parameter) in seen:
             repeated.add(name)
-        else:
-            seen[id(parameter)] = name
+        seen.add(id(parameter))
     return repeated
 
 
 def save_hf(
-    lm: nn.Module, state: dict[str, torch.Tensor], directory: str | Path, source: str | Path | None
+    lm: "PreTrainedModel",
+    state: dict[str, torch.Tensor],
+    directory: str | Path,
+    source: str | Path | None,
 ) -> None:
     """Write config, ``model.safetensors`` (``state``, names as ``hf_names``) and the tokenizer
     files of ``source``.
     """
-    from safetensors.torch import save_file
-
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    config = lm.config
-    attention, config._attn_implementation = config._attn_implementation, "sdpa"
-    cached, config.use_cache = config.use_cache, True
-    try:
-        config.save_pretrained(directory)
-        if getattr(lm, "generation_config", None) is not None:
-            lm.generation_config.save_pretrained(directory)
-    finally:
-        config._attn_implementation, config.use_cache = attention, cached
+    _save_config(lm, directory)
+    # cloned: safetensors refuses tensors that share memory
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     path = directory / "model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)  # safetensors leaves it to its owner alone
-    for name in TOKENIZER_FILES if source else ():
-        if (Path(source) / name).is_file() and not (directory / name).exists():
-            shutil.copyfile(Path(source) / name, directory / name)
+    if source:
+        _copy_tokenizer(Path(source), directory)
+
+
+def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
+    """Write the model's config as other programs want it: with neither our attention, which they
+    do not know, nor the cache switched off.
+    """
+    config = lm.config
+    attention = config._attn_implementation
+    cached = config.use_cache
+    config._attn_implementation = "sdpa"
+    config.use_cache = True
+    try:
+        config.save_pretrained(directory)
+        if lm.generation_config is not None:
+            lm.generation_config.save_pretrained(directory)
+    finally:
+        config._attn_implementation = attention
+        config.use_cache = cached
+
+
+def _copy_tokenizer(source: Path, directory: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file() and not (directory / name).exists():
+            shutil.copyfile(source / name, directory / name)

@@ -1,17 +1,23 @@
-"""Load a causal language model from a local directory; nothing is fetched from a hub."""
+"""Load a causal language model from a local directory.
+
+A hub name becomes a directory before, by ``verl.models.hub.model_directory``.
+"""
 
 import contextlib
 import copy
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
+from verl.utils.hints import did_you_mean
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def check_model_dir(path: str | Path | None) -> Path:
@@ -22,13 +28,13 @@ def check_model_dir(path: str | Path | None) -> Path:
     """
     if not path:
         raise FileNotFoundError(
-            "no model path is set; give actor_rollout_ref.model.path a local directory"
+            "no model path is set; give actor_rollout_ref.model.path a directory or a hub name"
         )
     directory = Path(path)
     if not directory.is_dir():
         raise FileNotFoundError(
-            f"model path '{directory}' is not a directory; models are loaded from local directories in "
-            "Hugging Face format, hub names are not resolved"
+            f"model path '{directory}' is not a directory; a worker loads from a local directory "
+            "in Hugging Face format: a hub name is turned into one when a run starts"
         )
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(
@@ -43,17 +49,17 @@ def has_weights(directory: Path) -> bool:
 
 
 def load_causal_lm(
-    path: str | Path,
+    path: str | Path | None,
     *,
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
-    override_config: dict[str, Any] | None = None,
+    override_config: Mapping[str, object] | None = None,
     external_lib: str | None = None,
     gradient_checkpointing: bool = False,
     lora_rank: int = 0,
     lora_alpha: float = 16.0,
-    target_modules: Any = "all-linear",
-) -> nn.Module:
+    target_modules: str | Sequence[str] = "all-linear",
+) -> "PreTrainedModel":
     """A ``transformers`` causal LM on the CPU, ready for packed rows.
 
     Weights are ``dtype`` (the master weights, float32 for training). With ``lora_rank > 0`` only
@@ -67,6 +73,7 @@ def load_causal_lm(
         raise FileNotFoundError(f"'{directory}' has a config.json but no weights (*.safetensors)")
     if external_lib:
         importlib.import_module(external_lib)
+    # never the network: what the hub has to give was fetched once, before any worker started
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(directory, **local)
     _override(config, override_config or {})
@@ -81,17 +88,17 @@ def load_causal_lm(
 
 
 def prepare_for_training(
-    model: nn.Module,
+    model: "PreTrainedModel",
     gradient_checkpointing: bool = False,
     lora_rank: int = 0,
     lora_alpha: float = 16.0,
-    target_modules: Any = "all-linear",
-) -> nn.Module:
+    target_modules: str | Sequence[str] = "all-linear",
+) -> "PreTrainedModel":
     """Switch a causal LM to packed attention, and add checkpointing and LoRA where asked for."""
     register_packed_attention()
     if model.config._attn_implementation != PACKED_ATTENTION:
         model.set_attn_implementation(PACKED_ATTENTION)
-    model.config.use_cache = False
+    model.config.use_cache = False  # nothing is decoded: every forward sees whole rows
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:
@@ -99,7 +106,7 @@ def prepare_for_training(
     return model
 
 
-def new_causal_lm(config: Any, seed: int) -> nn.Module:
+def new_causal_lm(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
     """A causal LM of ``config`` with random weights that depend on ``seed`` alone, in float32, for
     packed rows.
     """
@@ -107,7 +114,7 @@ def new_causal_lm(config: Any, seed: int) -> nn.Module:
 
     register_packed_attention()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed & 0x7FFFFFFF)
+        torch.manual_seed(seed & 0x7FFFFFFF)  # CUDA's generator takes no wider ones
         model = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation=PACKED_ATTENTION
         )
@@ -128,8 +135,11 @@ def _quiet_transformers() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-def _override(config: Any, values: dict[str, Any]) -> None:
+def _override(config: "PreTrainedConfig", values: Mapping[str, object]) -> None:
     for key, value in values.items():
         if not hasattr(config, key):
-            raise ValueError(f"override_config: {type(config).__name__} has no value '{key}'")
+            raise ValueError(
+                f"override_config: {type(config).__name__} has no value '{key}'"
+                f"{did_you_mean(key, config.to_dict())}"
+            )
         setattr(config, key, value)

@@ -1,16 +1,24 @@
 """LoRA through peft: adapters are injected into the model itself, and merged again on export."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
 ADAPTER = "default"
 
 
 def add_lora(
-    model: nn.Module, *, rank: int, alpha: float, target_modules: Any = "all-linear"
-) -> nn.Module:
+    model: "PreTrainedModel",
+    *,
+    rank: int,
+    alpha: float,
+    target_modules: str | Sequence[str] = "all-linear",
+) -> "PreTrainedModel":
     """Freeze ``model`` and inject trainable adapters of ``rank`` with scale ``alpha / rank`` in
     place.
 
@@ -23,32 +31,39 @@ def add_lora(
         raise ModuleNotFoundError("lora_rank > 0 needs peft (pip install peft)") from missing
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    targets = linear_names(model) if target_modules == "all-linear" else target_modules
-    targets = [targets] if isinstance(targets, str) else list(targets)
+    if target_modules == "all-linear":
+        targets = linear_names(model)
+    else:
+        targets = [target_modules] if isinstance(target_modules, str) else list(target_modules)
+    # no dropout: log-probs of one row would differ from pass to pass
     config = LoraConfig(
-        r=rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, bias="none"
+        r=rank,
+        lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  peft computes with fractions too
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
     )
     inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     return model
 
 
-def linear_names(model: nn.Module) -> list[str]:
+def linear_names(model: "PreTrainedModel") -> list[str]:
     """Last name parts of all linear layers except the output head, sorted."""
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    linear = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
-    ]
-    return sorted({name.rsplit(".", 1)[-1] for name in linear})
+    head = model.get_output_embeddings()
+    found: set[str] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            found.add(name.rsplit(".", 1)[-1])
+    return sorted(found)
 
 
 def lora_scales(model: nn.Module) -> dict[str, float]:
     """Scale ``alpha / rank`` of every adapted module by its name; empty without LoRA."""
-    found = {}
+    found: dict[str, float] = {}
     for name, module in model.named_modules():
-        if hasattr(module, "lora_A") and hasattr(module, "scaling"):
-            found[name] = float(module.scaling[ADAPTER])
+        scaling = getattr(module, "scaling", None)  # what peft puts beside the adapter matrices
+        if hasattr(module, "lora_A") and isinstance(scaling, Mapping):
+            found[name] = float(scaling[ADAPTER])
     return found
 
 
@@ -56,7 +71,7 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
     """Full state with adapters folded into the weights they adapt: ``W + scale * B @ A``, under the
     plain names.
     """
-    merged = {}
+    merged: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         if ".lora_" in name:
             continue
@@ -65,8 +80,8 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
             merged[name] = tensor
             continue
         if leaf == "weight":
-            low = state[f"{module}.lora_A.{ADAPTER}.weight"].float()
-            high = state[f"{module}.lora_B.{ADAPTER}.weight"].float()
+            low = state[f"{module}.lora_A.{ADAPTER}.weight"].float()  # [rank, in]
+            high = state[f"{module}.lora_B.{ADAPTER}.weight"].float()  # [out, rank]
             tensor = (tensor.float() + scales[module] * (high @ low)).to(tensor.dtype)
         merged[f"{module}.{leaf}"] = tensor
     return merged

@@ -1,7 +1,7 @@
 """Attention over packed rows: many rows in one sequence of tokens, each attending to itself alone.
 
-A micro-batch is one sequence ``[1, T]``: the rows' real tokens one after another (the trunk), then, optionally, the
-branches of all rows::
+A micro-batch is one sequence ``[1, T]``: the rows' real tokens one after another (the trunk), then,
+optionally, the branches of all rows::
 
     | row 0 | row 1 | row 2 |  branches of row 0 | branches of row 1 | ...
       causal  causal  causal    trunk[0:start) of their row + themselves, causally
@@ -15,7 +15,6 @@ is one call against the keys it may see.
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +78,8 @@ def layout_of_rows(lengths: list[int], device: torch.device | str = "cpu") -> Pa
     length share a call.
     """
     offsets = [0, *accumulate(lengths)]
-    groups, first = [], 0
+    groups: list[RowGroup] = []
+    first = 0
     for i in range(1, len(lengths) + 1):
         if i == len(lengths) or _padding(lengths[first : i + 1]) > MAX_ROW_PADDING:
             groups.append(_row_group(lengths[first:i], offsets[first], device))
@@ -92,7 +92,8 @@ def _padding(lengths: list[int]) -> float:
 
 
 def _row_group(lengths: list[int], start: int, device: torch.device | str) -> RowGroup:
-    end, longest = start + sum(lengths), max(lengths)
+    end = start + sum(lengths)
+    longest = max(lengths)
     if len(lengths) == 1:
         return RowGroup(start, end, 1, longest)
     size = torch.tensor(lengths)
@@ -108,15 +109,16 @@ def _row_group(lengths: list[int], start: int, device: torch.device | str) -> Ro
 
 
 def packed_attention(
-    module: torch.nn.Module,
+    module: torch.nn.Module,  # noqa: ARG001  given by transformers
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  given by transformers; layout replaces it
     scaling: float | None = None,
     dropout: float = 0.0,
     layout: PackedLayout | None = None,
-    **kwargs: Any,
+    sliding_window: int | None = None,
+    **_others: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention function for ``AttentionInterface``.
 
@@ -125,42 +127,54 @@ def packed_attention(
     """
     if layout is None:
         raise ValueError("a model with packed attention is called without layout=PackedLayout(...)")
-    window = kwargs.get("sliding_window")
-    if window is not None and max(layout.lengths, default=0) > window:
-        raise ValueError(f"rows longer than the sliding window of {window} tokens cannot be packed")
+    if sliding_window is not None and max(layout.lengths, default=0) > sliding_window:
+        raise ValueError(
+            f"rows longer than the sliding window of {sliding_window} tokens cannot be packed"
+        )
     repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    if repeats > 1:  # grouped-query attention: several query heads share a key head
+        key = key.repeat_interleave(repeats, 1)
+        value = value.repeat_interleave(repeats, 1)
     parts = [_attend_rows(group, query, key, value, scaling, dropout) for group in layout.groups]
     parts += [_attend_block(block, query, key, value, scaling, dropout) for block in layout.blocks]
     return torch.cat(parts, dim=1), None
 
 
 def _attend_rows(
-    group: RowGroup, query, key, value, scaling: float | None, dropout: float
+    group: RowGroup,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    dropout: float,
 ) -> torch.Tensor:
     """Causal attention of one row group; returns [1, tokens, H, D]."""
-    if group.gather is None:
+    if group.gather is None or group.scatter is None:
         one = [x[:, :, group.start : group.end] for x in (query, key, value)]
         out = F.scaled_dot_product_attention(*one, is_causal=True, scale=scaling, dropout_p=dropout)
         return out.transpose(1, 2)
-    rows = [
-        x[0]
-        .transpose(0, 1)
-        .index_select(0, group.gather)
-        .unflatten(0, (group.rows, group.length))
-        .transpose(1, 2)
-        for x in (query, key, value)
-    ]
+    rows = [_padded_rows(x, group, group.gather) for x in (query, key, value)]
     out = F.scaled_dot_product_attention(*rows, is_causal=True, scale=scaling, dropout_p=dropout)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, group.scatter)[None]
 
 
+def _padded_rows(x: torch.Tensor, group: RowGroup, gather: torch.Tensor) -> torch.Tensor:
+    """The group's rows of ``x`` [1, H, T, D] as a padded batch [rows, H, length, D]."""
+    tokens = x[0].transpose(0, 1).index_select(0, gather)
+    return tokens.unflatten(0, (group.rows, group.length)).transpose(1, 2)
+
+
 def _attend_block(
-    block: BranchBlock, query, key, value, scaling: float | None, dropout: float
+    block: BranchBlock,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    dropout: float,
 ) -> torch.Tensor:
     """Attention of one block of branch tokens; returns [1, tokens, H, D]."""
-    own, seen = slice(block.start, block.end), slice(block.trunk, block.trunk + block.prefix)
+    own = slice(block.start, block.end)
+    seen = slice(block.trunk, block.trunk + block.prefix)
     keys = torch.cat([key[:, :, seen], key[:, :, own]], dim=2)
     values = torch.cat([value[:, :, seen], value[:, :, own]], dim=2)
     mask = block.mask.to(query.dtype)

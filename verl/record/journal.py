@@ -2,12 +2,13 @@
 
 import logging
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from verl.protocol import DataProto
 from verl.record.report import refresh_report
-from verl.record.rollout_log import rollout_lines
+from verl.record.rollout_log import Decoder, rollout_lines
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
 
@@ -15,11 +16,42 @@ logger = logging.getLogger(__name__)
 PLAY = ["task", "return", "play"]
 
 
+class TrainerConfig(Protocol):
+    """What the journal reads of ``trainer``."""
+
+    @property
+    def project_name(self) -> str: ...
+
+    @property
+    def experiment_name(self) -> str: ...
+
+    @property
+    def logger(self) -> Sequence[str]: ...
+
+    @property
+    def rollout_data_dir(self) -> str | None: ...
+
+    @property
+    def validation_data_dir(self) -> str | None: ...
+
+    @property
+    def log_val_generations(self) -> int: ...
+
+
+class JournalConfig(Protocol):
+    """The whole configuration, which the trackers are shown."""
+
+    @property
+    def trainer(self) -> TrainerConfig: ...
+
+
 class Journal:
     """Writes what the trainer reports into the run directory and to the trackers."""
 
-    def __init__(self, run: RunDirectory, config: Any, tokenizer: Any) -> None:
-        self.run, self.config, self.tokenizer = run, config, tokenizer
+    def __init__(self, run: RunDirectory, config: JournalConfig, tokenizer: Decoder) -> None:
+        self.run = run
+        self.config = config
+        self.tokenizer = tokenizer
         self.tracking: Tracking | None = None
 
     def open(self, resume_step: int | None, total_steps: int) -> None:
@@ -37,14 +69,22 @@ class Journal:
             total_steps=total_steps,
         )
 
-    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+    @property
+    def _trackers(self) -> Tracking:
+        if self.tracking is None:
+            raise RuntimeError("the journal is not open: call open() first")
+        return self.tracking
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics; where it holds a validation, the report is renewed."""
-        self.tracking.log(metrics, step)
+        self._trackers.log(metrics, step)
         if "val/success_rate" in metrics:
             refresh_report(self.run.path)
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Every trajectory of a step with its credit; the trackers get a few plays of a validation."""
+        """Every trajectory of a step with its credit; the trackers get a few plays of a
+        validation.
+        """
         trainer = self.config.trainer
         lines = list(rollout_lines(batch, self.tokenizer))
         written = self.run.write_rollouts(step, lines, validation)
@@ -53,9 +93,8 @@ class Journal:
             Path(second).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(written, Path(second) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
-            self.tracking.log_texts(
-                "val/plays", PLAY, plays(lines, trainer.log_val_generations), step
-            )
+            texts = plays(lines, trainer.log_val_generations)
+            self._trackers.log_texts("val/plays", PLAY, texts, step)
 
     def finish(self) -> None:
         """Close the trackers and write the report for the last time."""
@@ -65,14 +104,14 @@ class Journal:
             refresh_report(self.run.path)
 
 
-def plays(lines: list[dict[str, Any]], count: int) -> list[list[str]]:
+def plays(lines: Sequence[Mapping[str, Any]], count: int) -> list[list[str]]:
     """Task, return, and what was seen and answered, of the first ``count`` trajectories of a
     rollout file.
     """
     found: dict[str, list[str]] = {}
     for line in lines:
+        # Rows of one trajectory are neighbours and in order: their texts join.
         row = found.setdefault(line["traj_uid"], [str(line["task_id"]), f"{line['return']:g}", ""])
-        row[2] += "".join(
-            f"> {step['observation']}\n\n{step['response']}\n\n" for step in line["steps"]
-        )
+        for step in line["steps"]:
+            row[2] += f"> {step['observation']}\n\n{step['response']}\n\n"
     return list(found.values())[:count]

@@ -1,22 +1,23 @@
 """Trajectories as readable JSON lines: what was seen, thought and done, and the credit every
 sampled token got.
 
-One object per row of the batch, that is per trajectory (``append`` history) or per step (``window`` history)::
+One object per row of the batch, that is per trajectory (``append`` history) or per step (``window``
+history)::
 
     {"uid", "traj_uid", "task_id", "data_source", "won", "return", "length", "aborted", "prompt",
-     "steps": [{"step", "observation", "response", "action", "reward", "level", "contexts": [...], ...,
-                "advantage": 0.31, "token_credit": [["<level>", 0.31], ["2", 0.42], ...]}]}
+     "steps": [{"step", "observation", "response", "action", "reward", ...,
+                "advantage": 0.31, "token_credit": [["<action>", 0.31], ["look", 0.42], ...]}]}
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
 
-ROW_KEYS = {
+ROW_KEYS = {  # name in the file -> column of the batch
     "uid": "uid",
     "traj_uid": "traj_uid",
     "task_id": "task_id",
@@ -29,69 +30,62 @@ ROW_KEYS = {
 DIGITS = 5  # of an advantage
 
 
-def rollout_lines(batch: "DataProto", tokenizer: Any) -> Iterator[dict[str, Any]]:
+class Decoder(Protocol):
+    """A tokenizer that turns ids into text."""
+
+    # Transformers promises a text or a list of texts, whatever the ids are: a text for one list.
+    def decode(self, token_ids: list[int]) -> Any: ...
+
+
+def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, Any]]:
     """One object per row of ``batch`` (see the module docstring).
 
     Reads ``prompts`` [B, P], ``responses``, ``response_mask``, ``step_ids`` [B, R],
     ``attention_mask`` [B, P+R], the object columns of the row format and, where the batch has them,
     ``advantages`` [B, R]; without advantages (in a validation) the credit is left out.
-    ``tokenizer`` needs ``decode``.
     """
-    tensors = {
-        key: batch.batch[key].cpu().numpy()
-        for key in ("prompts", "responses", "response_mask", "step_ids")
-    }
-    width = tensors["prompts"].shape[1]
-    prompt_mask = batch.batch["attention_mask"][:, :width].cpu().numpy().astype(bool)
-    credit = (
-        batch.batch["advantages"].float().cpu().numpy()
-        if "advantages" in set(batch.batch.keys())
-        else None
-    )
+    keys = ("prompts", "responses", "response_mask", "step_ids", "attention_mask")
+    tensors = {key: batch.batch[key].cpu().numpy() for key in keys}
+    advantages: np.ndarray | None = None
+    if "advantages" in set(batch.batch.keys()):
+        advantages = batch.batch["advantages"].float().cpu().numpy()
     texts = TokenTexts(tokenizer)
-    others = batch.non_tensor_batch
+    columns = batch.non_tensor_batch
     for row in range(len(batch)):
-        line = {name: others[key][row] for name, key in ROW_KEYS.items() if key in others}
-        line["prompt"] = tokenizer.decode(tensors["prompts"][row][prompt_mask[row]].tolist())
-        advantages = None if credit is None else credit[row]
-        sampled = tensors["response_mask"][row].astype(bool)
-        steps = np.where(sampled, tensors["step_ids"][row], -1)
-        line["steps"] = [
-            {
-                **record,
-                **_credit(tensors["responses"][row], advantages, steps == record["step"], texts),
-            }
-            for record in others["steps"][row]
-        ]
+        line = {name: columns[key][row] for name, key in ROW_KEYS.items() if key in columns}
+        prompts = tensors["prompts"][row]
+        is_prompt = tensors["attention_mask"][row][: len(prompts)].astype(bool)
+        line["prompt"] = tokenizer.decode(prompts[is_prompt].tolist())
+        # Between the turns of one step stand tokens that the policy did not sample.
+        is_sampled = tensors["response_mask"][row].astype(bool)
+        step_of = np.where(is_sampled, tensors["step_ids"][row], -1)
+        line["steps"] = []
+        for record in columns["steps"][row]:
+            step = record.to_json()
+            if advantages is not None:
+                own = step_of == record.step
+                step |= _credit(tensors["responses"][row][own], advantages[row][own], texts)
+            line["steps"].append(step)
         yield line
 
 
-def _credit(
-    responses: np.ndarray, advantages: np.ndarray | None, where: np.ndarray, texts: "TokenTexts"
-) -> dict:
-    """The credit of the tokens at the True places of ``where`` [R]; ``responses`` and
-    ``advantages`` are [R].
-    """
-    if advantages is None:
-        return {}
-    values = advantages[where]
-    pairs = [
-        [texts[int(i)], round(float(v), DIGITS)]
-        for i, v in zip(responses[where], values, strict=True)
-    ]
-    return {
-        "advantage": round(float(values.mean()), DIGITS) if len(values) else 0.0,
-        "token_credit": pairs,
-    }
+def _credit(tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTexts") -> dict[str, Any]:
+    """Mean credit of a step, and the credit of each of its sampled ``tokens`` [N]."""
+    pairs = []
+    for token, advantage in zip(tokens.tolist(), advantages.tolist(), strict=True):
+        pairs.append([texts[token], round(advantage, DIGITS)])
+    mean = round(float(advantages.mean()), DIGITS) if len(advantages) else 0.0
+    return {"advantage": mean, "token_credit": pairs}
 
 
-class TokenTexts(dict):
+class TokenTexts(dict[int, str]):
     """Token id -> its text, decoded once per token."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Decoder) -> None:
         super().__init__()
         self._tokenizer = tokenizer
 
     def __missing__(self, token: int) -> str:
-        self[token] = text = self._tokenizer.decode([token])
+        text = self._tokenizer.decode([token])
+        self[token] = text
         return text

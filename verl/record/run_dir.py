@@ -12,24 +12,23 @@ runs/<project>/<experiment>/
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from verl.record.config_values import as_dict, flatten
 from verl.record.facts import environment_facts
-from verl.record.tracker_services import flatten
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.settings import Section
 
 logger = logging.getLogger(__name__)
+MAX_CHANGES = 12  # keys named when a run starts with another configuration
 
 
 class RunDirectoryInUse(RuntimeError):
@@ -54,7 +53,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self._lock: int | None = None
 
-    def open(self, config: Any, seeds: dict[str, int] | None = None) -> "RunDirectory":
+    def open(self, config: object, seeds: Mapping[str, int] | None = None) -> "RunDirectory":
         """Make the folders, take the lock, write ``config.yaml`` and ``env.json``.
 
         Raises ``RunDirectoryInUse``.
@@ -80,7 +79,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def resumable(self) -> Iterator[None]:
-        """A block whose ``KeyboardInterrupt`` is passed on after a log line that says how to go on."""
+        """A block whose ``KeyboardInterrupt`` is passed on after a log line that says how to go
+        on.
+        """
         try:
             yield
         except KeyboardInterrupt:
@@ -109,6 +110,7 @@ class RunDirectory:
 
     def _take_lock(self) -> None:
         path = self.path / ".lock"
+        # The lock belongs to the open file: the system gives it back when this process dies.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,50 +118,37 @@ class RunDirectory:
             owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise RunDirectoryInUse(
-                f"{self.path} is in use by process {owner}; wait for it, end it, or set trainer.experiment_name"
+                f"{self.path} is in use by process {owner}; wait for it, end it, or set "
+                "trainer.experiment_name"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
 
-    def _write_config(self, config: Any) -> None:
+    def _write_config(self, config: object) -> None:
         new = jsonl.plain(as_dict(config))
         if self.config_path.exists():
-            before, after = (
-                flatten(yaml.safe_load(self.config_path.read_text()) or {}),
-                flatten(new),
-            )
-            changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
-            if changed:
-                pairs = ", ".join(
-                    f"{key}: {before.get(key)} -> {after.get(key)}" for key in changed[:12]
-                )
-                logger.warning(
-                    "%s differs from the last start in %d keys: %s",
-                    self.config_path,
-                    len(changed),
-                    pairs,
-                )
+            self._tell_changes(yaml.safe_load(self.config_path.read_text()) or {}, new)
         jsonl.write_text(self.config_path, yaml.safe_dump(new, sort_keys=False, allow_unicode=True))
 
-    def _write_facts(self, facts: dict[str, Any]) -> None:
+    def _tell_changes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        before = flatten(old)
+        after = flatten(new)
+        changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+        if not changed:
+            return
+        shown = changed[:MAX_CHANGES]
+        logger.warning(
+            "%s differs from the last start in %d keys: %s",
+            self.config_path,
+            len(changed),
+            ", ".join(f"{key}: {before.get(key)} -> {after.get(key)}" for key in shown),
+        )
+
+    def _write_facts(self, facts: Mapping[str, Any]) -> None:
         starts = []
         if self.env_path.exists():
             starts = json.loads(self.env_path.read_text()).get("starts", [])
         brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
-        jsonl.write_text(
-            self.env_path, json.dumps(jsonl.plain({**facts, "starts": [*starts, brief]}), indent=2)
-        )
-
-
-def as_dict(config: Any) -> dict[str, Any]:
-    """A configuration (dict, section, dataclass or OmegaConf node) as nested dicts."""
-    if isinstance(config, Section):
-        return config.model_dump(mode="json")
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return dataclasses.asdict(config)
-    if type(config).__module__.startswith("omegaconf"):
-        from omegaconf import OmegaConf
-
-        return OmegaConf.to_container(config, resolve=True)
-    return dict(config)
+        whole = jsonl.plain({**facts, "starts": [*starts, brief]})
+        jsonl.write_text(self.env_path, json.dumps(whole, indent=2))

@@ -1,19 +1,49 @@
 """Metrics out of the trainer: always to ``metrics.jsonl``, to the terminal, and to services where
 asked for.
+
+    Tracking.log ──┬──▶ metrics.jsonl     one line per step, on the disk when ``log`` returns
+                   ├──▶ TrainingConsole   the few figures worth a glance
+                   └──▶ Service ...       through accelerate; a failing one is off and never stops
+                                          training
 """
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, SupportsFloat
 
+from verl.record.config_values import flatten
 from verl.record.console import TrainingConsole
-from verl.record.tracker_services import FILE, Service, check_backends
 from verl.utils import jsonl
+from verl.utils.hints import did_you_mean
 
 logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
+FILE = ("console", "file")  # what the run directory and the terminal do without a service
+NAMES = (
+    "aim",
+    "clearml",
+    "comet_ml",
+    "dvclive",
+    "mlflow",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
+_CONFIG_KEYS = {"tensorboard": 100}  # hparams beyond that make the page useless
+
+Arguments = ParamSpec("Arguments")
+
+
+def check_backends(backends: Sequence[str]) -> None:
+    """Raise ``ValueError`` for a backend that does not exist, with the nearest name."""
+    known = (*FILE, *NAMES)
+    for name in backends:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"trainer.logger has {name!r}{hint} There are: {', '.join(known)}")
 
 
 class Tracking:
@@ -31,14 +61,14 @@ class Tracking:
         project: str,
         experiment: str,
         backends: Sequence[str],
-        config: Any,
+        config: object,
         run_dir: str | Path,
         *,
         resume_step: int | None = None,
         total_steps: int | None = None,
         console: TrainingConsole | None = None,
     ) -> None:
-        check_backends(list(backends))
+        check_backends(backends)
         self.path = Path(run_dir) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         prepare_metrics(self.path, resume_step)
@@ -49,7 +79,7 @@ class Tracking:
         directory = Path(run_dir) / "logs"
         self.services = [Service(name, project, experiment, directory, config) for name in names]
 
-    def log(self, data: dict[str, Any], step: int) -> None:
+    def log(self, data: Mapping[str, Any], step: int) -> None:
         """Write, show and send ``data`` (metric name -> number) as the metrics of ``step``."""
         jsonl.append(self.path, {"step": step, "time": time.time(), **data})
         if self.console is not None:
@@ -77,12 +107,13 @@ class Tracking:
         self.finish()
 
 
-def _is_number(value: Any) -> bool:
-    return (
-        not isinstance(value, str)
-        and getattr(value, "ndim", 0) == 0
-        and hasattr(value, "__float__")
-    )
+def _is_number(value: object) -> bool:
+    """Whether ``value`` is a number, or an array or tensor that holds a single one."""
+    # A string is no SupportsFloat, but an array of any shape is one.
+    return isinstance(value, SupportsFloat) and getattr(value, "ndim", 0) == 0
+
+
+# ---- the file ----------------------------------------------------------------------------------
 
 
 def prepare_metrics(path: Path, resume_step: int | None) -> None:
@@ -109,3 +140,78 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
         if isinstance(record.get("step"), int):
             steps.setdefault(record["step"], {}).update(record)
     return [steps[step] for step in sorted(steps)]
+
+
+# ---- services ----------------------------------------------------------------------------------
+
+
+class Service:
+    """One service behind the tracker boundary: after its first failure it is silent."""
+
+    def __init__(
+        self, name: str, project: str, experiment: str, directory: Path, config: object
+    ) -> None:
+        self.name = name
+        # Of one of accelerate's classes, which share no type that says what they can.
+        self._tracker: Any = None
+        self._guard(self._start, project, experiment, directory, config)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Send the metrics of one step."""
+        if self._tracker is not None:
+            self._guard(self._tracker.log, values, step=step)
+
+    def log_texts(self, name: str, columns: list[str], rows: list[list[str]], step: int) -> None:
+        """Send rows of text, where the service can show a table or text."""
+        if hasattr(self._tracker, "log_table"):
+            self._guard(self._tracker.log_table, name, columns=columns, data=rows, step=step)
+        elif self._tracker is not None and self.name == "tensorboard":
+            texts = {f"{name}/{number}": "\n\n".join(row) for number, row in enumerate(rows)}
+            self._guard(self._tracker.log, texts, step=step)
+
+    def finish(self) -> None:
+        """Close the service."""
+        if self._tracker is not None:
+            self._guard(self._tracker.finish)
+            self._tracker = None
+
+    def _guard(
+        self,
+        function: Callable[Arguments, object],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:  # the tracker boundary
+            self._tracker = None
+            logger.warning(
+                "tracker %s is off for the rest of the run: %r; metrics.jsonl goes on",
+                self.name,
+                error,
+            )
+
+    def _start(self, project: str, experiment: str, directory: Path, config: object) -> None:
+        from accelerate import PartialState  # imported where it is used: it loads torch
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        PartialState(cpu=True)  # accelerate's trackers ask it whether this is the main process
+        tracker = LOGGER_TYPE_TO_CLASS[self.name](**self._arguments(project, experiment, directory))
+        tracker.start()
+        self._tracker = tracker
+        values = list(flatten(config).items())
+        limit = _CONFIG_KEYS.get(self.name)
+        tracker.store_init_configuration(dict(values[:limit]))
+
+    def _arguments(self, project: str, experiment: str, directory: Path) -> dict[str, str]:
+        """What this service calls project, experiment and directory."""
+        place = str(directory)
+        if self.name in ("tensorboard", "aim"):
+            return {"run_name": experiment, "logging_dir": place}
+        if self.name == "wandb":
+            return {"run_name": project, "name": experiment, "dir": place, "resume": "allow"}
+        if self.name == "mlflow":
+            return {"experiment_name": project, "run_name": experiment, "logging_dir": place}
+        if self.name == "swanlab":
+            return {"run_name": project, "experiment_name": experiment, "logdir": place}
+        return {"run_name": f"{project}-{experiment}"}

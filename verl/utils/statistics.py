@@ -6,7 +6,10 @@ import numpy as np
 
 
 def bootstrap_interval(
-    values: Sequence[float], confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+    values: Sequence[float] | np.ndarray,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean of ``values`` (Efron 1979); ``(nan, nan)`` without
     values.
@@ -20,7 +23,6 @@ def bootstrap_interval(
     if len(sample) == 0:
         return float("nan"), float("nan")
     drawn = np.random.default_rng(seed).integers(0, len(sample), size=(resamples, len(sample)))
-    low, high = np.quantile(
-        sample[drawn].mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2]
-    )
+    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+    low, high = np.quantile(sample[drawn].mean(axis=1), tails)
     return float(low), float(high)

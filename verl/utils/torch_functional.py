@@ -5,9 +5,24 @@ Reductions run in float32 (float64 for float64 input). Values at masked position
 they may be NaN.
 """
 
+from typing import Any
+
 import torch
+from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+# Checked in the unit tests (tests/helpers/shape_check.py); V is the size of the vocabulary.
+Values = Num[Tensor, "*shape"]
+Mask = Shaped[Tensor, "*shape"]
+Logits = Float[Tensor, "*shape V"]
+Labels = Int[Tensor, "..."]  # of another shape: a ValueError with words, not the checker's
+PerLabel = Float[Tensor, "*shape"]
+Scalar = Float[Tensor, ""]
+RowMask = Shaped[Tensor, "B L"]
+TokenIds = Int[Tensor, " K"]
+Positions = Int[Tensor, " N"]
+Axis = int | tuple[int, ...] | None
 
 _CHUNK_ELEMENTS = 1 << 24  # logits converted to float32 at a time: 64 MiB
 _LOWEST_LOG_PROB = -1e4  # stands for log 0: exp of it is 0 and 0 * it is 0, not NaN
@@ -17,7 +32,7 @@ def _work_dtype(values: Tensor) -> torch.dtype:
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
-def masked_sum(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
+def masked_sum(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
     """Sum of ``values`` where ``mask`` is non-zero, over ``axis`` or everything; same shapes
     ``[...]``.
     """
@@ -25,13 +40,13 @@ def masked_sum(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None 
     return selected.sum() if axis is None else selected.sum(dim=axis)
 
 
-def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
+def masked_mean(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
     """Mean of ``values`` where ``mask`` is non-zero; 0 where the mask selects nothing."""
     count = masked_sum(torch.ones_like(values), mask, axis)
     return masked_sum(values, mask, axis) / count.clamp(min=1.0)
 
 
-def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
+def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
     """Variance of the selected values, with Bessel's correction if ``unbiased``; 0 for fewer than
     two of them.
     """
@@ -42,7 +57,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     return torch.where(count > 1, variance, torch.zeros_like(variance))
 
 
-def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+def masked_whiten(values: Values, mask: Mask, shift_mean: bool = True) -> Values:
     """Scale the selected values to unit variance and, if ``shift_mean``, zero mean; 0 where not
     selected.
     """
@@ -64,15 +79,13 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
+        ctx: Any, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         work = _work_dtype(logits)
         log_probs = torch.empty(logits.shape[0], dtype=work, device=logits.device)
         entropies = torch.zeros_like(log_probs)
         for rows in _chunks(logits):
-            chunk = (
-                (logits[rows].to(work) / temperature).log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
-            )
+            chunk = _log_softmax(logits[rows], work, temperature)
             log_probs[rows] = chunk.gather(-1, labels[rows].unsqueeze(-1)).squeeze(-1)
             if with_entropy:
                 entropies[rows] = -(chunk.exp() * chunk).sum(-1)
@@ -81,22 +94,28 @@ class _TokenStatistics(torch.autograd.Function):
         return log_probs, entropies
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_log_probs: Tensor, grad_entropies: Tensor):
+    @once_differentiable  # hides the parameters' names from the type checker
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor, None, None, None]:
+        grad_log_probs, grad_entropies = grad_outputs
         logits, labels, entropies = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         for rows in _chunks(logits):
-            chunk = (
-                (logits[rows].to(entropies.dtype) / ctx.temperature)
-                .log_softmax(-1)
-                .clamp_(min=_LOWEST_LOG_PROB)
-            )
+            # Computed again rather than kept: keeping it would double the memory of the logits.
+            chunk = _log_softmax(logits[rows], entropies.dtype, ctx.temperature)
             weight = grad_entropies[rows].unsqueeze(-1) * (chunk + entropies[rows].unsqueeze(-1))
             weight += grad_log_probs[rows].unsqueeze(-1)
             part = chunk.exp_().mul_(weight).neg_()
             part.scatter_add_(-1, labels[rows].unsqueeze(-1), grad_log_probs[rows].unsqueeze(-1))
             gradient[rows] = (part / ctx.temperature).to(gradient.dtype)
         return gradient, None, None, None
+
+
+def _log_softmax(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
+    """``[N, V]`` log-probabilities in ``dtype``, bounded from below."""
+    scaled = logits.to(dtype) / temperature
+    return scaled.log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
 
 
 def _chunks(logits: Tensor) -> list[slice]:
@@ -106,12 +125,13 @@ def _chunks(logits: Tensor) -> list[slice]:
 
 def _token_statistics(
     logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[PerLabel, PerLabel]:
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
-            f"labels {tuple(labels.shape)} are not logits {tuple(logits.shape)} without the last axis"
+            f"labels {tuple(labels.shape)} are not logits {tuple(logits.shape)} "
+            "without the last axis"
         )
     flat = logits.reshape(-1, logits.shape[-1])
     log_probs, entropies = _TokenStatistics.apply(
@@ -121,8 +141,8 @@ def _token_statistics(
 
 
 def logprobs_and_entropy_from_logits(
-    logits: Tensor, labels: Tensor, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
+    logits: Logits, labels: Labels, temperature: float = 1.0
+) -> tuple[PerLabel, PerLabel]:
     """Log-probabilities of ``labels [...]`` and entropies (nats) under ``softmax(logits [..., V] /
     temperature)``.
 
@@ -132,14 +152,14 @@ def logprobs_and_entropy_from_logits(
     return _token_statistics(logits, labels, temperature, True)
 
 
-def logprobs_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+def logprobs_from_logits(logits: Logits, labels: Labels, temperature: float = 1.0) -> PerLabel:
     """``[...]`` log-probability of ``labels [...]`` under ``softmax(logits [..., V] /
     temperature)``, float32.
     """
     return _token_statistics(logits, labels, temperature, False)[0]
 
 
-def entropy_from_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
+def entropy_from_logits(logits: Logits, temperature: float = 1.0) -> PerLabel:
     """``[...]`` entropy in nats, ``-sum_v p log p``, of ``softmax(logits [..., V] / temperature)``,
     float32.
     """
@@ -147,7 +167,7 @@ def entropy_from_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
     return _token_statistics(logits, labels, temperature, True)[1]
 
 
-def subset_entropy(logits: Tensor, token_ids: Tensor) -> Tensor:
+def subset_entropy(logits: Logits, token_ids: TokenIds) -> PerLabel:
     """``[...]`` entropy in nats of the distribution ``[..., V]`` restricted to ``token_ids [K]``
     and renormalised.
     """
@@ -170,8 +190,8 @@ def pad_sequence_to_length(
     )
 
 
-def last_selected(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of ``mask`` [B, L] that select something, and the column of their last selected
+def last_selected(mask: RowMask) -> tuple[Positions, Positions]:
+    """The N rows of ``mask`` [B, L] that select something, and the column of their last selected
     position.
     """
     selected = mask.bool()

@@ -3,8 +3,8 @@
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
 from verl.models.export import hf_names, save_hf, tied_names
@@ -12,34 +12,32 @@ from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
+from verl.records import ChoiceBonus
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.single_controller.base.worker import Worker
-from verl.utils.seeds import seed_everything
 from verl.workers.branch_scores import score_rows
-from verl.workers.collectives import rank, resolve_device
-from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import full_weights, load_engine, save_engine
-from verl.workers.policy_loss import Denominators, PolicyLoss, denominators
-from verl.workers.rows import Rows, drop_padding
-from verl.workers.update import optimizer_step, plan_mini_batches, update_metrics
+from verl.workers.collectives import rank
+from verl.workers.engine_state import full_weights
+from verl.workers.policy_loss import CHOICE_MASK, Denominators, PolicyLoss, denominators
+from verl.workers.rows import Limits, Rows, drop_padding, limits_of
+from verl.workers.sections import PolicySection, ScoringSection
+from verl.workers.training_worker import TrainingWorker
+from verl.workers.update import StepRecord, optimizer_step, plan_mini_batches, update_metrics
 
 PREFIX = "lm."  # where PolicyModel keeps the causal LM
 
 
-class ActorWorker(Worker):
+class ActorWorker(TrainingWorker):
     """The trained policy (``role="actor"``) or the frozen reference (``role="ref"``).
 
     Args:
         config: the ``actor_rollout_ref`` section.
         role: ``actor`` or ``ref``.
-        seed: of everything random in this worker; equal on all ranks.
-        num_threads: CPU threads of this rank; None leaves PyTorch's choice.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        seed, num_threads, device: as ``TrainingWorker``.
     """
 
     def __init__(
         self,
-        config: Any,
+        config: PolicySection,
         role: str = "actor",
         seed: int = 0,
         num_threads: int | None = None,
@@ -47,16 +45,9 @@ class ActorWorker(Worker):
     ) -> None:
         if role not in ("actor", "ref"):
             raise ValueError(f"role={role!r}; a policy worker is 'actor' or 'ref'")
-        self.config, self.role, self.seed, self.device_name = (
-            config,
-            role,
-            seed,
-            resolve_device(device),
-        )
-        if num_threads:
-            torch.set_num_threads(num_threads)
-        self.engine: TrainEngine | None = None
-        self.updates = 0
+        super().__init__(seed, num_threads, device, config.actor.checkpoint)
+        self.config = config
+        self.role = role
 
     # ------------------------------------------------------------------ set-up
 
@@ -66,11 +57,10 @@ class ActorWorker(Worker):
 
         Raises ``FileNotFoundError`` for a missing model directory.
         """
-        seed_everything(self.seed)
-        self.init_process_group("cpu:gloo,cuda:nccl" if self.device_name == "cuda" else "gloo")
+        self._join_group()
         model, actor, ref = self.config.model, self.config.actor, self.config.ref
         trained = self.role == "actor"
-        lm = load_causal_lm(
+        self.lm = load_causal_lm(
             model.path,
             trust_remote_code=model.trust_remote_code,
             override_config=dict(model.override_config),
@@ -80,15 +70,14 @@ class ActorWorker(Worker):
             lora_alpha=model.lora_alpha,
             target_modules=model.target_modules,
         )
-        self.lm, self.tied, self.scales = lm, tied_names(lm), lora_scales(lm)
-        self.engine = TrainEngine(
-            PolicyModel(lm),
-            device=self.device_name,
-            dtype=actor.dtype if trained else (ref.dtype or actor.dtype),
-            fsdp=actor.fsdp_config if trained else ref.fsdp_config,
-            optim=actor.optim if trained else None,
-            grad_clip=actor.grad_clip,
-        )
+        # both are lost once the parameters are sharded
+        self.tied = tied_names(self.lm)
+        self.scales = lora_scales(self.lm)
+        module = PolicyModel(self.lm)
+        if trained:
+            self._take_model(module, actor.dtype, actor.fsdp_config, actor.optim, actor.grad_clip)
+        else:
+            self._take_model(module, ref.dtype, ref.fsdp_config, None, actor.grad_clip)
 
     # ------------------------------------------------------------------ scoring
 
@@ -101,7 +90,7 @@ class ActorWorker(Worker):
         ``non_tensor_batch`` the same pass also gives ``branch_scores`` and ``span_scores``, at
         temperature 1; see ``verl.workers.branch_scores``.
         """
-        limits = self._scoring_limits(self.config.rollout)
+        limits = _scoring_limits(self.config.rollout)
         found = score_rows(self.engine, data, self._temperature(data), **limits)
         tensors = {"old_log_probs": found.log_probs, "entropys": found.entropy}
         others = {}
@@ -115,26 +104,13 @@ class ActorWorker(Worker):
         temperature.
         """
         plain = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
-        found = score_rows(
-            self.engine, plain, self._temperature(data), **self._scoring_limits(self.config.ref)
-        )
+        limits = _scoring_limits(self.config.ref)
+        found = score_rows(self.engine, plain, self._temperature(data), **limits)
         return DataProto.from_dict({"ref_log_prob": found.log_probs})
 
     def _temperature(self, data: DataProto) -> float:
-        return float(data.meta_info.get("temperature", self.config.rollout.temperature)) or 1.0
-
-    def _scoring_limits(self, section: Any) -> dict[str, int | None]:
-        actor = self.config.actor
-        by_tokens = section.log_prob_use_dynamic_bsz
-        if actor.use_dynamic_bsz if by_tokens is None else by_tokens:
-            return {
-                "max_tokens": section.log_prob_max_token_len_per_gpu
-                or actor.ppo_max_token_len_per_gpu
-            }
-        return {
-            "max_rows": section.log_prob_micro_batch_size_per_gpu
-            or actor.ppo_micro_batch_size_per_gpu
-        }
+        asked = float(data.meta_info.get("temperature", self.config.rollout.temperature))
+        return asked or 1.0  # greedy rollouts carry log-probs at temperature 1
 
     # ------------------------------------------------------------------ updating
 
@@ -152,18 +128,20 @@ class ActorWorker(Worker):
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
         started = time.perf_counter()
-        rows, section = Rows(data, self.device_name), self.config.actor
-        data = drop_padding(
-            data
-        )  # copies are the last rows; one without rows of its own passes a copy through
+        section = self.config.actor
+        # Rows before padding is dropped: a rank without rows of its own needs a copy to pass
+        # through the model. Copies are the last rows, so that the numbers of the others hold.
+        rows = Rows(data, self.device_name)
+        data = drop_padding(data)
         loss = self._policy_loss(data)
         step = int(data.meta_info.get("global_step", self.updates))
-        records, tokens = [], 0
+        records: list[StepRecord] = []
+        tokens = 0
         with self.engine.resident(training=True):
             for part in plan_mini_batches(data, section, "update_actor", self.seed, step):
                 computed = loss.rows_with_gradient(data, part)
                 whole = denominators(data, part, section.loss_agg_mode, computed)
-                if not whole.rows:
+                if not whole.rows:  # no rank has a row to compute
                     records.append(({"pg_loss": 0.0}, self.engine.pass_over()))
                     continue
                 share = partial(self._share, loss, rows, data, whole)
@@ -172,20 +150,14 @@ class ActorWorker(Worker):
                 )
                 tokens += sum(rows.lengths[row] for row in computed)
         self.updates += 1
-        return DataProto(
-            meta_info={
-                "metrics": update_metrics("actor", records, tokens, time.perf_counter() - started)
-            }
-        )
+        metrics = update_metrics("actor", records, tokens, time.perf_counter() - started)
+        return DataProto(meta_info={"metrics": metrics})
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
-        ids, weight = (
-            data.meta_info.get("level_token_ids"),
-            float(data.meta_info.get("level_entropy_coef", 0.0)),
-        )
-        if ids is None or "level_mask" not in data.tensor_keys():
-            return PolicyLoss(self.config.actor)
-        return PolicyLoss(self.config.actor, torch.as_tensor(ids, device=self.device_name), weight)
+        # a bonus needs both: what the choice is, and the tokens at which it is made
+        marked = CHOICE_MASK in data.tensor_keys()
+        bonus: ChoiceBonus | None = data.meta_info.get("choice_bonus") if marked else None
+        return PolicyLoss(self.config.actor, bonus, self.device_name)
 
     def _share(
         self, loss: PolicyLoss, rows: Rows, data: DataProto, whole: Denominators, index: list[int]
@@ -193,7 +165,7 @@ class ActorWorker(Worker):
         packed = rows.pack(index or [0])
         targets = rows.targets(packed, index or [0], self._temperature(data))
         inputs = (packed.input_ids, packed.position_ids, packed.layout)
-        scores = self.engine.module(*inputs, [targets], loss.level_token_ids)[0]
+        scores = self.engine.module(*inputs, [targets], loss.choice_token_ids)[0]
         if not index:  # another rank still has rows: take part, add nothing
             return scores.log_probs.sum() * 0.0, {}
         return loss(scores, rows, data, index, whole)
@@ -201,7 +173,7 @@ class ActorWorker(Worker):
     # ------------------------------------------------------------------ weights and state
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def export_weights(self) -> list[tuple[str, Any]]:
+    def export_weights(self) -> list[tuple[str, np.ndarray | torch.Tensor]]:
         """All weights under their Hugging Face names, float32, LoRA merged, on rank 0; an empty
         list elsewhere.
 
@@ -210,6 +182,7 @@ class ActorWorker(Worker):
         """
         weights = self._hf_weights()
         if self.device_name == "cpu":
+            # Ray ships numpy arrays through shared memory without a copy
             return [(name, tensor.float().numpy()) for name, tensor in weights.items()]
         return list(weights.items())
 
@@ -222,17 +195,9 @@ class ActorWorker(Worker):
         """Write what ``actor.checkpoint.contents`` lists into ``directory``; the caller makes it
         atomic.
         """
-        contents = self.config.actor.checkpoint.contents
-        save_engine(
-            self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents
-        )
-        if "hf_model" in contents:
+        super().save_checkpoint(directory)
+        if "hf_model" in self.config.actor.checkpoint.contents:
             self.export_hf(str(Path(directory) / "hf_model"))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, directory: str) -> None:
-        """Continue from what ``save_checkpoint`` wrote, on any number of ranks."""
-        load_engine(self.engine, directory)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:
@@ -240,3 +205,11 @@ class ActorWorker(Worker):
         weights = self._hf_weights()
         if rank() == 0:
             save_hf(self.lm, weights, directory, self.config.model.path)
+
+
+def _scoring_limits(section: ScoringSection) -> Limits:
+    return limits_of(
+        section.log_prob_use_dynamic_bsz,
+        section.log_prob_micro_batch_size_per_gpu,
+        section.log_prob_max_token_len_per_gpu,
+    )

@@ -1,33 +1,33 @@
 """One pass over rows and their branches: log-probs and entropies of the rows, scores of branches
 and spans.
 
-    row   [prompt ... sampled tokens ...]      -> log_probs, entropy [B, R] at the rollout temperature
-    span  tokens [start, end) of the row       -> one record at temperature 1
-    branch row[0:start) + token_ids            -> one record at temperature 1 over token_ids[target_start:]
-
-A record is ``{"step", "level", "logprob", "entropy", "prob", "seq_prob", "num_tokens"}``: mean
-log-prob, mean entropy, mean token probability, exp of the mean log-prob, and the number of targets.
+    row   [prompt ... sampled tokens ...]   -> log_probs, entropy [B, R], at the rollout temperature
+    span  tokens [start, end) of the row    -> one score at temperature 1
+    branch row[0:start) + token_ids         -> one score at temperature 1 over
+                                               token_ids[target_start:]
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from verl.models.branch_attention import Branch, PackedBranches, naive_sequences
+from verl.models.branch_attention import PackedBranches, naive_sequences
 from verl.models.token_scores import Targets, TokenScores
 from verl.protocol import DataProto, object_array
-from verl.workers.collectives import max_over_ranks
+from verl.records import Branch, SegmentScore, Span
 from verl.workers.engine import TrainEngine
-from verl.workers.rows import Rows, micro_batches
+from verl.workers.passes import score_micro_batches
+from verl.workers.rows import Limits, Rows
 
 
 @dataclass
 class RowScores:
-    """``log_probs``, ``entropy`` [B, R] on the CPU, zero where nothing was sampled; records per
-    row, if asked for.
+    """``log_probs``, ``entropy`` [B, R] on the CPU, zero where nothing was sampled.
+
+    ``branch_scores``, ``span_scores`` [B]: a list of ``SegmentScore`` for each row, if asked for.
     """
 
     log_probs: torch.Tensor
@@ -36,7 +36,6 @@ class RowScores:
     span_scores: np.ndarray | None = None
 
 
-@torch.no_grad()
 def score_rows(
     engine: TrainEngine,
     data: DataProto,
@@ -47,132 +46,144 @@ def score_rows(
     """Score all rows in micro-batches of ``max_rows`` rows or ``max_tokens`` tokens (branches
     included).
 
-    Raises ``ValueError`` for a branch or span outside its row. Every rank of the engine must call
-    it.
+    ``branches`` and ``spans`` in ``non_tensor_batch`` hold the ``Branch`` and ``Span`` objects of
+    each row. Raises ``ValueError`` for one outside its row. Every rank of the engine must call it.
     """
-    rows = Rows(data, engine.device)
-    branches, spans = _column(data, "branches"), _column(data, "spans")
-    out = RowScores(torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape))
-    if branches is not None or spans is not None:
-        out.branch_scores = object_array([[] for _ in range(len(rows))])
-        out.span_scores = object_array([[] for _ in range(len(rows))])
-    branches = branches or [[] for _ in range(len(rows))]
-    spans = spans or [[] for _ in range(len(rows))]
-    sizes = [
-        n + sum(len(b["token_ids"]) for b in row)
-        for n, row in zip(rows.lengths, branches, strict=True)
-    ]
-    cuts = micro_batches(sizes, max_rows, max_tokens)
-    with engine.resident():
-        passes = int(max_over_ranks([len(cuts)])[0])
-        for number in range(passes):
-            # a rank that has finished repeats a row, since every pass is a collective operation
-            index = cuts[number] if number < len(cuts) else [0]
-            _score_micro_batch(engine, rows, index, branches, spans, temperature, out)
-    return out
+    questions = _Questions(engine, data, temperature)
+    limits = Limits(max_rows=max_rows, max_tokens=max_tokens)
+    score_micro_batches(engine, questions.sizes(), limits, questions.answer)
+    return questions.scores()
 
 
-def _column(data: DataProto, key: str) -> list[list[dict[str, Any]]] | None:
-    return (
-        [list(row) for row in data.non_tensor_batch[key]] if key in data.non_tensor_batch else None
-    )
+def _column(data: DataProto, key: str) -> list[list[Any]]:
+    if key not in data.non_tensor_batch:
+        return [[] for _ in range(len(data))]
+    return [list(row) for row in data.non_tensor_batch[key]]
 
 
-def _score_micro_batch(
-    engine, rows: Rows, index: list[int], branches, spans, temperature: float, out: RowScores
-) -> None:
-    mine = [branches[row] for row in index]
-    packed = rows.pack(index, [[Branch(b["start"], b["token_ids"]) for b in row] for row in mine])
-    groups = [
-        rows.targets(packed, index, temperature),
-        *_segment_targets(rows, packed, index, mine, [spans[row] for row in index]),
-    ]
-    plain, of_branches, of_spans = engine.module(
-        packed.input_ids, packed.position_ids, packed.layout, groups
-    )
-    where = torch.as_tensor(index)
-    out.log_probs[where] = rows.unpack(plain.log_probs, index).cpu()
-    out.entropy[where] = rows.unpack(plain.entropy, index).cpu()
-    if out.branch_scores is None:
-        return
-    branch_records = _records([b for row in mine for b in row], of_branches, _branch_size)
-    span_records = _records(
-        [s for row in index for s in spans[row]], of_spans, lambda s: s["end"] - s["start"]
-    )
-    for row in index:
-        out.branch_scores[row] = [next(branch_records) for _ in branches[row]]
-        out.span_scores[row] = [next(span_records) for _ in spans[row]]
+class _Questions:
+    """What is asked about the rows of one batch, and the answers found so far."""
+
+    def __init__(self, engine: TrainEngine, data: DataProto, temperature: float) -> None:
+        self.rows = Rows(data, engine.device)
+        self.branches: list[list[Branch]] = _column(data, "branches")
+        self.spans: list[list[Span]] = _column(data, "spans")
+        self._engine = engine
+        self._temperature = temperature
+        self._of_segments = bool({"branches", "spans"} & set(data.non_tensor_batch))
+        self._log_probs = torch.zeros(self.rows.mask.shape)
+        self._entropy = torch.zeros(self.rows.mask.shape)
+        self._branch_scores = object_array([[] for _ in range(len(self.rows))])
+        self._span_scores = object_array([[] for _ in range(len(self.rows))])
+
+    def sizes(self) -> list[int]:
+        """Tokens of each row with its branches."""
+        own = zip(self.rows.lengths, self.branches, strict=True)
+        return [length + sum(len(b.token_ids) for b in branches) for length, branches in own]
+
+    def answer(self, index: list[int]) -> None:
+        """Score the rows ``index``, their branches and their spans in one forward."""
+        branches = [self.branches[row] for row in index]
+        spans = [self.spans[row] for row in index]
+        packed = self.rows.pack(index, branches)
+        groups = [
+            self.rows.targets(packed, index, self._temperature),
+            _branch_targets(packed, branches, self.rows.device),
+            _span_targets(self.rows, packed, index, spans),
+        ]
+        plain, of_branches, of_spans = self._engine.module(
+            packed.input_ids, packed.position_ids, packed.layout, groups
+        )
+        where = torch.as_tensor(index)
+        self._log_probs[where] = self.rows.unpack(plain.log_probs, index).cpu()
+        self._entropy[where] = self.rows.unpack(plain.entropy, index).cpu()
+        if not self._of_segments:
+            return
+        branch_scores = _segment_scores([b for row in branches for b in row], of_branches)
+        span_scores = _segment_scores([s for row in spans for s in row], of_spans)
+        for row in index:
+            self._branch_scores[row] = [next(branch_scores) for _ in self.branches[row]]
+            self._span_scores[row] = [next(span_scores) for _ in self.spans[row]]
+
+    def scores(self) -> RowScores:
+        """The answers."""
+        if not self._of_segments:
+            return RowScores(self._log_probs, self._entropy)
+        return RowScores(self._log_probs, self._entropy, self._branch_scores, self._span_scores)
 
 
-def _branch_size(branch: dict[str, Any]) -> int:
-    return len(branch["token_ids"]) - branch["target_start"]
-
-
-def _segment_targets(
-    rows: Rows,
-    packed: PackedBranches,
-    index: list[int],
-    branches: list[list[dict]],
-    spans: list[list[dict]],
-) -> tuple[Targets, Targets]:
-    """Targets of all branches and of all spans of a micro-batch, each in order, at temperature 1."""
-    before: list[torch.Tensor] = [torch.zeros(0, dtype=torch.long)]
-    tokens: list[torch.Tensor] = [torch.zeros(0, dtype=torch.long)]
-    for row_branches, offset, firsts in zip(
-        branches, packed.offsets, packed.branch_offsets, strict=True
-    ):
+def _branch_targets(
+    packed: PackedBranches, branches: Sequence[Sequence[Branch]], device: str
+) -> Targets:
+    """Targets of all branches of a micro-batch, in order, at temperature 1."""
+    before: list[torch.Tensor] = []
+    tokens: list[torch.Tensor] = []
+    places = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
+    for row_branches, offset, firsts in places:
         for branch, first in zip(row_branches, firsts, strict=True):
-            ids = torch.as_tensor(branch["token_ids"], dtype=torch.long)
-            if not 0 <= branch["target_start"] < len(ids):
+            ids = torch.as_tensor(branch.token_ids, dtype=torch.long)
+            if not 0 <= branch.target_start < len(ids):
                 raise ValueError(
-                    f"branch target_start {branch['target_start']} is outside its {len(ids)} tokens"
+                    f"branch target_start {branch.target_start} is outside its {len(ids)} tokens"
                 )
             position = torch.arange(first - 1, first - 1 + len(ids))
-            position[0] = (
-                offset + branch["start"] - 1
-            )  # the row's token before the branch predicts its first
-            before.append(position[branch["target_start"] :])
-            tokens.append(ids[branch["target_start"] :])
-    of_branches = Targets(torch.cat(before).to(rows.device), torch.cat(tokens).to(rows.device))
-    before, tokens = before[:1], tokens[:1]
+            # What predicts the first token of a branch is the row's token before the branch. In
+            # the packed sequence another branch may stand in front of it.
+            position[0] = offset + branch.start - 1
+            before.append(position[branch.target_start :])
+            tokens.append(ids[branch.target_start :])
+    return _joined(before, tokens, device)
+
+
+def _span_targets(
+    rows: Rows, packed: PackedBranches, index: Sequence[int], spans: Sequence[Sequence[Span]]
+) -> Targets:
+    """Targets of all spans of a micro-batch, in order, at temperature 1."""
+    before: list[torch.Tensor] = []
+    tokens: list[torch.Tensor] = []
     for row, row_spans, offset in zip(index, spans, packed.offsets, strict=True):
+        length = rows.lengths[row]
         for span in row_spans:
-            start, end = span["start"], span["end"]
-            if not 0 < start < end <= rows.lengths[row]:
+            if not 0 < span.start < span.end <= length:
                 raise ValueError(
-                    f"span [{start}, {end}) is outside 1..{rows.lengths[row]}, the tokens of row {row}"
+                    f"span [{span.start}, {span.end}) is outside 1..{length}, "
+                    f"the tokens of row {row}"
                 )
-            before.append(torch.arange(offset + start - 1, offset + end - 1))
-            tokens.append(rows.tokens[row][start:end])
-    return of_branches, Targets(
-        torch.cat(before).to(rows.device), torch.cat(tokens).to(rows.device)
+            before.append(torch.arange(offset + span.start - 1, offset + span.end - 1))
+            tokens.append(rows.tokens[row][span.start : span.end])
+    return _joined(before, tokens, rows.device)
+
+
+def _joined(before: list[torch.Tensor], tokens: list[torch.Tensor], device: str) -> Targets:
+    nothing = torch.zeros(0, dtype=torch.long)
+    return Targets(
+        torch.cat([nothing, *before]).to(device), torch.cat([nothing, *tokens]).to(device)
     )
 
 
-def _records(segments: Sequence[dict[str, Any]], scores: TokenScores, size_of):
-    """Iterator over one record per segment, whose tokens lie behind one another in ``scores``."""
-    sizes = torch.tensor([size_of(segment) for segment in segments], dtype=torch.long)
+def _segment_scores(
+    segments: Sequence[Branch | Span], scores: TokenScores
+) -> Iterator[SegmentScore]:
+    """One score per segment; the tokens of the segments lie behind one another in ``scores``."""
+    sizes = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     owner = torch.repeat_interleave(torch.arange(len(segments)), sizes)
-    per_token = (
-        torch.stack([scores.log_probs, scores.entropy, scores.log_probs.exp()], dim=1)
-        .double()
-        .cpu()
-    )
-    means = torch.zeros(len(segments), 3, dtype=torch.float64).index_add_(0, owner, per_token)
+    per_token = torch.stack([scores.log_probs, scores.entropy, scores.log_probs.exp()], dim=1)
+    # summed in float64: on a long segment a float32 sum would depend on the order of its tokens
+    means = torch.zeros(len(segments), 3, dtype=torch.float64)
+    means.index_add_(0, owner, per_token.double().cpu())
     means = means / sizes[:, None].clamp(min=1)
-    values = [*means.unbind(1), means[:, 0].exp()]
-    for segment, size, logprob, entropy, prob, seq_prob in zip(
-        segments, sizes.tolist(), *(column.tolist() for column in values), strict=True
-    ):
-        yield {
-            "step": segment["step"],
-            "level": segment["level"],
-            "logprob": logprob,
-            "entropy": entropy,
-            "prob": prob,
-            "seq_prob": seq_prob,
-            "num_tokens": size,
-        }
+    columns = [*means.unbind(1), means[:, 0].exp()]
+    values = zip(*(column.tolist() for column in columns), strict=True)
+    for segment, (logprob, entropy, prob, seq_prob) in zip(segments, values, strict=True):
+        yield SegmentScore(
+            step=segment.step,
+            label=segment.label,
+            logprob=logprob,
+            entropy=entropy,
+            prob=prob,
+            seq_prob=seq_prob,
+            num_tokens=segment.num_targets,
+        )
 
 
 @torch.no_grad()
@@ -181,24 +192,19 @@ def score_branches_naively(engine: TrainEngine, data: DataProto) -> np.ndarray:
     one at a time.
     """
     rows = Rows(data, engine.device)
-    branches = _column(data, "branches") or [[] for _ in range(len(rows))]
-    plain = [[Branch(b["start"], b["token_ids"]) for b in row] for row in branches]
+    branches: list[list[Branch]] = _column(data, "branches")
     found = object_array([[] for _ in range(len(rows))])
     with engine.resident():
-        for row, sequences in enumerate(naive_sequences(rows.tokens, plain)):
-            found[row] = [
-                _score_alone(engine, sequence, branch)
-                for sequence, branch in zip(sequences, branches[row], strict=True)
-            ]
+        for row, sequences in enumerate(naive_sequences(rows.tokens, branches)):
+            pairs = zip(sequences, branches[row], strict=True)
+            found[row] = [_score_alone(engine, sequence, branch) for sequence, branch in pairs]
     return found
 
 
-def _score_alone(
-    engine: TrainEngine, sequence: torch.Tensor, branch: dict[str, Any]
-) -> dict[str, Any]:
+def _score_alone(engine: TrainEngine, sequence: torch.Tensor, branch: Branch) -> SegmentScore:
     packed = Rows.pack_alone(sequence, engine.device)
-    first = branch["start"] + branch["target_start"]
+    first = branch.start + branch.target_start
     index = torch.arange(first - 1, len(sequence) - 1, device=engine.device)
     targets = Targets(index, sequence[first:].to(engine.device))
     scores = engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[0]
-    return next(_records([branch], scores, _branch_size))
+    return next(_segment_scores([branch], scores))

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+# Of every collective. Long, because one rank may load a model or write a checkpoint while the
+# others already wait; a rank that died is noticed by the controller much earlier.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -29,19 +31,24 @@ def resolve_device(device: str) -> str:
     return device
 
 
+def backend_of(device: str) -> str:
+    """The backend for tensors on ``device``; with CUDA, host tensors travel too (by gloo)."""
+    return "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+
+
 def init_distributed(device: str) -> None:
     """Join the process group that ``MASTER_ADDR``, ``RANK`` and ``WORLD_SIZE`` describe; alone, one
     without a port.
     """
     if dist.is_initialized():
         return
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    backend = backend_of(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group(backend, timeout=TIMEOUT)
     else:
-        dist.init_process_group(
-            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT
-        )
+        # a store in memory: a group of one needs no port, so that none can be taken
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  documented as public
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
@@ -75,9 +82,10 @@ def _wire_device() -> str:
     return "cpu" if "gloo" in dist.get_backend_config() else "cuda"
 
 
-def _reduce(values: Sequence[float], op: dist.ReduceOp) -> list[float]:
+def _reduce(values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
     if world_size() == 1 or not values:
         return [float(v) for v in values]
+    # float64 holds every count below 2**53 exactly
     tensor = torch.tensor([float(v) for v in values], dtype=torch.float64, device=_wire_device())
     dist.all_reduce(tensor, op)
     return tensor.tolist()
@@ -97,11 +105,14 @@ def gather_ints(values: torch.Tensor) -> torch.Tensor:
     """The int64 vectors [n_r] of all ranks, one after another; lengths may differ."""
     if world_size() == 1:
         return values
-    sizes = torch.zeros(world_size(), dtype=torch.int64, device=_wire_device())
+    device = _wire_device()
+    sizes = torch.zeros(world_size(), dtype=torch.int64, device=device)
     sizes[rank()] = len(values)
     dist.all_reduce(sizes)
-    padded = torch.zeros(int(sizes.max()), dtype=torch.int64, device=_wire_device())
+    # all_gather wants equal shapes: the vectors travel padded and are cut afterwards
+    padded = torch.zeros(int(sizes.max()), dtype=torch.int64, device=device)
     padded[: len(values)] = values.to(padded)
-    parts = [torch.zeros_like(padded) for _ in range(world_size())]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:size] for part, size in zip(parts, sizes.tolist(), strict=True)]).cpu()
+    gathered = [torch.zeros_like(padded) for _ in range(world_size())]
+    dist.all_gather(gathered, padded)
+    pairs = zip(gathered, sizes.tolist(), strict=True)
+    return torch.cat([part[:size] for part, size in pairs]).cpu()

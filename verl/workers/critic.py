@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -10,36 +9,33 @@ from verl.algos import compute_value_loss
 from verl.models.policy import value_model_from
 from verl.protocol import DataProto
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.single_controller.base.worker import Worker
-from verl.utils.seeds import seed_everything
-from verl.workers.collectives import max_over_ranks, resolve_device
-from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import load_engine, save_engine
+from verl.workers.passes import score_micro_batches
 from verl.workers.policy_loss import Denominators, denominators
-from verl.workers.rows import Rows, drop_padding, micro_batches
+from verl.workers.rows import Rows, drop_padding, limits_of
+from verl.workers.sections import CriticSection
+from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import optimizer_step, plan_mini_batches, update_metrics
 
 METRICS = ("vf_loss", "vf_clipfrac", "vpred_mean")
 
 
-class CriticWorker(Worker):
+class CriticWorker(TrainingWorker):
     """The value function of a policy: its backbone with a scalar head, starting at zero everywhere.
 
     Args:
         config: the ``critic`` section, with the values it shares with the actor filled in.
-        seed: of everything random in this worker; equal on all ranks.
-        num_threads: CPU threads of this rank; None leaves PyTorch's choice.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        seed, num_threads, device: as ``TrainingWorker``.
     """
 
     def __init__(
-        self, config: Any, seed: int = 0, num_threads: int | None = None, device: str = "auto"
+        self,
+        config: CriticSection,
+        seed: int = 0,
+        num_threads: int | None = None,
+        device: str = "auto",
     ) -> None:
-        self.config, self.seed, self.device_name = config, seed, resolve_device(device)
-        if num_threads:
-            torch.set_num_threads(num_threads)
-        self.engine: TrainEngine | None = None
-        self.updates = 0
+        super().__init__(seed, num_threads, device, config.checkpoint)
+        self.config = config
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -47,9 +43,9 @@ class CriticWorker(Worker):
 
         Raises ``FileNotFoundError`` for a missing model directory.
         """
-        seed_everything(self.seed)
-        self.init_process_group("cpu:gloo,cuda:nccl" if self.device_name == "cuda" else "gloo")
-        model = self.config.model
+        self._join_group()
+        config = self.config
+        model = config.model
         module = value_model_from(
             model.path,
             trust_remote_code=model.trust_remote_code,
@@ -57,29 +53,23 @@ class CriticWorker(Worker):
             external_lib=model.external_lib,
             gradient_checkpointing=model.enable_gradient_checkpointing,
         )
-        self.engine = TrainEngine(
-            module,
-            device=self.device_name,
-            dtype=self.config.dtype or "float32",
-            fsdp=model.fsdp_config,
-            optim=self.config.optim,
-            grad_clip=self.config.grad_clip,
-        )
+        self._take_model(module, config.dtype, model.fsdp_config, config.optim, config.grad_clip)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
         """``values`` [B, R]: of the state before each sampled token, zero elsewhere."""
-        rows, config = Rows(data, self.device_name), self.config
-        limits = {"max_rows": config.forward_micro_batch_size_per_gpu}
-        if config.use_dynamic_bsz:
-            limits = {"max_tokens": config.forward_max_token_len_per_gpu}
-        cuts = micro_batches(rows.lengths, **limits)
+        rows = Rows(data, self.device_name)
         values = torch.zeros(rows.mask.shape)
-        with torch.no_grad(), self.engine.resident():
-            for number in range(int(max_over_ranks([len(cuts)])[0])):
-                # a rank that has finished repeats a row, since every pass is a collective operation
-                index = cuts[number] if number < len(cuts) else [0]
-                values[torch.as_tensor(index)] = rows.unpack(self._values(rows, index), index).cpu()
+
+        def score(index: list[int]) -> None:
+            values[torch.as_tensor(index)] = rows.unpack(self._values(rows, index), index).cpu()
+
+        limits = limits_of(
+            self.config.use_dynamic_bsz,
+            self.config.forward_micro_batch_size_per_gpu,
+            self.config.forward_max_token_len_per_gpu,
+        )
+        score_micro_batches(self.engine, rows.lengths, limits, score)
         return DataProto.from_dict({"values": values})
 
     def _values(self, rows: Rows, index: list[int]) -> torch.Tensor:
@@ -93,22 +83,21 @@ class CriticWorker(Worker):
         on every rank.
         """
         started = time.perf_counter()
-        rows, section = Rows(data, self.device_name), self.config
+        config = self.config
+        rows = Rows(data, self.device_name)
         data = drop_padding(data)
         step = int(data.meta_info.get("global_step", self.updates))
         records = []
         with self.engine.resident(training=True):
-            for part in plan_mini_batches(data, section, "update_critic", self.seed, step):
-                whole = denominators(data, part, section.loss_agg_mode)
+            for part in plan_mini_batches(data, config, "update_critic", self.seed, step):
+                whole = denominators(data, part, config.loss_agg_mode)
                 share = partial(self._share, rows, data, whole)
-                records.append(optimizer_step(self.engine, rows, part, section, share, METRICS))
+                records.append(optimizer_step(self.engine, rows, part, config, share, METRICS))
         self.updates += 1
-        tokens = sum(rows.lengths[: len(data)]) * (section.ppo_epochs or 1)
-        return DataProto(
-            meta_info={
-                "metrics": update_metrics("critic", records, tokens, time.perf_counter() - started)
-            }
-        )
+        tokens = sum(rows.lengths[: len(data)]) * (config.ppo_epochs or 1)
+        seconds = time.perf_counter() - started
+        metrics = update_metrics("critic", records, tokens, seconds)
+        return DataProto(meta_info={"metrics": metrics})
 
     def _share(
         self, rows: Rows, data: DataProto, whole: Denominators, index: list[int]
@@ -135,18 +124,3 @@ class CriticWorker(Worker):
             "vf_clipfrac": clipfrac,
             "vpred_mean": found.detach().sum() / tokens,
         }
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> None:
-        """Write what ``critic.checkpoint.contents`` lists into ``directory``; the caller makes it
-        atomic.
-        """
-        contents = self.config.checkpoint.contents
-        save_engine(
-            self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents
-        )
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, directory: str) -> None:
-        """Continue from what ``save_checkpoint`` wrote, on any number of ranks."""
-        load_engine(self.engine, directory)

@@ -1,7 +1,10 @@
 """FSDP2 model engine: shard, run, step, save. The same code for gloo on CPUs and NCCL on GPUs, for
 one rank and many.
 
-    rows ──pack──▶ [1, T] tokens ──forward──▶ scores ──loss──▶ backward ──(last micro-batch)──▶ clip, AdamW, schedule
+    rows ──pack──▶ [1, T] tokens ──forward──▶ scores ──loss──▶ backward
+                                                                  │ last micro-batch
+                                                                  ▼
+                                                        clip, AdamW, schedule
 
 Master weights are float32. With ``dtype=bfloat16`` the layers compute in bfloat16 and gradients are
 reduced in float32.
@@ -12,18 +15,25 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
+from verl.models.policy import PackedModel
 from verl.workers.collectives import init_distributed, make_mesh, resolve_device, world_size
 from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
+from verl.workers.sections import FSDPSection, OptimSection
 
 logger = logging.getLogger(__name__)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -46,32 +56,34 @@ class TrainEngine:
             rank.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: what the layers compute in, ``float32`` or ``bfloat16``.
-        fsdp: the ``fsdp_config`` section (``param_offload, optimizer_offload, offload_policy,
-            reshard_after_forward, fsdp_size``).
+        fsdp: the ``fsdp_config`` section; None: nothing is offloaded, all ranks share one copy.
         optim: the ``optim`` section; None for a frozen model.
         grad_clip: largest gradient norm.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        module: PackedModel,
         *,
         device: str = "auto",
-        dtype: str = "float32",
-        fsdp: Any = None,
-        optim: Any = None,
+        dtype: str | None = "float32",
+        fsdp: FSDPSection | None = None,
+        optim: OptimSection | None = None,
         grad_clip: float = 1.0,
     ) -> None:
         self.device = resolve_device(device)
         init_distributed(self.device)
-        if dtype not in ("float32", "bfloat16"):
+        if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: training computes in float32 or bfloat16")
-        self.fsdp, self.optim, self.grad_clip = fsdp, optim, float(grad_clip)
+        self.fsdp = fsdp
+        self.optim = optim
+        self.grad_clip = float(grad_clip)
         if optim is None:
             module.requires_grad_(False)
         else:
             check_schedule(optim)
-        self.module = self._shard(module, DTYPES[dtype])
+        self.module = module
+        self._sharded = self._shard(DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
         self.steps = 0  # optimizer steps tried, those left out included: the schedule counts them
         self.total_steps = -1 if optim is None else int(optim.total_training_steps or -1)
@@ -79,43 +91,45 @@ class TrainEngine:
 
     # ------------------------------------------------------------------ placement
 
-    def _flag(self, name: str, default: Any = False) -> Any:
-        return default if self.fsdp is None else getattr(self.fsdp, name, default)
-
-    def _shard(self, module: nn.Module, dtype: torch.dtype) -> nn.Module:
-        mesh = make_mesh(self.device, self._flag("fsdp_size", -1))
-        policy: dict[str, Any] = {
-            "mesh": mesh,
-            "mp_policy": MixedPrecisionPolicy(
-                param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
-            ),
-            "reshard_after_forward": bool(self._flag("reshard_after_forward", True)),
-        }
-        if self.device == "cuda":
-            if self._flag("offload_policy"):
-                policy["offload_policy"] = CPUOffloadPolicy()
-            else:
-                module.to("cuda")
-        for block in module.blocks:
-            fully_shard(block, **policy)
-        fully_shard(module, **policy)
-        return module
+    def _shard(self, dtype: torch.dtype) -> list[FSDPModule]:
+        """Shard the decoder layers one by one, then what is around them; returns the parts."""
+        fsdp = self.fsdp
+        offload = self.device == "cuda" and fsdp is not None and fsdp.offload_policy
+        if self.device == "cuda" and not offload:
+            self.module.to("cuda")
+        mesh = make_mesh(self.device, -1 if fsdp is None else fsdp.fsdp_size)
+        precision = MixedPrecisionPolicy(
+            param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
+        )
+        parts: list[FSDPModule] = []
+        # the layers first: the root takes only the parameters that no other part has taken
+        for part in (*self.module.blocks, self.module):
+            sharded = fully_shard(
+                part,
+                mesh=mesh,
+                mp_policy=precision,
+                reshard_after_forward=True if fsdp is None else fsdp.reshard_after_forward,
+                offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
+            )
+            parts.append(sharded)
+        return parts
 
     @property
     def moves(self) -> bool:
         """Whether parameters or optimizer state rest in host memory between passes."""
-        return self.device == "cuda" and not self._flag("offload_policy")
+        by_fsdp = self.fsdp is not None and self.fsdp.offload_policy
+        return self.device == "cuda" and not by_fsdp
 
     def _offload(self) -> None:
         if not self.moves:
             return
-        for part in (*self.module.blocks, self.module):
+        for part in self._sharded:
             part.reshard()  # a forward without backward may leave gathered parameters behind
-        if self._flag("param_offload"):
+        if self.fsdp is not None and self.fsdp.param_offload:
             self.module.to("cpu")
-        if self._flag("optimizer_offload"):
+        if self.fsdp is not None and self.fsdp.optimizer_offload:
             self._move_optimizer("cpu")
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # what is freed here is the rollout engine's while it plays
 
     def _move_optimizer(self, device: str) -> None:
         for state in self.optimizer.state.values() if self.optimizer else ():
@@ -147,7 +161,7 @@ class TrainEngine:
         Losses of all micro-batches and ranks *add up*: each is divided by the mini-batch's global
         denominator before.
         """
-        self.module.set_requires_gradient_sync(last)
+        self._sharded[-1].set_requires_gradient_sync(last)  # the root: it tells its layers
         # FSDP averages over ranks, so that the sum needs the factor back
         (loss * world_size()).backward()
 
@@ -158,14 +172,16 @@ class TrainEngine:
         the weights untouched: momentum and weight decay alone would otherwise move them without any
         evidence.
         """
-        lr = self._next_lr()
+        optimizer = self._trained_by()
+        lr = self._next_lr(optimizer)
         trained = [p for p in self.module.parameters() if p.grad is not None]
-        norm = nn.utils.clip_grad_norm_(trained, self.grad_clip) if trained else torch.zeros(())
-        norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        total = nn.utils.clip_grad_norm_(trained, self.grad_clip) if trained else torch.zeros(())
+        # of a sharded gradient the norm is a DTensor: full_tensor() adds up the ranks' shares
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
         finite = math.isfinite(norm)
         if finite and norm > 0.0:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if not finite:
             logger.warning("gradient norm is %s: optimizer step %d is left out", norm, self.steps)
         return StepReport(
@@ -176,11 +192,18 @@ class TrainEngine:
         """Count a step whose gradient is known to be zero: the schedule advances, nothing else
         does.
         """
-        return StepReport(grad_norm=0.0, lr=self._next_lr(), zero=True)
+        return StepReport(grad_norm=0.0, lr=self._next_lr(self._trained_by()), zero=True)
 
-    def _next_lr(self) -> float:
+    def _trained_by(self) -> torch.optim.AdamW:
+        if self.optimizer is None:
+            raise RuntimeError("the model is frozen (no optim section): it takes no optimizer step")
+        return self.optimizer
+
+    def _next_lr(self, optimizer: torch.optim.AdamW) -> float:
+        """Set the rate of this step, and count it: also one that is left out moves the schedule."""
+        assert self.optim is not None  # an optimizer is built from it
         lr = learning_rate(self.steps, self.optim, self.total_steps)
         self.steps += 1
-        for group in self.optimizer.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = lr
         return lr

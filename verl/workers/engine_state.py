@@ -38,7 +38,8 @@ def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     """
     with engine.resident():
         found = {name: _full(parameter) for name, parameter in engine.module.named_parameters()}
-        found |= {name: _full(buffer) for name, buffer in _saved_buffers(engine.module)}
+        for name, buffer in _saved_buffers(engine.module):
+            found[name] = _full(buffer)
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
@@ -82,18 +83,17 @@ def save_engine(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     weights = full_weights(engine)
-    moments = _full_moments(engine) if optimizer and engine.optimizer is not None else {}
+    moments = _full_moments(engine) if optimizer else {}
     if extra:
         save_file(_rng_state(engine.device), directory / f"rng_rank{rank()}.safetensors")
     if rank() == 0:
         save_file(weights, directory / "weights.safetensors")
         if engine.optimizer is not None and optimizer:
             save_file(moments, directory / "optimizer.safetensors")
-        (directory / "engine.json").write_text(
-            json.dumps({"format": FORMAT, "steps": engine.steps})
-        )
+        record = {"format": FORMAT, "steps": engine.steps}
+        (directory / "engine.json").write_text(json.dumps(record))
     if world_size() > 1:
-        dist.barrier()
+        dist.barrier()  # nobody takes the directory for complete before every rank has written
 
 
 def load_engine(engine: TrainEngine, directory: str | Path) -> None:
@@ -111,14 +111,16 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     engine.steps = int(record["steps"])
     moments = directory / "optimizer.safetensors"
     if engine.optimizer is not None and moments.is_file():
-        _load_moments(engine, load_file(moments))
+        _load_moments(engine, engine.optimizer, load_file(moments))
     random = directory / f"rng_rank{rank()}.safetensors"
     if random.is_file():
         _set_rng_state(load_file(random), engine.device)
 
 
 def _full_moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
-    found = {}
+    found: dict[str, torch.Tensor | None] = {}
+    if engine.optimizer is None:
+        return {}
     with engine.resident(training=True):
         for name, parameter in engine.module.named_parameters():
             for key, value in sorted(engine.optimizer.state.get(parameter, {}).items()):
@@ -126,8 +128,10 @@ def _full_moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def _load_moments(engine: TrainEngine, moments: dict[str, torch.Tensor]) -> None:
-    engine.optimizer.state.clear()
+def _load_moments(
+    engine: TrainEngine, optimizer: torch.optim.AdamW, moments: dict[str, torch.Tensor]
+) -> None:
+    optimizer.state.clear()
     with engine.resident(training=True):
         parameters = dict(engine.module.named_parameters())
         for name, tensor in moments.items():
@@ -137,7 +141,7 @@ def _load_moments(engine: TrainEngine, moments: dict[str, torch.Tensor]) -> None
             target = parameters[parameter]
             # the step counter is a scalar that AdamW keeps on the host
             value = tensor if tensor.dim() == 0 else _like(tensor, target)
-            engine.optimizer.state[target][key] = value
+            optimizer.state[target][key] = value
 
 
 def _rng_state(device: str) -> dict[str, torch.Tensor]:

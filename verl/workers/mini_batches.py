@@ -13,7 +13,8 @@ from verl.utils.seeds import derive_seed
 from verl.workers.collectives import gather_ints, rank
 
 
-def _numbers(values: Iterable) -> torch.Tensor:
+def _numbers(values: Iterable[object]) -> torch.Tensor:
+    # ranks have to agree on a trajectory's number, and only tensors travel between them
     return torch.tensor([derive_seed(str(value)) for value in values], dtype=torch.int64)
 
 
@@ -33,7 +34,8 @@ def mini_batches(
     own = [f"rank {rank()} row {i}" for i in range(len(data))]
     traj = _numbers(columns.get("traj_uid", own))
     group = _numbers(columns["uid"]) if "uid" in columns else traj
-    all_traj, all_group = gather_ints(traj).numpy(), gather_ints(group).numpy()
+    all_traj = gather_ints(traj).numpy()
+    all_group = gather_ints(group).numpy()
     part_of = _parts(all_traj, all_group, seed, tasks_per_step, num_steps)
     count = 1 + max(part_of.values(), default=-1)
     parts: list[list[int]] = [[] for _ in range(count)]
@@ -55,6 +57,8 @@ def _parts(
     order = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))
     rank_of = {groups[g]: position for position, g in enumerate(order.tolist())}
     sequence = sorted(group_of, key=lambda number: (rank_of[group_of[number]], number))
-    steps = num_steps or math.ceil(len(groups) / tasks_per_step if tasks_per_step else 1)
+    by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
+    steps = num_steps or by_tasks
+    # never more steps than trajectories: an optimizer step on nothing would be one too many
     steps = max(1, min(steps, len(sequence)))
     return {number: position * steps // len(sequence) for position, number in enumerate(sequence)}

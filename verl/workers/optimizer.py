@@ -2,58 +2,70 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
+from verl.workers.sections import OptimSection
 
-def build_optimizer(parameters: Iterable[torch.nn.Parameter], optim: Any) -> torch.optim.AdamW:
+
+def build_optimizer(
+    parameters: Iterable[torch.nn.Parameter], optim: OptimSection
+) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; matrices decay, vectors (norms, biases) do not.
 
-    ``optim`` has ``lr, betas, eps, weight_decay``. A parameter whose gradient is always zero is
+    A parameter whose gradient is always zero is
     moved by weight decay alone; ``TrainEngine.step`` therefore skips the step when the whole
     gradient is zero.
     """
     trained = [p for p in parameters if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": float(optim.weight_decay)},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    matrices = [p for p in trained if p.dim() >= 2]
+    vectors = [p for p in trained if p.dim() < 2]
+    groups = []
+    if matrices:
+        groups.append({"params": matrices, "weight_decay": float(optim.weight_decay)})
+    if vectors:
+        groups.append({"params": vectors, "weight_decay": 0.0})
+    first, second = optim.betas
     return torch.optim.AdamW(
-        groups, lr=float(optim.lr), betas=tuple(optim.betas), eps=float(optim.eps), foreach=True
+        groups, lr=float(optim.lr), betas=(first, second), eps=float(optim.eps), foreach=True
     )
 
 
-def warmup_steps(optim: Any, total_steps: int) -> int:
+def warmup_steps(optim: OptimSection, total_steps: int) -> int:
     """Optimizer steps of linear warm-up: ``lr_warmup_steps``, else the ratio of ``total_steps``."""
     if optim.lr_warmup_steps is not None and optim.lr_warmup_steps >= 0:
         return int(optim.lr_warmup_steps)
     return int(float(optim.lr_warmup_steps_ratio) * max(total_steps, 0))
 
 
-def check_schedule(optim: Any) -> None:
+def check_schedule(optim: OptimSection) -> None:
     """Raise ``ValueError`` for a schedule that cannot be computed: it depends on a total number of
     steps not given.
     """
-    by_ratio = (
-        optim.lr_warmup_steps is None or optim.lr_warmup_steps < 0
-    ) and optim.lr_warmup_steps_ratio > 0
-    if (optim.warmup_style == "cosine" or by_ratio) and (optim.total_training_steps or -1) <= 0:
-        what = "warmup_style=cosine" if optim.warmup_style == "cosine" else "lr_warmup_steps_ratio"
-        raise ValueError(
-            f"{what} needs optim.total_training_steps, the number of optimizer steps of the whole run"
-        )
+    if (optim.total_training_steps or -1) > 0:
+        return
+    steps_given = optim.lr_warmup_steps is not None and optim.lr_warmup_steps >= 0
+    if optim.warmup_style == "cosine":
+        what = "warmup_style=cosine"
+    elif optim.lr_warmup_steps_ratio > 0 and not steps_given:
+        what = "lr_warmup_steps_ratio"
+    else:
+        return
+    raise ValueError(
+        f"{what} needs optim.total_training_steps, the number of optimizer steps of the whole run"
+    )
 
 
-def learning_rate(step: int, optim: Any, total_steps: int) -> float:
+def learning_rate(step: int, optim: OptimSection, total_steps: int) -> float:
     """Learning rate of optimizer step ``step`` (from 0).
 
     Linear from ``lr / w`` over the ``w`` warm-up steps, then constant, or a cosine from ``lr`` to
     ``lr * min_lr_ratio`` at the last of ``total_steps`` (which must be positive for the cosine).
     """
-    warm, peak = warmup_steps(optim, total_steps), float(optim.lr)
+    warm = warmup_steps(optim, total_steps)
+    peak = float(optim.lr)
     if step < warm:
+        # from lr / w, not from 0: a first step with rate 0 would be a step for nothing
         return peak * (step + 1) / warm
     if optim.warmup_style == "constant":
         return peak

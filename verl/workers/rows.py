@@ -5,12 +5,14 @@ The batch is ``[B, P + R]`` with padding on both sides; the model reads ``[1, T]
 """
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 
-from verl.models.branch_attention import Branch, PackedBranches, pack
+from verl.models.branch_attention import PackedBranches, pack
 from verl.models.token_scores import Targets
 from verl.protocol import DataProto
+from verl.records import Branch
 from verl.single_controller.base.decorator import PADDING_ROWS
 
 
@@ -25,19 +27,19 @@ class Rows:
 
     def __init__(self, data: DataProto, device: str = "cpu") -> None:
         batch = data.batch
-        attention, self.responses = batch["attention_mask"].bool(), batch["responses"]
+        attention = batch["attention_mask"].bool()
+        self.responses = batch["responses"]
         self.width = self.responses.shape[1]
         self.mask = batch["response_mask"].bool()
-        self.lengths = attention.sum(-1).tolist()
+        self.lengths: list[int] = attention.sum(-1).tolist()
         if 0 in self.lengths:
             raise ValueError(f"row {self.lengths.index(0)} has no token")
         self.tokens = batch["input_ids"][attention].split(self.lengths)
         self.place = (attention.long().cumsum(-1) - 1)[:, -self.width :]
         unpredicted = (self.mask & (self.place < 1)).any(-1)
         if unpredicted.any():
-            raise ValueError(
-                f"row {int(unpredicted.nonzero()[0])} starts with a sampled token; a row needs a prompt"
-            )
+            row = int(unpredicted.nonzero()[0])
+            raise ValueError(f"row {row} starts with a sampled token; a row needs a prompt")
         self.device = device
 
     def __len__(self) -> int:
@@ -60,6 +62,7 @@ class Rows:
         """All sampled tokens of the given rows, row by row."""
         index = torch.as_tensor(rows)
         mask = self.mask[index]
+        # the logits at a position predict the token after it, hence the -1
         before = torch.as_tensor(packed.offsets)[:, None] + self.place[index] - 1
         tokens = self.responses[index][mask]
         return Targets(before[mask].to(self.device), tokens.to(self.device), temperature)
@@ -69,15 +72,26 @@ class Rows:
         differentiable.
         """
         mask = self.mask[torch.as_tensor(rows)].to(values.device)
-        return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(
-            mask, values
-        )
+        empty = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
+        return empty.masked_scatter(mask, values)
 
 
 def drop_padding(data: DataProto) -> DataProto:
     """The batch without the copied rows that only even out the ranks."""
     extra = int(data.meta_info.get(PADDING_ROWS, 0))
     return data[: len(data) - extra] if extra else data
+
+
+class Limits(TypedDict, total=False):
+    """How much a micro-batch holds: ``max_tokens`` tokens where given, else ``max_rows`` rows."""
+
+    max_rows: int | None
+    max_tokens: int | None
+
+
+def limits_of(by_tokens: bool | None, max_rows: int | None, max_tokens: int | None) -> Limits:
+    """The limit that counts: of tokens with ``by_tokens`` (``use_dynamic_bsz``), else of rows."""
+    return Limits(max_tokens=max_tokens) if by_tokens else Limits(max_rows=max_rows)
 
 
 def micro_batches(
@@ -92,12 +106,11 @@ def micro_batches(
     parts: list[list[int]] = []
     tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        full = bool(parts) and (
-            tokens + lengths[row] > max_tokens
-            if max_tokens
-            else len(parts[-1]) >= (max_rows or len(lengths))
-        )
-        if not parts or full:
+        if max_tokens:
+            full = tokens + lengths[row] > max_tokens
+        else:
+            full = bool(parts) and len(parts[-1]) >= (max_rows or len(lengths))
+        if full or not parts:
             parts.append([])
             tokens = 0
         parts[-1].append(row)

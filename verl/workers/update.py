@@ -3,7 +3,6 @@ any split.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,19 +12,24 @@ from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
 from verl.workers.engine import StepReport, TrainEngine
 from verl.workers.mini_batches import mini_batches
-from verl.workers.rows import Rows, micro_batches
+from verl.workers.passes import common_passes
+from verl.workers.rows import Rows, limits_of, micro_batches
+from verl.workers.sections import UpdateSection
 
 # index of rows -> this micro-batch's share of the mini-batch loss, and metrics to be summed; [] ->
 # zero loss
 Share = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+# metrics of one optimizer step, and what it did
+StepRecord = tuple[dict[str, float], StepReport]
 
 
-def plan_mini_batches(data: DataProto, section: Any, *seed: int | str) -> Iterator[list[int]]:
+def plan_mini_batches(
+    data: DataProto, section: UpdateSection, *seed: int | str
+) -> Iterator[list[int]]:
     """This rank's rows of every optimizer step of an update, epoch by epoch.
 
-    ``section`` has ``ppo_epochs, shuffle, ppo_mini_batches`` and ``ppo_mini_batch_size``. With
-    ``shuffle`` every epoch cuts the trajectories anew; without it all epochs of an update take the
-    same mini-batches.
+    With ``section.shuffle`` every epoch cuts the trajectories anew; without it all epochs of an
+    update take the same mini-batches.
     """
     for epoch in range(section.ppo_epochs or 1):
         number = derive_seed(*seed, epoch if section.shuffle else 0)
@@ -36,27 +40,27 @@ def optimizer_step(
     engine: TrainEngine,
     rows: Rows,
     part: Sequence[int],
-    section: Any,
+    section: UpdateSection,
     share: Share,
     names: Sequence[str],
-) -> tuple[dict[str, float], StepReport]:
+) -> StepRecord:
     """Accumulate the gradient of the mini-batch ``part`` in micro-batches and take one step.
 
     Returns the metrics ``names``, summed over micro-batches and ranks (zero where none was
     measured), and the report.
     """
-    limits = {"max_rows": section.ppo_micro_batch_size_per_gpu}
-    if section.use_dynamic_bsz:
-        limits = {"max_tokens": section.ppo_max_token_len_per_gpu}
-    cuts = [
-        [part[i] for i in cut]
-        for cut in micro_batches([rows.lengths[row] for row in part], **limits)
-    ]
-    # all ranks run equally many passes, for each of them is a collective operation
-    passes = int(max_over_ranks([len(cuts)])[0])
+    limits = limits_of(
+        section.use_dynamic_bsz,
+        section.ppo_micro_batch_size_per_gpu,
+        section.ppo_max_token_len_per_gpu,
+    )
+    cuts = micro_batches([rows.lengths[row] for row in part], **limits)
+    passes = common_passes(cuts)
     sums = {name: torch.zeros(()) for name in names}
     for number in range(passes):
-        loss, measured = share(cuts[number] if number < len(cuts) else [])
+        cut = cuts[number] if number < len(cuts) else []
+        loss, measured = share([part[i] for i in cut])
+        # gradients travel once per step, with the last micro-batch
         engine.backward(loss, last=number == passes - 1)
         for name, value in measured.items():
             sums[name] = sums[name] + value.float().cpu()
@@ -65,7 +69,7 @@ def optimizer_step(
 
 
 def update_metrics(
-    role: str, records: list[tuple[dict[str, float], StepReport]], tokens: int, seconds: float
+    role: str, records: Sequence[StepRecord], tokens: int, seconds: float
 ) -> dict[str, float]:
     """Means over the optimizer steps that measured something, counts of steps left out, and what an
     update cost.
@@ -73,22 +77,29 @@ def update_metrics(
     ``tokens`` real tokens of this rank, all epochs counted; ``seconds`` of this rank. Equal on
     every rank.
     """
-    measured, reports = [m for m, _ in records], [r for _, r in records]
-    names = dict.fromkeys(name for found in measured for name in found)
-    metrics = {
-        f"{role}/{name}": float(np.mean([m[name] for m in measured if name in m])) for name in names
-    }
-    kept = [r.grad_norm for r in reports if not r.skipped]
+    metrics = {f"{role}/{name}": mean for name, mean in _means(records).items()}
+    reports = [report for _, report in records]
+    kept = [report.grad_norm for report in reports if not report.skipped]
     metrics |= {
         f"{role}/grad_norm": float(np.mean(kept)) if kept else 0.0,
         f"{role}/lr": reports[-1].lr if reports else 0.0,
         f"{role}/optimizer_steps": float(len(reports)),
-        f"{role}/skipped_steps": float(sum(r.skipped for r in reports)),
-        f"{role}/zero_steps": float(sum(r.zero for r in reports)),
+        f"{role}/skipped_steps": float(sum(report.skipped for report in reports)),
+        f"{role}/zero_steps": float(sum(report.zero for report in reports)),
         f"perf/update_{role}_tokens": sum_over_ranks([tokens])[0],
+        # the slowest rank is the one the others wait for
         f"perf/update_{role}_seconds": max_over_ranks([seconds])[0],
     }
     if torch.cuda.is_available():
-        used = torch.cuda.max_memory_allocated() / 2**30
-        metrics["perf/max_memory_allocated_gb"] = max_over_ranks([used])[0]
+        used_gib = torch.cuda.max_memory_allocated() / 2**30
+        metrics["perf/max_memory_allocated_gb"] = max_over_ranks([used_gib])[0]
     return metrics
+
+
+def _means(records: Sequence[StepRecord]) -> dict[str, float]:
+    """Mean of each metric over the steps that have it."""
+    values: dict[str, list[float]] = {}
+    for measured, _ in records:
+        for name, value in measured.items():
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(found)) for name, found in values.items()}

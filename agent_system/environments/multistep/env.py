@@ -12,20 +12,24 @@ explore: the return is the sum of the rewards of the others, and all turns are t
 
 import itertools
 import logging
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from agent_system.agents import DirectOutputAgent, Message
+from agent_system.agents import Agent, DirectOutputAgent, LanguageModel, Message
 from agent_system.environments.multistep.runner import TrialRunner
-from agent_system.environments.multistep.transcript import Limits
 from agent_system.environments.multistep.trial import MASK_MODES, Trial, trial_results
+from agent_system.tokens.conversation import Limits
 from agent_system.tokens.plain import bridge_for_appending
+from agent_system.tokens.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 TRIAL_MODES = ("all_episodes", "last_episode")
 KEPT_SESSIONS = 8192
+
+# Columns, or rows, or messages that open the conversations.
+Inputs = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any] | Sequence[Message]]
 
 
 class MultistepEnv:
@@ -66,7 +70,7 @@ class MultistepEnv:
 
     def __init__(
         self,
-        tokenizer: Any = None,
+        tokenizer: TextTokenizer | None = None,
         env_id: str = "multistep",
         system_prompt: str = "",
         max_steps_per_episode: int = 10,
@@ -84,17 +88,22 @@ class MultistepEnv:
         ):
             if value not in allowed:
                 raise ValueError(f"{name}={value!r}: allowed are {', '.join(allowed)}")
-        self.tokenizer, self.env_id, self.system_prompt = tokenizer, env_id, system_prompt
+        self.tokenizer = tokenizer
+        self.env_id = env_id
+        self.system_prompt = system_prompt
         self.max_steps_per_episode = max_steps_per_episode
-        self.episodes_per_trial, self.free_shots = episodes_per_trial, free_shots
-        self.trial_mode, self.mask_mode = trial_mode, mask_mode
-        self.max_length, self.step_workers = max_length, step_workers
+        self.episodes_per_trial = episodes_per_trial
+        self.free_shots = free_shots
+        self.trial_mode = trial_mode
+        self.mask_mode = mask_mode
+        self.max_length = max_length
+        self.step_workers = step_workers
         self.active_states: dict[str, Any] = {}
         self.completed_episodes: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.bridge = None if tokenizer is None else bridge_for_appending(tokenizer)
         self._numbers = itertools.count()
 
-    # ---- what a child says -----------------------------------------------------------------------------------------
+    # ---- what a child says ----
 
     def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> Any:
         """The state (a dict, usually) at the start of an episode.
@@ -153,10 +162,13 @@ class MultistepEnv:
             f"{type(self).__name__} has no evaluation tasks of its own: pass a dataset"
         )
 
-    # ---- what callers use ------------------------------------------------------------------------------------------
+    # ---- what callers use ----
 
     def trial_reward(
-        self, completions: Any = None, session_ids: Sequence[str] | None = None, **columns: Any
+        self,
+        completions: Sequence[object] | None = None,
+        session_ids: Sequence[str] | None = None,
+        **columns: object,
     ) -> list[float | None]:
         """The return of every session; 0.0 with a warning for an unknown one, None for one that was
         aborted.
@@ -174,20 +186,24 @@ class MultistepEnv:
         return None if record["aborted"] else float(record["reward"])
 
     def generate(
-        self, prompts: Any, llm: Any = None, sampling_params: Any = None, **options: Any
+        self,
+        prompts: Inputs,
+        llm: LanguageModel | None = None,
+        sampling_params: object = None,
+        **options: Any,
     ) -> dict[str, list]:
         """``run_trial`` under the name that older callers know."""
         return self.run_trial(prompts, llm=llm, sampling_params=sampling_params, **options)
 
     def run_trial(
         self,
-        inputs: Any,
-        llm: Any = None,
-        sampling_params: Any = None,
-        agent: Any = None,
+        inputs: Inputs,
+        llm: LanguageModel | None = None,
+        sampling_params: object = None,
+        agent: Agent | None = None,
         *,
         max_completion_length: int | None = None,
-        **ignored: Any,
+        **ignored: object,
     ) -> dict[str, list]:
         """Play one trial per input and return everything that was seen, sampled and earned.
 
@@ -202,15 +218,14 @@ class MultistepEnv:
 
         Returns:
             Lists with one entry per input. With one value per token: ``full_token_ids``,
-                ``full_attention_mask`` (all
-            1), ``completion_only_mask`` (1 on the agent's tokens) and ``logprobs`` (of the agent's tokens, 0
-            elsewhere). ``prompt_lengths``: tokens before the first sampled one.
-                ``final_completion_messages``: the last
-            assistant message, in a list. ``session_ids``, ``rewards`` (returns), ``turn_rewards`` and ``stop_reasons``
-            by episode, ``episode_boundaries`` (token ranges), ``truncated``, ``aborted``, and
-                ``retokenized``: whether
-            tokens were made from an agent's words instead of being sampled. ``ids``, ``messages`` and ``mask`` are
-            other names of ``full_token_ids``, ``final_completion_messages`` and ``completion_only_mask``.
+            ``full_attention_mask`` (all 1), ``completion_only_mask`` (1 on the agent's tokens) and
+            ``logprobs`` (of the agent's tokens, 0 elsewhere). ``prompt_lengths``: tokens before
+            the first sampled one. ``final_completion_messages``: the last assistant message, in a
+            list. ``session_ids``, ``rewards`` (returns), ``turn_rewards`` and ``stop_reasons`` by
+            episode, ``episode_boundaries`` (token ranges), ``truncated``, ``aborted``, and
+            ``retokenized``: whether tokens were made from an agent's words instead of being
+            sampled. ``ids``, ``messages`` and ``mask`` are other names of ``full_token_ids``,
+            ``final_completion_messages`` and ``completion_only_mask``.
 
         Raises:
             ValueError: Neither agent nor model.
@@ -236,11 +251,13 @@ class MultistepEnv:
         while len(self.completed_episodes) > KEPT_SESSIONS:
             self.completed_episodes.popitem(last=False)
 
-    def _limits_for(self, agent: Any, completion: int | None) -> Limits:
-        limits = Limits(turn=getattr(agent, "max_turn_tokens", None) or 0)
+    def _limits_for(self, agent: Agent, completion: int | None) -> Limits:
         length = self.max_length or getattr(self.tokenizer, "model_max_length", None)
-        limits = replace(limits, sequence=length) if isinstance(length, int) else limits
-        return replace(limits, completion=completion) if completion else limits
+        return Limits(
+            response=completion or math.inf,
+            total=length if isinstance(length, int) else math.inf,
+            turn=getattr(agent, "max_turn_tokens", None) or 0,
+        )
 
 
 def _check(max_steps: int, episodes: int, free_shots: int) -> None:
@@ -250,21 +267,21 @@ def _check(max_steps: int, episodes: int, free_shots: int) -> None:
         raise ValueError(f"episodes_per_trial={episodes}: at least 1")
     if not 0 <= free_shots < episodes:
         raise ValueError(
-            f"free_shots={free_shots} with episodes_per_trial={episodes}: at least 0 and fewer than the episodes, "
-            "because an episode must count"
+            f"free_shots={free_shots} with episodes_per_trial={episodes}: at least 0 and fewer "
+            "than the episodes, because an episode must count"
         )
 
 
-def _entries(inputs: Any) -> list[tuple[dict[str, Any], list[Message]]]:
+def _entries(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
     """(task, messages in front) of every input; see ``run_trial``."""
-    if isinstance(inputs, Mapping):
-        inputs = [
-            dict(zip(inputs, values, strict=True)) for values in zip(*inputs.values(), strict=True)
-        ]
-    return [_entry(entry) for entry in inputs]
+    if not isinstance(inputs, Mapping):
+        return [_entry(entry) for entry in inputs]
+    columns = {str(name): values for name, values in inputs.items()}
+    rows = zip(*columns.values(), strict=True)
+    return [(dict(zip(columns, row, strict=True)), []) for row in rows]
 
 
-def _entry(entry: Any) -> tuple[dict[str, Any], list[Message]]:
+def _entry(entry: Mapping[str, Any] | Sequence[Message]) -> tuple[dict[str, Any], list[Message]]:
     if isinstance(entry, Mapping):
         return dict(entry), []
     return {"messages": list(entry)}, list(entry)

@@ -6,26 +6,60 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from agent_system.agents import Action, ask
+from agent_system.agents import Action, Agent, Message, ask
 from agent_system.environments.failure import EnvFailure
-from agent_system.environments.multistep.transcript import Limits, Transcript
+from agent_system.environments.multistep.transcript import Transcript
 from agent_system.environments.multistep.trial import Episode, Trial
+from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.conversation import Limits
+from agent_system.tokens.plain import PlainBridge
 from verl.utils.sampling import StopReason
-
-if TYPE_CHECKING:
-    from agent_system.environments.multistep.env import MultistepEnv
 
 logger = logging.getLogger(__name__)
 _CUT = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
 
+class TrialHooks(Protocol):
+    """What a runner asks of a ``MultistepEnv``, whose docstrings say what each of these is."""
+
+    bridge: ChatBridge | PlainBridge | None
+    system_prompt: str
+    max_steps_per_episode: int
+    episodes_per_trial: int
+    free_shots: int
+    trial_mode: str
+    step_workers: int
+    active_states: dict[str, Any]
+
+    def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> Any: ...
+
+    def _format_prompt(self, state: Any, step: int) -> str: ...
+
+    def _step_episode(
+        self, session_id: str, action: str
+    ) -> tuple[Any, float, bool, dict[str, Any]]: ...
+
+    @property
+    def _calculate_reward(self) -> Callable[..., float]: ...
+
+    def _format_episode(self, number: int) -> str: ...
+
+    def _format_outcome(self, state: Any) -> str: ...
+
+    def close_session(self, trial: Trial) -> None:
+        """Take note of a trial that is over."""
+        ...
+
+
 class TrialRunner:
     """Plays trials in ``env`` (through its hooks) with turns of ``agent`` within ``limits``."""
 
-    def __init__(self, env: "MultistepEnv", agent: Any, limits: Limits) -> None:
-        self.env, self.agent, self.limits = env, agent, limits
+    def __init__(self, env: TrialHooks, agent: Agent, limits: Limits) -> None:
+        self.env = env
+        self.agent = agent
+        self.limits = limits
         self._remembers = env.trial_mode == "all_episodes"
 
     def run(self, trials: Sequence[Trial]) -> Sequence[Trial]:
@@ -35,26 +69,31 @@ class TrialRunner:
         self._each(self._begin_episode, trials)
         while playing := [trial for trial in trials if not trial.over]:
             conversations = [trial.transcript.conversation() for trial in playing]
-            actions, states = ask(
-                self.agent, conversations, [trial.agent_state for trial in playing]
-            )
+            states = [trial.agent_state for trial in playing]
+            actions, states = ask(self.agent, conversations, states)
             for trial, state in zip(playing, states, strict=True):
                 trial.agent_state = state
             self._each(self._advance, playing, actions)
         return trials
 
     def _transcript(self, trial: Trial) -> Transcript:
-        opening, prompt = trial.opening, self.env.system_prompt
+        opening = trial.opening
+        prompt = self.env.system_prompt
         has_system = bool(opening) and opening[0]["role"] == "system"
-        system = [{"role": "system", "content": prompt}] if prompt and not has_system else []
+        system: list[Message] = []
+        if prompt and not has_system:
+            system = [{"role": "system", "content": prompt}]
         return Transcript(self.env.bridge, [*system, *opening], self.limits)
 
     def _begin_episode(self, trial: Trial) -> None:
-        env, number, said = self.env, len(trial.episodes), []
+        env = self.env
+        number = len(trial.episodes)
+        said: list[str] = []
         if number and self._remembers:
             said.append(env._format_outcome(trial.episode.state))
         elif number:
-            trial.transcript, trial.agent_state = self._transcript(trial), None
+            trial.transcript = self._transcript(trial)
+            trial.agent_state = None
         trial.episodes.append(Episode(number, free=number < env.free_shots))
         self._store(trial, env._initialize_episode(trial.session_id, dict(trial.task_info)))
         if self._remembers and env.episodes_per_trial > 1:
@@ -76,9 +115,9 @@ class TrialRunner:
         self._store(trial, state)
         episode.rewards.append(float(reward))
         episode.info = info or {}
-        episode.done = bool(done) or (
-            isinstance(episode.state, Mapping) and bool(episode.state.get("done"))
-        )
+        # Older children tell the end in their state alone.
+        told_by_state = isinstance(episode.state, Mapping) and bool(episode.state.get("done"))
+        episode.done = bool(done) or told_by_state
         if not episode.done and len(episode.actions) < self.env.max_steps_per_episode:
             self._tell(trial, self.env._format_prompt(episode.state, len(episode.actions)))
             return
@@ -100,25 +139,33 @@ class TrialRunner:
 
     def _end_episode(self, trial: Trial) -> None:
         episode = trial.episode
-        names = ("state", "rewards", "actions", "done", "info")
-        known = {name: getattr(episode, name) for name in names}
-        known |= {
+        known = {
             "session_id": trial.session_id,
             "task_info": trial.task_info,
+            "state": episode.state,
+            "rewards": episode.rewards,
+            "actions": episode.actions,
             "steps": len(episode.actions),
+            "done": episode.done,
+            "info": episode.info,
         }
         episode.reward = float(_call_with(self.env._calculate_reward, known, episode.record()))
-        no_room = self._remembers and episode.truncated == "budget"
-        if (
-            len(trial.episodes) < self.env.episodes_per_trial
-            and not no_room
-            and episode.truncated != "abort"
-        ):
+        if self._another_episode(trial):
             self._begin_episode(trial)
             return
-        counted = trial.episodes[self.env.free_shots :] if self._remembers else trial.episodes[-1:]
+        counted = trial.episodes[-1:]
+        if self._remembers:
+            counted = trial.episodes[self.env.free_shots :]
         trial.total = float(sum(played.reward for played in counted))
         self._close(trial)
+
+    def _another_episode(self, trial: Trial) -> bool:
+        if trial.episode.truncated == "abort":
+            return False
+        # A conversation that remembers only grows: where no turn fits now, none will later.
+        if self._remembers and trial.episode.truncated == "budget":
+            return False
+        return len(trial.episodes) < self.env.episodes_per_trial
 
     def _close(self, trial: Trial) -> None:
         trial.over = True
@@ -146,18 +193,17 @@ class TrialRunner:
             list(pool.map(guarded, trials, *columns))
 
 
-def _call_with(function: Callable[..., Any], known: Mapping[str, Any], otherwise: Any) -> Any:
+def _call_with(function: Callable[..., float], known: Mapping[str, Any], otherwise: Any) -> float:
     """Call ``function`` with the ``known`` values of its parameters' names; ``otherwise`` for a
     required other one.
     """
-    chosen = {}
+    chosen: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
+        required = parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_KEYWORD:
             chosen |= known
         elif name in known:
             chosen[name] = known[name]
-        elif (
-            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-        ):
+        elif required and parameter.kind is not parameter.VAR_POSITIONAL:
             chosen[name] = otherwise
     return function(**chosen)

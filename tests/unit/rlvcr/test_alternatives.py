@@ -170,9 +170,7 @@ def collect(tokenizer, config, script=None, groups=2):
     collector = TrajectoryCollector(config, tokenizer)
     try:
         settings = PlaySettings.from_config(config, envs.package, is_train=True, thinking=True)
-        return collector._play(
-            envs.gen_batch(1, groups), group, envs, settings
-        ).trajectories, engine
+        return collector._play(envs.gen_batch(1, groups), group, settings).trajectories, engine
     finally:
         collector.close()
 
@@ -207,7 +205,7 @@ def test_mixed_groups_only(tokenizer, mixed):
         lost = mixed and len(begun) == 1
         return "look " * 40 if lost else walks(request, prompt)
 
-    trajectories, engine = collect(tokenizer, rlvcr_config(expand="mixed_groups"), script, groups=1)
+    trajectories, _ = collect(tokenizer, rlvcr_config(expand="mixed_groups"), script, groups=1)
     expanded = [turn for t in trajectories for turn in t.turns if turn.alternatives is not None]
     assert bool(expanded) == mixed
     if mixed:

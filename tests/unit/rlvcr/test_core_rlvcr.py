@@ -20,6 +20,7 @@ from rlvcr.core_rlvcr import (
     thinking_reweight,
 )
 from verl.algos import get_adv_estimator_fn
+from verl.records import SegmentScore
 
 SCORES = torch.tensor([[-1.0, -2.0, -3.0, -6.0]])
 ALL = torch.ones(1, 4, dtype=torch.bool)
@@ -31,11 +32,19 @@ def chosen(*columns):
 
 
 def test_score_of_reads_the_measurement_it_names():
-    entry = {"entropy": 2.0, "logprob": -0.5, "prob": 0.7, "seq_prob": math.exp(-0.5)}
+    entry = SegmentScore(
+        step=0,
+        label=1,
+        logprob=-0.5,
+        entropy=2.0,
+        prob=0.7,
+        seq_prob=math.exp(-0.5),
+        num_tokens=2,
+    )
     assert score_of(entry, "entropy") == -2.0
     assert score_of(entry, "logprob") == -0.5
     assert score_of(entry, "prob") == math.exp(-0.5)
-    with pytest.raises(ValueError, match="algorithm.rlvcr.score"):
+    with pytest.raises(ValueError, match=r"algorithm\.rlvcr\.score"):
         score_of(entry, "probability")
 
 
@@ -123,7 +132,7 @@ def test_wrong_arguments_are_refused():
         thinking_advantage(SCORES[:, :3], ALL, chosen(0), FREE)
     with pytest.raises(ValueError, match="cost_max"):
         thinking_advantage(SCORES, ALL, chosen(0), FREE, cost_max=0)
-    with pytest.raises(ValueError, match="algorithm.rlvcr.alternatives"):
+    with pytest.raises(ValueError, match=r"algorithm\.rlvcr\.alternatives"):
         thinking_advantage(SCORES, ALL, chosen(0), FREE, alternatives="two")
 
 

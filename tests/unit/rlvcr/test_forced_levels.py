@@ -5,6 +5,7 @@ Nothing is learnt on what was forced.
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def forced(tokenizer, scorer):
 
 def prefix_of(data, row, record, tokenizer):
     """Range in the response, and the ids, of the level and the tag behind it."""
-    start = record["span"][0] - int(
+    start = record.span[0] - int(
         data.batch["attention_mask"][row][: data.batch["prompts"].shape[1]].sum()
     )
     return slice(start, start + len(LevelCodec(tokenizer).prefix_ids[1]))
@@ -85,33 +86,29 @@ def test_rule_13_a_forced_level_enters_neither_entropy_nor_cost_nor_loss(
     history, forced, tokenizer
 ):
     data, codec = forced[history], LevelCodec(tokenizer)
-    seen = Counter(record["level_forced"] for _, record in steps_of(data))
+    seen = Counter(record.level_forced for _, record in steps_of(data))
     assert seen[True] >= 4 and seen[False] >= 4
     for row, record in steps_of(data):
         own = prefix_of(data, row, record, tokenizer)
         digit = data.batch["responses"][row][own].tolist()[:-1]  # level 1 may go without a thought
-        assert digit == codec.prefix_ids[record["level"]][:-1]
+        assert digit == codec.prefix_ids[record.level][:-1]
         nothing = {
             key: data.batch[key][row][own] == 0
             for key in ("response_mask", "old_log_probs", "entropys")
         }
         nothing |= {
             key: data.batch[key][row][own] == 0
-            for key in ("level_mask", "thinking_level_entropies")
+            for key in ("choice_mask", "thinking_level_entropies")
         }
-        assert all(zero.all() for zero in nothing.values()) == record["level_forced"]
-        assert (data.batch["step_ids"][row][own] == -1).all() == record["level_forced"]
-        sampled = (
-            record["span"][1] - record["span"][0] - (own.stop - own.start) * record["level_forced"]
-        )
-        assert record["num_tokens"] == sampled
-        thought = next(c for c in record["contexts"] if c["original"])
+        assert all(zero.all() for zero in nothing.values()) == record.level_forced
+        assert (data.batch["step_ids"][row][own] == -1).all() == record.level_forced
+        sampled = record.span[1] - record.span[0] - (own.stop - own.start) * record.level_forced
+        assert record.num_tokens == sampled
+        thought = next(c for c in record.contexts if c.original)
         assert (
-            thought["tokens"]
-            == record["thought_tokens"]
-            == len(tokenizer(thought["thought"])["input_ids"])
+            thought.tokens == record.thought_tokens == len(tokenizer(thought.thought)["input_ids"])
         )
-    assert data.batch["level_mask"].sum() == seen[False]
+    assert data.batch["choice_mask"].sum() == seen[False]
 
 
 @both
@@ -122,13 +119,13 @@ def test_a_forced_level_is_scored_and_its_thought_credited_like_any_other(
     assert max(Reference(model, tokenizer, history).differences(data)) < 1e-5
     placed = data.batch["thinking_level_entropies"]
     for row, record in steps_of(data):
-        if record["level_forced"]:
-            own = data.batch["step_ids"][row] == record["step"]
+        if record.level_forced:
+            own = data.batch["step_ids"][row] == record.step
             credited = data.batch["responses"][row][own & (placed[row] != 0)].tolist()
             assert tokenizer.decode(credited) == next(
-                c["thought"] for c in record["contexts"] if c["original"]
+                c.thought for c in record.contexts if c.original
             )
-            assert {c["level"] for c in record["contexts"]} == {1, 2, 3, 4}
+            assert {c.level for c in record.contexts} == {1, 2, 3, 4}
 
 
 @both
@@ -139,7 +136,7 @@ def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, to
     rewards[torch.arange(len(data)), last] = torch.arange(len(data)) % 2 * 1.0
     data.batch["token_level_rewards"] = rewards
     data = compute_advantage(data, config)
-    rows = [(row, record) for row, record in steps_of(data) if record["level_forced"]]
+    rows = [(row, record) for row, record in steps_of(data) if record.level_forced]
     for row, record in rows:
         assert (data.batch["advantages"][row][prefix_of(data, row, record, tokenizer)] == 0).all()
 
@@ -158,15 +155,13 @@ def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, to
     assert all((plain[name] == loud[name]).all() for name in plain)
 
 
-def test_forced_levels_count_neither_as_choices_nor_against_collapse(
-    tokenizer, scorer, monkeypatch
-):
+def test_forced_levels_count_neither_as_choices_nor_against_collapse(tokenizer, scorer):
     config = thinking_config(epsilon_levels=1.0)
     data = collect(tokenizer, scorer, config, forcing_script(), groups=3)
     metrics = data.meta_info["metrics"]
     assert metrics["rlvcr/level_forced_share"] == 1.0
     assert [metrics[f"rlvcr/level_share_{level}"] for level in (1, 2, 3, 4)] == [0.0] * 4
-    levels = Counter(record["level"] for _, record in steps_of(data))
+    levels = Counter(record.level for _, record in steps_of(data))
     assert set(levels) == {1, 2, 3, 4}
     config.algorithm.rlvcr.collapse_patience = 1
     data = collect(tokenizer, scorer, config, forcing_script(), groups=3)
@@ -178,8 +173,8 @@ def test_levels_are_drawn_uniformly_and_repeatably():
 
     def draw(seed, epsilon=0.2):
         settings = SimpleNamespace(seed=seed, epsilon_levels=epsilon)
-        stage = SimpleNamespace(settings=settings, codec=codec, agent=lambda job: None)
-        plays = [TrajectoryPlayer(stage, Job(i, {}, "u", f"u/{i}", i, 0)) for i in range(400)]
+        context: Any = SimpleNamespace(settings=settings, codec=codec, agent=lambda _: None)
+        plays = [TrajectoryPlayer(context, Job(i, {}, "u", f"u/{i}", i, 0)) for i in range(400)]
         return [tuple(play._forced_level(step)) for play in plays for step in range(10)]
 
     drawn = draw(1)
@@ -194,18 +189,17 @@ def test_levels_are_drawn_uniformly_and_repeatably():
 def test_a_forced_level_and_what_follows_fit_the_turn(history, tokenizer, scorer):
     """The engine is asked for fewer tokens, and no row is longer than it may be."""
     config = thinking_config(history, epsilon_levels=1.0)
-    long = thinking_script(lambda level, step, start: thought_of(4, 0, start) * 3)
+    long = thinking_script(lambda _level, _step, start: thought_of(4, 0, start) * 3)
 
     def script(request, prompt):
         if request.stop == ("</think>", "<action>"):
             return long(request, prompt)
         return "I think " * 40
 
-    _, envs, (engine,) = make_world(tokenizer, config, script)
     data = collect(tokenizer, scorer, config, script)
     length = len(LevelCodec(tokenizer).prefix_ids[1])
     assert all(
-        record["num_tokens"] == config.env.max_turn_tokens - length for _, record in steps_of(data)
+        record.num_tokens == config.env.max_turn_tokens - length for _, record in steps_of(data)
     )
     assert data.batch["responses"].shape[1] <= config.env.max_turn_tokens
     assert all(
@@ -213,7 +207,7 @@ def test_a_forced_level_and_what_follows_fit_the_turn(history, tokenizer, scorer
     )
 
 
-def test_validation_forces_nothing(tokenizer, scorer):
+def test_validation_forces_nothing(tokenizer):
     config = thinking_config(epsilon_levels=1.0)
     config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
     from agent_system.multi_turn_rollout.play_settings import PlaySettings

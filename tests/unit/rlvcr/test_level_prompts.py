@@ -35,7 +35,7 @@ def first_prompt(words, is_train):
         settings = PlaySettings.from_config(
             config, envs.package, is_train, thinking=is_train and config.algorithm.rlvcr.enable
         )
-        collector._play(envs.gen_batch(1, 1), group, envs, settings)
+        collector._play(envs.gen_batch(1, 1), group, settings)
     finally:
         collector.close()
     return tokenizer.decode(engine.requests[0].prompt_ids)

@@ -7,6 +7,7 @@ comparison.
 """
 
 import copy
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.actor import ActorWorker
 
 EXACT = 1e-5
-CREDIT = ("thinking_level_entropies", "thinking_token_costs", "thinking_reweight", "level_mask")
+CREDIT = ("thinking_level_entropies", "thinking_token_costs", "thinking_reweight", "choice_mask")
 both = pytest.mark.parametrize("history", ["append", "window"])
 
 
@@ -110,7 +111,7 @@ def traj_uids(data):
     return list(data.non_tensor_batch["traj_uid"])
 
 
-# ---------------------------------------------------------------- 3, 4, 5: which steps are scored, and how
+# ---- 3, 4, 5: which steps are scored, and how --------------------------------------------------
 
 
 @both
@@ -129,14 +130,14 @@ def test_rule_03_an_unparsable_step_keeps_its_trajectory_advantage_and_gets_no_t
     width = data.batch["responses"].shape[1]
     for row, record in steps_of(data):
         start = int(data.batch["attention_mask"][row][:-width].sum())
-        own = slice(record["span"][0] - start, record["span"][1] - start)
+        own = slice(record.span[0] - start, record.span[1] - start)
         got, trajectory = data.batch["advantages"][row][own], data.batch["returns"][row][own]
         assert (trajectory.abs() == 0.5).all()
-        if record["step"] == 1:
-            assert record["parse_failure"] == "missing_level" and record["contexts"] == []
-            assert record["think_advantage"] == 0.0 and got.equal(trajectory)
+        if record.step == 1:
+            assert record.parse_failure == "missing_level" and record.contexts == ()
+            assert record.think_advantage == 0.0 and got.equal(trajectory)
         else:
-            assert len(record["contexts"]) == 4 and not got.equal(trajectory)
+            assert len(record.contexts) == 4 and not got.equal(trajectory)
 
 
 @both
@@ -145,27 +146,25 @@ def test_rule_04_an_empty_thought_is_scored_like_any_other(history, played, refe
     empty = [
         (row, record, c)
         for row, record in steps_of(data)
-        for c in record["contexts"]
-        if c["thought"] == ""
+        for c in record.contexts
+        if c.thought == ""
     ]
-    assert {c["level"] for _, _, c in empty} == {1, 4} and {c["original"] for _, _, c in empty} == {
+    assert {c.level for _, _, c in empty} == {1, 4} and {c.original for _, _, c in empty} == {
         True,
         False,
     }
-    assert all(
-        c["tokens"] == 0 and c["score_logprob"] < 0 < c["score_entropy"] for _, _, c in empty
-    )
+    assert all(c.tokens == 0 and c.scores.logprob < 0 < c.scores.entropy for _, _, c in empty)
     assert max(references[history].differences(data)) < EXACT  # those contexts included
     placed, responses = data.batch["thinking_level_entropies"], data.batch["responses"]
     for row, record, context in empty:
-        if context["original"]:
+        if context.original:
             credited = placed[row][
-                (data.batch["step_ids"][row] == record["step"]) & (placed[row] != 0)
+                (data.batch["step_ids"][row] == record.step) & (placed[row] != 0)
             ]
             digit = responses[row][
-                (data.batch["step_ids"][row] == record["step"]) & (placed[row] != 0)
+                (data.batch["step_ids"][row] == record.step) & (placed[row] != 0)
             ]
-            assert tokenizer.decode(digit) == str(record["level"]) and credited.item() != 0
+            assert tokenizer.decode(digit) == str(record.level) and credited.item() != 0
 
 
 @both
@@ -180,12 +179,12 @@ def test_rule_05_actions_of_one_token_and_of_many_are_scored_by_their_mean(
     ).non_tensor_batch
     seen = set()
     for row, record in steps_of(data):
-        entries = [e for e in answer["branch_scores"][row] if e["step"] == record["step"]]
-        entries += [e for e in answer["span_scores"][row] if e["step"] == record["step"]]
-        assert {e["num_tokens"] for e in entries} == {
-            lengths[record["action"]] + 1
+        entries = [e for e in answer["branch_scores"][row] if e.step == record.step]
+        entries += [e for e in answer["span_scores"][row] if e.step == record.step]
+        assert {e.num_tokens for e in entries} == {
+            lengths[record.action] + 1
         }  # and one token of </action>
-        seen.add(record["action"])
+        seen.add(record.action)
     assert {1, max(lengths.values())} <= {lengths[action] for action in seen}
 
 
@@ -196,18 +195,18 @@ def asked_of(data, scorer, tokenizer, history):
     return scorer.asked
 
 
-# ---------------------------------------------------------------- 7, 10: the right action after the right thought
+# ---- 7, 10: the right action after the right thought --------------------------------------------
 
 
 @both
 def test_rule_07_every_step_is_scored_on_its_own_action_tokens(history, played, references):
     data = played[history]
     for play in plays_of(data).values():
-        actions = [record["action"] for _, record in play]
+        actions = [record.action for _, record in play]
         assert len(actions) >= 3 and len(set(actions)) == len(actions), (
             "steps of a play act differently"
         )
-        assert all(len(record["contexts"]) == 4 for _, record in play)
+        assert all(len(record.contexts) == 4 for _, record in play)
     differences = references[history].differences(data)
     assert len(differences) == 4 * len(steps_of(data)) and max(differences) < EXACT
 
@@ -216,10 +215,14 @@ def actions_of_other_steps(data):
     """Ask for every branch's action at another step's branch of the same level."""
     branches = data.non_tensor_batch["branches"]
     every = [branch for row in branches for branch in row]
-    actions = {(b["step"], b["level"]): b["token_ids"][b["target_start"] :] for b in every}
-    for branch in every:
-        other = next(a for (step, _), a in actions.items() if step == (branch["step"] + 1) % STEPS)
-        branch["token_ids"] = [*branch["token_ids"][: branch["target_start"]], *other]
+    actions = {(b.step, b.label): b.token_ids[b.target_start :] for b in every}
+
+    def with_other_action(branch):
+        other = next(a for (step, _), a in actions.items() if step == (branch.step + 1) % STEPS)
+        return replace(branch, token_ids=[*branch.token_ids[: branch.target_start], *other])
+
+    for row in branches:
+        row[:] = [with_other_action(branch) for branch in row]
 
 
 def spans_of_other_steps(data):
@@ -227,24 +230,24 @@ def spans_of_other_steps(data):
     before it.
     """
     for row in data.non_tensor_batch["spans"]:
-        places = [(span["start"], span["end"]) for span in row]
-        shift = len(places) == 1
-        for span, (start, end) in zip(row, places[1:] + places[:1], strict=True):
-            span["start"], span["end"] = start - shift, end - shift
+        shift = len(row) == 1
+        following = zip(row, row[1:] + row[:1], strict=True)
+        row[:] = [
+            replace(span, start=other.start - shift, end=other.end - shift)
+            for span, other in following
+        ]
 
 
 def histories_of_other_steps(data):
     """Let every branch follow the row's first token instead of its own step's prompt."""
     for row in data.non_tensor_batch["branches"]:
-        for branch in row:
-            branch["start"] = 1
+        row[:] = [replace(branch, start=1) for branch in row]
 
 
 def without_the_closing_tag(data):
     """Leave out the token that tells "cabinet 1" from "cabinet 10"."""
     for row in data.non_tensor_batch["branches"]:
-        for branch in row:
-            branch["token_ids"] = branch["token_ids"][:-1]
+        row[:] = [replace(branch, token_ids=branch.token_ids[:-1]) for branch in row]
 
 
 @both
@@ -277,36 +280,34 @@ def test_rule_10_other_thoughts_give_other_scores(history, played, references, t
     assert max(references[history].differences(after)) < EXACT
     changed = 0
     for (_, first), (_, second) in zip(steps_of(before), steps_of(after), strict=True):
-        assert first["response"] == second["response"]
-        for old, new in zip(first["contexts"], second["contexts"], strict=True):
-            same = old["thought"] == new["thought"]
-            assert same == (old["original"] or old["level"] in (1, 3))
-            difference = abs(old["score_logprob"] - new["score_logprob"])
+        assert first.response == second.response
+        for old, new in zip(first.contexts, second.contexts, strict=True):
+            same = old.thought == new.thought
+            assert same == (old.original or old.level in (1, 3))
+            difference = abs(old.scores.logprob - new.scores.logprob)
             assert difference < EXACT if same else difference > 100 * EXACT
             changed += not same
-        assert abs(first["think_advantage"] - second["think_advantage"]) > 10 * EXACT
+        assert abs(first.think_advantage - second.think_advantage) > 10 * EXACT
     assert changed > len(steps_of(before))
 
 
 def thoughts_left_out(data):
     """Score every branch as if its thought were empty."""
+
+    def empty(branch):
+        # the tags of level and thought are four and two tokens
+        ids = [*branch.token_ids[:4], *branch.token_ids[branch.target_start - 2 :]]
+        return replace(branch, token_ids=ids, target_start=6)
+
     for row in data.non_tensor_batch["branches"]:
-        for branch in row:
-            ids, first = branch["token_ids"], branch["target_start"]
-            branch["token_ids"] = [
-                *ids[:4],
-                *ids[first - 2 :],
-            ]  # the tags of level and thought are four and two tokens
-            branch["target_start"] = 6
+        row[:] = [empty(branch) for branch in row]
 
 
 def thoughts_rotated(data):
     """Give every level the thought of the next alternative of its step."""
-    for number, row in enumerate(data.non_tensor_batch["branches"]):
-        levels = [branch["level"] for branch in row]
-        for branch, level in zip(row, levels[1:] + levels[:1], strict=True):
-            branch["level"] = level
-        data.non_tensor_batch["branches"][number] = row
+    for row in data.non_tensor_batch["branches"]:
+        following = zip(row, row[1:] + row[:1], strict=True)
+        row[:] = [replace(branch, label=other.label) for branch, other in following]
 
 
 @both
@@ -319,10 +320,10 @@ def test_rule_10_scoring_that_ignores_the_thought_would_be_noticed(
     for play in plays_of(wrong).values():
         records = [record for _, record in play]
         for number, record in enumerate(records):
-            for context in (c for c in record["contexts"] if not c["original"] and c["thought"]):
+            for context in (c for c in record.contexts if not c.original and c.thought):
                 text = reference.said_before(records, number) + reference.thinking(record, context)
-                expected = reference.measure(text, record["action"])["score_logprob"]
-                thinking.append(abs(expected - context["score_logprob"]))
+                expected = reference.measure(text, record.action)["score_logprob"]
+                thinking.append(abs(expected - context.scores.logprob))
     noticed = [difference > 100 * EXACT for difference in thinking]
     assert len(noticed) > STEPS and sum(noticed) >= 0.9 * len(noticed)
 
@@ -365,7 +366,7 @@ def numbers_of(answer):
             *answer.non_tensor_batch["branch_scores"][row],
             *answer.non_tensor_batch["span_scores"][row],
         ]
-        flat = [float(value) for record in records for value in record.values()]
+        flat = [float(value) for record in records for value in astuple(record)]
         tokens = [answer.batch[key][row] for key in ("old_log_probs", "entropys")]
         rows.append(torch.cat([*tokens, torch.tensor(flat)]))
     return rows
@@ -378,7 +379,7 @@ def test_rule_11_members_of_a_group_share_task_and_start(history, played):
     for play in plays_of(data).values():
         row, first = play[0]
         groups.setdefault(columns["uid"][row], set()).add(
-            (columns["task_id"][row], first["observation"])
+            (columns["task_id"][row], first.observation)
         )
     assert len(groups) == 2 and all(len(starts) == 1 for starts in groups.values())
     assert len(set.union(*groups.values())) == 2
@@ -437,15 +438,12 @@ def test_rule_12_order_padding_and_splits_leave_every_credit_where_it_was(
 
 def pad(data, left, right):
     """Rows with more padding before the prompt and behind the response."""
-    wide = {
-        key: torch.nn.functional.pad(
-            value,
-            (left if key in ("input_ids", "attention_mask", "position_ids", "prompts") else 0,)
-            + (0 if key == "prompts" else right,),
-            value=-1 if key == "step_ids" else 0,
-        )
-        for key, value in data.batch.items()
-    }
+    wide = {}
+    for key, value in data.batch.items():
+        before = left if key in ("input_ids", "attention_mask", "position_ids", "prompts") else 0
+        behind = 0 if key == "prompts" else right
+        filler = -1 if key == "step_ids" else 0
+        wide[key] = torch.nn.functional.pad(value, (before, behind), value=filler)
     columns = {
         **data.non_tensor_batch,
         "steps": object_array(copy.deepcopy(list(data.non_tensor_batch["steps"]))),
@@ -463,19 +461,14 @@ def test_rule_13_forced_tags_enter_neither_scores_nor_costs_nor_rows(
     data = played[history]
     asked = asked_of(data, scorer, tokenizer, history)
     for row, record in steps_of(data):
-        for context in record["contexts"]:
-            assert context["tokens"] == len(tokenizer(context["thought"])["input_ids"])
+        for context in record.contexts:
+            assert context.tokens == len(tokenizer(context.thought)["input_ids"])
         tokens = real_tokens(data, row)
-        questions = [
-            b for b in asked.non_tensor_batch["branches"][row] if b["step"] == record["step"]
-        ]
-        scored = [b["token_ids"][b["target_start"] :] for b in questions]
-        scored += [
-            tokens[s["start"] : s["end"]]
-            for s in asked.non_tensor_batch["spans"][row]
-            if s["step"] == record["step"]
-        ]
-        assert [tokenizer.decode(ids) for ids in scored] == [record["action"] + "</action>"] * 4
+        branches = [b for b in asked.non_tensor_batch["branches"][row] if b.step == record.step]
+        spans = [s for s in asked.non_tensor_batch["spans"][row] if s.step == record.step]
+        scored = [b.token_ids[b.target_start :] for b in branches]
+        scored += [tokens[s.start : s.end] for s in spans]
+        assert [tokenizer.decode(ids) for ids in scored] == [record.action + "</action>"] * 4
     # a play without alternatives has the same rows: what was thought elsewhere is trained on
     # nowhere
     config = thinking_config(history)

@@ -15,6 +15,7 @@ from rlvcr.scoring import RowStep, build_queries, tabulate
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.play import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from verl.records import SegmentScore, Span
 
 
 @pytest.fixture(scope="module")
@@ -65,30 +66,27 @@ def test_every_step_has_four_contexts_over_its_own_action(scored, scorer, tokeni
     data = scored[history]
     (asked,) = [c for c in scorer.calls if c.batch["input_ids"].equal(data.batch["input_ids"])][:1]
     for row, step in steps_of(data):
-        assert [context["level"] for context in step["contexts"]] == [1, 2, 3, 4]
-        assert [c["level"] for c in step["contexts"] if c["original"]] == [step["level"]]
+        assert [context.level for context in step.contexts] == [1, 2, 3, 4]
+        assert [c.level for c in step.contexts if c.original] == [step.level]
         tokens = real_tokens(data, row)
-        action = step["action"] + "</action>"
-        for span in (s for s in asked.non_tensor_batch["spans"][row] if s["step"] == step["step"]):
-            assert tokenizer.decode(tokens[span["start"] : span["end"]]) == action
-        branches = [b for b in asked.non_tensor_batch["branches"][row] if b["step"] == step["step"]]
+        action = step.action + "</action>"
+        for span in (s for s in asked.non_tensor_batch["spans"][row] if s.step == step.step):
+            assert tokenizer.decode(tokens[span.start : span.end]) == action
+        branches = [b for b in asked.non_tensor_batch["branches"][row] if b.step == step.step]
         assert len(branches) == 3
         for branch in branches:
-            assert tokenizer.decode(branch["token_ids"][branch["target_start"] :]) == action
-            assert branch["start"] == step["span"][0]
-            assert tokenizer.decode(branch["token_ids"]).startswith(
-                f"<level>{branch['level']}</level><think>"
-            )
+            assert tokenizer.decode(branch.token_ids[branch.target_start :]) == action
+            assert branch.start == step.span[0]
+            begin = f"<level>{branch.label}</level><think>"
+            assert tokenizer.decode(branch.token_ids).startswith(begin)
 
 
 def test_different_thoughts_score_differently_and_history_policies_agree_on_the_steps(scored):
     for data in scored.values():
         for _, step in steps_of(data):
-            logprobs = [context["score_logprob"] for context in step["contexts"]]
+            logprobs = [context.scores.logprob for context in step.contexts]
             assert len({round(value, 7) for value in logprobs}) == 4
-            assert all(
-                context["score_seq_prob"] <= context["score_prob"] for context in step["contexts"]
-            )
+            assert all(context.scores.seq_prob <= context.scores.prob for context in step.contexts)
     counts = [len(steps_of(data)) for data in scored.values()]
     assert counts[0] == counts[1]
 
@@ -99,50 +97,50 @@ def test_credit_lies_on_level_digit_and_thought_of_its_own_step(scored, tokenize
     width = data.batch["responses"].shape[1]
     placed = data.batch["thinking_level_entropies"]
     assert (
-        placed.shape == data.batch["thinking_token_costs"].shape == data.batch["level_mask"].shape
+        placed.shape == data.batch["thinking_token_costs"].shape == data.batch["choice_mask"].shape
     )
     for row, step in steps_of(data):
         prompt = int(data.batch["attention_mask"][row][:-width].sum())
-        own = slice(step["span"][0] - prompt, step["span"][1] - prompt)
+        own = slice(step.span[0] - prompt, step.span[1] - prompt)
         credited = data.batch["responses"][row][own][placed[row][own] != 0].tolist()
-        thought = next(c["thought"] for c in step["contexts"] if c["original"])
-        assert tokenizer.decode(credited) == f"{step['level']}{thought}"
+        thought = next(c.thought for c in step.contexts if c.original)
+        assert tokenizer.decode(credited) == f"{step.level}{thought}"
         values = set(placed[row][own].tolist()) - {0.0}
-        assert len(values) == 1 and values.pop() == pytest.approx(step["think_advantage"])
+        assert len(values) == 1 and values.pop() == pytest.approx(step.think_advantage)
         digit = data.batch["responses"][row][own][
-            data.batch["level_mask"][row][own].bool()
+            data.batch["choice_mask"][row][own].bool()
         ].tolist()
-        assert tokenizer.decode(digit) == str(step["level"])
+        assert tokenizer.decode(digit) == str(step.level)
     assert (placed[~data.batch["response_mask"].bool()] == 0).all()
-    assert data.batch["level_mask"].sum() == len(steps_of(data))
+    assert data.batch["choice_mask"].sum() == len(steps_of(data))
 
 
 def test_advantage_is_the_deviation_of_the_chosen_score(scored):
     for data in scored.values():
         for _, step in steps_of(data):
-            scores = torch.tensor([[-context["score_entropy"] for context in step["contexts"]]])
-            expected = scores[0, step["level"] - 1] - scores.mean()
-            assert step["think_advantage"] == pytest.approx(expected.item(), abs=1e-6)
+            scores = torch.tensor([[-context.scores.entropy for context in step.contexts]])
+            expected = scores[0, step.level - 1] - scores.mean()
+            assert step.think_advantage == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_cost_counts_thought_tokens_and_is_part_of_the_advantage(tokenizer, scorer):
     free = collect(tokenizer, scorer, score="logprob")
     priced = collect(tokenizer, scorer, score="logprob", cost_coef=0.5, cost_max=8)
     for (_, before), (_, after) in zip(steps_of(free), steps_of(priced), strict=True):
-        tokens = torch.tensor([[float(c["tokens"]) for c in before["contexts"]]])
-        scores = torch.tensor([[c["score_logprob"] for c in before["contexts"]]])
+        tokens = torch.tensor([[float(c.tokens) for c in before.contexts]])
+        scores = torch.tensor([[c.scores.logprob for c in before.contexts]])
         advantage, share = thinking_advantage(
             scores,
             torch.ones(1, 4).bool(),
-            torch.tensor([before["level"] - 1]),
+            torch.tensor([before.level - 1]),
             tokens,
             cost_coef=0.5,
             cost_max=8,
         )
-        assert after["think_cost"] == pytest.approx(share.item(), abs=1e-6)
-        assert after["think_advantage"] == pytest.approx(advantage.item(), abs=1e-5)
-        assert after["think_advantage"] - after["think_cost"] == pytest.approx(
-            before["think_advantage"], abs=1e-5
+        assert after.think_cost == pytest.approx(share.item(), abs=1e-6)
+        assert after.think_advantage == pytest.approx(advantage.item(), abs=1e-5)
+        assert after.think_advantage - after.think_cost == pytest.approx(
+            before.think_advantage, abs=1e-5
         )
 
 
@@ -156,14 +154,14 @@ def test_shares_of_cost_lie_where_the_advantage_lies(tokenizer, scorer, history)
     )
     expected = torch.zeros_like(shares)
     for row, step in steps_of(data):
-        own = (data.batch["step_ids"][row] == step["step"]) & (placed[row] != 0)
-        expected[row][own] = step["think_cost"]
-        for context in step["contexts"]:
-            assert context["cost"] == 0.5 * min(context["tokens"], 20) / 20
+        own = (data.batch["step_ids"][row] == step.step) & (placed[row] != 0)
+        expected[row][own] = step.think_cost
+        for context in step.contexts:
+            assert context.cost == 0.5 * min(context.tokens, 20) / 20
     assert torch.allclose(shares, expected) and (shares > 0).any() and (shares < 0).any()
 
 
-def test_old_log_probs_come_with_the_scores(scored, scorer):
+def test_old_log_probs_come_with_the_scores(scored, scorer, tokenizer):
     data = scored["append"]
     assert {"old_log_probs", "entropys"} <= set(data.batch.keys())
     width = data.batch["responses"].shape[1]
@@ -174,9 +172,9 @@ def test_old_log_probs_come_with_the_scores(scored, scorer):
     assert torch.allclose(
         data.batch["old_log_probs"][0][mask], log_probs[mask[: len(log_probs)]], atol=1e-5
     )
-    assert (
-        data.meta_info["level_entropy_coef"] == 0.5 and len(data.meta_info["level_token_ids"]) == 4
-    )
+    bonus = data.meta_info["choice_bonus"]
+    assert bonus.weight == 0.5 and bonus.name == "level"
+    assert [tokenizer.decode([token]) for token in bonus.token_ids] == ["1", "2", "3", "4"]
     assert "scoring" in data.meta_info["timing"]
 
 
@@ -194,15 +192,15 @@ def test_metrics_name_what_happened(scored):
 
 def test_rule_03_unparsable_step_has_no_thinking_credit(tokenizer, scorer):
     data = collect(
-        tokenizer, scorer, script=lambda request, prompt: "<think>hm</think><action>right</action>"
+        tokenizer,
+        scorer,
+        script=lambda _request, _prompt: "<think>hm</think><action>right</action>",
     )
     assert (data.batch["thinking_level_entropies"] == 0).all() and data.batch[
-        "level_mask"
+        "choice_mask"
     ].sum() == 0
     records = [step for _, step in steps_of(data)]
-    assert all(
-        step["contexts"] == [] and step["parse_failure"] == "missing_level" for step in records
-    )
+    assert all(step.contexts == () and step.parse_failure == "missing_level" for step in records)
     assert data.meta_info["metrics"]["rlvcr/parse_fail_missing_level"] == 1.0
     assert (data.batch["old_log_probs"] != 0).any()
 
@@ -211,7 +209,7 @@ def test_rule_02_one_valid_context_gives_zero(tokenizer, scorer):
     data = collect(tokenizer, scorer, step_fraction=0.0)
     assert (data.batch["thinking_level_entropies"] == 0).all()
     assert all(
-        len(step["contexts"]) == 1 and step["think_advantage"] == 0.0 for _, step in steps_of(data)
+        len(step.contexts) == 1 and step.think_advantage == 0.0 for _, step in steps_of(data)
     )
     assert data.meta_info["metrics"]["rlvcr/expanded_steps"] == 0.0
 
@@ -225,20 +223,20 @@ def test_reweight_places_factors(tokenizer, scorer):
 def test_one_alternative_uses_two_contexts(tokenizer, scorer):
     data = collect(tokenizer, scorer, alternatives="one")
     for _, step in steps_of(data):
-        chosen, other = sorted(step["contexts"], key=lambda context: not context["original"])
-        difference = other["score_entropy"] - chosen["score_entropy"]
-        assert step["think_advantage"] == pytest.approx(0.75 * difference, abs=1e-6)
+        chosen, other = sorted(step.contexts, key=lambda context: not context.original)
+        difference = other.scores.entropy - chosen.scores.entropy
+        assert step.think_advantage == pytest.approx(0.75 * difference, abs=1e-6)
 
 
 def test_level_bonus_has_a_column_of_its_own(tokenizer, scorer, monkeypatch):
     monkeypatch.setattr(
-        scoring, "level_count_bonus", lambda levels, groups: 1.0 + torch.arange(len(levels))
+        scoring, "level_count_bonus", lambda levels, _: 1.0 + torch.arange(len(levels))
     )
     plain, bonus = collect(tokenizer, scorer), collect(tokenizer, scorer, level_bonus_w=0.5)
     credit = "thinking_level_entropies"
     assert torch.equal(plain.batch[credit], bonus.batch[credit])
     assert "thinking_level_bonus" not in set(plain.batch.keys())
-    placed, digits = bonus.batch["thinking_level_bonus"], bonus.batch["level_mask"].bool()
+    placed, digits = bonus.batch["thinking_level_bonus"], bonus.batch["choice_mask"].bool()
     assert placed[digits].tolist() == [0.5 * (1 + step) for step in range(len(steps_of(bonus)))]
     assert placed[~bonus.batch["response_mask"].bool()].count_nonzero() == 0
 
@@ -251,9 +249,9 @@ def test_queries_of_a_row_without_alternatives_are_spans_only(tokenizer):
     thought = RowStep(5, 30, ids, parsed, StepAlternatives([codec.empty_thought()]))
     branches, spans = build_queries([[step], [thought], []])
     assert [len(b) for b in branches] == [0, 1, 0] and [len(s) for s in spans] == [1, 1, 0]
-    first, last = parsed.score_span
-    assert spans[0][0] == {"step": 4, "level": 2, "start": 10 + first, "end": 10 + last}
-    assert branches[1][0]["token_ids"] == [*codec.empty_ids, *ids[first:last]]
+    _, (first, last) = parsed.scored
+    assert spans[0][0] == Span(10 + first, 10 + last, step=4, label=2)
+    assert branches[1][0].token_ids == [*codec.empty_ids, *ids[first:last]]
 
 
 def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
@@ -262,14 +260,15 @@ def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
     step = RowStep(0, 5, ids, codec.parse_step(ids), StepAlternatives([codec.empty_thought()]))
 
     def entry(level, logprob):
-        return {
-            "step": 0,
-            "level": level,
-            "logprob": logprob,
-            "entropy": 0.0,
-            "prob": 0.0,
-            "seq_prob": 0.0,
-        }
+        return SegmentScore(
+            step=0,
+            label=level,
+            logprob=logprob,
+            entropy=0.0,
+            prob=0.0,
+            seq_prob=0.0,
+            num_tokens=1,
+        )
 
     table = tabulate([[], [step]], [[], [entry(1, -2.0)]], [[], [entry(3, -1.0)]], "logprob")
     assert table.row == [1] and table.chosen.tolist() == [2]
@@ -290,6 +289,6 @@ def test_the_actor_answers_as_plain_forwards_do(tokenizer, scorer):
         for key in ("old_log_probs", "entropys", "thinking_level_entropies"):
             assert torch.allclose(packed.batch[key], plain.batch[key], atol=1e-5), (history, key)
         for (_, found), (_, expected) in zip(steps_of(packed), steps_of(plain), strict=True):
-            for context, other in zip(found["contexts"], expected["contexts"], strict=True):
-                assert context["score_logprob"] == pytest.approx(other["score_logprob"], abs=1e-5)
-                assert context["score_entropy"] == pytest.approx(other["score_entropy"], abs=1e-5)
+            for context, other in zip(found.contexts, expected.contexts, strict=True):
+                assert context.scores.logprob == pytest.approx(other.scores.logprob, abs=1e-5)
+                assert context.scores.entropy == pytest.approx(other.scores.entropy, abs=1e-5)

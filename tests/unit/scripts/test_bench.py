@@ -11,7 +11,7 @@ import torch
 
 from agent_system.multi_turn_rollout.packing import pack
 from scripts.bench import collector, exactness, iteration, scoring
-from scripts.bench.play import Stage
+from scripts.bench.play import Workload
 from tests.helpers.play import walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
@@ -42,16 +42,16 @@ def test_scoring_counts_tokens_and_compares_equal_numbers(args):
     )
     asked = [branch for row in branches for branch in row]
     assert costs["old"].tokens == sum(rows)
-    assert costs["shared"].tokens == sum(rows) + sum(len(b["token_ids"]) for b in asked)
-    contexts = sum(b["start"] + len(b["token_ids"]) for b in asked) + sum(
-        s["end"] for row in spans for s in row
+    assert costs["shared"].tokens == sum(rows) + sum(len(b.token_ids) for b in asked)
+    contexts = sum(b.start + len(b.token_ids) for b in asked) + sum(
+        s.end for row in spans for s in row
     )
     assert costs["naive"].tokens == sum(rows) + contexts
     assert all(0 < cost.wall < float("inf") for cost in costs.values())
     for row, (own, others) in enumerate(zip(spans, branches, strict=True)):
         tokens = data.batch["input_ids"][row].tolist()
-        actions = {span["step"]: tokens[span["start"] : span["end"]] for span in own}
-        assert all(b["token_ids"][b["target_start"] :] == actions[b["step"]] for b in others)
+        actions = {span.step: tokens[span.start : span.end] for span in own}
+        assert all(b.token_ids[b.target_start :] == actions[b.step] for b in others)
 
 
 def test_scoring_prints_a_table(capsys):
@@ -197,7 +197,7 @@ def stage_of(tmp_path, *words):
         "env.max_steps=4",
         "env.max_turn_tokens=12",
     ]
-    return Stage(
+    return Workload(
         "ppo_trainer",
         [
             f"actor_rollout_ref.model.path={path}",

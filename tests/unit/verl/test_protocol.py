@@ -119,7 +119,36 @@ def test_select_pop_and_rename(data):
     assert data.keys() == ["x", "steps"] and data.meta_info == {}
     assert data.rename(["x", "steps"], ["prompts", "records"]) is data
     assert data.keys() == ["prompts", "records"]
-    assert data.pop("prompts").keys() == ["prompts"] and data.batch is None and len(data) == 4
+    assert data.pop("prompts").keys() == ["prompts"] and data.tensor_keys() == [] and len(data) == 4
+
+
+def test_a_table_without_tensors_has_an_empty_batch_of_its_rows(data):
+    names = DataProto.from_dict({}, {"uid": ["a", "b", "c"]})
+    assert names.batch.batch_size == (3,) and list(names.batch.keys()) == []
+    assert names[1:].batch.batch_size == (2,) and names[[0, 0]].batch.batch_size == (2,)
+    assert names[0].batch.batch_size == () and names[0].non_tensor_batch == {"uid": "a"}
+    assert DataProto().batch.batch_size == (0,) and len(DataProto()) == 0
+    assert data.select([]).batch.batch_size == (4,) and data.select([], []).batch.batch_size == (0,)
+    assert DataProto.concat([names, names]).batch.batch_size == (6,)
+    back = pickle.loads(pickle.dumps(names))
+    assert back.batch.batch_size == (3,) and len(back) == 3
+    names.batch["x"] = torch.arange(3)
+    assert names.keys() == ["x", "uid"] and len(names) == 3
+
+
+def test_an_empty_batch_follows_the_columns():
+    table = DataProto()
+    table.non_tensor_batch["uid"] = object_array(["a", "b"])
+    assert (
+        len(table) == 2 and len(table[[0, 1, 1]]) == 3 and table[1].non_tensor_batch["uid"] == "b"
+    )
+    assert [len(part) for part in table.chunk(2)] == [1, 1]
+    assert DataProto().union(table).batch.batch_size == (2,)
+    assert table.union(DataProto.from_dict({"x": torch.zeros(2)})).keys() == ["x", "uid"]
+    table.pop("x")
+    assert table.batch.batch_size == (2,)
+    table.pop(non_tensor_batch_keys="uid")
+    assert table.batch.batch_size == (0,) and len(table) == 0
 
 
 def test_unknown_keys_name_the_nearest():
@@ -226,7 +255,7 @@ def test_reorder_permutes_in_place(data):
 
 def test_chunk_needs_equal_parts(data):
     assert [first_column(part) for part in data.chunk(2)] == [[0, 3], [6, 9]]
-    with pytest.raises(ValueError, match="4 rows into 3.*pad_dataproto_to_divisor"):
+    with pytest.raises(ValueError, match=r"4 rows into 3.*pad_dataproto_to_divisor"):
         data.chunk(3)
     with pytest.raises(ValueError, match="at least 1"):
         data.split(0)

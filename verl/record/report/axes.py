@@ -10,19 +10,20 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     or above high.
     """
     if high <= low:
-        spread = abs(low) * 0.1
+        spread = abs(low) * 0.1  # one value alone: room above and below it
         low, high = (low - spread, low + spread) if spread else (0.0, 1.0)
     raw = (high - low) / max(1, count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten that cover [low, high]; at most about six of them."""
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    last = max(last, first + 1)
+    first = math.floor(math.log10(low) + 1e-9)
+    last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
     stride = max(1, math.ceil((last - first) / 5))
     return [10.0**power for power in range(first, last + stride, stride)]
 
@@ -46,9 +47,12 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         if self.log:
-            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, self.low))
+            value = math.log10(max(value, low))  # below the axis is on the axis
+            low = math.log10(low)
+            high = math.log10(high)
         share = (value - low) / (high - low) if high > low else 0.5
         return round(self.start + share * (self.end - self.start), 2)
 

@@ -4,7 +4,7 @@ Colours are classes that the page's style sheet defines.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -38,19 +38,12 @@ class Series:
         if stride <= 1:
             return self
         keep = sorted({*range(0, len(self.xs), stride), len(self.xs) - 1})
-        picked = [
-            [values[i] for i in keep] if values else None
-            for values in (self.xs, self.ys, self.low, self.high)
-        ]
-        return Series(
-            self.name,
-            picked[0],
-            picked[1],
-            self.color,
-            picked[2],
-            picked[3],
-            self.markers,
-            self.faint,
+        return replace(
+            self,
+            xs=[self.xs[i] for i in keep],
+            ys=[self.ys[i] for i in keep],
+            low=None if self.low is None else [self.low[i] for i in keep],
+            high=None if self.high is None else [self.high[i] for i in keep],
         )
 
 
@@ -70,8 +63,12 @@ class Chart:
     height: int = 230
     log: bool = False
     y_range: tuple[float | None, float | None] = (None, None)
-    note: str = ""
-    names: list[str] = field(default_factory=list)  # metrics it shows
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.title
 
     @property
     def legend(self) -> list[Series]:
@@ -82,9 +79,12 @@ class Chart:
 
 def smoothed(values: list[float], weight: float = 0.7) -> list[float]:
     """Exponential moving average without the bias towards its start."""
-    result, total, norm = [], 0.0, 0.0
+    result = []
+    total = 0.0
+    norm = 0.0  # what total would be for values of 1: it takes the zero start out
     for value in values:
-        total, norm = weight * total + (1 - weight) * value, weight * norm + (1 - weight)
+        total = weight * total + (1 - weight) * value
+        norm = weight * norm + (1 - weight)
         result.append(total / norm)
     return result
 
@@ -94,9 +94,13 @@ def draw(chart: Chart) -> Markup:
     series = [s.thinned() for s in chart.series if s.xs]
     layers = _stack(series) if chart.kind == "stacked" else series
     x, y, ticks = _scales(chart, layers)
-    parts = [*_grid(chart, x, y, ticks)]
-    for layer in reversed(layers) if chart.kind == "stacked" else layers:
-        parts += _area(layer, x, y) if chart.kind == "stacked" else _line(layer, x, y)
+    parts = _grid(chart, x, y, ticks)
+    if chart.kind == "stacked":
+        for layer in reversed(layers):  # the first one lies on top
+            parts += _area(layer, x, y)
+    else:
+        for layer in layers:
+            parts += _line(layer, x, y)
     hover = {
         "left": x.start,
         "right": x.end,
@@ -115,7 +119,8 @@ def draw(chart: Chart) -> Markup:
 
 def _hover(series: Series, form: str) -> dict[str, Any]:
     """What the page's script shows of a series under the cursor."""
-    show, ranges = FORMATS[form], None
+    show = FORMATS[form]
+    ranges = None
     if series.low is not None and series.high is not None:
         ranges = [
             f"{show(low)} to {show(high)}"
@@ -142,17 +147,21 @@ def _stack(series: list[Series]) -> list[Series]:
     for index, s in enumerate(series):
         top = [total[index] for total in sums]
         below = [total[index - 1] if index else 0.0 for total in sums]
-        s.ys, s.xs = [columns[index].get(x, 0.0) for x in xs], xs
+        # Where a part was not measured it took no time: all series get the same steps.
+        s.ys = [columns[index].get(x, 0.0) for x in xs]
+        s.xs = xs
         layers.append(Series(s.name, xs, top, s.color, low=below))
     return layers
 
 
 def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[float]]:
-    values = [v for s in layers for group in (s.ys, s.low or [], s.high or []) for v in group] or [
-        0.0,
-        1.0,
-    ]
-    steps = [x for s in layers for x in s.xs] or [0, 1]
+    values: list[float] = []
+    steps: list[int] = []
+    for layer in layers:
+        values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
+        steps += layer.xs
+    values = values or [0.0, 1.0]
+    steps = steps or [0, 1]
     low = min(values) if chart.y_range[0] is None else chart.y_range[0]
     high = max(values) if chart.y_range[1] is None else chart.y_range[1]
     if chart.log:
@@ -164,18 +173,14 @@ def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[floa
         ticks = [tick for tick in ticks if tick <= high + 1e-9]
     right = chart.width - RIGHT
     x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right)
-    y = Scale(
-        ticks[0],
-        max(ticks[-1], high if not chart.log else ticks[-1]),
-        chart.height - BOTTOM,
-        TOP,
-        chart.log,
-    )
+    highest = ticks[-1] if chart.log else max(ticks[-1], high)
+    y = Scale(ticks[0], highest, chart.height - BOTTOM, TOP, chart.log)
     return x, y, ticks
 
 
 def _grid(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
-    bottom, middle = chart.height - BOTTOM, (TOP + chart.height - BOTTOM) / 2
+    bottom = chart.height - BOTTOM
+    middle = (TOP + bottom) / 2
     parts = []
     for tick in ticks:
         css = "zero" if tick == 0 and ticks[0] < 0 else "grid"
@@ -183,21 +188,18 @@ def _grid(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
             f'<line class="{css}" x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"/>'
         )
         text = escape(FORMATS[chart.form](tick))
-        parts.append(
-            f'<text class="tick" x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end">{text}</text>'
-        )
+        place = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
+        parts.append(f'<text class="tick" {place}>{text}</text>')
     for tick in step_ticks(int(x.low), int(x.high), max(5, chart.width // 90)):
         parts.append(
             f'<line class="mark" x1="{x(tick)}" x2="{x(tick)}" y1="{bottom}" y2="{bottom + 4}"/>'
         )
-        parts.append(
-            f'<text class="tick" x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{tick:.0f}</text>'
-        )
+        place = f'x="{x(tick)}" y="{bottom + 16}" text-anchor="middle"'
+        parts.append(f'<text class="tick" {place}>{tick:.0f}</text>')
     parts.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
     center = (x.start + x.end) / 2
-    parts.append(
-        f'<text class="label" x="{center}" y="{chart.height - 5}" text-anchor="middle">training step</text>'
-    )
+    place = f'x="{center}" y="{chart.height - 5}" text-anchor="middle"'
+    parts.append(f'<text class="label" {place}>training step</text>')
     place = f'x="11" y="{middle}" transform="rotate(-90 11 {middle})"'
     parts.append(f'<text class="label" {place} text-anchor="middle">{escape(chart.y_label)}</text>')
     return parts
@@ -208,11 +210,14 @@ def _path(xs: list[int], ys: list[float], x: Scale, y: Scale) -> str:
 
 
 def _line(series: Series, x: Scale, y: Scale) -> list[str]:
-    parts, color = [], f"c-{series.color}"
+    parts = []
+    color = f"c-{series.color}"
     if series.low is not None and series.high is not None:
         for step, low, high in zip(series.xs, series.low, series.high, strict=True):
-            a, b, c = x(step), y(low), y(high)
-            whisker = f"M{a} {b}V{c}M{a - 4} {b}h8M{a - 4} {c}h8"
+            at = x(step)
+            bottom = y(low)
+            top = y(high)
+            whisker = f"M{at} {bottom}V{top}M{at - 4} {bottom}h8M{at - 4} {top}h8"
             parts.append(f'<path class="whisker {color}" d="{whisker}"/>')
     css = "faint" if series.faint else "line"
     parts.append(f'<path class="{css} {color}" d="M{_path(series.xs, series.ys, x, y)}"/>')
@@ -223,10 +228,12 @@ def _line(series: Series, x: Scale, y: Scale) -> list[str]:
 
 
 def _area(layer: Series, x: Scale, y: Scale) -> list[str]:
+    floor = layer.low or [0.0] * len(layer.xs)
     if len(layer.xs) == 1:  # one step: a bar across the chart
-        low, high = y(layer.low[0]), y(layer.ys[0])
+        low = y(floor[0])
+        high = y(layer.ys[0])
         size = f'x="{x.start}" width="{x.end - x.start}" y="{high}" height="{low - high}"'
         return [f'<rect class="area c-{layer.color}" {size}/>']
     top = _path(layer.xs, layer.ys, x, y)
-    below = _path(layer.xs[::-1], layer.low[::-1], x, y)
+    below = _path(layer.xs[::-1], floor[::-1], x, y)
     return [f'<path class="area c-{layer.color}" d="M{top}L{below}Z"/>']

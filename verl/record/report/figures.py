@@ -1,60 +1,119 @@
-"""Which charts and key figures a report shows.
+"""Which charts a report shows: the framework's own, and what ``verl.sections`` adds to them.
 
 A chart whose metrics were never logged does not appear.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from verl.record.report.axes import number
 from verl.record.report.charts import Chart, Series, smoothed
 from verl.record.report.run_data import RunData
+from verl.sections import (
+    Contribution,
+    Curve,
+    CurveFamily,
+    Plot,
+    ReportSection,
+    TimePart,
+    arrange,
+    contributions,
+)
 
-LEVELS = (1, 2, 3, 4)
-LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4: "4 plan"}
-TIME_PARTS = {  # metric -> name, in the order of a training step
-    "timing_s/gen": "playing",
-    "timing_s/gen_engine": "generation",
-    "timing_s/gen_env": "environments",
-    "timing_s/alternatives": "alternative thoughts",
-    "timing_s/pack": "building rows",
-    "timing_s/scoring": "scoring",
-    "timing_s/old_log_prob": "log-probs",
-    "timing_s/ref": "reference log-probs",
-    "timing_s/values": "values",
-    "timing_s/reward": "rewards",
-    "timing_s/adv": "advantages",
-    "timing_s/update_critic": "critic update",
-    "timing_s/update_actor": "policy update",
-    "timing_s/update_weights": "weight sync",
-}
-INSIDE_GEN = (
-    "gen_engine",
-    "gen_env",
-    "alternatives",
-    "pack",
-    "scoring",
-)  # what timing_s/gen consists of
-SINGLES = {  # metric -> (title, axis label); one small chart each
-    "actor/pg_loss": ("Policy loss", "loss"),
-    "critic/vf_loss": ("Value loss", "loss"),
-    "actor/kl_loss": ("KL to the reference", "nats per token"),
-    "actor/entropy": ("Entropy of the policy", "nats per token"),
-    "actor/grad_norm": ("Gradient norm", "L2 norm"),
-    "actor/ppo_kl": ("KL of one iteration", "nats per token"),
-    "actor/pg_clipfrac": ("Clipped tokens", "share of tokens"),
-    "actor/lr": ("Learning rate", "learning rate"),
-    "critic/advantages/mean": ("Mean advantage", "advantage"),
-}
+WIDE = 1120  # pixels of a chart that has a row for itself
+SOURCE_COLORS = ("accent", "second", "ramp-3", "ramp-4", "ramp-2", "ramp-1")
+NUM_TIME_COLORS = 8
+
+PLAYING = "timing_s/gen"
+TIME_PARTS = (  # in the order of a training step
+    TimePart(PLAYING, "playing"),
+    TimePart("timing_s/gen_engine", "generation", within=PLAYING),
+    TimePart("timing_s/gen_env", "environments", within=PLAYING),
+    TimePart("timing_s/pack", "building rows", within=PLAYING),
+    TimePart("timing_s/old_log_prob", "log-probs"),
+    TimePart("timing_s/ref", "reference log-probs"),
+    TimePart("timing_s/values", "values"),
+    TimePart("timing_s/reward", "rewards"),
+    TimePart("timing_s/adv", "advantages"),
+    TimePart("timing_s/update_critic", "critic update"),
+    TimePart("timing_s/update_actor", "policy update"),
+    TimePart("timing_s/update_weights", "weight sync"),
+)
 
 
-@dataclass
-class Card:
-    """One key figure."""
+def _small(title: str, y_label: str, metric: str) -> Plot:
+    return Plot(title, y_label, (Curve(metric, title),), width=352, height=190)
 
-    label: str
-    value: str
-    note: str = ""
-    tone: str = ""  # good | bad
+
+OPTIMISATION = ReportSection(
+    "Optimisation",
+    "The policy update, iteration by iteration.",
+    (
+        _small("Policy loss", "loss", "actor/pg_loss"),
+        _small("Value loss", "loss", "critic/vf_loss"),
+        _small("KL to the reference", "nats per token", "actor/kl_loss"),
+        _small("Entropy of the policy", "nats per token", "actor/entropy"),
+        _small("Gradient norm", "L2 norm", "actor/grad_norm"),
+        _small("KL of one iteration", "nats per token", "actor/ppo_kl"),
+        _small("Clipped tokens", "share of tokens", "actor/pg_clipfrac"),
+        _small("Learning rate", "learning rate", "actor/lr"),
+        _small("Mean advantage", "advantage", "critic/advantages/mean"),
+    ),
+    columns=3,
+)
+HEALTH = ReportSection(
+    "Health",
+    "What should stay near zero.",
+    (
+        Plot(
+            "Engine against trainer",
+            "probability difference",
+            (
+                Curve("training/rollout_probs_diff_max", "max", "second"),
+                Curve("training/rollout_probs_diff_mean", "mean"),
+            ),
+            log=True,
+            width=352,
+            height=200,
+        ),
+        Plot(
+            "Aborted trajectories",
+            "trajectories",
+            (Curve("rollout/aborted", "aborted", "second"),),
+            y_range=(0.0, None),
+            width=352,
+            height=200,
+        ),
+    ),
+    columns=3,
+)
+TOKENS = Plot(
+    "Sampled tokens per episode",
+    "tokens",
+    (
+        Curve("rollout/tokens_per_episode", "training tasks", "second"),
+        Curve("val/tokens_per_episode", "held-out tasks", markers=True),
+    ),
+    y_range=(0.0, None),
+    width=352,
+    height=200,
+)
+STEPS = Plot(
+    "Steps per episode",
+    "steps",
+    (
+        Curve("episode/length", "training tasks", "second"),
+        Curve("val/episode_length", "held-out"),
+    ),
+    y_range=(0.0, None),
+    width=352,
+    height=200,
+)
+THROUGHPUT = Plot(
+    "Throughput",
+    "tokens per second",
+    (Curve("perf/throughput", "tokens per second"),),
+    y_range=(0.0, None),
+)
 
 
 @dataclass
@@ -65,28 +124,85 @@ class Section:
     lead: str
     charts: list[Chart] = field(default_factory=list)
     columns: int = 2
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.title
 
 
 def sections(run: RunData) -> list[Section]:
     """All sections that have something to show."""
-    found = [
+    added = contributions()
+    own = [
         success(run),
-        thinking(run),
         effort(run),
-        optimisation(run),
-        time_spent(run),
-        health(run),
+        draw_section(run, OPTIMISATION),
+        time_spent(run, added),
+        draw_section(run, HEALTH),
     ]
-    return [section for section in found if section.charts]
+    declared = [draw_section(run, plan) for other in added for plan in other.sections]
+    arranged = arrange(own, declared)
+    for section in arranged:
+        plots = [plot for other in added for title, plot in other.plots if title == section.title]
+        charts = arrange(section.charts, [draw_plot(run, plot) for plot in plots])
+        section.charts = _with_points(charts)
+    return [section for section in arranged if section.charts]
 
 
-def line(run: RunData, metric: str, name: str, color: str) -> Series:
-    """A metric as a line."""
-    return Series(name, *run.points(metric), color)
+def draw_section(run: RunData, plan: ReportSection) -> Section:
+    """A declared section with the values of ``run``."""
+    charts = [draw_plot(run, plot) for plot in plan.plots]
+    return Section(plan.title, plan.lead, charts, plan.columns, plan.after)
 
 
-def keep(charts: list[Chart]) -> list[Chart]:
-    """The charts that have at least one point."""
+def draw_plot(run: RunData, plot: Plot) -> Chart:
+    """A declared chart with the values of ``run``."""
+    series = [one for curve in plot.curves for one in _series(run, curve)]
+    if plot.log:
+        for one in series:
+            _keep_positive(one)
+    return Chart(
+        plot.title,
+        plot.y_label,
+        series,
+        kind=plot.kind,
+        form=plot.form,
+        width=plot.width,
+        height=plot.height,
+        log=plot.log,
+        y_range=plot.y_range,
+        after=plot.after,
+    )
+
+
+def _series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
+    if isinstance(curve, CurveFamily):
+        metrics = [name for name in run.names if name.startswith(curve.prefix)]
+        return [
+            Series(name.removeprefix(curve.prefix), *run.points(name), _time_color(index))
+            for index, name in enumerate(metrics)
+        ]
+    xs, ys = run.points(curve.metric)
+    if curve.smooth:
+        ys = smoothed(ys)
+    return [Series(curve.name, xs, ys, curve.color, markers=curve.markers)]
+
+
+def _time_color(index: int) -> str:
+    return f"time-{index % NUM_TIME_COLORS}"
+
+
+def _keep_positive(series: Series) -> None:
+    """Leave out what a logarithmic axis cannot show."""
+    pairs = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0]
+    series.xs = [x for x, _ in pairs]
+    series.ys = [y for _, y in pairs]
+
+
+def _with_points(charts: Sequence[Chart]) -> list[Chart]:
+    """The charts that have at least one point, without series that have none."""
     for chart in charts:
         chart.series = [series for series in chart.series if series.xs]
     return [chart for chart in charts if chart.series]
@@ -94,259 +210,90 @@ def keep(charts: list[Chart]) -> list[Chart]:
 
 def success(run: RunData) -> Section:
     """Held-out success with intervals, train success raw and smoothed."""
-    xs, ys = run.points("val/success_rate")
-    bounds = [run.interval(x) for x in xs]
-    held_out = Series("held-out tasks, 95% bootstrap interval", xs, ys, "accent", markers=True)
-    held_out.low, held_out.high = [b[0] for b in bounds], [b[1] for b in bounds]
-    raw = line(run, "episode/success_rate", "training tasks", "second")
-    raw.faint = True
-    smooth = Series("training tasks, smoothed", raw.xs, smoothed(raw.ys), "second")
-    high = max([*raw.ys, *(b[1] for b in bounds), 0.0])
-    span = (0.0, 1.0 if high > 0.75 else None)
-    main = Chart(
-        "Success rate",
-        "episodes won",
-        [raw, smooth, held_out],
-        "line",
-        "percent",
-        1120,
-        330,
-        y_range=span,
-    )
+    charts = [_success_chart(run)]
     sources = [
         name for name in run.names if name.startswith("val/") and name.endswith("/success_rate")
     ]
-    charts = [main]
     if len(sources) > 1:
-        colors = ("accent", "second", "level-3", "level-4", "level-2", "level-1")
-        lines = [
-            line(run, name, name.split("/")[1], color)
-            for name, color in zip(sources, colors, strict=False)
-        ]
-        for series in lines:
-            series.markers = True
-        charts.append(
-            Chart(
-                "Held-out success by task type", "episodes won", lines, "line", "percent", 1120, 260
-            )
-        )
-    return Section(
-        "Success", "Held-out tasks are a frozen panel that is never trained on.", keep(charts), 1
+        charts.append(_source_chart(run, sources))
+    lead = "Held-out tasks are a frozen panel that is never trained on."
+    return Section("Success", lead, charts, 1)
+
+
+def _success_chart(run: RunData) -> Chart:
+    xs, ys = run.points("val/success_rate")
+    bounds = [run.interval(x) for x in xs]
+    held_out = Series("held-out tasks, 95% bootstrap interval", xs, ys, "accent", markers=True)
+    held_out.low = [low for low, _ in bounds]
+    held_out.high = [high for _, high in bounds]
+    raw = Series("training tasks", *run.points("episode/success_rate"), "second", faint=True)
+    smooth = Series("training tasks, smoothed", raw.xs, smoothed(raw.ys), "second")
+    highest = max([*raw.ys, *held_out.high, 0.0])
+    return Chart(
+        "Success rate",
+        "episodes won",
+        [raw, smooth, held_out],
+        form="percent",
+        width=WIDE,
+        height=330,
+        # Low rates fill the chart, high ones are seen beside what is still missing.
+        y_range=(0.0, 1.0 if highest > 0.75 else None),
     )
 
 
-def thinking(run: RunData) -> Section:
-    """Level shares, success and score per level, length of thoughts."""
-    shares = [line(run, f"rlvcr/level_share_{k}", LEVEL_NAMES[k], f"level-{k}") for k in LEVELS]
-    wins = [line(run, f"rlvcr/level_success_{k}", LEVEL_NAMES[k], f"level-{k}") for k in LEVELS]
-    for series in wins:
-        series.ys = smoothed(series.ys)
-    logprob = line(run, "rlvcr/score_logprob", "log-prob of the action", "accent")
-    entropy = line(run, "rlvcr/score_entropy", "entropy over the action", "second")
-    tokens = line(run, "rlvcr/thought_tokens_mean", "tokens", "accent")
-    charts = [
-        Chart(
-            "Share of thinking levels", "steps", shares, "stacked", "percent", y_range=(0.0, 1.0)
-        ),
-        Chart("Success of episodes by level (smoothed)", "episodes won", wins, form="percent"),
-        Chart("Thought length", "tokens per step", [tokens], y_range=(0.0, None)),
-        Chart("Certainty about the action", "nats per token", [logprob, entropy]),
-    ]
-    return Section(
-        "Thinking",
-        "How much the policy thinks, and what its thoughts are worth to it.",
-        keep(charts),
-    )
+def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
+    lines = []
+    for metric, color in zip(sources, SOURCE_COLORS, strict=False):
+        source = metric.split("/")[1]
+        lines.append(Series(source, *run.points(metric), color, markers=True))
+    title = "Held-out success by task type"
+    return Chart(title, "episodes won", lines, form="percent", width=WIDE, height=260)
 
 
 def effort(run: RunData) -> Section:
     """Tokens and steps per episode."""
-    tokens = [
-        line(run, "rollout/tokens_per_episode", "training tasks", "second"),
-        line(run, "val/tokens_per_episode", "held-out tasks", "accent"),
-    ]
-    tokens[1].markers = True
-    length = [
-        line(run, "episode/length", "training tasks", "second"),
-        line(run, "val/episode_length", "held-out", "accent"),
-    ]
-    lengths, steps = (
-        run.points("rollout/tokens_per_episode"),
-        dict(zip(*run.points("episode/length"), strict=True)),
+    tokens_xs, tokens_ys = run.points("rollout/tokens_per_episode")
+    lengths = dict(zip(*run.points("episode/length"), strict=True))
+    both = [(x, y) for x, y in zip(tokens_xs, tokens_ys, strict=True) if lengths.get(x)]
+    xs = [x for x, _ in both]
+    per_step = Series("tokens", xs, [y / lengths[x] for x, y in both], "second")
+    tokens_per_step = Chart(
+        "Sampled tokens per step",
+        "tokens",
+        [per_step],
+        y_range=(0.0, None),
+        width=352,
+        height=200,
     )
-    both = [(x, y / steps[x]) for x, y in zip(*lengths, strict=True) if steps.get(x)]
-    per_step = Series("tokens", [x for x, _ in both], [y for _, y in both], "second")
-    charts = [
-        Chart(
-            "Sampled tokens per episode",
-            "tokens",
-            tokens,
-            y_range=(0.0, None),
-            width=352,
-            height=200,
-        ),
-        Chart(
-            "Sampled tokens per step",
-            "tokens",
-            [per_step],
-            y_range=(0.0, None),
-            width=352,
-            height=200,
-        ),
-        Chart("Steps per episode", "steps", length, y_range=(0.0, None), width=352, height=200),
-    ]
-    return Section("Effort", "What an episode costs.", keep(charts), 3)
+    charts = [draw_plot(run, TOKENS), tokens_per_step, draw_plot(run, STEPS)]
+    return Section("Effort", "What an episode costs.", charts, 3)
 
 
-def optimisation(run: RunData) -> Section:
-    """One small chart per quantity of the update."""
-    charts = [
-        Chart(title, label, [line(run, name, title, "accent")], width=352, height=190, names=[name])
-        for name, (title, label) in SINGLES.items()
-    ]
-    return Section("Optimisation", "The policy update, iteration by iteration.", keep(charts), 3)
+def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
+    """The parts of an iteration that add up to it.
 
-
-def time_parts(run: RunData) -> dict[str, str]:
-    """The parts of an iteration that add up to it: playing as a whole only where its own parts were
-    not measured.
+    Playing counts as a whole only where its own parts were not measured.
     """
-    logged = {metric: name for metric, name in TIME_PARTS.items() if metric in run.names}
-    if "timing_s/gen_engine" in logged:
-        del logged["timing_s/gen"]
-        return logged
-    return {
-        metric: name
-        for metric, name in logged.items()
-        if metric.removeprefix("timing_s/") not in INSIDE_GEN
-    }
+    known = arrange(TIME_PARTS, [part for other in added for part in other.time_parts])
+    logged = [part for part in known if part.metric in run.names]
+    if any(part.metric == "timing_s/gen_engine" for part in logged):
+        return [part for part in logged if part.metric != PLAYING]
+    return [part for part in logged if part.within is None]
 
 
-def time_spent(run: RunData) -> Section:
+def time_spent(run: RunData, added: Sequence[Contribution]) -> Section:
     """Stacked seconds per iteration and throughput."""
-    parts = list(time_parts(run).items())
-    layers = [line(run, metric, name, f"time-{i % 8}") for i, (metric, name) in enumerate(parts)]
-    charts = [
-        Chart("Time per iteration", "seconds", layers, "stacked", "seconds", y_range=(0.0, None)),
-        Chart(
-            "Throughput",
-            "tokens per second",
-            [line(run, "perf/throughput", "tokens per second", "accent")],
-            y_range=(0.0, None),
-        ),
+    layers = [
+        Series(part.label, *run.points(part.metric), _time_color(index))
+        for index, part in enumerate(time_parts(run, added))
     ]
-    return Section(
-        "Time", "Where an iteration goes; validation and checkpoints are not in it.", keep(charts)
+    stacked = Chart(
+        "Time per iteration",
+        "seconds",
+        layers,
+        kind="stacked",
+        form="seconds",
+        y_range=(0.0, None),
     )
-
-
-def health(run: RunData) -> Section:
-    """Engine against trainer, aborted trajectories, what could not be parsed."""
-    diff = [
-        line(run, f"training/rollout_probs_diff_{kind}", kind, color)
-        for kind, color in (("max", "second"), ("mean", "accent"))
-    ]
-    for series in diff:
-        pairs = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0]
-        series.xs, series.ys = [x for x, _ in pairs], [y for _, y in pairs]
-    fails = [name for name in run.names if name.startswith("rlvcr/parse_fail")]
-    lines = [
-        line(run, name, name.removeprefix("rlvcr/parse_fail_"), f"time-{i % 8}")
-        for i, name in enumerate(fails)
-    ]
-    aborted = line(run, "rollout/aborted", "aborted", "second")
-    charts = [
-        Chart(
-            "Engine against trainer",
-            "probability difference",
-            diff,
-            log=True,
-            width=352,
-            height=200,
-        ),
-        Chart(
-            "Steps that could not be parsed",
-            "share of steps",
-            lines,
-            form="percent",
-            width=352,
-            height=200,
-        ),
-        Chart(
-            "Aborted trajectories",
-            "trajectories",
-            [aborted],
-            y_range=(0.0, None),
-            width=352,
-            height=200,
-        ),
-    ]
-    return Section("Health", "What should stay near zero.", keep(charts), 3)
-
-
-def cards(run: RunData) -> list[Card]:
-    """The key figures at the top of the page."""
-    found = [*_success_cards(run)]
-    change = (
-        ("tokens per episode", "rollout/tokens_per_episode", "{:.0f}"),
-        ("thought tokens / step", "rlvcr/thought_tokens_mean", "{:.1f}"),
-    )
-    for label, metric, form in change:
-        first, last = run.first(metric), run.last(metric, 3)
-        if first is not None and last is not None:
-            found.append(Card(label, form.format(last), f"was {form.format(first)} at the start"))
-    seconds = run.last("timing_s/step", 5)
-    if seconds is not None:
-        total = sum(run.points("timing_s/step")[1])
-        found.append(
-            Card("time per iteration", f"{seconds:.1f} s", f"{duration(total)} in all iterations")
-        )
-    difference = run.last("training/rollout_probs_diff_mean")
-    if difference is not None:
-        tone = "bad" if difference > 2e-2 else ""
-        found.append(
-            Card(
-                "engine against trainer",
-                number(difference),
-                "mean difference of probabilities",
-                tone,
-            )
-        )
-    return found
-
-
-def _success_cards(run: RunData) -> list[Card]:
-    xs, ys = run.points("val/success_rate")
-    if not xs:
-        last = run.last("episode/success_rate", 5)
-        return (
-            []
-            if last is None
-            else [Card("train success", f"{last:.1%}", "mean of the last 5 steps")]
-        )
-    low, high = run.interval(xs[-1])
-    found = [
-        Card(
-            "held-out success",
-            f"{ys[-1]:.1%}",
-            f"95% interval {low:.1%} to {high:.1%}, step {xs[-1]}",
-        )
-    ]
-    if len(xs) > 1:
-        before = run.interval(xs[0])
-        gain = 100 * (ys[-1] - ys[0])
-        note = f"from {ys[0]:.1%} ({before[0]:.1%} to {before[1]:.1%}) at step {xs[0]}"
-        found.append(
-            Card("gain over the start", f"{gain:+.1f} pts", note, "good" if gain > 0 else "bad")
-        )
-    return found
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a short text: 45 s, 6 min 40 s, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    lead = "Where an iteration goes; validation and checkpoints are not in it."
+    return Section("Time", lead, [stacked, draw_plot(run, THROUGHPUT)])

@@ -3,18 +3,20 @@
 import json
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from verl.record.config_values import flatten
 from verl.record.report.axes import number
+from verl.record.report.cards import cards, duration
 from verl.record.report.charts import draw
-from verl.record.report.episodes import sample_episodes
-from verl.record.report.figures import cards, duration, sections
+from verl.record.report.episodes import sample_episodes, step_views
+from verl.record.report.figures import sections
 from verl.record.report.run_data import RunData, load_run
-from verl.record.tracker_services import flatten
 from verl.utils import jsonl
 
 logger = logging.getLogger(__name__)
@@ -54,20 +56,22 @@ def render_report(run: RunData) -> str:
         cards=cards(run),
         sections=sections(run),
         episodes=sample_episodes(run),
+        views=step_views(),
         settings=list(flatten(run.config).items()),
         facts=_facts(run.facts),
         table=_last_values(run),
     )
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return number(float(value)) if isinstance(value, (int, float)) else str(value)
 
 
 def _head(run: RunData) -> dict[str, Any]:
     steps = [line["step"] for line in run.metrics]
     times = [line["time"] for line in run.metrics if "time" in line]
-    last, total = (steps[-1] if steps else 0), run.setting("trainer.total_training_steps")
+    last = steps[-1] if steps else 0
+    total = run.setting("trainer.total_training_steps")
     return {
         "project": run.setting("trainer.project_name") or run.directory.path.parent.name,
         "experiment": run.setting("trainer.experiment_name") or run.directory.path.name,
@@ -82,24 +86,21 @@ def _head(run: RunData) -> dict[str, Any]:
 def _tags(run: RunData) -> list[str]:
     group = run.setting("env.rollout.n")
     batch = run.setting("data.train_batch_size")
+    seed = run.setting("trainer.seed")
     tags = [
         run.setting("env.env_name"),
         run.setting("algorithm.adv_estimator"),
         run.setting("actor_rollout_ref.model.path"),
-        f"{batch} tasks × {group} episodes" if batch and group else None,
-        f"seed {run.setting('trainer.seed')}" if run.setting("trainer.seed") is not None else None,
+        f"{batch} tasks \N{MULTIPLICATION SIGN} {group} episodes" if batch and group else None,
+        f"seed {seed}" if seed is not None else None,
     ]
     return [str(tag) for tag in tags if tag]
 
 
-def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = flatten(
-        {
-            key: value
-            for key, value in facts.items()
-            if key not in ("starts", "command") and value is not None
-        }
-    )
+def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    apart = ("starts", "command")
+    known = {k: value for k, value in facts.items() if k not in apart and value is not None}
+    rows = flatten(known)
     if "command" in facts:
         rows["command"] = " ".join(map(str, facts["command"]))
     if len(facts.get("starts", [])) > 1:

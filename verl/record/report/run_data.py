@@ -1,6 +1,7 @@
 """What a report is made of, read from a run directory; files that are missing are simply empty."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class RunData:
 
     def setting(self, path: str, default: Any = None) -> Any:
         """A configuration value by its dotted path."""
-        value: Any = self.config
+        value = self.config
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
                 return default
@@ -59,19 +60,23 @@ class RunData:
             line for line in self.metrics if line["step"] == step and "val/success_rate" in line
         )
         rate = line["val/success_rate"]
-        return line.get("val/success_rate_low", rate), line.get("val/success_rate_high", rate)
+        low = line.get("val/success_rate_low", rate)
+        high = line.get("val/success_rate_high", rate)
+        return low, high
 
     def rollout_steps(self, validation: bool = False) -> list[int]:
         """Steps whose trajectories were written."""
         prefix = "val_" if validation else ""
-        names = [path.stem for path in self.directory.rollouts.glob(f"{prefix}*.jsonl")]
-        return sorted(
-            int(name.removeprefix(prefix)) for name in names if name.removeprefix(prefix).isdigit()
-        )
+        files = self.directory.rollouts.glob(f"{prefix}*.jsonl")
+        steps = [file.stem.removeprefix(prefix) for file in files]
+        # Without a prefix the files of validations match too; their names are no numbers.
+        return sorted(int(step) for step in steps if step.isdigit())
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return not math.isnan(value)
 
 
 def load_run(run_dir: str | Path) -> RunData:
@@ -82,8 +87,10 @@ def load_run(run_dir: str | Path) -> RunData:
         raise FileNotFoundError(
             f"{run_dir} holds neither metrics.jsonl nor config.yaml: it is not a run directory"
         )
-    config = (
-        yaml.safe_load(directory.config_path.read_text()) if directory.config_path.exists() else {}
-    )
-    facts = json.loads(directory.env_path.read_text()) if directory.env_path.exists() else {}
-    return RunData(directory, config or {}, facts, metrics)
+    config = {}
+    if directory.config_path.exists():
+        config = yaml.safe_load(directory.config_path.read_text()) or {}
+    facts = {}
+    if directory.env_path.exists():
+        facts = json.loads(directory.env_path.read_text())
+    return RunData(directory, config, facts, metrics)

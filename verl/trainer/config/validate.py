@@ -384,11 +384,6 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
         yield problem(
             cfg, "data.levels", "not a level", "any of 1, 2, 3, 4", "data.levels=[1,2,3,4]"
         )
-    elif not data.train_files and set(data.levels) != {1, 2, 3, 4}:
-        fix = "data.levels=[1,2,3,4], or data.train_files with episodes of your own"
-        yield problem(
-            cfg, "data.levels", "ALFWorld's expert thinks at all four levels", "1, 2, 3, 4", fix
-        )
     for key in ("data.train_files", "data.val_files"):
         missing = [
             name for name in lookup(cfg, key) if ctx.check_files and not Path(name).is_file()

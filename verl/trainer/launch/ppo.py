@@ -18,6 +18,7 @@ import ray
 from transformers import AutoTokenizer
 
 import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
+import rlvcr.sections  # noqa: F401  (console figures, report sections, validation metrics)
 from agent_system.environments import EnvironmentManagerBase, make_envs
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector

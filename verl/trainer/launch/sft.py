@@ -1,7 +1,7 @@
 """The composition root of a supervised run: the one module that joins episodes, tokens, a policy
 and the trainer.
 
-    episodes ─▶ messages ─▶ (new policy and tokenizer, or a given one) ─▶ token rows ─▶ trainer.fit() ─▶ HF directory
+    episodes ─▶ messages ─▶ policy and tokenizer (new or given) ─▶ token rows ─▶ trainer.fit() ─▶ HF
 
 Messages become tokens exactly as in a rollout with ``append`` history, so what is learnt here is
 what is sampled there.
@@ -10,18 +10,25 @@ what is sampled there.
 import logging
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
-from agent_system.environments.env_registry import env_settings
+from agent_system.environments.demonstrations import (
+    NoExpert,
+    expert_of,
+    write_demonstrations,
+)
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.bridge import ChatBridge
+from rlvcr.levels import TAGS
 from verl.models.export import hf_names, save_hf, tied_names
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
+from verl.models.new_policy import build_policy
 from verl.models.policy import PolicyModel
 from verl.record.run_dir import RunDirectory
 from verl.trainer.config.schema import SFTConfig
@@ -32,6 +39,7 @@ from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
 from verl.utils.seeds import derive_seed, seed_everything
+from verl.utils.settings import ConfigError
 from verl.utils.threads import available_cpus
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
@@ -118,8 +126,9 @@ def train_and_save(
 
 def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
     """Where to continue from: the newest valid checkpoint, the named one, or nowhere."""
-    if cfg.trainer.resume_mode == "resume_path":
-        return Path(cfg.trainer.resume_from_path)
+    named = cfg.trainer.resume_from_path
+    if cfg.trainer.resume_mode == "resume_path" and named is not None:
+        return Path(named)
     return checkpoints.latest_valid() if cfg.trainer.resume_mode == "auto" else None
 
 
@@ -133,21 +142,37 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
     data = cfg.data
     if data.train_files:
         return _read_all(data.train_files), _read_all(data.val_files)
-    if cfg.env.env_name.split("/", 1)[0] != "alfworld":
-        raise ValueError(
-            f"env.env_name={cfg.env.env_name}: no expert plays it; set data.train_files to your episodes"
-        )
-    from agent_system.environments.env_package.alfworld.demonstrations import write_demonstrations
-
+    check_expert(cfg)
     path = write_demonstrations(
+        cfg.env.env_name,
         env_settings(cfg.env),
         data.data_dir,
         num_episodes=data.episodes + data.val_episodes,
         seed=cfg.env.seed,
         num_workers=data.num_workers,
         slack=data.noise,
+        levels=data.levels,
     )
     return hold_out(list(read_records(path)), data.val_episodes)
+
+
+def check_expert(cfg: SFTConfig) -> None:
+    """Raise ``ConfigError`` unless an expert plays the environment and has thoughts for
+    ``data.levels``.
+    """
+    name = cfg.env.env_name
+    levels = cfg.data.levels
+    try:
+        expert = expert_of(name)
+    except NoExpert as error:
+        fix = "set data.train_files to episodes of your own"
+        raise ConfigError(f"env.env_name={name!r}: {error}; fix: {fix}") from error
+    if not set(levels) <= set(expert.levels):
+        allowed = ", ".join(map(str, expert.levels))
+        raise ConfigError(
+            f"data.levels={levels!r}: the expert of {name!r} has no thoughts for all of them; "
+            f"allowed: any of {allowed}; fix: data.levels=[{allowed}]"
+        )
 
 
 def hold_out(records: list[Record], count: int) -> tuple[list[Record], list[Record]]:
@@ -233,13 +258,13 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
     """
     if cfg.model.path:
         return Path(model_directory(cfg.model.path))
-    from agent_system.environments.env_package.alfworld.policy import build_policy
-
     new, key = cfg.model.new, cfg.data.messages_key
     texts = (message["content"] for record in records for message in record.get(key, ()))
     return build_policy(
         scratch,
         texts,
+        words=_words_of(cfg.env.env_name),
+        tags=TAGS,
         vocab_size=cfg.model.vocab_size,
         hidden=new.hidden_size,
         layers=new.num_hidden_layers,
@@ -251,6 +276,12 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
         tie_embeddings=new.tie_word_embeddings,
         seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,
     )
+
+
+def _words_of(env_name: str) -> Sequence[str]:
+    """Words that the environment's tasks can name, beside those of the texts."""
+    expert = get_package(env_name).expert
+    return expert.words() if expert else ()
 
 
 def save_policy(

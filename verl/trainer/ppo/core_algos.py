@@ -3,4 +3,5 @@
 from verl import algos
 from verl.algos import *  # noqa: F403
 
-__all__ = algos.__all__
+__all__: list[str] = []
+__all__ += algos.__all__

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.sections import batch_metrics
 from verl.utils.statistics import bootstrap_interval
 
 
@@ -38,7 +39,7 @@ def data_metrics(batch: DataProto) -> dict[str, float]:
         **summary("response_length", attention[:, prompt_width:].sum(-1)),
         **summary("prompt_length", attention[:, :prompt_width].sum(-1)),
     }
-    if "values" in set(batch.batch.keys()):
+    if "values" in batch.tensor_keys():
         result |= summary("critic/values", batch.batch["values"][mask])
     return result
 
@@ -51,10 +52,8 @@ def probability_drift(batch: DataProto) -> dict[str, float]:
     nats.
     """
     mask = batch.batch["response_mask"].bool()
-    rollout, trainer = (
-        batch.batch["rollout_log_probs"][mask].float(),
-        batch.batch["old_log_probs"][mask].float(),
-    )
+    rollout = batch.batch["rollout_log_probs"][mask].float()
+    trainer = batch.batch["old_log_probs"][mask].float()
     if rollout.numel() == 0:
         return {}
     diff = (rollout.exp() - trainer.exp()).abs()
@@ -84,11 +83,12 @@ def first_rows(batch: DataProto) -> np.ndarray:
 
 def validation_metrics(batch: DataProto) -> dict[str, float]:
     """Success, return, length and tokens on the panel, each trajectory counted once, with a
-    bootstrap interval.
+    bootstrap interval, and what methods have registered in ``verl.sections``.
     """
     rows = first_rows(batch)
     fields = batch.non_tensor_batch
     won = fields["won"][rows].astype(float)
+    # Resampled by task: plays of the same task are not independent of each other.
     low, high = bootstrap_interval(mean_per_task(won, fields["uid"][rows]))
     sampled = tokens_per_trajectory(batch)
     result = {
@@ -104,13 +104,11 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
         result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
-    return result | level_shares(batch, "val/level_share")
+    return result | batch_metrics(batch, "val")
 
 
 def mean_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
-    """``values`` [N] averaged over the plays of each task: plays of one task are not independent of
-    each other.
-    """
+    """``values`` [N] averaged over the plays of each task [T]."""
     _, task = np.unique(uids.astype(str), return_inverse=True)
     return np.bincount(task, weights=values) / np.bincount(task)
 
@@ -122,15 +120,6 @@ def tokens_per_trajectory(batch: DataProto) -> dict[str, float]:
     for trajectory, count in zip(batch.non_tensor_batch["traj_uid"], per_row, strict=True):
         counts[trajectory] = counts.get(trajectory, 0.0) + count
     return counts
-
-
-def level_shares(batch: DataProto, name: str) -> dict[str, float]:
-    """``<name>_1..4``: the share of steps at each thinking level, among the steps that chose one."""
-    levels = [step.get("level") for steps in batch.non_tensor_batch["steps"] for step in steps]
-    chosen = [level for level in levels if level]
-    if not chosen:
-        return {}
-    return {f"{name}_{level}": chosen.count(level) / len(chosen) for level in (1, 2, 3, 4)}
 
 
 def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, float]:

@@ -1,23 +1,23 @@
 """RayPPOTrainer: the training loop as a recipe of verbs.
 
-    tasks ──collect──▶ rows ──evaluate──▶ log-probs, values ──reward──▶ scores ──credit──▶ advantages
-      ▲                                                                                        │
-      └── players ◀──sync── weights ◀──update actor── weights ◀──update critic── values ◀──────┘
+   tasks ──collect──▶ rows ──evaluate──▶ log-probs, values ──reward──▶ scores ──credit──▶ advantages
+     ▲                                                                                        │
+     └── players ◀──sync── weights ◀──update actor── weights ◀──update critic── values ◀──────┘
 
 Collecting waits for the rollout engines and environments; everything after it waits for the
-training workers. The trainer knows neither agents nor thinking levels: it is handed a collector,
-and it finds its estimator in a registry.
+training workers. The trainer knows neither agents nor methods: it is handed a collector, and it
+finds its estimator in a registry.
 """
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
 from verl.algos import (
+    KLController,
     factorize,
     get_adv_estimator_fn,
     get_kl_controller,
@@ -26,11 +26,18 @@ from verl.algos import (
     row_weights,
 )
 from verl.protocol import DataProto
-from verl.record.journal import Journal
 from verl.trainer.config.derive import iterations
+from verl.trainer.config.schema import PPOConfig
 from verl.trainer.ppo import metrics as M
-from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
-from verl.utils.checkpoint import CheckpointManager
+from verl.trainer.ppo.interfaces import (
+    Checkpoints,
+    Collector,
+    RewardFunction,
+    StepJournal,
+    TaskSource,
+    Workers,
+)
+from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.utils.settings import lookup
 from verl.utils.timing import Stopwatch
@@ -39,9 +46,10 @@ from verl.utils.torch_functional import last_selected, masked_mean
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
 BASELINES = "reward_baselines"
+TasksT = TypeVar("TasksT", bound=TaskSource)
 
 
-def compute_advantage(data: DataProto, config: Any) -> DataProto:
+def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
     """Add ``advantages`` and ``returns`` [B, R] with the estimator that ``algorithm.adv_estimator``
     names.
 
@@ -49,12 +57,13 @@ def compute_advantage(data: DataProto, config: Any) -> DataProto:
     ``meta_info["metrics"]``. Raises ``KeyError`` naming the estimator and the batch keys it lacks.
     """
     estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
-    columns = {**data.batch, **data.non_tensor_batch}
+    columns = {**dict(data.batch.items()), **data.non_tensor_batch}
     absent = missing_inputs(estimator, columns)
     if absent:
         raise KeyError(
             f"estimator '{config.algorithm.adv_estimator}' needs {absent}, which the batch lacks"
         )
+    # An optional input ("key?") that the batch lacks is left out of the call.
     inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
     arguments = {name: value for name, value in inputs.items() if value is not None}
     params = {name: lookup(config, path) for name, path in estimator.params.items()}
@@ -66,7 +75,7 @@ def compute_advantage(data: DataProto, config: Any) -> DataProto:
 
 
 def apply_kl_penalty(
-    data: DataProto, kl_ctrl: Any, kl_penalty_type: str = "kl"
+    data: DataProto, kl_ctrl: KLController, kl_penalty_type: str = "kl"
 ) -> tuple[DataProto, dict[str, float]]:
     """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token,
     and adapt beta.
@@ -76,12 +85,13 @@ def apply_kl_penalty(
     episode was cut.
     """
     mask = data.batch["response_mask"].float()
-    divergence = (
-        kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type) * mask
-    )
-    own, episode = divergence.sum(-1), factorize(data.non_tensor_batch["traj_uid"])
+    per_token = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
+    divergence = per_token * mask
+    own = divergence.sum(-1)
+    episode = factorize(data.non_tensor_batch["traj_uid"])
     whole = torch.zeros(len(data)).index_add(0, episode, own)[episode]
     rows, last = last_selected(mask)
+    # What the episode's other rows diverged by is paid where this row ends.
     penalty = divergence.clone()
     penalty[rows, last] += (whole - own)[rows]
     data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * penalty
@@ -91,16 +101,14 @@ def apply_kl_penalty(
     return data, measured
 
 
-class RayPPOTrainer:
+class RayPPOTrainer(Generic[TasksT]):
     """Trains a policy with PPO and its family on worker groups that run on Ray.
 
     Args:
         config: the typed configuration (``verl.trainer.config``).
         workers: the worker groups and rollout engines, already placed.
-        collector: offers ``multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train)`` and, for
-            estimators that compare with greedy plays, ``greedy_loop(gen_batch, actor_rollout_wg,
-            envs)``.
-        envs, val_envs: offer ``gen_batch(step, batch_size)`` and ``panel_batch()``.
+        collector: plays tasks and returns rows.
+        envs, val_envs: the tasks that are trained on and the panel that is measured.
         reward_fn: rows -> ``token_level_scores`` [B, R].
         journal: writes metrics, rollouts, the console and the report.
         checkpoints: atomic checkpoint directories of this run.
@@ -108,18 +116,23 @@ class RayPPOTrainer:
 
     def __init__(
         self,
-        config: Any,
-        workers: TrainingWorkers,
-        collector: Any,
-        envs: Any,
-        val_envs: Any,
-        reward_fn: Callable[[DataProto], torch.Tensor],
-        journal: Journal,
-        checkpoints: CheckpointManager,
+        config: PPOConfig,
+        workers: Workers,
+        collector: Collector[TasksT],
+        envs: TasksT,
+        val_envs: TasksT,
+        reward_fn: RewardFunction,
+        journal: StepJournal,
+        checkpoints: Checkpoints,
     ) -> None:
-        self.config, self.workers, self.collector = config, workers, collector
-        self.envs, self.val_envs, self.reward_fn = envs, val_envs, reward_fn
-        self.journal, self.checkpoints = journal, checkpoints
+        self.config = config
+        self.workers = workers
+        self.collector = collector
+        self.envs = envs
+        self.val_envs = val_envs
+        self.reward_fn = reward_fn
+        self.journal = journal
+        self.checkpoints = checkpoints
         self.global_step = 0
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
@@ -181,6 +194,7 @@ class RayPPOTrainer:
         self.global_step = state["global_step"]
         if self.config.algorithm.kl_ctrl.type == "adaptive":
             self.kl_ctrl.value = state["kl_coef"]
+        # The state of runs before the panel was noted has no hash to compare with.
         if state.get("panel", self.val_envs.panel_hash) != self.val_envs.panel_hash:
             logger.warning(
                 "the validation panel is not the one of %s: success rates before and after differ",
@@ -195,6 +209,8 @@ class RayPPOTrainer:
         if trainer.resume_mode == "disable":
             return None
         if trainer.resume_mode == "resume_path":
+            if trainer.resume_from_path is None:
+                raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path")
             return Path(trainer.resume_from_path)
         return self.checkpoints.latest_valid()
 
@@ -208,11 +224,9 @@ class RayPPOTrainer:
             tasks = self.envs.gen_batch(self.global_step, self.config.data.train_batch_size)
             batch = self.collector.multi_turn_loop(tasks, self.workers, self.envs, is_train=True)
             batch.meta_info["global_step"] = self.global_step
+            # Other tasks than those asked for, where all of these broke.
             tasks = batch.meta_info.pop("tasks", tasks)
-            if (
-                BASELINES
-                in get_adv_estimator_fn(self.config.algorithm.adv_estimator).inputs.values()
-            ):
+            if self.compares_with_greedy_play():
                 self.add_baselines(tasks, batch)
         self.clock.add(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
@@ -220,18 +234,19 @@ class RayPPOTrainer:
             self.workers.sleep_engines()
         return self.balance(batch)
 
+    def compares_with_greedy_play(self) -> bool:
+        """Whether the estimator reads ``reward_baselines`` (ReMax)."""
+        estimator = get_adv_estimator_fn(self.config.algorithm.adv_estimator)
+        return BASELINES in estimator.inputs.values()
+
     def add_baselines(self, tasks: DataProto, batch: DataProto) -> None:
         """Add ``reward_baselines`` [B]: what a greedy play of the row's task earns."""
         first = tasks[tasks.non_tensor_batch["member"] == 0]
         greedy = self.collector.greedy_loop(first, self.workers, self.envs)
-        earned = dict(
-            zip(
-                greedy.non_tensor_batch["uid"], self.reward_fn(greedy).sum(-1).tolist(), strict=True
-            )
-        )
-        batch.batch[BASELINES] = torch.tensor(
-            [earned[uid] for uid in batch.non_tensor_batch["uid"]]
-        )
+        returns = self.reward_fn(greedy).sum(-1).tolist()
+        earned = dict(zip(greedy.non_tensor_batch["uid"], returns, strict=True))
+        baselines = [earned[uid] for uid in batch.non_tensor_batch["uid"]]
+        batch.batch[BASELINES] = torch.tensor(baselines)
         self.metrics["episode/greedy_reward"] = float(np.mean(list(earned.values())))
 
     def balance(self, batch: DataProto) -> DataProto:
@@ -243,12 +258,13 @@ class RayPPOTrainer:
         parts = get_seqlen_balanced_partitions(
             lengths, k_partitions=ranks, equal_size=len(batch) % ranks == 0
         )
+        # Rows are dealt to the ranks in order: part k becomes the share of rank k.
         batch.reorder(torch.tensor([row for part in parts for row in part]))
         return batch
 
     def evaluate(self, batch: DataProto) -> DataProto:
         """Add old log-probs (where the collector has not), reference log-probs and values."""
-        columns = set(batch.batch.keys())
+        columns = batch.tensor_keys()
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         if "old_log_probs" not in columns:
             with self.clock.measure("old_log_prob"):
@@ -292,9 +308,8 @@ class RayPPOTrainer:
             return
         self.weigh(batch, self.config.critic.loss_agg_mode)
         with self.clock.measure("update_critic"):
-            self.metrics |= M.reduce_metrics(
-                self.workers.critic.update_critic(batch).meta_info["metrics"]
-            )
+            answer = self.workers.critic.update_critic(batch)
+        self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
 
     def update_actor(self, batch: DataProto) -> None:
         """Move the policy, once the critic has had ``critic_warmup`` steps."""
@@ -302,9 +317,8 @@ class RayPPOTrainer:
             return
         self.weigh(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
         with self.clock.measure("update_actor"):
-            self.metrics |= M.reduce_metrics(
-                self.workers.actor.update_actor(batch).meta_info["metrics"]
-            )
+            answer = self.workers.actor.update_actor(batch)
+        self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
 
     def weigh(self, batch: DataProto, loss_agg_mode: str) -> None:
         """Set the weight of every row in a loss that is aggregated by ``loss_agg_mode``."""
@@ -323,7 +337,8 @@ class RayPPOTrainer:
 
     def conclude(self, batch: DataProto) -> None:
         """Validate, save and write down what happened."""
-        trainer, last = self.config.trainer, self.global_step >= self.total_steps
+        trainer = self.config.trainer
+        last = self.global_step >= self.total_steps
         self.metrics |= M.throughput_metrics(
             batch, self.clock.seconds["step"], self.workers.data_parallel_size
         )
@@ -361,8 +376,8 @@ class RayPPOTrainer:
 
     def drain_metrics(self) -> dict[str, float]:
         """All metrics since the last call, timings included."""
-        drained = (
-            self.metrics | self.clock.metrics() | {"training/global_step": float(self.global_step)}
-        )
+        drained = self.metrics | self.clock.metrics()
+        drained["training/global_step"] = float(self.global_step)
         self.metrics = {}
-        return {key: float(value) for key, value in drained.items() if np.isscalar(value)}
+        numbers = (int, float, np.number, np.bool_)
+        return {key: float(value) for key, value in drained.items() if isinstance(value, numbers)}

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import Any
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.calls import gather
+from verl.trainer.ppo.interfaces import ActorGroup, CriticGroup, ReferenceGroup
 
 logger = logging.getLogger(__name__)
-SYNC_TIMEOUT_S = 600.0
+SYNC_TIMEOUT_S = 600.0  # for an engine to load, to take new weights, to sleep or to wake
 
 
 class Role(Enum):
@@ -41,7 +42,7 @@ class ResourcePoolManager:
     resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict)
 
     def create_resource_pool(self) -> None:
-        """Describe every pool to Ray; devices are reserved when the first worker of a pool starts."""
+        """Describe every pool to Ray; devices are reserved when its first worker starts."""
         for name, processes in self.resource_pool_spec.items():
             residents = sum(pool == name for pool in self.mapping.values())
             self.resource_pool_dict[name] = RayResourcePool(
@@ -79,40 +80,49 @@ class TrainingWorkers:
 
     def __init__(
         self,
-        actor: RayWorkerGroup,
-        rollout_workers: list[Any],
-        ref: RayWorkerGroup | None = None,
-        critic: RayWorkerGroup | None = None,
+        actor: ActorGroup,
+        rollout_workers: Sequence[Any],
+        ref: ReferenceGroup | None = None,
+        critic: CriticGroup | None = None,
     ) -> None:
-        self.actor, self.rollout_workers, self.ref, self.critic = (
-            actor,
-            rollout_workers,
-            ref,
-            critic,
-        )
+        self.actor = actor
+        self.rollout_workers = rollout_workers
+        self.ref = ref
+        self.critic = critic
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
 
     @classmethod
     def start(
         cls,
-        specs: dict[Role, RayClassWithInitArgs],
+        specs: Mapping[Role, RayClassWithInitArgs],
         pools: ResourcePoolManager,
-        rollout_workers: list[Any],
+        rollout_workers: Sequence[Any],
     ) -> "TrainingWorkers":
         """Start a group per role, load the models, and wait for the engines, which load at the same
         time.
+
+        Raises ``TypeError`` when the worker class of a role lacks a method the trainer calls.
         """
         groups = {
             role: RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
             for role, spec in specs.items()
         }
+        actor = groups[Role.Actor]
+        ref = groups.get(Role.RefPolicy)
+        critic = groups.get(Role.Critic)
+        # Groups gain their methods when they start; from here on they are what their role says.
+        if not isinstance(actor, ActorGroup):
+            raise TypeError(f"{actor.worker_cls.__name__} lacks methods of an ActorGroup")
+        if ref is not None and not isinstance(ref, ReferenceGroup):
+            raise TypeError(f"{ref.worker_cls.__name__} lacks methods of a ReferenceGroup")
+        if critic is not None and not isinstance(critic, CriticGroup):
+            raise TypeError(f"{critic.worker_cls.__name__} lacks methods of a CriticGroup")
+        # All of them load at the same time.
         for pending in [group.submit("init_model") for group in groups.values()]:
             pending.get()
         call_engines(rollout_workers, "ready")
-        return cls(
-            groups[Role.Actor], rollout_workers, groups.get(Role.RefPolicy), groups.get(Role.Critic)
-        )
+        return cls(actor, rollout_workers, ref, critic)
 
     @property
     def data_parallel_size(self) -> int:
@@ -129,7 +139,9 @@ class TrainingWorkers:
         return self.actor.compute_log_prob(data)
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Log-probs under the reference policy."""
+        """Log-probs under the reference policy; raises ``ValueError`` where there is none."""
+        if self.ref is None:
+            raise ValueError("this run has no reference policy")
         return self.ref.compute_ref_log_prob(data)
 
     def sleep_engines(self) -> None:
@@ -156,16 +168,18 @@ class TrainingWorkers:
         ran.
         """
         answers = call_engines(self.rollout_workers, "stats")
-        totals = {
-            key: sum(answer[key] for answer in answers) for key in ("tokens", "steps", "busy_s")
-        }
-        tokens, steps, busy_s = (totals[key] - self._engine_totals.get(key, 0.0) for key in totals)
+        keys = ("tokens", "steps", "busy_s")
+        totals = {key: float(sum(answer[key] for answer in answers)) for key in keys}
+        # Engines count from their start; what happened since the last call is the difference.
+        since = {key: total - self._engine_totals.get(key, 0.0) for key, total in totals.items()}
         self._engine_totals = totals
+        tokens = since["tokens"]
+        busy_s = since["busy_s"]
         return {
             "perf/engine_tokens": tokens,
             "perf/engine_busy_s": busy_s,
             "perf/engine_throughput": tokens / max(busy_s, 1e-9),
-            "perf/engine_batch": tokens / max(steps, 1.0),
+            "perf/engine_batch": tokens / max(since["steps"], 1.0),
         }
 
     def save_checkpoint(self, directory: Path) -> None:

@@ -12,9 +12,27 @@ what was tried, the plan.
 import random
 import re
 from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
 
+from agent_system.environments.base import (
+    Decision,
+    EpisodeStart,
+    Expert,
+    Noise,
+    Observation,
+    Task,
+)
+from agent_system.environments.demonstrations import MAX_STEPS
+from agent_system.environments.env_package.alfworld import games, layout
 from agent_system.environments.env_package.alfworld.prompts import task_of
+from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
+from agent_system.environments.env_package.alfworld.store import generated_tasks
 
+VERSION = 2  # of the demonstrations: raise it when the same settings would give other lines
+# Settings that shape an episode; the others say where games are kept and which are trained on.
+SHAPING = {"task_types", "receptacles", "objects", "seed", "prompt"}
+EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
 _THING = re.compile(r"an? ([a-z]+ \d+)")
 _SENTENCES = (
     (
@@ -63,18 +81,6 @@ class Asked:
     lamp: str
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """An action and what can be thought about it."""
-
-    action: str
-    situation: str
-    tried: str
-    plan: str
-    slack: bool = False  # useless, valid
-    slip: bool = False  # cannot work
-
-
 def understand(sentence: str) -> Asked:
     """Read a task sentence of the wheel's templates.
 
@@ -93,14 +99,13 @@ def cls(name: str) -> str:
     return name.rsplit(" ", 1)[0]
 
 
-class Expert:
+class AlfworldPlayer:
     """Plays one episode: ``act`` chooses, ``observe`` is told what came of it."""
 
-    def __init__(
-        self, first_text: str, rng: random.Random, slack: float = 0.0, slips: float = 0.0
-    ) -> None:
+    def __init__(self, first_text: str, rng: random.Random, noise: Noise | None = None) -> None:
         self.asked = understand(task_of(first_text))
-        self.rng, self.slack, self.slips = rng, slack, slips
+        self.rng = rng
+        self.noise = noise or Noise()
         self.room = _THING.findall(first_text.split("you see", 1)[1].split("Your task", 1)[0])
         self.seen: dict[
             str, set[str]
@@ -116,13 +121,16 @@ class Expert:
 
     def act(self) -> Decision:
         """The next action."""
-        decision, draw = self._decide(), self.rng.random()
-        if draw < self.slips:
+        decision = self._decide()
+        draw = self.rng.random()
+        if draw < self.noise.slips:
             return self._slip(decision)
-        return self._dawdle(decision) if draw < self.slips + self.slack else decision
+        dawdles = draw < self.noise.slips + self.noise.slack
+        return self._dawdle(decision) if dawdles else decision
 
-    def observe(self, action: str, text: str) -> None:
+    def observe(self, action: str, observation: Observation) -> None:
         """Take in the engine's answer to ``action``."""
+        text = observation.text
         self.failed = action if text.startswith("Nothing happens") else ""
         if self.failed:
             if action.startswith("go to ") and action.removeprefix("go to ") in self.room:
@@ -233,7 +241,7 @@ class Expert:
         places = [place for place in self.room if cls(place) == wanted]
         if not places:
             raise ValueError(f"there is no {wanted} in {self.room}")
-        if self.home in places:
+        if self.home is not None and self.home in places:
             return self.home
         opened = [place for place in places if place in self.seen]
         return self.rng.choice(opened or places)
@@ -284,3 +292,30 @@ class Expert:
         lies_here = any(cls(name) == self.asked.object for name in self.seen.get(here, ()))
         others = [place for place in self.room if place != here]
         return self.rng.choice(others) if lies_here and others else here
+
+
+def start(episode: EpisodeStart[AlfworldSettings]) -> AlfworldPlayer:
+    """An expert that has read the first observation, and nothing else."""
+    return AlfworldPlayer(episode.first.text, episode.rng, episode.noise)
+
+
+def demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
+    """``count`` generated games of their own, in training floor plans, whatever ``source`` says."""
+    return generated_tasks(settings, "demo", count=count)
+
+
+def demonstration_key(settings: AlfworldSettings) -> list[Any]:
+    """What shapes an episode: not where games are stored, nor which ones are trained on."""
+    shaping = settings.model_dump(mode="json", include=SHAPING)
+    shaping["max_steps"] = settings.max_steps or MAX_STEPS
+    versions = [VERSION, games.GENERATOR, EPISODES_PER_GAME, metadata.version("alfworld")]
+    return [*versions, shaping]
+
+
+EXPERT = Expert(
+    start,
+    tasks=demonstration_tasks,
+    episodes_per_task=EPISODES_PER_GAME,
+    key=demonstration_key,
+    words=layout.words,
+)

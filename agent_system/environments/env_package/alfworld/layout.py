@@ -141,3 +141,10 @@ def portable(plan: FloorPlan) -> list[str]:
     fixed = constants().RECEPTACLES - constants().MOVABLE_RECEPTACLES_SET
     held = set().union(*(constants().VAL_RECEPTACLE_OBJECTS[r.cls] for r in plan.receptacles))
     return [cls for cls in plan.classes if cls in held and cls not in fixed and cls not in LAMPS]
+
+
+def words() -> list[str]:
+    """Names of everything the scenes hold, and instance numbers, each with the space before it."""
+    table = constants()
+    names = sorted({name.lower() for name in table.OBJECTS_SET | set(table.VAL_RECEPTACLE_OBJECTS)})
+    return [f" {name}" for name in names] + [f" {number}" for number in range(1, 31)]

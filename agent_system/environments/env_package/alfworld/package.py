@@ -2,6 +2,7 @@
 
 from agent_system.environments.base import Env, EnvPackage, Prompts
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
+from agent_system.environments.env_package.alfworld.expert import EXPERT
 from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.prompts import CompactPrompts, FullPrompts
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
@@ -25,4 +26,5 @@ PACKAGE = EnvPackage(
     tasks=tasks,
     prompts=prompts,
     project=project,
+    expert=EXPERT,
 )

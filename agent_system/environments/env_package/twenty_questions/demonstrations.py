@@ -1,22 +1,24 @@
-"""Games of the scripted player as episodes for ``main_sft``: a policy of one's own learns the
-format and the things.
+"""Games of the scripted player as episodes for ``scripts/train_twenty_questions.py``.
 
 One JSONL line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ..., "content": ...},
-...]}``. The messages are those of a rollout with ``append`` history and no levels, which are also
-those of ``TwentyQuestionsEnv``.
+...]}``. They are games as ``agent_system.environments.demonstrations`` plays them, without levels,
+but lost ones stay and every word is the secret one equally often. The messages are those of a
+rollout with ``append`` history, which are also those of ``TwentyQuestionsEnv``.
 """
 
 import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from agent_system.environments.demonstrations import Episode, drawn_levels
 from agent_system.environments.env_package.twenty_questions import game
-from agent_system.environments.env_package.twenty_questions.gamemaster import EmbeddedGamemaster
+from agent_system.environments.env_package.twenty_questions.expert import ThinkingPlayer
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
-from agent_system.environments.env_package.twenty_questions.package import TwentyQuestionsPrompts
+from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.env_package.twenty_questions.player import Player
+from agent_system.environments.env_package.twenty_questions.settings import GameSettings
+from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
 
@@ -33,29 +35,20 @@ def write_demonstrations(
     return ``path``.
 
     ``careless`` and ``hasty`` make the player worse (see ``Player``): what it leaves to be gained
-    is for reinforcement learning. Every word is the secret one equally often.
+    is for reinforcement learning.
     """
     words = sorted(words or knowledge().things)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    settings = GameSettings(max_steps=max_steps)
+    env = PACKAGE.make(settings)
+    prompts = PACKAGE.prompts(settings)
+    with atomic_write(path) as file:
         for number in range(episodes):
+            word = words[number % len(words)]
+            task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, number))
-            player = Player(words, rng, careless, hasty)
-            file.write(
-                json.dumps(play_episode(words[number % len(words)], player, max_steps)) + "\n"
-            )
-    return path
-
-
-def play_episode(word: str, player: Player, max_steps: int) -> dict[str, Any]:
-    """One game about ``word`` as an episode."""
-    gamemaster, state, done = EmbeddedGamemaster(), game.new_game(word, max_steps), False
-    messages = [{"role": "system", "content": TwentyQuestionsPrompts().system(False)}]
-    while not done:
-        messages.append({"role": "user", "content": state["reply"]})
-        move = player.move()
-        messages.append({"role": "assistant", "content": f"<action>{move}</action>"})
-        state, _, done, info = game.play(state, move, gamemaster)
-        player.hear(state["reply"])
-    return {"task_id": f"twenty_questions/{word}", "won": info["won"], "messages": messages}
+            player = ThinkingPlayer(Player(words, rng, careless, hasty))
+            episode = Episode(env, prompts, task, env.reset(task, 0), asks=False)
+            won = episode.run(player, drawn_levels((), rng), max_steps)
+            row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
+            file.write(json.dumps(row) + "\n")
+    return Path(path)

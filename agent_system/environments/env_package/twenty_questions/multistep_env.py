@@ -77,6 +77,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         return game.new_game(solution, self.max_steps_per_episode)
 
     def _format_prompt(self, state: game.State, step: int) -> str:
+        del step  # the reply says it
         return state["reply"]
 
     def _step_episode(

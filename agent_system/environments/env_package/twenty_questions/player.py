@@ -32,26 +32,51 @@ class Player:
         table: Knowledge | None = None,
     ) -> None:
         self.candidates = list(words)
+        self.facts: list[tuple[str, str]] = []  # attribute and answer, in the order of asking
+        self.blind = False  # whether the last move was drawn without thought
         self._table = knowledge() if table is None else table
         self._rng = random.Random(0) if rng is None else rng
-        self._careless, self._hasty = careless, hasty
+        self._careless = careless
+        self._hasty = hasty
         self._asked: list[str] = []
 
     def move(self) -> str:
         """The next question, or ``[word]`` once one candidate is left (or before, if hasty)."""
-        if len(self.candidates) == 1 or (self._asked and self._rng.random() < self._hasty):
-            return f"[{self._rng.choice(self.candidates)}]"
+        attribute = self.choose()
+        if attribute is None:
+            return f"[{self.guess()}]"
+        return self._table.attributes[attribute].question
+
+    def choose(self) -> str | None:
+        """The attribute to ask for next; None to guess."""
+        certain = len(self.candidates) == 1
+        if certain or (self._asked and self._rng.random() < self._hasty):
+            self.blind = not certain
+            return None
         left = [name for name in self._table.attributes if name not in self._asked]
-        careless = self._rng.random() < self._careless
-        name = self._rng.choice(left) if careless else min(left, key=self._largest_part)
+        self.blind = self._rng.random() < self._careless
+        name = self._rng.choice(left) if self.blind else min(left, key=self._largest_part)
         self._asked.append(name)
-        return self._table.attributes[name].question
+        return name
+
+    def guess(self) -> str:
+        """One of the candidates."""
+        return self._rng.choice(self.candidates)
 
     def hear(self, reply: str) -> None:
         """Drop the candidates that the reply to the last question rules out."""
         if self._asked:
-            fits = self._table.consistent(self.candidates, self._asked[-1], read_answer(reply))
-            self.candidates = fits or self.candidates
+            self._keep(self._asked[-1], read_answer(reply))
+
+    def learn(self, attribute: str, answer: str) -> None:
+        """Take in a fact that was not asked for."""
+        self._asked.append(attribute)
+        self._keep(attribute, answer)
+
+    def _keep(self, attribute: str, answer: str) -> None:
+        self.facts.append((attribute, answer))
+        fits = self._table.consistent(self.candidates, attribute, answer)
+        self.candidates = fits or self.candidates
 
     def _largest_part(self, name: str) -> int:
         """Candidates that are left after the most common answer."""

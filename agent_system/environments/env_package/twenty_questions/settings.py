@@ -14,6 +14,12 @@ class GameSettings(EnvSettings):
 
     words: tuple[str, ...] = ()
     """secret words; none: those of the shipped table"""
+    clues: bool = False
+    """open every game with a thing that holds for the word; held out is then a quarter of these
+    openings instead of a quarter of the words"""
+    prompt: Literal["full", "compact"] = "full"
+    """full: rules and answer format for chat models; compact: observations alone, for policies made
+    by imitation"""
     gamemaster: Literal["embedded", "openai"] = "embedded"
     """who answers: the shipped table, or a server with OpenAI's interface"""
     base_url: str = ""

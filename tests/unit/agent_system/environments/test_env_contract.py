@@ -46,7 +46,7 @@ def test_it_is_won_through_the_collector(name, history, levels):
     data = wins(name, GOLD[name], groups=3, n=2, history=history, levels=levels, **CASES[name])
     assert set(data.non_tensor_batch["episode_rewards"]) == {1.0}
     if levels:
-        assert {step["level"] for steps in data.non_tensor_batch["steps"] for step in steps} == {2}
+        assert {step.level for steps in data.non_tensor_batch["steps"] for step in steps} == {2}
 
 
 @pytest.mark.parametrize("name", NAMES)

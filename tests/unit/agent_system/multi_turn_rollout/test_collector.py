@@ -3,10 +3,10 @@ model.
 """
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
+from agent_system.environments.env_package.number_line.package import NumberLinePrompts
 from agent_system.environments.failure import EnvFailure
 from agent_system.environments.manager import GroupMismatch, make_envs
 from agent_system.environments.pool import PoolSession
@@ -14,7 +14,7 @@ from agent_system.multi_turn_rollout.collector_group import shard_by_group
 from agent_system.multi_turn_rollout.engine_client import (
     EngineAborted,
     EngineClient,
-    EngineError,
+    RolloutWorkerFailed,
     Sampling,
 )
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
@@ -65,15 +65,15 @@ def test_every_trained_token_is_the_sampled_one(play, tokenizer, history):
     for row, steps in enumerate(data.non_tensor_batch["steps"]):
         real = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
         for step in steps:
-            start, end = step["span"]
+            start, end = step.span
             assert tuple(real[:start]) in asked, "the row's prefix is exactly what the policy saw"
-            assert tokenizer.decode(real[start:end]) == step["response"]
+            assert tokenizer.decode(real[start:end]) == step.response
             turns += 1
         padding = prompt_width - int(data.batch["attention_mask"][row][:prompt_width].sum())
         assert data.batch["position_ids"][row][padding] == 0
         assert data.batch["position_ids"][row].max() == len(real) - 1
         log_probs = data.batch["rollout_log_probs"][row][data.batch["response_mask"][row].bool()]
-        expected = [-(1 + i) / 4 for step in steps for i in range(step["num_tokens"])]
+        expected = [-(1 + i) / 4 for step in steps for i in range(step.num_tokens)]
         assert log_probs.tolist() == expected
     assert turns == len(engine.requests)
 
@@ -86,9 +86,7 @@ def test_everyone_walks_to_the_target(play):
     lengths = dict(zip(columns["traj_uid"], columns["episode_lengths"], strict=True))
     for steps, traj in zip(columns["steps"], columns["traj_uid"], strict=True):
         assert (
-            len(steps) == lengths[traj]
-            and steps[-1]["done"]
-            and not any(s["done"] for s in steps[:-1])
+            len(steps) == lengths[traj] and steps[-1].done and not any(s.done for s in steps[:-1])
         )
     metrics = data.meta_info["metrics"]
     assert metrics["episode/success_rate"] == 1.0 and metrics["rollout/aborted"] == 0.0
@@ -105,7 +103,7 @@ def test_append_and_window_play_the_same_episodes(play):
         for traj, steps in zip(
             data.non_tensor_batch["traj_uid"], data.non_tensor_batch["steps"], strict=True
         ):
-            found.setdefault(traj, []).extend((s["step"], s["action"]) for s in steps)
+            found.setdefault(traj, []).extend((s.step, s.action) for s in steps)
         return found
 
     assert actions(appended) == actions(windowed)
@@ -140,8 +138,7 @@ def test_a_turn_cut_by_length_ends_the_play_without_a_step(play):
     assert list(data.non_tensor_batch["truncated"]) == ["length", "length"]
     records = data.non_tensor_batch["steps"]
     assert all(
-        len(r) == 1 and r[0]["stop_reason"] == "length" and not r[0]["is_action_valid"]
-        for r in records
+        len(r) == 1 and r[0].stop_reason == "length" and not r[0].is_action_valid for r in records
     )
     assert data.batch["response_mask"].sum(-1).tolist() == [6, 6]
 
@@ -279,7 +276,7 @@ def test_validation_samples_as_val_kwargs_say(play):
 
 def test_levels_are_read_without_rlvcr(play):
     data, _ = play(make_config(levels=True, n=1), groups=6)
-    levels = [step["level"] for steps in data.non_tensor_batch["steps"] for step in steps]
+    levels = [step.level for steps in data.non_tensor_batch["steps"] for step in steps]
     assert set(levels) <= {1, 2, 3, 4} and len(set(levels)) > 1
     assert data.meta_info["metrics"]["rlvcr/thought_tokens_mean"] > 0
     assert "thinking_level_entropies" not in set(data.batch.keys())
@@ -416,11 +413,10 @@ def test_arguments_of_the_chat_template_are_in_every_prompt():
     assert len(prompts) > 1 and all(prompt.endswith("assistant\ngladly ") for prompt in prompts)
 
 
-def test_environment_without_level_prompt_is_refused(tokenizer):
+def test_environment_without_level_prompt_is_refused(tokenizer, monkeypatch):
     config = make_config(levels=True)
     group, envs, _ = make_world(tokenizer, config)
-    silent = type("Silent", (), {"asks_for_levels": False})
-    envs.package = replace(envs.package, prompts=lambda section: silent)
+    monkeypatch.setattr(NumberLinePrompts, "asks_for_levels", False)
     with pytest.raises(ValueError, match="env.levels"):
         TrajectoryCollector(config, tokenizer).multi_turn_loop(envs.gen_batch(1, 1), group, envs)
 
@@ -459,7 +455,9 @@ class DeadEngine(ScriptedEngine):
 
 def test_a_dead_engine_is_an_error_for_all(tokenizer):
     results = ask_many(DeadEngine(tokenizer, lambda request, prompt: "look"), 3)
-    assert all(isinstance(result, EngineError) and "gone" in str(result) for result in results)
+    assert all(
+        isinstance(result, RolloutWorkerFailed) and "gone" in str(result) for result in results
+    )
 
 
 class SilentEngine(ScriptedEngine):
@@ -480,7 +478,7 @@ def test_an_engine_failure_ends_the_run(tokenizer):
     config = make_config()
     envs = make_envs(config)[0]
     collector = TrajectoryCollector(config, tokenizer)
-    with pytest.raises(EngineError, match="gone"):
+    with pytest.raises(RolloutWorkerFailed, match="gone"):
         collector.multi_turn_loop(
             envs.gen_batch(1, 2), Group([DeadEngine(tokenizer, walking_policy())]), envs
         )

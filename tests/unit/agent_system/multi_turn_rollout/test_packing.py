@@ -85,7 +85,7 @@ def test_columns_hold_one_list_per_row():
     assert all(len(column) == 2 and isinstance(column, np.ndarray) for column in columns.values())
     assert columns["anchor_obs"][0] == ["anchor 0", "anchor 1"]
     assert columns["is_action_valid"][0] == [True, False]
-    assert [step["span"] for step in columns["steps"][1]] == [[1, 3], [6, 7]]
+    assert [step.span for step in columns["steps"][1]] == [(1, 3), (6, 7)]
     assert columns["data_source"].tolist() == ["desk", "desk"] and columns["won"].dtype == bool
 
 

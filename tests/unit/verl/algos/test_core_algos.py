@@ -1,6 +1,7 @@
 """Registries, group statistics and estimators against hand-computed numbers."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from verl.trainer.ppo import core_algos as algos
 
 
 def outcome(scores, width=3, lengths=None):
-    """Rows whose whole reward lies on the last sampled token: (token_level_rewards, response_mask)."""
+    """Rows with their whole reward on the last sampled token: token_level_rewards, response_mask."""
     lengths = lengths or [width] * len(scores)
     mask = torch.tensor([[int(t < n) for t in range(width)] for n in lengths])
     rewards = torch.zeros(len(scores), width)
@@ -88,7 +89,7 @@ def test_a_users_estimator_is_found_with_conventional_inputs(monkeypatch):
     monkeypatch.setattr("verl.algos.algorithm_registry.ADV_ESTIMATORS", {})
 
     @register_adv_est("mine", params={"gamma": "algorithm.gamma"})
-    def mine(token_level_rewards, response_mask, gamma, index=None):
+    def mine(token_level_rewards, response_mask, gamma, index=None):  # noqa: ARG001  looked up
         return token_level_rewards, token_level_rewards
 
     assert get_adv_estimator_fn("mine").inputs == {
@@ -96,12 +97,19 @@ def test_a_users_estimator_is_found_with_conventional_inputs(monkeypatch):
         "response_mask": "response_mask",
         "index": "uid?",
     }
-    with pytest.raises(ValueError, match="already registered by .*mine"):
-        register_adv_est("mine")(lambda token_level_rewards: None)
+
+    def other(token_level_rewards):
+        return token_level_rewards, token_level_rewards
+
+    def warm(token_level_rewards, temperature):
+        return token_level_rewards / temperature, token_level_rewards
+
+    with pytest.raises(ValueError, match=r"already registered by .*mine"):
+        register_adv_est("mine")(other)
     with pytest.raises(ValueError, match="declare where temperature"):
-        register_adv_est("other")(lambda token_level_rewards, temperature: None)
+        register_adv_est("other")(warm)
     with pytest.raises(ValueError, match="takes no argument beta"):
-        register_adv_est("other", params={"beta": "x"})(lambda token_level_rewards: None)
+        register_adv_est("other", params={"beta": "x"})(other)
 
 
 # ---------------------------------------------------------------- groups
@@ -130,7 +138,7 @@ def test_row_weights_by_hand():
     )
     by_mean = row_weights(traj, "trajectory", tokens, "seq-mean-token-mean")
     assert by_mean.tolist() == pytest.approx([1 / 6, 1, 2 / 6, 3 / 6])
-    with pytest.raises(ValueError, match="algorithm.row_weight"):
+    with pytest.raises(ValueError, match=r"algorithm\.row_weight"):
         row_weights(traj, "rows")
 
 
@@ -256,7 +264,8 @@ def test_remax_subtracts_the_greedy_return():
 
 # ---------------------------------------------------------------- GiGPO
 
-APPEND = {  # two trajectories of two and three steps; state "s" is seen three times, "q" and "r" once
+# Two trajectories of two and three steps; state "s" is seen three times, "q" and "r" once.
+APPEND: dict[str, Any] = {
     "index": objects("a", "a"),
     "traj_index": objects("t", "u"),
     "step_ids": torch.tensor([[0, 1, 1, -1, -1], [0, -1, 1, 2, -1]]),
@@ -322,7 +331,7 @@ def test_gigpo_gives_the_same_credit_with_one_row_per_step():
 
 def test_gigpo_can_merge_similar_states():
     anchors = objects(["you see a mug 1", "q"], ["you see a mug 2", "w", "z"])
-    arguments = APPEND | {"anchor_obs": anchors}
+    arguments: dict[str, Any] = APPEND | {"anchor_obs": anchors}
     exact, _ = algos.compute_gigpo_outcome_advantage(
         APPEND_REWARDS, APPEND_MASK, **arguments, gamma=0.5
     )
@@ -340,9 +349,9 @@ def test_gigpo_can_merge_similar_states():
 
 def test_gigpo_refuses_ragged_steps_and_unknown_modes():
     with pytest.raises(ValueError, match="row 0: 1 rewards, 2 step numbers"):
-        arguments = APPEND | {"step_rewards": objects([0.0], [0.0, 0.0, 4.0])}
+        arguments: dict[str, Any] = APPEND | {"step_rewards": objects([0.0], [0.0, 0.0, 4.0])}
         algos.compute_gigpo_outcome_advantage(APPEND_REWARDS, APPEND_MASK, **arguments)
-    with pytest.raises(ValueError, match="gigpo.mode.*did you mean 'mean_norm'"):
+    with pytest.raises(ValueError, match=r"gigpo\.mode.*did you mean 'mean_norm'"):
         algos.compute_gigpo_outcome_advantage(
             APPEND_REWARDS, APPEND_MASK, **APPEND, mode="mean_nrom"
         )

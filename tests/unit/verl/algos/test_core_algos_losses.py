@@ -145,6 +145,7 @@ def test_masked_tokens_with_nan_do_not_reach_the_gradient():
         torch.tensor([[0.0, -math.inf]]), new, torch.ones(1, 2), mask
     )
     loss.backward()
+    assert new.grad is not None
     assert loss.isfinite() and new.grad.isfinite().all()
 
 

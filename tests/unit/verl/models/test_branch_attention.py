@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM
 import verl.models.branch_attention as branch_attention
 from tests.helpers.policy_rows import add_branches, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.models.branch_attention import Branch, pack
+from verl.models.branch_attention import pack
+from verl.records import Branch, SegmentScore, Span
 from verl.workers.actor import ActorWorker
 from verl.workers.branch_scores import score_branches_naively
 
@@ -29,26 +30,28 @@ def assert_same_records(found, expected, tolerance=1e-5):
     assert [len(row) for row in found] == [len(row) for row in expected]
     for row, reference in zip(found, expected, strict=True):
         for record, other in zip(row, reference, strict=True):
-            assert {k: record[k] for k in ("step", "level", "num_tokens")} == {
-                k: other[k] for k in ("step", "level", "num_tokens")
-            }
+            for name in ("step", "label", "num_tokens"):
+                assert getattr(record, name) == getattr(other, name), name
             for name in NUMBERS:
-                assert record[name] == pytest.approx(other[name], abs=tolerance), name
+                expected_number = pytest.approx(getattr(other, name), abs=tolerance)
+                assert getattr(record, name) == expected_number, name
 
 
-def transformers_record(model, sequence, first):
-    """The record of ``sequence[first:]`` from a plain forward with transformers' own attention."""
+def transformers_score(model, asked, sequence, first):
+    """The score of ``sequence[first:]`` from a plain forward with transformers' own attention."""
     with torch.no_grad():
         log_probs = model(sequence[None]).logits[0].log_softmax(-1)[first - 1 : -1]
     chosen = log_probs.gather(-1, sequence[first:, None])[:, 0]
     entropy = -(log_probs.exp() * log_probs).sum(-1)
-    return {
-        "num_tokens": len(chosen),
-        "logprob": chosen.mean().item(),
-        "entropy": entropy.mean().item(),
-        "prob": chosen.exp().mean().item(),
-        "seq_prob": chosen.mean().exp().item(),
-    }
+    return SegmentScore(
+        step=asked.step,
+        label=asked.label,
+        num_tokens=len(chosen),
+        logprob=chosen.mean().item(),
+        entropy=entropy.mean().item(),
+        prob=chosen.exp().mean().item(),
+        seq_prob=chosen.mean().exp().item(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,9 +71,9 @@ def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
         branches = data.non_tensor_batch["branches"][row]
         expected = []
         for branch in branches:
-            sequence = torch.cat([tokens[: branch["start"]], torch.tensor(branch["token_ids"])])
-            record = transformers_record(model, sequence, branch["start"] + branch["target_start"])
-            expected.append({"step": branch["step"], "level": branch["level"], **record})
+            sequence = torch.cat([tokens[: branch.start], torch.tensor(branch.token_ids)])
+            first = branch.start + branch.target_start
+            expected.append(transformers_score(model, branch, sequence, first))
         assert_same_records([records], [expected])
 
 
@@ -100,19 +103,18 @@ def test_spans_are_scored_at_temperature_one(policy):
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     for row, spans in enumerate(data.non_tensor_batch["spans"]):
         tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
-        expected = [
-            {**spans[0], **transformers_record(model, tokens[: spans[0]["end"]], spans[0]["start"])}
-        ]
+        (span,) = spans
+        expected = [transformers_score(model, span, tokens[: span.end], span.start)]
         assert_same_records([plain.non_tensor_batch["span_scores"][row]], [expected])
 
 
 def test_a_branch_that_repeats_the_row_scores_like_the_row(policy):
     worker, data = worker_of(policy), random_rows(rows=2)
     tokens = data.batch["input_ids"][0][data.batch["attention_mask"][0].bool()].tolist()
-    branch = {"step": 0, "level": 1, "start": 4, "token_ids": tokens[4:9], "target_start": 2}
+    branch = Branch(4, tokens[4:9], target_start=2, label=1)
     data = add_branches(data)
     data.non_tensor_batch["branches"][0] = [branch]
-    data.non_tensor_batch["spans"][0] = [{"step": 0, "level": 1, "start": 6, "end": 9}]
+    data.non_tensor_batch["spans"][0] = [Span(6, 9, label=1)]
     found = worker.compute_log_prob(data).non_tensor_batch
     assert_same_records([found["branch_scores"][0]], [found["span_scores"][0]])
 
@@ -141,12 +143,10 @@ def test_branches_outside_their_row_are_refused(start):
 
 def test_spans_and_targets_outside_are_refused(policy):
     worker, data = worker_of(policy), add_branches(random_rows(rows=2))
-    data.non_tensor_batch["spans"][0] = [{"step": 0, "level": 1, "start": 2, "end": 999}]
+    data.non_tensor_batch["spans"][0] = [Span(2, 999)]
     with pytest.raises(ValueError, match="span"):
         worker.compute_log_prob(data)
     data = add_branches(random_rows(rows=2))
-    data.non_tensor_batch["branches"][0] = [
-        {"step": 0, "level": 1, "start": 2, "token_ids": [5], "target_start": 1}
-    ]
+    data.non_tensor_batch["branches"][0] = [Branch(2, [5], target_start=1)]
     with pytest.raises(ValueError, match="target_start"):
         worker.compute_log_prob(data)

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+import rlvcr.sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.fake_run import fake_run
-from verl.record.report import refresh_report, write_report
+from verl.record.report import figures, refresh_report, write_report
 from verl.record.report.axes import Scale, log_ticks, nice_ticks, number, step_ticks
+from verl.record.report.cards import duration
 from verl.record.report.charts import MAX_POINTS, Chart, Series, draw, smoothed
 from verl.record.report.episodes import contrasting, read_trajectories
-from verl.record.report.figures import duration, time_parts
 from verl.record.report.run_data import load_run
+from verl.sections import contributions
 from verl.utils import jsonl
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -77,8 +79,16 @@ def test_the_page_is_well_formed_and_refers_to_nothing_outside(page):
 def test_the_page_shows_charts_figures_and_episodes(page):
     tags = parse(page)
     text = " ".join(" ".join(tags.text).split())
-    for heading in ("Success rate", "Share of thinking levels", "Sampled tokens per episode", "Time per iteration",
-                    "Policy loss", "Engine against trainer", "Sample episodes", "Configuration"):  # fmt: skip
+    for heading in (
+        "Success rate",
+        "Share of thinking levels",
+        "Sampled tokens per episode",
+        "Time per iteration",
+        "Policy loss",
+        "Engine against trainer",
+        "Sample episodes",
+        "Configuration",
+    ):
         assert heading in text, heading
     assert "95% interval" in text and "finished, step 12 of" not in text and "step 12 of 30" in text
     assert "thinking advantage of the sampled thought" in text and "held-out, step 12" in text
@@ -156,13 +166,17 @@ def test_samples_contrast_plays_of_the_same_task():
     assert [r["won"] for r in contrasting(rows[:2])] == [True]
 
 
+def time_parts(run):
+    return [part.metric for part in figures.time_parts(run, contributions())]
+
+
 def test_parts_measured_inside_playing_are_not_counted_twice(tmp_path):
     parts = {"timing_s/gen": 8.0, "timing_s/alternatives": 3.0, "timing_s/update_actor": 2.0}
     jsonl.append(tmp_path / "metrics.jsonl", {"step": 1, **parts})
-    assert list(time_parts(load_run(tmp_path))) == ["timing_s/gen", "timing_s/update_actor"]
+    assert time_parts(load_run(tmp_path)) == ["timing_s/gen", "timing_s/update_actor"]
     inside = {"timing_s/gen_engine": 4.0, "timing_s/gen_env": 1.0, "timing_s/alternatives": 3.0}
     jsonl.append(tmp_path / "metrics.jsonl", {"step": 2, **parts, **inside})
-    assert list(time_parts(load_run(tmp_path))) == [*inside, "timing_s/update_actor"]
+    assert time_parts(load_run(tmp_path)) == [*inside, "timing_s/update_actor"]
 
 
 def test_ticks_are_round_and_cover_the_values():
@@ -196,7 +210,7 @@ def test_long_runs_are_thinned():
 
 
 def test_stacked_layers_add_up():
-    layers = [Series("a", [1, 2], [0.25, 0.5], "level-1"), Series("b", [2], [0.5], "level-2")]
+    layers = [Series("a", [1, 2], [0.25, 0.5], "ramp-1"), Series("b", [2], [0.5], "ramp-2")]
     svg = draw(Chart("t", "y", layers, "stacked", y_range=(0.0, 1.0), height=148))
     hover = json.loads(html.unescape(re.search(r'data-hover="([^"]*)"', svg)[1]))
     assert [s["y"] for s in hover["series"]] == [["0.25", "0.5"], ["0", "0.5"]]

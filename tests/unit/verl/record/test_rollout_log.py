@@ -7,6 +7,7 @@ import torch
 
 from verl import DataProto
 from verl.record.rollout_log import rollout_lines
+from verl.records import StepRecord
 from verl.utils import jsonl
 
 
@@ -18,6 +19,21 @@ class Letters:
     def decode(self, ids):
         self.calls += 1
         return "".join(chr(96 + i) for i in ids)
+
+
+def record(step: int, action: str, observation: str = "a desk") -> StepRecord:
+    return StepRecord(
+        step=step,
+        observation=observation,
+        response=f"<action>{action}</action>",
+        action=action,
+        is_action_valid=True,
+        reward=0.0,
+        done=False,
+        num_tokens=2,
+        stop_reason="stop",
+        span=(3, 5),
+    )
 
 
 def batch(advantages=True):
@@ -41,8 +57,8 @@ def batch(advantages=True):
         "episode_rewards": [1.0, 0.0],
         "episode_lengths": [2, 5],
         "steps": [
-            [{"step": 0, "action": "look"}, {"step": 1, "action": "go"}],
-            [{"step": 4, "action": "take"}],
+            [record(0, "look"), record(1, "go")],
+            [record(4, "take")],
         ],
     }
     return DataProto.from_dict(tensors, others)
@@ -77,12 +93,12 @@ def test_a_token_is_decoded_once():
 def test_the_records_of_the_batch_are_not_changed():
     data = batch()
     list(rollout_lines(data, Letters()))
-    assert data.non_tensor_batch["steps"][0][0] == {"step": 0, "action": "look"}
+    assert data.non_tensor_batch["steps"][0][0] == record(0, "look")
 
 
 def test_lines_survive_the_file(tmp_path):
     data = batch()
-    data.non_tensor_batch["steps"][0][0]["observation"] = 'quotes " and\nnewlines é'
+    data.non_tensor_batch["steps"][0][0] = record(0, "look", 'quotes " and\nnewlines é')
     assert jsonl.write(tmp_path / "1.jsonl", rollout_lines(data, Letters())) == 2
     lines = list(jsonl.read(tmp_path / "1.jsonl"))
     assert lines[0]["steps"][0]["observation"] == 'quotes " and\nnewlines é'
@@ -91,9 +107,9 @@ def test_lines_survive_the_file(tmp_path):
 
 def test_a_step_without_sampled_tokens_has_advantage_zero():
     data = batch()
-    data.non_tensor_batch["steps"][1] = [{"step": 7}]
+    data.non_tensor_batch["steps"][1] = [record(7, "wait")]
     assert list(rollout_lines(data, Letters()))[1]["steps"][0] == {
-        "step": 7,
+        **record(7, "wait").to_json(),
         "advantage": 0.0,
         "token_credit": [],
     }

@@ -8,9 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
+import rlvcr.sections  # noqa: F401  (the shares of levels)
+from verl.record.config_values import flatten
 from verl.record.console import TrainingConsole, summary
-from verl.record.tracker_services import Service, check_backends, flatten
-from verl.record.tracking import Tracking, read_metrics
+from verl.record.tracking import Service, Tracking, check_backends, read_metrics
 from verl.utils import jsonl
 from verl.utils.logging import setup_logging
 
@@ -86,7 +87,8 @@ def test_a_failing_service_never_stops_training(tmp_path, monkeypatch, caplog):
         def store_init_configuration(self, values):
             assert values == {"a.b": 1}
 
-        def log(self, values, step):
+        def log(self, _values, step):
+            del step
             raise ConnectionError("the service is away")
 
     import accelerate.tracking

@@ -132,7 +132,9 @@ def test_defaults_of_one_instance_are_not_those_of_another():
 
 def test_keys_know_what_help_shows():
     keys = keys_of(Shore, "shore.")
-    assert keys["shore.lake"].is_section and keys["shore.lake.size"].allowed() == "int >= 3 and <= 9"
+    assert (
+        keys["shore.lake"].is_section and keys["shore.lake.size"].allowed() == "int >= 3 and <= 9"
+    )
     assert keys["shore.lake.size"].doc == "cells per side of the lake"
     assert keys["shore.lake.max_steps"].doc.startswith("steps after which")
     assert keys["shore.boats"].unused == "nobody rows"

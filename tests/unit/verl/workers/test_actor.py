@@ -1,12 +1,15 @@
 """The update: what moves the weights, and that cutting a mini-batch does not change where they go."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.helpers.policy_rows import critic_config, policy_config, random_rows
+from tests.helpers.policy_rows import critic_config, gradients, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
+from verl.records import ChoiceBonus
 from verl.trainer.config.schema.actor import PolicyLossConfig
 from verl.trainer.ppo import core_algos
 from verl.workers import policy_loss
@@ -16,7 +19,7 @@ from verl.workers.engine_state import full_weights
 from verl.workers.mini_batches import mini_batches
 from verl.workers.rows import PADDING_ROWS, Rows
 
-LEVELS = {"level_token_ids": [20, 21, 22, 23], "level_entropy_coef": 0.5}
+CHOICE = ChoiceBonus((20, 21, 22, 23), weight=0.5, name="level")
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +37,11 @@ def gradient_of(worker, data, monkeypatch):
     """Gradients that reach the optimizer in the first step of an update, by parameter, and the
     metrics.
     """
-    seen = {}
+    seen: dict[str, torch.Tensor] = {}
 
     def step():
-        for name, parameter in worker.engine.module.named_parameters():
-            seen.setdefault(name, parameter.grad.full_tensor().clone())
+        if not seen:
+            seen.update(gradients(worker.engine.module))
         return original()
 
     original = worker.engine.step
@@ -129,7 +132,7 @@ def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
     terms = {"loss_agg_mode": mode, "entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
     terms["loss_scale_factor"] = 30.0
     data = random_rows()
-    data.meta_info |= LEVELS
+    data.meta_info["choice_bonus"] = CHOICE
     whole, metrics = gradient_of(
         actor_of(policy, ppo_micro_batch_size_per_gpu=8, **terms), data, monkeypatch
     )
@@ -166,7 +169,7 @@ def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
     scores = lm.engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[0]
     new = rows.unpack(scores.log_probs, range(len(rows)))
     (-(share[:, None] * mask * data.batch["advantages"] * new).sum()).backward()
-    expected = {name: p.grad.full_tensor() for name, p in lm.engine.module.named_parameters()}
+    expected = gradients(lm.engine.module)
     found, metrics = gradient_of(worker, data, monkeypatch)
     assert_same(found, expected)
     loss = -(share[:, None] * mask * data.batch["advantages"]).sum().item()
@@ -183,9 +186,8 @@ def test_kl_loss_pulls_towards_the_reference(policy):
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
     data.batch["ref_log_prob"] = reference
     first = worker.update_actor(data).meta_info["metrics"]["actor/kl_loss"]
-    for _ in range(4):
-        last = worker.update_actor(data).meta_info["metrics"]["actor/kl_loss"]
-    assert 0 < last < first
+    later = [worker.update_actor(data).meta_info["metrics"]["actor/kl_loss"] for _ in range(4)]
+    assert 0 < later[-1] < first
 
 
 def make_reference(policy, data):
@@ -209,20 +211,23 @@ def test_reference_worker_scores_and_does_not_train(policy):
         reference.update_actor(data)
 
 
-def test_level_term_spreads_the_levels(policy):
-    """It raises the entropy over the level tokens at the level positions; without it nothing moves."""
+def test_bonus_spreads_the_choice(policy):
+    """It raises the entropy over the chosen tokens where the choice is made; without it nothing
+    moves.
+    """
     worker, data = actor_of(policy), random_rows()
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
-    data.meta_info |= LEVELS
+    data.meta_info["choice_bonus"] = CHOICE
     first = worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"]
-    for _ in range(4):
-        last = worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"]
-    assert first < last <= torch.tensor(4.0).log().item() + 1e-5
+    later = [
+        worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"] for _ in range(4)
+    ]
+    assert first < later[-1] <= torch.tensor(4.0).log().item() + 1e-5
 
 
-def test_level_entropy_is_that_of_the_restricted_softmax(policy):
+def test_choice_entropy_is_that_of_the_restricted_softmax(policy):
     data = random_rows()
-    data.meta_info |= {**LEVELS, "level_entropy_coef": 0.0}
+    data.meta_info["choice_bonus"] = replace(CHOICE, weight=0.0)
     metrics = actor_of(policy).update_actor(data).meta_info["metrics"]
     model, batch = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32), data.batch
     with torch.no_grad():
@@ -231,9 +236,9 @@ def test_level_entropy_is_that_of_the_restricted_softmax(policy):
             attention_mask=batch["attention_mask"],
             position_ids=batch["position_ids"],
         ).logits[:, -batch["responses"].shape[1] - 1 : -1]
-    levels = logits[..., LEVELS["level_token_ids"]].log_softmax(-1)
-    entropy = -(levels.exp() * levels).sum(-1)
-    expected = entropy[batch["level_mask"].bool()].mean().item()
+    choice = logits[..., list(CHOICE.token_ids)].log_softmax(-1)
+    entropy = -(choice.exp() * choice).sum(-1)
+    expected = entropy[batch["choice_mask"].bool()].mean().item()
     assert metrics["actor/level_entropy"] == pytest.approx(expected, abs=1e-5)
 
 

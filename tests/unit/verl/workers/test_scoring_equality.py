@@ -9,10 +9,11 @@ with its own attention.
 import json
 import os
 import socket
+from dataclasses import asdict
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 from transformers import AutoModelForCausalLM
 
 from tests.helpers.naive_scorer import NaiveScorer
@@ -41,12 +42,10 @@ def answers(worker, data) -> list[dict]:
         tokens = {
             key: found.batch[key][row][mask].tolist() for key in ("old_log_probs", "entropys")
         }
-        records = (
-            [*others["branch_scores"][row], *others["span_scores"][row]]
-            if "branch_scores" in others
-            else []
-        )
-        rows.append({**tokens, "records": records})
+        records = []
+        if "branch_scores" in others:
+            records = [*others["branch_scores"][row], *others["span_scores"][row]]
+        rows.append({**tokens, "records": [asdict(record) for record in records]})
     return rows
 
 
@@ -94,7 +93,7 @@ def questions(policies):
     for history in HISTORIES:
         config = thinking_config(history, n=1, step_fraction=0.8)
         data = collect(make_tiny_tokenizer(), scorer, config, groups=3)
-        expanded = [len(record["contexts"]) for _, record in steps_of(data)]
+        expanded = [len(record.contexts) for _, record in steps_of(data)]
         assert {1, 4} == set(expanded) and len(
             {len(b) for b in scorer.calls[-1].non_tensor_batch["branches"]}
         ) > 1
@@ -126,7 +125,7 @@ def two_ranks(policies, questions):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(run_rank, args=(policies, questions, port), nprocs=2)
+    spawn(run_rank, args=(policies, questions, port), nprocs=2)
     ranks = [json.loads((policies / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     return {case: [*ranks[0][case], *ranks[1][case]] for case in ranks[0]}
 
@@ -136,10 +135,10 @@ def assert_equal_records(found: list[dict], reference, tolerance: float):
     branches, spans = (reference.non_tensor_batch[key] for key in ("branch_scores", "span_scores"))
     count = 0
     for row in range(len(reference)):
-        expected = [*branches[row], *spans[row]]
+        expected = [asdict(score) for score in (*branches[row], *spans[row])]
         assert len(found[row]["records"]) == len(expected)
         for record, other in zip(found[row]["records"], expected, strict=True):
-            assert all(record[key] == other[key] for key in ("step", "level", "num_tokens"))
+            assert all(record[key] == other[key] for key in ("step", "label", "num_tokens"))
             for key in NUMBERS:
                 assert record[key] == pytest.approx(other[key], abs=tolerance), (
                     row,
@@ -203,6 +202,6 @@ def test_rule_09_the_comparison_can_fail(policies, questions, naive, embeddings,
         found, naive(embeddings, dtype, "append").non_tensor_batch["branch_scores"], strict=True
     ):
         for record, expected in zip(row["records"], other, strict=False):
-            record |= {key: expected[key] for key in ("step", "level", "num_tokens")}
+            record |= {key: getattr(expected, key) for key in ("step", "label", "num_tokens")}
     with pytest.raises(AssertionError):
         assert_equal_records(found, naive(embeddings, dtype, "append"), TOLERANCE[dtype])

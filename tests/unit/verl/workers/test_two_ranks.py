@@ -7,12 +7,13 @@ import socket
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
+from torch.multiprocessing.spawn import spawn
 
 from tests.helpers.policy_rows import add_branches, critic_config, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.protocol import DataProto
+from verl.records import ChoiceBonus
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -38,7 +39,7 @@ def batch(mode: str) -> DataProto:
     if mode in PLAIN:
         data.batch["advantages"][4:] = 0.0
     else:
-        data.meta_info |= {"level_token_ids": [20, 21, 22, 23], "level_entropy_coef": 0.3}
+        data.meta_info["choice_bonus"] = ChoiceBonus((20, 21, 22, 23), weight=0.3)
     return data[:1] if mode == LONE else data
 
 
@@ -80,7 +81,7 @@ def play(path, data, directory, mode):
         for row in scored.non_tensor_batch[key]
         for r in row
     ]
-    numbers = [[r["logprob"], r["entropy"], r["prob"], r["num_tokens"]] for r in records]
+    numbers = [[r.logprob, r.entropy, r.prob, r.num_tokens] for r in records]
     tensors["records"] = torch.tensor(numbers, dtype=torch.float64)
     return tensors, metrics
 
@@ -119,7 +120,7 @@ def two_ranks(policy, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(run_rank, args=(policy, directory, port), nprocs=2)
+    spawn(run_rank, args=(policy, directory, port), nprocs=2)
     return directory
 
 

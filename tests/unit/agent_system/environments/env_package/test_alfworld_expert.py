@@ -8,11 +8,12 @@ import pytest
 
 pytest.importorskip("alfworld")
 
-from agent_system.environments.env_package.alfworld import demonstrations, layout
+from agent_system.environments import demonstrations
+from agent_system.environments.base import Decision, Noise
+from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.expert import (
+    AlfworldPlayer,
     Asked,
-    Decision,
-    Expert,
     understand,
 )
 from agent_system.environments.env_package.alfworld.package import PACKAGE
@@ -21,36 +22,36 @@ from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import Store, generated_tasks
 from tests.helpers.winning import plan, wins
 
-read = PACKAGE.read
-
 
 def section(tmp_path, **changes):
     base = {
         "data_dir": str(tmp_path),
         "source": "generated",
         "val_games": 30,
-        "task_types": list(TASK_TYPES),
         "prompt": "compact",
+        "task_types": list(TASK_TYPES),
     }
-    return {**base, **changes}
+    return PACKAGE.read({**base, **changes})
 
 
 def demonstration_tasks(asked):
     """The 12 games that 36 episodes are played on."""
-    return generated_tasks(read(asked), "demo", 12)
+    return generated_tasks(asked, "demo", 12)
 
 
 def play(env, task, slack=0.0, slips=0.0, seed=0, limit=60):
     """Won?, the decisions, and how many of them the engine did not know."""
     observation = env.reset(task, 0)
-    expert, decisions, invalid = Expert(observation.text, random.Random(seed), slack, slips), [], 0
+    expert = AlfworldPlayer(observation.text, random.Random(seed), Noise(slack, slips))
+    decisions = []
+    invalid = 0
     for _ in range(limit):
         decisions.append(expert.act())
         observation, _, done, info = env.step(decisions[-1].action)
         invalid += not info["is_action_valid"]
         if done:
             return True, decisions, invalid
-        expert.observe(decisions[-1].action, observation.text)
+        expert.observe(decisions[-1].action, observation)
     return False, decisions, invalid
 
 
@@ -69,8 +70,8 @@ def test_every_template_sentence_is_understood():
 @pytest.mark.parametrize("receptacles", [(3, 5), (8, 20)])
 def test_expert_wins_every_task_type(tmp_path, receptacles):
     asked = section(tmp_path, receptacles=receptacles)
-    env, won = PACKAGE.make(read(asked)), Counter()
-    for task in PACKAGE.tasks(read(asked), "val"):
+    env, won = PACKAGE.make(asked), Counter()
+    for task in PACKAGE.tasks(asked, "val"):
         success, _, invalid = play(env, task)
         won[task["kind"]] += success
         assert invalid == 0
@@ -84,7 +85,7 @@ def test_expert_wins_every_task_type(tmp_path, receptacles):
 )
 def test_every_task_type_is_won_through_the_collector(tmp_path, split, history, levels):
     asked = section(tmp_path, train_games=12, val_games=12)
-    env = PACKAGE.make(read(asked))
+    env = PACKAGE.make(asked)
     data = wins(
         "alfworld",
         lambda task: plan([decision.action for decision in play(env, task)[1]]),
@@ -93,7 +94,7 @@ def test_every_task_type_is_won_through_the_collector(tmp_path, split, history, 
         history=history,
         levels=levels,
         split=split,
-        **asked,
+        **asked.model_dump(mode="json", exclude_unset=True),
     )
     env.close()
     assert {source.split("/")[1] for source in data.non_tensor_batch["data_source"]} == set(
@@ -106,9 +107,9 @@ def test_every_task_type_is_won_through_the_collector(tmp_path, split, history, 
 
 def test_slack_is_valid_and_costs_steps(tmp_path):
     asked = section(tmp_path, val_games=12)
-    env = PACKAGE.make(read(asked))
+    env = PACKAGE.make(asked)
     idle, total, shortest = 0, 0, 0
-    for task in PACKAGE.tasks(read(asked), "val"):
+    for task in PACKAGE.tasks(asked, "val"):
         shortest += len(play(env, task)[1])
         _, decisions, invalid = play(env, task, slack=0.4, seed=1)
         assert invalid == 0
@@ -121,8 +122,8 @@ def test_slack_is_valid_and_costs_steps(tmp_path):
 
 def test_slips_fail_are_named_and_do_not_mislead_the_expert(tmp_path):
     asked = section(tmp_path, val_games=18)
-    env = PACKAGE.make(read(asked))
-    for number, task in enumerate(PACKAGE.tasks(read(asked), "val")):
+    env = PACKAGE.make(asked)
+    for number, task in enumerate(PACKAGE.tasks(asked, "val")):
         won, decisions, invalid = play(env, task, slips=0.3, seed=number)
         assert won
         assert invalid == sum(decision.slip for decision in decisions)
@@ -155,7 +156,7 @@ def written(tmp_path_factory):
     return (
         root,
         asked,
-        demonstrations.write_demonstrations(read(asked), root / "demos", 36, 3, 0, 0.3),
+        demonstrations.write_demonstrations("alfworld", asked, root / "demos", 36, 3, 0, 0.3),
     )
 
 
@@ -181,7 +182,7 @@ def test_demonstrations_replay_to_a_win(written):
     _, asked, path = written
     row = json.loads(path.read_text().splitlines()[-1])
     tasks = {task["task_id"]: task for task in demonstration_tasks(asked)}
-    env, prompts = PACKAGE.make(read(asked)), PACKAGE.prompts(read(asked))
+    env, prompts = PACKAGE.make(asked), PACKAGE.prompts(asked)
     observation = env.reset(tasks[row["task_id"]], 0)
     assert row["messages"][0]["content"] == prompts.first(observation, True)
     for number, message in enumerate(row["messages"][1::2]):
@@ -197,26 +198,31 @@ def test_demonstrations_keep_to_training_floor_plans(written):
     hashes = {
         task["hash"]
         for split in ("train", "val")
-        for task in PACKAGE.tasks(read({**asked, "train_games": 30}), split)
+        for task in PACKAGE.tasks(asked.model_copy(update={"train_games": 30}), split)
     }
     assert hashes.isdisjoint(task["hash"] for task in demonstration_tasks(asked))
-    index = Store(read(asked), "demo", 12).index()
+    index = Store(asked, "demo", 12).index()
     assert {game["scene"] for game in index["games"]} <= set(layout.constants().TRAIN_SCENE_NUMBERS)
 
 
 def test_demonstrations_are_used_again_and_do_not_depend_on_the_workers(written):
     root, asked, path = written
     before = path.stat().st_mtime_ns
-    assert demonstrations.write_demonstrations(read(asked), root / "demos", 36, 3, 0, 0.3) == path
+    assert (
+        demonstrations.write_demonstrations("alfworld", asked, root / "demos", 36, 3, 0, 0.3)
+        == path
+    )
     assert path.stat().st_mtime_ns == before
-    elsewhere = demonstrations.write_demonstrations(read(asked), root / "other", 36, 3, 2, 0.3)
+    elsewhere = demonstrations.write_demonstrations(
+        "alfworld", asked, root / "other", 36, 3, 2, 0.3
+    )
     assert elsewhere.name == path.name and elsewhere.read_text() == path.read_text()
 
 
 def test_demonstrations_without_levels_are_bare_actions(written):
     root, asked, path = written
     plain = demonstrations.write_demonstrations(
-        read(asked), root / "demos", 3, 3, 0, 0.0, levels=()
+        "alfworld", asked, root / "demos", 3, 3, 0, 0.0, levels=()
     )
     assert plain != path
     message = json.loads(plain.read_text().splitlines()[0])["messages"][1]["content"]
@@ -226,5 +232,5 @@ def test_demonstrations_without_levels_are_bare_actions(written):
 def test_impossible_demonstrations_say_so(tmp_path):
     with pytest.raises(ValueError, match="levels among 1..4"):
         demonstrations.write_demonstrations(
-            read(section(tmp_path)), tmp_path, 4, 0, 0, 0.3, levels=(5,)
+            "alfworld", section(tmp_path), tmp_path, 4, 0, 0, 0.3, levels=(5,)
         )

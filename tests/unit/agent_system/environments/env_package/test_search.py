@@ -214,6 +214,12 @@ def test_a_server_without_scores_is_understood():
         assert RemoteRetriever(url, 5.0, 1).search("x", 3) == [("Kelsk", "A river.")]
 
 
+def test_half_a_character_in_a_query_is_sent_as_it_is():
+    with server((200, passages("Kelsk\nA river."))) as (url, asked):
+        RemoteRetriever(url, 5.0, 1).search("where \ud83d", 1)
+    assert asked[0]["queries"] == ["where \ud83d"]
+
+
 def test_a_busy_server_is_asked_again():
     with server((503, "busy"), (429, "slower"), (200, passages("Kelsk\nA river."))) as (url, asked):
         assert RemoteRetriever(url, 5.0, 3).search("x", 1) == [("Kelsk", "A river.")]
@@ -244,7 +250,7 @@ def test_a_server_that_fails_is_named_with_the_reason(reply, attempts, why):
 def test_nobody_at_the_address():
     with server((200, {})) as (url, _):
         pass
-    with pytest.raises(RetrievalError, match="no answer in 2 attempts .*ConnectionError"):
+    with pytest.raises(RetrievalError, match="no answer in 2 attempts .*ConnectError"):
         RemoteRetriever(url, 0.5, 2).search("x", 1)
 
 

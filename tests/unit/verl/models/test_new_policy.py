@@ -2,16 +2,19 @@
 
 import pytest
 
-pytest.importorskip("alfworld")
 pytest.importorskip("transformers")
 
-from agent_system.environments.env_package.alfworld import policy
+from rlvcr.levels import TAGS
+from verl.models import new_policy as policy
+
+WORDS = [" toiletpaperhanger", " winebottle", " 27", " 1"]  # the first three are not in the texts
 
 TEXTS = [
     "put a mug in desk. cabinet 1, desk 1, drawer 12",
     "<level>2</level><think>need mug.</think><action>go to cabinet 1</action>",
     "cabinet 1 closed",
-    "<level>4</level><think>cabinet 1 closed. tried nothing. plan open it.</think><action>open cabinet 1</action>",
+    "<level>4</level><think>cabinet 1 closed. tried nothing. plan open it.</think>"
+    "<action>open cabinet 1</action>",
 ]
 CHAT = [
     {"role": role, "content": text}
@@ -24,7 +27,14 @@ def built(tmp_path_factory):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = policy.build_policy(
-        tmp_path_factory.mktemp("policy"), TEXTS * 20, hidden=32, ff=64, heads=2, kv_heads=1
+        tmp_path_factory.mktemp("policy"),
+        TEXTS * 20,
+        words=WORDS,
+        tags=TAGS,
+        hidden=32,
+        ff=64,
+        heads=2,
+        kv_heads=1,
     )
     return AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
 
@@ -48,7 +58,7 @@ def test_encode_then_decode_is_the_text(built, text):
 
 def test_tags_digits_and_marks_are_single_tokens(built):
     tokenizer, _ = built
-    for text in (*policy.TAGS, *policy.MARKS, *"1234"):
+    for text in (*TAGS, *policy.MARKS, *"1234"):
         assert len(tokenizer.encode(text)) == 1, text
     step = tokenizer.encode("<level>3</level><think></think><action>look</action>")
     assert [tokenizer.decode([token]) for token in step[:5]] == [
@@ -58,12 +68,12 @@ def test_tags_digits_and_marks_are_single_tokens(built):
         "<think>",
         "</think>",
     ]
-    assert not set(tokenizer.encode("".join(policy.TAGS))) & set(tokenizer.all_special_ids)
+    assert not set(tokenizer.encode("".join(TAGS))) & set(tokenizer.all_special_ids)
 
 
 def test_words_of_the_domain_are_single_tokens_even_when_unseen(built):
     tokenizer, _ = built
-    for word in (" mug", " cabinet", " toiletpaperhanger", " winebottle", " 12", " 1"):
+    for word in (" mug", " cabinet", *WORDS):
         assert len(tokenizer.encode(word)) == 1, word
 
 
@@ -76,10 +86,9 @@ def test_an_observation_cannot_inject_chat_marks(built):
 def test_chat_template_adds_marks_only_and_keeps_the_past_as_a_prefix(built):
     tokenizer, _ = built
     text = tokenizer.apply_chat_template(CHAT, tokenize=False)
-    assert (
-        text
-        == f"<|user|>{TEXTS[0]}<|assistant|>{TEXTS[1]}<|end|><|user|>{TEXTS[2]}<|assistant|>{TEXTS[3]}<|end|>"
-    )
+    first = f"<|user|>{TEXTS[0]}<|assistant|>{TEXTS[1]}<|end|>"
+    second = f"<|user|>{TEXTS[2]}<|assistant|>{TEXTS[3]}<|end|>"
+    assert text == first + second
     prompt = tokenizer.apply_chat_template(
         CHAT[:3], tokenize=True, add_generation_prompt=True, return_dict=False
     )
@@ -100,11 +109,13 @@ def test_same_seed_same_weights(tmp_path):
     import torch
     from transformers import AutoModelForCausalLM
 
-    small = {"hidden": 32, "ff": 64, "heads": 2, "kv_heads": 1}
-    paths = [
-        policy.build_policy(tmp_path / str(n), TEXTS, seed=seed, **small)
-        for n, seed in enumerate((0, 0, 1))
-    ]
+    def built_with(seed):
+        path = tmp_path / f"{seed}-{len(list(tmp_path.iterdir()))}"
+        return policy.build_policy(
+            path, TEXTS, tags=TAGS, seed=seed, hidden=32, ff=64, heads=2, kv_heads=1
+        )
+
+    paths = [built_with(seed) for seed in (0, 0, 1)]
     first, again, other = (
         AutoModelForCausalLM.from_pretrained(path).lm_head.weight for path in paths
     )
@@ -113,4 +124,11 @@ def test_same_seed_same_weights(tmp_path):
 
 def test_a_vocabulary_too_small_for_bytes_is_refused():
     with pytest.raises(ValueError, match="need 267"):
-        policy.build_tokenizer(TEXTS, 200, 128)
+        policy.build_tokenizer(TEXTS, 200, 128, tags=TAGS)
+
+
+def test_without_tags_their_letters_are_words_as_any_others():
+    tokenizer = policy.build_tokenizer(TEXTS, 800, 128)
+    text = "<level>2</level>"
+    assert len(tokenizer.encode(text)) > 3
+    assert tokenizer.decode(tokenizer.encode(text)) == text

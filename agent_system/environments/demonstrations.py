@@ -1,0 +1,346 @@
+"""Demonstrations: episodes of an environment's expert whose steps carry thinking levels in balance.
+
+One JSONL line per won episode, on training tasks or tasks of their own (see ``Expert``)::
+
+    {"task_id": str, "data_source": str, "kind": str,  # "kind" where tasks have one
+     "levels": [int | None, ...], "slack": [bool, ...], "slips": [bool, ...],  # one per step
+     "messages": [{"role": "user" | "assistant" | "system", "content": str}, ...]}
+
+The user messages are what the package's prompts say in a rollout with ``append`` history and levels
+asked for; the assistant messages have exactly the rollout's form, such as
+``<level>2</level><think>need mug.</think><action>look</action>``. Level 1 thinks nothing, 2 notes
+the situation, 3 adds what was tried, 4 adds the plan, whose first part is the action. Training on
+the assistant messages alone teaches format, game and levels.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import json
+import logging
+import multiprocessing
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_system.environments.base import (
+    Decision,
+    Env,
+    EnvPackage,
+    EpisodeStart,
+    Expert,
+    ExpertPlayer,
+    Noise,
+    Prompts,
+    Task,
+)
+from agent_system.environments.env_registry import REGISTRY, MissingExtra, get_package, resolve
+from agent_system.environments.settings import EnvSettings
+from agent_system.environments.tasks import SEED_BITS
+from verl.utils.files import atomic_write
+from verl.utils.processes import die_with_parent
+from verl.utils.seeds import derive_seed
+
+logger = logging.getLogger(__name__)
+
+LEVELS = (1, 2, 3, 4)
+MAX_STEPS = 15  # of an episode, where the settings do not say
+TASKS_AT_A_TIME = 32  # that a worker is handed, at most
+TIMEOUT_S = 1800
+FACTS = ("task_id", "data_source", "kind")  # of a task that a line repeats
+
+
+class NoExpert(ValueError):
+    """Nobody can play the environment; the message names the environments that have an expert."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What makes two files of demonstrations of one environment differ, besides its settings."""
+
+    num_episodes: int
+    seed: int
+    noise: Noise
+    levels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What a worker is asked to play: a task so many times, the seed of its episodes, and how."""
+
+    task: Task
+    repetitions: int
+    seed: int
+    noise: Noise
+    levels: tuple[int, ...]
+
+
+# ---------------------------------------------------------------------- what an expert says
+
+
+def thought(level: int, decision: Decision) -> str:
+    """The thought of ``level`` about a decision; each level says all that the level below says, and
+    more.
+    """
+    parts = ("", decision.situation, decision.tried, f"plan {decision.plan}")
+    return " ".join(f"{part}." for part in parts[1:level])
+
+
+def render(level: int | None, decision: Decision) -> str:
+    """The assistant message: exactly what a rollout's response looks like.
+
+    Without a level, the action alone.
+    """
+    action = f"<action>{decision.action}</action>"
+    if level is None:
+        return action
+    return f"<level>{level}</level><think>{thought(level, decision)}</think>{action}"
+
+
+def drawn_levels(levels: Sequence[int], rng: random.Random) -> Iterator[int | None]:
+    """A level for every step, drawn uniformly whatever went before: the policy learns the odds and
+    no order.
+
+    Without levels, ``None`` for ever.
+    """
+    while True:
+        yield rng.choice(levels) if levels else None
+
+
+# ---------------------------------------------------------------------- who has an expert
+
+
+def expert_of(env_name: str) -> Expert:
+    """The expert of the environment.
+
+    Raises ``NoExpert`` where it has none, and what ``get_package`` raises.
+    """
+    expert = get_package(env_name).expert
+    if expert is None:
+        raise NoExpert(
+            f"no expert plays {env_name!r}; environments with one: {', '.join(with_expert())}"
+        )
+    return expert
+
+
+def with_expert() -> list[str]:
+    """Names of the registered environments that have an expert and are installed."""
+    found = []
+    for name in sorted(REGISTRY):
+        try:
+            package = get_package(name)
+        except MissingExtra:
+            continue
+        if package.expert is not None:
+            found.append(name)
+    return found
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write_demonstrations(
+    env_name: str,
+    settings: EnvSettings,
+    out_dir: str | Path,
+    num_episodes: int,
+    seed: int = 0,
+    num_workers: int = 2,
+    slack: float = 0.35,
+    levels: Sequence[int] = LEVELS,
+    slips: float = 0.05,
+) -> Path:
+    """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
+
+    Args:
+        env_name: The environment, as the registry knows it.
+        settings: Its settings; ``max_steps`` in them bounds an episode.
+        out_dir: Where the file goes. Its name is a hash of all that shapes it, and an existing file
+            is returned at once.
+        num_episodes: Episodes played. Where there are fewer tasks, each is played several times.
+        seed: Of what the expert leaves to chance.
+        num_workers: Processes that play; 0: this one. The lines do not depend on it.
+        slack, slips: As in ``Noise``.
+        levels: The thinking levels to draw from; none: actions alone, and prompts that ask for no
+            levels.
+
+    Raises ``NoExpert`` for an environment without expert, ``ValueError`` for settings that cannot
+    work or where no episode was won.
+    """
+    expert = expert_of(env_name)
+    sound = num_episodes >= 1 and min(slack, slips) >= 0 and slack + slips < 1
+    if not sound or not set(levels) <= set(expert.levels):
+        raise ValueError(
+            "demonstrations need num_episodes >= 1, slack and slips >= 0 that sum to less than 1, "
+            f"and levels among {_range(expert.levels)}, not {num_episodes}, {slack}, {slips} and "
+            f"{list(levels)}"
+        )
+    shape = Shape(num_episodes, seed, Noise(slack, slips), tuple(levels))
+    path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, settings, shape)}.jsonl"
+    if path.exists():
+        logger.info("demonstrations: re-using %s", path)
+        return path
+    plan = plan_of(get_package(env_name), expert, settings, shape)
+    lines = _play_all(env_name, settings, plan, num_workers)[:num_episodes]
+    won = [line for line in lines if line is not None]
+    if not won:
+        raise ValueError(
+            f"demonstrations: none of {num_episodes} episodes was won within "
+            f"{_max_steps(settings)} steps; allow more (env.max_steps), or less noise (data.noise)"
+        )
+    with atomic_write(path) as file:
+        file.writelines(line + "\n" for line in won)
+    logger.info(
+        "demonstrations: %d of %d episodes won, written to %s", len(won), num_episodes, path
+    )
+    return path
+
+
+def plan_of(package: EnvPackage, expert: Expert, settings: EnvSettings, shape: Shape) -> list[Play]:
+    """Which task is played how often: next to each other, so that a hold-out takes few tasks."""
+    repetitions = expert.episodes_per_task
+    count = -(-shape.num_episodes // repetitions)
+    tasks = expert.tasks(settings, count) if expert.tasks else _training_tasks(package, settings)
+    if len(tasks) < count:
+        repetitions = -(-shape.num_episodes // len(tasks))
+    wanted = -(-shape.num_episodes // repetitions)
+    return [
+        Play(task, repetitions, derive_seed("demo", shape.seed, number), shape.noise, shape.levels)
+        for number, task in enumerate(tasks[:wanted])
+    ]
+
+
+def _training_tasks(package: EnvPackage, settings: EnvSettings) -> list[Task]:
+    """The training tasks in an order of their own, so that a part of them is a fair sample."""
+    tasks = package.tasks(settings, "train")
+    return sorted(tasks, key=lambda task: derive_seed("demonstrations", task["task_id"]))
+
+
+def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Shape) -> str:
+    key = expert.key(settings) if expert.key else _key(env_name, expert, settings)
+    noise = asdict(shape.noise)
+    shaping = [shape.num_episodes, shape.seed, *noise.values(), shape.levels]
+    text = json.dumps([*key, *shaping], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
+    return [env_name, expert.version, settings.model_dump(mode="json")]
+
+
+def _range(levels: Sequence[int]) -> str:
+    return f"{min(levels)}..{max(levels)}" if levels else "none"
+
+
+def _max_steps(settings: EnvSettings) -> int:
+    return settings.max_steps or MAX_STEPS
+
+
+# ---------------------------------------------------------------------- playing
+
+
+def _play_all(
+    env_name: str, settings: EnvSettings, plan: list[Play], num_workers: int
+) -> list[str | None]:
+    """A line per episode in the order of ``plan``; ``None`` for one that was not won."""
+    # Workers import the package from where it lives: names registered at run time are not theirs.
+    place = resolve(env_name).target
+    if num_workers == 0:
+        return play_tasks(place, settings, plan)
+    size = max(1, min(TASKS_AT_A_TIME, -(-len(plan) // num_workers)))
+    chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
+    # A fork would copy the threads of torch and Ray.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
+    try:
+        places = [place] * len(chunks)
+        copies = [settings] * len(chunks)
+        played = list(pool.map(play_tasks, places, copies, chunks, timeout=TIMEOUT_S))
+    finally:
+        # All is played, or one of them hangs: then waiting for it would be for ever.
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+    return [line for chunk in played for line in chunk]
+
+
+def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str | None]:
+    """The episodes of ``plan`` as JSON lines; ``None`` for an episode that was not won.
+
+    ``place`` is the package's ``module:attribute``.
+    """
+    package = get_package(place)
+    expert = expert_of(place)
+    env = package.make(settings)
+    prompts = package.prompts(settings)
+    lines: list[str | None] = []
+    try:
+        for play in plan:
+            for repetition in range(play.repetitions):
+                seed = derive_seed(play.seed, repetition)
+                first = _now(env.reset(play.task, derive_seed(seed, "env") & SEED_BITS))
+                rng = random.Random(seed)
+                player = expert.start(EpisodeStart(settings, play.task, first, rng, play.noise))
+                levels = drawn_levels(play.levels, rng)
+                asks = bool(play.levels)
+                episode = Episode(env, prompts, play.task, first, asks)
+                won = episode.run(player, levels, _max_steps(settings))
+                lines.append(json.dumps(episode.row()) if won else None)
+    finally:
+        env.close()
+    return lines
+
+
+class Episode:
+    """One expert episode as it is played, and the row it becomes."""
+
+    def __init__(self, env: Env, prompts: Prompts, task: Task, first: Any, asks: bool) -> None:
+        self.env = env
+        self.prompts = prompts
+        self.task = task
+        self.levels: list[int | None] = []
+        self.decisions: list[Decision] = []
+        system = prompts.system(asks)
+        self.messages = [{"role": "system", "content": system}] if system else []
+        self._say("user", prompts.first(first, asks))
+
+    def run(self, player: ExpertPlayer, levels: Iterator[int | None], max_steps: int) -> bool:
+        """Play to the end, or for ``max_steps`` steps; whether it was won."""
+        for _ in range(max_steps):
+            decision = player.act()
+            # After the expert's own draws: the order decides what every file holds.
+            level = next(levels)
+            self.levels.append(level)
+            self.decisions.append(decision)
+            self._say("assistant", render(level, decision))
+            observation, _, done, info = _now(self.env.step(decision.action))
+            if done:
+                return bool(info["won"])
+            player.observe(decision.action, observation)
+            self._say("user", self.prompts.turn(observation))
+        return False
+
+    def row(self) -> dict[str, Any]:
+        """The episode as a line of the file; see the module."""
+        return {
+            **{key: self.task[key] for key in FACTS if key in self.task},
+            "levels": self.levels,
+            "slack": [decision.slack for decision in self.decisions],
+            "slips": [decision.slip for decision in self.decisions],
+            "messages": self.messages,
+        }
+
+    def _say(self, role: str, content: str) -> None:
+        self.messages.append({"role": role, "content": content})
+
+
+def _now(value: Any) -> Any:
+    """What an environment returned, awaited where it is a coroutine."""
+
+    async def waited() -> Any:
+        return await value
+
+    return asyncio.run(waited()) if inspect.isawaitable(value) else value

@@ -1,0 +1,117 @@
+"""An expert for Sokoban: the shortest solution, looked for again after every move it did not plan.
+
+The search is bounded. Where it finds nothing in a large room with many boxes, the expert plays the
+solution that the level was made from, and is then never useless on purpose.
+"""
+
+import random
+from collections.abc import Iterator
+
+from agent_system.environments.base import (
+    Decision,
+    EpisodeStart,
+    Expert,
+    Noise,
+    Observation,
+    Task,
+)
+from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, State, moved
+from agent_system.environments.experts import Tried, disturbed, shortest_way
+
+MAX_STATES = 20_000  # of one search: about a second
+SHOWN = 6  # moves of a plan that a thought tells
+
+
+class SokobanPlayer:
+    """Plays one episode from the level, which is an observation's anchor in both modes."""
+
+    def __init__(self, task: Task, first: Observation, rng: random.Random, noise: Noise) -> None:
+        self.rng = rng
+        self.noise = noise
+        self.tried = Tried()
+        self.floor: set[Cell] = set()
+        self.targets: tuple[Cell, ...] = ()
+        self.state: State = ((0, 0), ())
+        self._read(first)
+        found = self._way(self.state)
+        self.searches = found is not None
+        self.plan = list(task["solution"]) if found is None else found
+
+    def act(self) -> Decision:
+        """The next move, with where player, boxes and free targets are."""
+        player, boxes = self.state
+        left = [box for box in boxes if box not in self.targets]
+        free = [target for target in self.targets if target not in boxes]
+        decision = Decision(
+            action=self.plan[0],
+            situation=f"at {_cells([player])} box {_cells(left)} target {_cells(free)}",
+            tried=self.tried.text,
+            plan=" ".join(self.plan[:SHOWN]),
+        )
+        if not self.searches:
+            return decision
+        after = dict(self._after(self.state))
+        impossible = [move for move in MOVES if move not in after]
+        return disturbed(decision, self.rng, self.noise, self._useless(after), impossible)
+
+    def observe(self, action: str, observation: Observation) -> None:
+        """What the move changed."""
+        before = self.state
+        self._read(observation)
+        changed = self.state != before
+        self.tried.add(action, worked=changed)
+        if changed and action == self.plan[0]:
+            self.plan = self.plan[1:]
+        elif changed:
+            self.plan = self._way(self.state) or self.plan
+
+    def _useless(self, after: dict[str, State]) -> list[str]:
+        """Moves that lead no nearer, and from which there still is a way."""
+        if not self.noise.slack:
+            return []  # every one of them costs a search
+        ways = {move: self._way(state) for move, state in after.items()}
+        return [move for move, way in ways.items() if way and len(way) >= len(self.plan)]
+
+    def _way(self, state: State) -> list[str] | None:
+        return shortest_way(state, self._after, self._solved, MAX_STATES)
+
+    def _solved(self, state: State) -> bool:
+        return all(box in self.targets for box in state[1])
+
+    def _after(self, state: State) -> Iterator[tuple[str, State]]:
+        player, boxes = state
+        for move, step in MOVES.items():
+            ahead = moved(player, step)
+            if ahead not in self.floor:
+                continue
+            if ahead not in boxes:
+                yield move, (ahead, boxes)
+                continue
+            behind = moved(ahead, step)
+            if behind in self.floor and behind not in boxes:
+                pushed = tuple(sorted(behind if box == ahead else box for box in boxes))
+                yield move, (ahead, pushed)
+
+    def _read(self, observation: Observation) -> None:
+        cells = {
+            (row, column): sign
+            for row, line in enumerate(observation.state.split("\n"))
+            for column, sign in enumerate(line)
+        }
+        self.floor = {cell for cell, sign in cells.items() if sign != "#"}
+        self.targets = tuple(cell for cell, sign in cells.items() if sign in ".*+")
+        player = next(cell for cell, sign in cells.items() if sign in "@+")
+        boxes = tuple(sorted(cell for cell, sign in cells.items() if sign in "$*"))
+        self.state = (player, boxes)
+
+
+def _cells(cells: list[Cell]) -> str:
+    return " ".join(f"{row} {column}" for row, column in cells)
+
+
+def start(episode: EpisodeStart) -> SokobanPlayer:
+    """An expert that has seen the level."""
+    return SokobanPlayer(episode.task, episode.first, episode.rng, episode.noise)
+
+
+EXPERT = Expert(start)

@@ -1,0 +1,65 @@
+"""An expert for twenty questions: the scripted player, which knows all words of training.
+
+Its slack are questions drawn blindly among all attributes, its slips guesses before it is certain.
+"""
+
+from agent_system.environments.base import Decision, EpisodeStart, Expert, Observation
+from agent_system.environments.env_package.twenty_questions import game
+from agent_system.environments.env_package.twenty_questions.knowledge import Answer, knowledge
+from agent_system.environments.env_package.twenty_questions.player import Player
+from agent_system.environments.env_package.twenty_questions.settings import GameSettings
+
+NAMED = 3  # candidates: as many are named in a plan
+FACTS = 6  # the latest ones are told
+_SAID = {Answer.YES: "", Answer.NO: "not ", Answer.UNKNOWN: "maybe "}
+
+
+class ThinkingPlayer:
+    """A ``Player`` that says what it knows."""
+
+    def __init__(self, player: Player) -> None:
+        self.player = player
+
+    def act(self) -> Decision:
+        """The next question or guess, with the facts it is based on."""
+        facts = [f"{_SAID[said]}{_spoken(name)}" for name, said in self.player.facts[-FACTS:]]
+        candidates = self.player.candidates
+        situation = ", ".join(facts) or "nothing known"
+        tried = f"asked {len(self.player.facts)}, {len(candidates)} words fit"
+        attribute = self.player.choose()
+        blind = self.player.blind
+        if attribute is None:
+            guess = f"[{self.player.guess()}]"
+            return Decision(guess, situation, tried, f"guess {guess}", slip=blind)
+        plan = f"ask {_spoken(attribute)}"
+        if len(candidates) <= NAMED and not blind:
+            plan += f" to tell {' from '.join(candidates)}"
+        question = knowledge().attributes[attribute].question
+        return Decision(question, situation, tried, plan, slack=blind)
+
+    def observe(self, action: str, observation: Observation) -> None:
+        """The reply to a question; a guess ends the game."""
+        if not action.startswith("["):
+            self.player.hear(observation.text)
+
+
+def _spoken(attribute: str) -> str:
+    return attribute.replace("_", " ")
+
+
+def start(episode: EpisodeStart[GameSettings]) -> ThinkingPlayer:
+    """An expert that knows which words can be the secret one in training."""
+    given = episode.settings.words
+    clue = episode.task.get("clue")
+    if clue is None:
+        words = game.words_of("train", given)
+    else:
+        words = sorted(set(given)) or sorted(knowledge().things)  # all of them are trained on
+    noise = episode.noise
+    player = Player(words, episode.rng, careless=noise.slack, hasty=noise.slips)
+    if clue is not None:
+        player.learn(clue, Answer.YES)
+    return ThinkingPlayer(player)
+
+
+EXPERT = Expert(start)

@@ -1,0 +1,191 @@
+"""Environments played in lock-step: all reset together, all step together.
+
+Kept for users and scripts that want a vectorised environment without a collector: ``reset``,
+``step`` and ``success_evaluator`` of ``EnvironmentManagerBase``, under the names that verl-agent's
+users know. Training does not come by here: its trajectories wait for nobody
+(``agent_system.multi_turn_rollout``). Used by the environments' own tests of groups that start
+alike.
+"""
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from agent_system.config import EnvConfig
+from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.groups import assert_same_start
+from agent_system.environments.pool import EnvironmentPool, PoolSession
+from agent_system.environments.settings import EnvSettings
+
+if TYPE_CHECKING:
+    from verl.protocol import DataProto
+
+T = TypeVar("T")
+StepResult = tuple[Observation, float, bool, dict[str, Any]]
+SLACK_S = 300.0  # a call waits this much longer than the deadlines behind it add up to
+
+
+class VectorisedPlay:
+    """The part of ``EnvironmentManagerBase`` that plays a batch in lock-step over a pool of its
+    own.
+    """
+
+    env_config: EnvConfig
+    settings: EnvSettings
+    package: EnvPackage
+    _driver: "LockStepDriver | None" = None
+
+    def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
+        """Start one episode per row; return observations (``text``, ``image``, ``anchor``: lists
+        [B]) and infos [B].
+
+        Raises ``GroupMismatch`` when members of a uid start from different states, ``EnvFailure``
+        from the environment.
+        """
+        rows = gen_batch.non_tensor_batch
+        if self._driver is None:
+            self._driver = LockStepDriver(self.env_config, self.settings)
+        observations = self._driver.reset(rows["task"].tolist(), rows["env_seed"].tolist())
+        starts = [(observation.text, observation.state) for observation in observations]
+        assert_same_start(rows["uid"].tolist(), starts)
+        return _columns(observations), [observation.info for observation in observations]
+
+    def step(
+        self, text_actions: Sequence[str]
+    ) -> tuple[dict[str, list[Any]], np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Project and play one model text per row; rows that are done stay where they are with
+        reward 0.
+
+        Returns observations, rewards [B] float32, dones [B] bool, infos [B] (``won``,
+        ``is_action_valid``).
+        """
+        if self._driver is None:
+            raise RuntimeError("step before reset")
+        projected = [self.package.project(text) for text in text_actions]
+        results = self._driver.step([action for action, _ in projected])
+        infos: list[dict[str, Any]] = []
+        for (_, formed), (_, _, _, info) in zip(projected, results, strict=True):
+            valid = bool(formed and info.get("is_action_valid", True))
+            infos.append({**info, "is_action_valid": valid})
+        rewards = np.array([result[1] for result in results], dtype=np.float32)
+        dones = np.array([result[2] for result in results], dtype=bool)
+        return _columns([result[0] for result in results]), rewards, dones, infos
+
+    def success_evaluator(
+        self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """``success_rate`` [B] (0 or 1 per episode) over all rows, and
+        ``<data_source>_success_rate`` for each source.
+
+        ``infos`` are those of the last step of each episode.
+        """
+        outcome: dict[str, list[float]] = defaultdict(list)
+        for info, source in zip(infos, data_sources, strict=True):
+            won = float(bool(info.get("won", False)))
+            outcome["success_rate"].append(won)
+            outcome[f"{source}_success_rate"].append(won)
+        return {key: np.array(values, dtype=np.float32) for key, values in outcome.items()}
+
+    def close(self) -> None:
+        """End the private pool, if there is one."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
+
+
+class LockStepDriver:
+    """A pool with a loop and a thread of its own, called from synchronous code; every row keeps its
+    environment from reset to reset.
+    """
+
+    def __init__(self, env_config: EnvConfig, settings: EnvSettings) -> None:
+        self._env_config = env_config
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, daemon=True, name="environment-manager"
+        )
+        self._thread.start()
+        self._pool: EnvironmentPool | None = None
+        self._open = AsyncExitStack()
+        self._sessions: list[PoolSession] = []
+        self._last: list[StepResult] = []
+
+    def reset(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Observation]:
+        """Start the episodes; one environment per task."""
+        observations = self._run(self._reset(tasks, seeds))
+        self._last = [(observation, 0.0, False, observation.info) for observation in observations]
+        return observations
+
+    def step(self, actions: Sequence[str]) -> list[StepResult]:
+        """One action per environment; (observation, reward, done, info) each."""
+        if len(actions) != len(self._last):
+            raise ValueError(f"{len(actions)} actions for {len(self._last)} environments")
+        self._last = self._run(self._step(actions))
+        return self._last
+
+    def close(self) -> None:
+        """End the pool, the loop and the thread."""
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        one_call = self._env_config.reset_timeout_s + self._env_config.step_timeout_s + SLACK_S
+        # In one process the environments answer one after another.
+        limit = one_call * (1 + len(self._last))
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=limit)
+
+    async def _reset(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Observation]:
+        await self._open.aclose()
+        pool = await self._ensure(len(tasks))
+        self._sessions = [await self._open.enter_async_context(pool.session()) for _ in tasks]
+        calls = (
+            env.reset(task, seed)
+            for env, task, seed in zip(self._sessions, tasks, seeds, strict=True)
+        )
+        return list(await asyncio.gather(*calls))
+
+    async def _ensure(self, rows: int) -> EnvironmentPool:
+        """The pool, made anew where it has fewer than ``rows`` environments."""
+        if self._pool is not None and self._pool.capacity >= rows:
+            return self._pool
+        if self._pool is not None:
+            await self._pool.close()
+        config = self._env_config
+        workers = min(config.num_workers, rows)
+        self._pool = EnvironmentPool(
+            config.env_name,
+            self._settings,
+            workers,
+            envs_per_worker=-(-rows // workers),  # rounded up
+            reset_timeout_s=config.reset_timeout_s,
+            step_timeout_s=config.step_timeout_s,
+        )
+        return await self._pool.start()
+
+    async def _step(self, actions: Sequence[str]) -> list[StepResult]:
+        async def one(env: PoolSession, action: str, last: StepResult) -> StepResult:
+            observation, _, done, info = last
+            return (observation, 0.0, True, info) if done else await env.step(action)
+
+        return list(await asyncio.gather(*map(one, self._sessions, actions, self._last)))
+
+    async def _close(self) -> None:
+        await self._open.aclose()
+        if self._pool is not None:
+            await self._pool.close()
+
+
+def _columns(observations: Sequence[Observation]) -> dict[str, list[Any]]:
+    return {
+        "text": [observation.text for observation in observations],
+        "image": [observation.image for observation in observations],
+        "anchor": [observation.state for observation in observations],
+    }

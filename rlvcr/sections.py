@@ -1,0 +1,147 @@
+"""What thinking levels add to console, report and validation; importing this contributes it."""
+
+from typing import TYPE_CHECKING
+
+from rlvcr.levels import LEVELS
+from verl.sections import (
+    AlternativesView,
+    ConsoleFigure,
+    Contribution,
+    Curve,
+    CurveFamily,
+    KeyFigure,
+    NumberColumn,
+    Plot,
+    ReportSection,
+    StepView,
+    TimePart,
+    contribute,
+)
+
+if TYPE_CHECKING:
+    from verl.protocol import DataProto
+
+LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4: "4 plan"}
+
+
+def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
+    """``<prefix>/level_share_1..4``: the share of each level among the steps that have one."""
+    steps = [step for row in batch.non_tensor_batch["steps"] for step in row]
+    # Steps of environments that ask for no levels have none, or are no thinking steps at all.
+    levels = [getattr(step, "level", None) for step in steps]
+    known = [level for level in levels if level is not None]
+    if not known:
+        return {}
+    return {f"{prefix}/level_share_{level}": known.count(level) / len(known) for level in LEVELS}
+
+
+def _by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
+    """One curve per level of a metric whose name ends with the level."""
+    return tuple(
+        Curve(f"{metric}_{level}", LEVEL_NAMES[level], f"ramp-{level}", smooth) for level in LEVELS
+    )
+
+
+THINKING = ReportSection(
+    "Thinking",
+    "How much the policy thinks, and what its thoughts are worth to it.",
+    (
+        Plot(
+            "Share of thinking levels",
+            "steps",
+            _by_level("rlvcr/level_share"),
+            kind="stacked",
+            form="percent",
+            y_range=(0.0, 1.0),
+        ),
+        Plot(
+            "Success of episodes by level (smoothed)",
+            "episodes won",
+            _by_level("rlvcr/level_success", smooth=True),
+            form="percent",
+        ),
+        Plot(
+            "Thought length",
+            "tokens per step",
+            (Curve("rlvcr/thought_tokens_mean", "tokens"),),
+            y_range=(0.0, None),
+        ),
+        Plot(
+            "Certainty about the action",
+            "nats per token",
+            (
+                Curve("rlvcr/score_logprob", "log-prob of the action"),
+                Curve("rlvcr/score_entropy", "entropy over the action", "second"),
+            ),
+        ),
+    ),
+    after="Success",
+)
+UNPARSED = Plot(
+    "Steps that could not be parsed",
+    "share of steps",
+    (CurveFamily("rlvcr/parse_fail_"),),
+    form="percent",
+    width=352,
+    height=200,
+    after="Engine against trainer",
+)
+THOUGHTS = AlternativesView(
+    key="contexts",
+    badge="level",
+    text="thought",
+    chosen="original",
+    columns=(
+        NumberColumn("tokens", "tokens"),
+        NumberColumn(
+            "score_logprob",
+            "log-prob",
+            "{:.2f}",
+            "mean log-probability of the action's tokens after this thought",
+            best=True,
+        ),
+        NumberColumn("score_entropy", "entropy", "{:.2f}", "mean entropy over the action's tokens"),
+    ),
+    note=("think_advantage", "thinking advantage of the sampled thought {:+.2f}"),
+)
+
+contribute(
+    Contribution(
+        name="rlvcr",
+        console=(
+            ConsoleFigure(
+                "levels 1-4",
+                tuple(f"rlvcr/level_share_{level}" for level in LEVELS),
+                "{:.0%}",
+                after="tokens/episode",
+            ),
+        ),
+        key_figures=(
+            KeyFigure(
+                "thought tokens / step",
+                "rlvcr/thought_tokens_mean",
+                "{:.1f}",
+                after="tokens per episode",
+            ),
+        ),
+        sections=(THINKING,),
+        plots=(("Health", UNPARSED),),
+        time_parts=(
+            TimePart(
+                "timing_s/alternatives",
+                "alternative thoughts",
+                within="timing_s/gen",
+                after="timing_s/gen_env",
+            ),
+            TimePart("timing_s/scoring", "scoring", within="timing_s/gen", after="timing_s/pack"),
+        ),
+        steps=StepView(
+            badge="level",
+            flags=("parse_failure",),
+            alternatives=THOUGHTS,
+            lead="The tables compare the sampled thought with thoughts of the other levels by what "
+            "they make of the same action.",
+        ),
+        batch_metrics=level_shares,
+    )
+)

@@ -1,0 +1,289 @@
+"""The mutants of one module: mutmut's operators over its syntax tree, without those that change a
+text only.
+"""
+
+import hashlib
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
+from mutmut.mutation.file_mutation import MutationVisitor
+from mutmut.mutation.mutators import mutation_operators, operator_string
+from mutmut.mutation.pragma_handling import IgnoredCode
+
+# What these calls are given is read by people (warnings) or by nobody (type variables).
+TEXT_CALLS = {"TypeVar", "NewType", "ParamSpec", "getLogger", "warn", "cast"}
+LOGGERS = {"logger", "log", "logging"}
+# `strict` of zip guards against mistakes elsewhere; `device` and `non_blocking` change nothing
+# without an accelerator, nor does `x.to(y.device)`.
+GUARDS = {"strict", "device", "non_blocking"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed module. ``lines`` are those of the changed statement in the original."""
+
+    module: str
+    function: str
+    lines: tuple[int, int]
+    before: str
+    after: str
+    context: str
+    source: str
+
+    @property
+    def key(self) -> str:
+        """What stays the same when lines above move: place, change, and the function around it."""
+        text = "\0".join((self.module, self.function, self.before, self.after, self.context))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def mutants_of(path: Path, root: Path) -> list[Mutant]:
+    """Every mutant of the module at ``path`` that compiles to something else, each one once."""
+    source = path.read_text()
+    module = path.relative_to(root).as_posix()
+    original = compile(source, str(path), "exec")
+    seen: set[object] = set()
+    found: list[Mutant] = []
+    repeated: dict[str, int] = {}
+    for mutant in _all_mutants(source, module):
+        try:
+            changed = differences(original, compile(mutant.source, str(path), "exec"))
+        except SyntaxError:
+            continue
+        fingerprint = tuple((old.co_qualname, _shape(new)) for old, new in changed)
+        if not changed or fingerprint in seen:
+            continue
+        seen.add(fingerprint)
+        # The same change of equal lines of one function: told apart by a count.
+        count = repeated[mutant.key] = repeated.get(mutant.key, 0) + 1
+        if count > 1:
+            mutant = Mutant(**{**mutant.__dict__, "function": f"{mutant.function}#{count}"})
+        found.append(mutant)
+    return found
+
+
+def differences(
+    old: types.CodeType, new: types.CodeType
+) -> list[tuple[types.CodeType, types.CodeType]]:
+    """The outermost functions whose code, or the code inside them, differs; the module itself where
+    what runs at import differs.
+    """
+    if _own(old) != _own(new):
+        return [(old, new)]
+    changed = []
+    for inner_old, inner_new in zip(children(old), children(new), strict=True):
+        if is_function(inner_old):
+            if _shape(inner_old) != _shape(inner_new):
+                changed.append((inner_old, inner_new))
+            continue
+        below = differences(inner_old, inner_new)
+        if any(not is_function(code) for code, _ in below):
+            return [(old, new)]  # the body of a class runs at import
+        changed += below
+    return changed
+
+
+def children(code: types.CodeType) -> list[types.CodeType]:
+    """The code objects directly inside ``code``."""
+    return [item for item in code.co_consts if isinstance(item, types.CodeType)]
+
+
+def is_function(code: types.CodeType) -> bool:
+    """Whether ``code`` belongs to a function, not to a module or the body of a class."""
+    optimized = 0x1
+    return bool(code.co_flags & optimized)
+
+
+def _own(code: types.CodeType) -> tuple[object, ...]:
+    """What ``code`` is, apart from line numbers and from the code objects inside it."""
+    constants = [
+        "code" if isinstance(item, types.CodeType) else (type(item), repr(item))
+        for item in code.co_consts
+    ]
+    variables = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    arguments = (code.co_argcount, code.co_kwonlyargcount, code.co_flags)
+    return (code.co_code, tuple(constants), variables, arguments)
+
+
+def _shape(code: types.CodeType) -> tuple[object, ...]:
+    return (_own(code), tuple(_shape(inner) for inner in children(code)))
+
+
+class _Visitor(MutationVisitor):
+    """mutmut's visitor, which also enters decorated functions and leaves texts alone."""
+
+    METADATA_DEPENDENCIES = (*MutationVisitor.METADATA_DEPENDENCIES, ParentNodeProvider)
+
+    def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.FunctionDef):
+            return False  # not the decorators: those are nodes of their own, skipped below
+        if isinstance(node, cst.Raise | cst.Import | cst.ImportFrom | cst.Assert):
+            return True
+        if isinstance(node, cst.Call) and _is_text_call(node.func):
+            return True
+        if isinstance(node, cst.Assign) and _is_device(node.value):
+            return True
+        if isinstance(node, cst.Arg) and node.keyword and node.keyword.value in GUARDS:
+            return True
+        if isinstance(node, cst.If) and _name(node.test) == "TYPE_CHECKING":
+            return True
+        if isinstance(node, cst.BaseString) and _is_text(node):
+            return True
+        return super()._skip_node_and_children(node)
+
+
+def _is_text_call(function: cst.BaseExpression) -> bool:
+    if isinstance(function, cst.Attribute):
+        owner = _name(function.value)
+        return owner in LOGGERS or function.attr.value in TEXT_CALLS
+    return _name(function) in TEXT_CALLS
+
+
+def _name(node: cst.CSTNode) -> str:
+    return node.value if isinstance(node, cst.Name) else ""
+
+
+def _is_text(node: cst.BaseString) -> bool:
+    """Whether people read the string: it has a space in it, or it is a formatted one."""
+    if isinstance(node, cst.SimpleString):
+        return node.value.startswith(('"""', "'''")) or " " in node.value.strip("\"'").strip()
+    return isinstance(node, cst.ConcatenatedString)
+
+
+def _text_only(before: cst.CSTNode, after: cst.CSTNode) -> bool:
+    """Whether a call differs from its mutant in a text or a guard alone."""
+    if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.Call):
+        return _is_text_call(before.value.func)
+    if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.BaseString):
+        return _is_text(before.value)
+    if not (isinstance(before, cst.Call) and isinstance(after, cst.Call)):
+        return False
+    if _is_device(before.args[0].value):
+        return True
+    kept = {id(argument) for argument in after.args}
+    gone = [argument for argument in before.args if id(argument) not in kept]
+    return any(_is_text_argument(argument) for argument in gone)
+
+
+def _is_device(node: cst.BaseExpression) -> bool:
+    """Whether ``node`` is ``device`` or ``x.device``."""
+    attribute = node.attr.value if isinstance(node, cst.Attribute) else _name(node)
+    return attribute == "device"
+
+
+def _is_text_argument(argument: cst.Arg) -> bool:
+    if argument.keyword and argument.keyword.value in GUARDS:
+        return True
+    value = argument.value
+    return isinstance(value, cst.FormattedString) or (
+        isinstance(value, cst.BaseString) and _is_text(value)
+    )
+
+
+def _one_string_change(node: cst.BaseString) -> Iterator[cst.BaseString]:
+    """mutmut's first change of a string; upper and lower case would say the same again."""
+    for changed in operator_string(node):
+        yield changed
+        return
+
+
+_OPERATORS = [
+    (kind, _one_string_change if operator is operator_string else operator)
+    for kind, operator in mutation_operators
+]
+
+
+def _sign_of_literal(node: cst.CSTNode) -> bool:
+    """Whether -1 became +1: in ``dim=-1`` the same axis of a matrix. The number itself is changed
+    too.
+    """
+    return isinstance(node, cst.UnaryOperation) and isinstance(node.expression, cst.Integer)
+
+
+def _all_mutants(source: str, module: str) -> Iterator[Mutant]:
+    wrapper = MetadataWrapper(cst.parse_module(source))
+    ignored = IgnoredCode(set(), set(), set())
+    visitor = _Visitor(_OPERATORS, ignored)
+    tree = wrapper.visit(visitor)
+    positions = wrapper.resolve(PositionProvider)
+    parents = wrapper.resolve(ParentNodeProvider)
+    for mutation in visitor.mutations:
+        if _text_only(mutation.original_node, mutation.mutated_node):
+            continue
+        if _sign_of_literal(mutation.original_node):
+            continue
+        statement = _statement(mutation.original_node, parents)
+        first = positions[statement].start.line
+        last = _last_line(mutation.original_node, statement, positions, parents)
+        changed_tree = tree.deep_replace(mutation.original_node, mutation.mutated_node)
+        changed = cst.ensure_type(changed_tree, cst.Module).code
+        before, after = _change(source, changed)
+        yield Mutant(
+            module=module,
+            function=_qualified_name(statement, parents),
+            lines=(first, last),
+            before=before,
+            after=after,
+            context=_context(source, statement, positions, parents),
+            source=changed,
+        )
+
+
+def _statement(node: cst.CSTNode, parents) -> cst.CSTNode:
+    while not isinstance(node, cst.BaseSmallStatement | cst.BaseCompoundStatement | cst.Module):
+        node = parents[node]
+    return node
+
+
+def _last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) -> int:
+    """The last line of a simple statement, or of the part of a compound one that ``node`` is in."""
+    if not isinstance(statement, cst.BaseCompoundStatement) or node is statement:
+        return positions[statement].end.line
+    while parents[node] is not statement:
+        node = parents[node]
+    return positions[node].end.line
+
+
+def _enclosing(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.ClassDef]:
+    """The functions and classes around ``node``, innermost first, itself included."""
+    around = []
+    while not isinstance(node, cst.Module):
+        if isinstance(node, cst.FunctionDef | cst.ClassDef):
+            around.append(node)
+        node = parents[node]
+    return around
+
+
+def _qualified_name(node: cst.CSTNode, parents) -> str:
+    return ".".join(reversed([item.name.value for item in _enclosing(node, parents)]))
+
+
+def _context(source: str, node: cst.CSTNode, positions, parents) -> str:
+    """The text of the outermost function around ``node``: a result holds while it is unchanged."""
+    functions = [f for f in _enclosing(node, parents) if isinstance(f, cst.FunctionDef)]
+    if not functions:
+        return ""
+    place = positions[functions[-1]]
+    return "\n".join(source.splitlines()[place.start.line - 1 : place.end.line])
+
+
+def _change(before: str, after: str) -> tuple[str, str]:
+    """The lines that differ, on each side joined into one."""
+    old = before.splitlines()
+    new = after.splitlines()
+    blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    changed = [block for block in blocks if block[0] != "equal"]
+    if not changed:
+        return "", ""
+    old_lines = old[changed[0][1] : changed[-1][2]]
+    new_lines = new[changed[0][3] : changed[-1][4]]
+    return _joined(old_lines), _joined(new_lines)
+
+
+def _joined(lines: list[str]) -> str:
+    return " ".join(line.strip() for line in lines)

@@ -1,0 +1,106 @@
+"""Which modules are mutated, and which fast tests belong to each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Modules without anything to mutate: names and annotations.
+NAMES_ONLY = {"__init__.py", "shapes.py"}
+
+# Imported once, before anything is forked. None of them may start threads or import the packages.
+LIBRARIES = (
+    "beartype",
+    "hypothesis",
+    "jaxtyping",
+    "numpy",
+    "omegaconf",
+    "pydantic",
+    "ray",
+    "tensordict",
+    "torch",
+    "transformers",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Modules (patterns below the checkout) and the tests that answer for them."""
+
+    name: str
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    deselected: tuple[str, ...] = ()
+
+    def files(self) -> list[Path]:
+        """The modules that exist, sorted."""
+        found = {path for pattern in self.modules for path in ROOT.glob(pattern)}
+        return sorted(path for path in found if path.name not in NAMES_ONLY)
+
+    def test_paths(self) -> list[str]:
+        """The test files and folders that exist, relative to the checkout."""
+        return [test for test in self.tests if (ROOT / test).exists()]
+
+
+TARGETS = (
+    Target(
+        "algos",
+        ("verl/algos/*.py",),
+        ("tests/unit/verl/algos", "tests/property/test_core_algos_properties.py"),
+    ),
+    Target(
+        "method",
+        (
+            "rlvcr/core_rlvcr.py",
+            "rlvcr/level_metrics.py",
+            "rlvcr/levels.py",
+            "rlvcr/thinking.py",
+            "rlvcr/token_bytes.py",
+        ),
+        (
+            "tests/unit/rlvcr/test_core_rlvcr.py",
+            "tests/unit/rlvcr/test_level_metrics.py",
+            "tests/unit/rlvcr/test_level_prompts.py",
+            "tests/unit/rlvcr/test_levels.py",
+            "tests/unit/rlvcr/test_rlvcr_rules.py",
+            "tests/unit/rlvcr/test_thinking.py",
+            "tests/unit/rlvcr/test_token_bytes.py",
+        ),
+        # Builds a converter of a real tokenizer for a quarter of a minute.
+        ("test_a_real_tokenizer_with_tags_of_several_tokens",),
+    ),
+    Target(
+        "services",
+        ("rlvcr/alternatives.py", "rlvcr/scoring.py"),
+        (
+            "tests/unit/rlvcr/test_alternatives.py",
+            "tests/unit/rlvcr/test_forced_levels.py",
+            "tests/unit/rlvcr/test_rlvcr_rules_scored.py",
+            "tests/unit/rlvcr/test_scoring.py",
+        ),
+    ),
+    Target(
+        "tokens",
+        ("agent_system/tokens/ledger.py", "agent_system/tokens/conversation.py"),
+        ("tests/unit/agent_system/tokens", "tests/property/test_ledger_properties.py"),
+        ("test_every_chat_template_of_trl_is_classified",),
+    ),
+    Target(
+        "rollout",
+        (
+            "agent_system/multi_turn_rollout/packing.py",
+            "agent_system/multi_turn_rollout/collector_worker.py",
+        ),
+        (
+            "tests/unit/agent_system/multi_turn_rollout",
+            "tests/unit/rlvcr/test_forced_levels.py",
+            "tests/golden",
+        ),
+        ("test_collector_ray",),
+    ),
+    Target(
+        "trainer",
+        ("verl/trainer/ppo/ray_trainer.py",),
+        ("tests/unit/verl/trainer/ppo",),
+    ),
+)

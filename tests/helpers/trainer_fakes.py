@@ -1,0 +1,229 @@
+"""Stand-ins for everything the trainer is handed: they write down what was asked of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.helpers.play import make_config
+from verl.protocol import DataProto
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+ROWS = 4
+WIDTH = 3
+
+
+def played_rows(meta_info: dict[str, Any] | None = None) -> DataProto:
+    """Two trajectories of two rows each: the first won, the second was lost."""
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
+    tensors = {
+        "prompts": torch.zeros(ROWS, 2, dtype=torch.long),
+        "responses": torch.zeros(ROWS, WIDTH, dtype=torch.long),
+        "attention_mask": torch.cat([torch.ones(ROWS, 2, dtype=torch.long), mask], dim=1),
+        "response_mask": mask,
+        "rollout_log_probs": torch.zeros(ROWS, WIDTH),
+    }
+    columns = {
+        "uid": ["t1", "t1", "t2", "t2"],
+        "traj_uid": ["a", "a", "b", "b"],
+        "won": [True, True, False, False],
+        "episode_rewards": [1.0, 1.0, 0.0, 0.0],
+        "episode_lengths": [2, 2, 2, 2],
+        "aborted": [False] * ROWS,
+        "data_source": ["line"] * ROWS,
+        "steps": [[] for _ in range(ROWS)],
+    }
+    return DataProto.from_dict(tensors, columns, meta_info)
+
+
+class Group:
+    """A group of training workers: actor, reference or critic."""
+
+    world_size = 1
+
+    def __init__(self, calls: list[Any], name: str) -> None:
+        self.calls = calls
+        self.name = name
+        self.weights: list[float] = []
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(method, args, kwargs)
+
+    def call_refs(self, method: str, /) -> list[Any]:
+        return [method]
+
+    def compute_log_prob(self, data: DataProto, /) -> DataProto:
+        return DataProto.from_dict({"old_log_probs": torch.zeros(len(data), WIDTH)})
+
+    def compute_values(self, data: DataProto, /) -> DataProto:
+        self.calls.append("values")
+        return DataProto.from_dict({"values": torch.zeros(len(data), WIDTH)})
+
+    def update_actor(self, data: DataProto, /) -> DataProto:
+        return self._update(data, "update_actor")
+
+    def update_critic(self, data: DataProto, /) -> DataProto:
+        return self._update(data, "update_critic")
+
+    def _update(self, data: DataProto, method: str) -> DataProto:
+        self.calls.append(method)
+        self.weights = data.batch["loss_weights"].tolist()
+        return DataProto(meta_info={"metrics": {f"{self.name}/loss": [1.0, 2.0], "lr": 0.5}})
+
+    def save_checkpoint(self, directory: str, /) -> None:
+        raise NotImplementedError(directory)
+
+    def load_checkpoint(self, directory: str, /) -> None:
+        raise NotImplementedError(directory)
+
+    def shutdown(self, timeout_s: float = 10.0) -> None:
+        raise NotImplementedError(timeout_s)
+
+
+class Workers:
+    """Training workers that score every token the same and remember what was asked of them."""
+
+    data_parallel_size = 1
+    has_reference = False
+
+    def __init__(self, engines: Sequence[Any] = (), with_critic: bool = False) -> None:
+        self.calls: list[Any] = []
+        self.rollout_workers = engines
+        self.actor = Group(self.calls, "actor")
+        self.critic = Group(self.calls, "critic") if with_critic else None
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        shape = data.batch["responses"].shape
+        scores = {"old_log_probs": torch.zeros(shape), "entropys": torch.zeros(shape)}
+        return DataProto.from_dict(scores)
+
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        raise NotImplementedError(data)
+
+    def engine_metrics(self) -> dict[str, float]:
+        self.calls.append("metrics")
+        return {}
+
+    def sleep_engines(self) -> None:
+        self.calls.append("sleep")
+
+    def sync_weights(self, version: int) -> None:
+        self.calls.append(("sync", version))
+
+    def save_checkpoint(self, directory: Path) -> None:
+        self.calls.append(("save", directory))
+
+    def load_checkpoint(self, directory: Path) -> None:
+        self.calls.append(("load", directory))
+
+
+class Tasks:
+    """Ten tasks that nobody looks at."""
+
+    panel_hash = "panel of today"
+
+    def __init__(self) -> None:
+        self.tasks = list(range(10))
+
+    def gen_batch(self, step: int, batch_size: int) -> DataProto:
+        return DataProto(meta_info={"global_step": step, "tasks asked for": batch_size})
+
+    def panel_batch(self) -> DataProto:
+        return DataProto(meta_info={"panel": True})
+
+
+class Collector:
+    """Plays nothing and returns the same rows."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def multi_turn_loop(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks, is_train: bool = True
+    ) -> DataProto:
+        step = gen_batch.meta_info["global_step"]
+        assert actor_rollout_wg.calls is self.calls and len(envs.tasks) == 10
+        self.calls.append(("play" if is_train else "panel", step))
+        return played_rows({"timing": {"env": 1.0}, "metrics": {"rollout/aborted": 0.0}})
+
+    def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks) -> DataProto:
+        raise NotImplementedError(gen_batch, actor_rollout_wg, envs)
+
+
+class Journal:
+    """Keeps what it is told in ``calls``, metrics by step."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+        self.metrics: dict[int, dict[str, float]] = {}
+
+    def open(self, resume_step: int | None, total_steps: int) -> None:
+        self.calls.append(("open", resume_step, total_steps))
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+        self.calls.append(("log", step))
+        self.metrics[step] = metrics
+
+    def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
+        assert len(batch) == ROWS
+        self.calls.append(("panel rollouts" if validation else "rollouts", step))
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+
+class Checkpoints:
+    """Checkpoints in memory; ``newest`` is what ``latest_valid`` finds."""
+
+    def __init__(self, newest: Path | None = None, state: Mapping[str, Any] | None = None) -> None:
+        self.newest = newest
+        self.state = dict(state or {})
+
+    def save(self, step: int, writer: Callable[[Path], None], state: dict[str, Any]) -> Path:
+        path = Path(f"global_step_{step}")
+        writer(path)
+        self.state = state
+        return path
+
+    def load_state(self, path: str | Path) -> dict[str, Any]:
+        assert Path(path).name.startswith("global_step_")
+        return self.state
+
+    def latest_valid(self) -> Path | None:
+        return self.newest
+
+
+def score_by_outcome(data: DataProto) -> torch.Tensor:
+    """The return of an episode on the first token of each of its rows."""
+    scores = torch.zeros(len(data), WIDTH)
+    scores[:, 0] = torch.tensor([float(won) for won in data.non_tensor_batch["won"]])
+    return scores
+
+
+def make_fake_run(
+    checkpoints: Checkpoints | None = None, with_critic: bool = False, steps: int = 4
+) -> tuple[RayPPOTrainer[Tasks], list[Any], Journal]:
+    """A trainer among stand-ins, what was asked of all of them in order, and its journal."""
+    config = make_config()
+    config.trainer.total_training_steps = steps
+    config.trainer.test_freq = -1
+    config.trainer.save_freq = -1
+    config.trainer.critic_warmup = 0
+    config.trainer.val_before_train = False
+    config.trainer.val_only = False
+    config.trainer.resume_mode = "auto"
+    config.data.train_batch_size = 2
+    workers = Workers(with_critic=with_critic)
+    journal = Journal(workers.calls)
+    trainer = RayPPOTrainer(
+        config=config,
+        workers=workers,
+        collector=Collector(workers.calls),
+        envs=Tasks(),
+        val_envs=Tasks(),
+        reward_fn=score_by_outcome,
+        journal=journal,
+        checkpoints=checkpoints or Checkpoints(),
+    )
+    return trainer, workers.calls, journal

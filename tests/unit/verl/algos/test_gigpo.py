@@ -1,0 +1,132 @@
+"""GiGPO's parts by hand: missing steps, similar states, places."""
+
+import math
+
+import pytest
+import torch
+
+from verl.algos.gigpo import (
+    Steps,
+    compute_gigpo_outcome_advantage,
+    discounted_step_returns,
+    flatten_steps,
+    merge_similar_states,
+    place_by_step,
+)
+
+
+def steps_of(numbers, rewards, row=0):
+    count = len(numbers)
+    return Steps([row] * count, numbers, [("a", "x")] * count, rewards, [("a", "s")] * count)
+
+
+def test_a_missing_step_is_discounted_but_adds_nothing():
+    returns = discounted_step_returns(steps_of([0, 3], [1.0, 8.0]), gamma=0.5)
+    assert returns.tolist() == [2.0, 8.0]  # 1 + 8 / 2^3
+    assert returns.dtype == torch.float64
+
+
+def test_steps_may_come_in_any_order():
+    returns = discounted_step_returns(steps_of([2, 0, 1], [4.0, 1.0, 2.0]), gamma=0.5)
+    assert returns.tolist() == [4.0, 3.0, 4.0]
+
+
+def test_returns_keep_their_precision():
+    returns = discounted_step_returns(steps_of([0, 1], [1e8, 0.5]), gamma=1.0)
+    assert returns[0].item() == 1e8 + 0.5
+
+
+def test_similar_states_are_merged_within_their_task_only():
+    states = [("a", "abcd"), ("a", "abcx"), ("b", "abcx"), ("a", "zzzz")]
+    merged = merge_similar_states(states, threshold=0.75)  # the first two agree in exactly that
+    assert merged == [("a", "abcd"), ("a", "abcd"), ("b", "abcx"), ("a", "zzzz")]
+    assert merge_similar_states(states, threshold=0.76) == states
+
+
+def test_values_lie_on_the_tokens_of_their_step():
+    steps = steps_of([1, 3], [0.0, 0.0])
+    ids = torch.tensor([[-1, 1, 2, 3, 3]])
+    placed = place_by_step(torch.tensor([5.0, 7.0], dtype=torch.float64), steps, ids)
+    assert placed.tolist() == [[0, 5, 0, 7, 7]]
+    assert placed.dtype == torch.float32
+
+
+def test_without_steps_everything_is_zero():
+    placed = place_by_step(torch.zeros(0), Steps([], [], [], [], []), torch.tensor([[0, -1]]))
+    assert placed.tolist() == [[0, 0]]
+    assert placed.dtype == torch.float32
+
+
+def test_steps_that_no_token_names_are_left_out():
+    placed = place_by_step(torch.tensor([5.0]), steps_of([4], [0.0]), torch.tensor([[0, 1]]))
+    assert placed.tolist() == [[0, 0]]
+    beyond = place_by_step(torch.tensor([5.0]), steps_of([0], [0.0]), torch.tensor([[0, 6]]))
+    assert beyond.tolist() == [[5, 0]]
+
+
+def test_every_list_of_a_row_has_an_entry_per_step():
+    for lengths in ((1, 2, 2), (2, 1, 2), (2, 2, 1)):
+        rewards, numbers, anchors = ([[0] * n] for n in lengths)
+        with pytest.raises(ValueError, match="row 0"):
+            flatten_steps(["a"], ["x"], rewards, numbers, anchors)
+
+
+def play(rewards, **kwargs):
+    """Two trajectories of one task, one token and one step each, from the same state."""
+    return compute_gigpo_outcome_advantage(
+        torch.tensor(rewards).unsqueeze(-1),
+        torch.ones(2, 1),
+        ["a", "a"],
+        ["x", "y"],
+        torch.zeros(2, 1, dtype=torch.long),
+        [[reward] for reward in rewards],
+        [[0], [0]],
+        [["s"], ["t"]] if kwargs.pop("apart", False) else [["s"], ["s"]],
+        **kwargs,
+    )[0].flatten()
+
+
+def test_epsilon_counts_at_both_levels():
+    found = play([0.0, 2.0], mode="mean_std_norm", epsilon=1.0)
+    assert found[1].item() == pytest.approx(2 / (math.sqrt(2) + 1))
+    tiny = play([0.0, 2e-6], mode="mean_std_norm")
+    assert tiny[1].item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-4)
+
+
+def test_what_the_config_leaves_out():
+    assert play([0.0, 2.0]).tolist() == [-2, 2]  # 1 of the trajectory, 1 of the step
+    assert play([0.0, 2.0], apart=True).tolist() == [-1, 1]
+    assert play([0.0, 2.0], step_advantage_w=3.0).tolist() == [-4, 4]
+
+
+def test_by_default_steps_are_discounted_by_a_twentieth():
+    advantages, _ = compute_gigpo_outcome_advantage(
+        torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
+        torch.ones(2, 2),
+        ["a", "a"],
+        ["x", "y"],
+        torch.tensor([[0, 1], [0, 1]]),
+        [[0.0, 1.0], [0.0, 0.0]],
+        [[0, 1], [0, 1]],
+        [["s", "t"], ["s", "u"]],
+    )
+    assert advantages[0].tolist() == pytest.approx([0.5 + 0.95 / 2, 0.5])
+
+
+def test_by_default_similar_means_almost_equal():
+    alike = "x" * 19
+    states = [["s" + alike], ["t" + alike]]
+    arguments = (
+        torch.tensor([[0.0], [2.0]]),
+        torch.ones(2, 1),
+        ["a", "a"],
+        ["x", "y"],
+        torch.zeros(2, 1, dtype=torch.long),
+        [[0.0], [2.0]],
+        [[0], [0]],
+        states,
+    )
+    merged, _ = compute_gigpo_outcome_advantage(*arguments, enable_similarity=True)
+    assert merged.flatten().tolist() == [-2, 2]
+    apart, _ = compute_gigpo_outcome_advantage(*arguments)
+    assert apart.flatten().tolist() == [-1, 1]

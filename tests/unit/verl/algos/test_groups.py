@@ -1,0 +1,102 @@
+"""Groups and trajectories: names of every kind, empty batches, rows that disagree."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from verl.algos import factorize, group_mean_std, row_weights
+from verl.algos.groups import group_normalised_scores, trajectories_of
+
+
+def test_names_are_numbered_as_they_come():
+    for names in (["b", "a", "b"], np.array(["b", "a", "b"]), iter(["b", "a", "b"])):
+        numbers = factorize(names)
+        assert numbers.tolist() == [0, 1, 0]
+        assert numbers.dtype == torch.long
+    assert factorize(torch.tensor([7, 7, 5])).tolist() == [0, 0, 1]
+    assert factorize([]).dtype == torch.long
+
+
+def test_nothing_at_all():
+    stats = group_mean_std(torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    assert [stats.mean.shape, stats.std.shape, stats.count.shape] == [(0,)] * 3
+    empty = trajectories_of(torch.zeros(0), [])
+    assert [empty.score.shape, empty.group.shape, empty.tokens.shape] == [(0,)] * 3
+    assert row_weights([], "trajectory").shape == (0,)
+
+
+def test_statistics_of_negative_and_positive_values():
+    values = torch.tensor([-3.0, -1.0, 5.0])
+    stats = group_mean_std(values, torch.tensor([0, 0, 1]))
+    assert stats.mean.tolist() == [-2, -2, 5]
+    assert stats.std.tolist() == pytest.approx([math.sqrt(2), math.sqrt(2), 0])
+    assert stats.count.tolist() == [2, 2, 1]
+    assert stats.mean.dtype == torch.float64
+
+
+def test_equal_values_far_from_zero_have_no_spread():
+    far = torch.full((3,), 1e8 + 0.1, dtype=torch.float64)
+    stats = group_mean_std(far, torch.zeros(3, dtype=torch.long))
+    assert torch.equal(stats.mean, far)
+    assert stats.std.tolist() == [0, 0, 0]
+    below = group_mean_std(-far, torch.zeros(3, dtype=torch.long))
+    assert torch.equal(below.mean, -far)
+
+
+def test_rows_of_a_trajectory_are_averaged():
+    found = trajectories_of(
+        torch.tensor([1.0, 2.0, 6.0, -4.0]),
+        ["a", "a", "a", "b"],
+        ["x", "x", "x", "x"],
+        torch.tensor([1, 2, 3, 4]),
+    )
+    assert found.score.tolist() == [3, -4]  # the name x is another trajectory in another group
+    assert found.group.tolist() == [0, 1]
+    assert found.tokens.tolist() == [6, 4]
+    assert found.of_row.tolist() == [0, 0, 0, 1]
+
+
+def test_without_names_every_row_is_a_trajectory():
+    found = trajectories_of(torch.tensor([1.0, 2.0]), ["a", "a"])
+    assert found.of_row.tolist() == [0, 1]
+    assert found.tokens.tolist() == [0, 0]
+    with pytest.raises(ValueError, match="2 rows, 3 group ids and 3 trajectory ids"):
+        trajectories_of(torch.zeros(2), ["a", "a", "a"])
+    with pytest.raises(ValueError, match="2 rows, 2 group ids and 1 trajectory ids"):
+        trajectories_of(torch.zeros(2), ["a", "a"], ["x"])
+
+
+def test_epsilon_is_added_to_the_deviation():
+    scores = torch.tensor([0.0, 2.0, 5.0])
+    found = group_normalised_scores(scores, ["a", "a", "b"], epsilon=1.0)
+    expected = 1 / (math.sqrt(2) + 1)
+    assert found.tolist() == pytest.approx([-expected, expected, 2.5])
+    by_default = group_normalised_scores(torch.tensor([0.0, 2e-6]), ["a", "a"])
+    assert by_default[1].item() == pytest.approx(1 / (math.sqrt(2) + 1), rel=1e-4)
+
+
+def test_weights_of_rows_by_default():
+    tokens = torch.tensor([1, 3, 2])
+    weights = row_weights(["x", "x", "y"], "trajectory", tokens)
+    assert weights.tolist() == [0.25, 0.25, 0.5]
+    assert weights.dtype == torch.float32
+
+
+def test_weights_of_rows_in_every_mode():
+    names = ["x", "x", "y"]
+    tokens = torch.tensor([1, 3, 2])
+    mean = "seq-mean-token-mean"
+    assert row_weights(names, "trajectory", tokens, mean).tolist() == [0.25, 0.75, 1]
+    assert row_weights(names, "token", tokens, mean).tolist() == [1, 3, 2]
+    for mode in ("trajectory", "token"):
+        assert row_weights(names, mode, tokens, "seq-mean-token-sum").tolist() == [1, 1, 1]
+    assert row_weights(names, "trajectory").tolist() == [0.5, 0.5, 1]
+    nothing = torch.tensor([0, 0, 1])
+    assert row_weights(names, "trajectory", nothing).tolist() == [1, 1, 1]
+
+
+def test_a_third_is_rounded_once():
+    weights = row_weights(["x", "x", "x"], "trajectory")
+    assert weights.tolist() == [torch.tensor(1 / 3).item()] * 3

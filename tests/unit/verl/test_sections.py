@@ -1,0 +1,253 @@
+"""What a method adds to console, report and validation comes from the method alone."""
+
+import importlib.metadata
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rlvcr.sections
+from rlvcr.records import ThinkingStep
+from tests.helpers.fake_run import fake_run
+from verl import sections
+from verl.protocol import DataProto
+from verl.record.console import summary
+from verl.record.report import write_report
+from verl.records import StepRecord
+from verl.sections import (
+    AlternativesView,
+    ConsoleFigure,
+    Contribution,
+    Curve,
+    KeyFigure,
+    NumberColumn,
+    Plot,
+    ReportSection,
+    StepView,
+    TimePart,
+    arrange,
+    batch_metrics,
+    contribute,
+    contributions,
+)
+from verl.trainer.ppo.metrics import validation_metrics
+from verl.utils import jsonl
+
+ROOT = Path(__file__).resolve().parents[3]
+
+WEATHER = Contribution(
+    name="weather",
+    console=(ConsoleFigure("rain", ("weather/rain",), "{:.1f} mm", after="return"),),
+    key_figures=(KeyFigure("rain per day", "weather/rain", "{:.1f} mm"),),
+    sections=(
+        ReportSection(
+            "Weather",
+            "What falls from the sky.",
+            (Plot("Rain", "millimetres", (Curve("weather/rain", "rain"),)),),
+            after="Effort",
+        ),
+    ),
+    plots=(("Health", Plot("Hail", "stones", (Curve("weather/hail", "hail"),))),),
+    time_parts=(TimePart("timing_s/forecast", "forecast", after="timing_s/adv"),),
+    steps=StepView(
+        badge="season",
+        flags=("storm",),
+        alternatives=AlternativesView(
+            key="skies",
+            badge="season",
+            text="sky",
+            chosen="seen",
+            columns=(NumberColumn("drops", "drops", "{:.0f}", best=True),),
+            note=("sun", "hours of sun {:.1f}"),
+        ),
+        lead="The tables show the skies of the other seasons.",
+    ),
+    batch_metrics=lambda batch, prefix: {f"{prefix}/rows": float(len(batch))},
+)
+SKIES = [
+    {"season": 3, "sky": "clear", "seen": False, "drops": 1.0},
+    {"season": 2, "sky": "grey", "seen": True, "drops": 7.0},
+]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No contribution but those the test makes."""
+    monkeypatch.setattr(sections, "CONTRIBUTIONS", {})
+    monkeypatch.setattr(sections, "load_installed", lambda: None)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run of two steps with weather."""
+    path = fake_run(tmp_path / "run", steps=2, validate_every=2)
+    for step in (1, 2):
+        record = {
+            "step": step,
+            "weather/rain": 1.5 * step,
+            "weather/hail": 2,
+            "timing_s/forecast": 1,
+        }
+        jsonl.append(path / "metrics.jsonl", record)
+    rollouts = path / "rollouts" / "2.jsonl"
+    rows = list(jsonl.read(rollouts))
+    for row in rows:
+        row["steps"][0] |= {"season": 2, "storm": "thunder", "skies": SKIES, "sun": 4.25}
+    jsonl.write(rollouts, rows)
+    return path
+
+
+def test_the_report_and_the_console_name_no_thinking_levels():
+    files = [ROOT / "verl" / "sections.py"]
+    files += [file for file in (ROOT / "verl" / "record").rglob("*") if file.is_file()]
+    files = [file for file in files if "__pycache__" not in file.parts]
+    assert len(files) > 15
+    for file in files:
+        lines = file.read_text().splitlines()
+        found = [line for line in lines if re.search("level", line, re.IGNORECASE)]
+        others = [line for line in found if not re.search(r"setLevel|getLevel|\.level\b", line)]
+        assert not others, f"{file}: {others}"
+        assert '"rlvcr/' not in file.read_text(), f"{file} names a metric of rlvcr"
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_sections_of_any_method_appear_in_their_places(run_dir):
+    contribute(WEATHER)
+    page = write_report(run_dir).read_text()
+    titles = re.findall(r"<h2>(.*?)</h2>", page)
+    assert titles[:4] == ["Success", "Effort", "Weather", "Optimisation"]
+    assert "What falls from the sky." in page and "rain per day" in page
+    health = page.partition("<h2>Health</h2>")[2]
+    assert "<figcaption>Hail</figcaption>" in health.partition("</section>")[0]
+    parts = re.findall(r"</i>(.*?)</li>", page.partition("Time per iteration")[2])
+    assert parts.index("forecast") == parts.index("advantages") + 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_steps_of_any_method_show_what_it_declares(run_dir):
+    contribute(WEATHER)
+    page = write_report(run_dir).read_text()
+    assert "The tables show the skies of the other seasons." in page
+    turn = page.partition('<li class="turn">')[2].partition("</li>")[0]
+    assert '<span class="badge c-ramp-2">2</span>' in turn
+    assert '<span class="flag">thunder</span>' in turn
+    table = turn.partition('<table class="alternatives">')[2]
+    assert table.index("grey") < table.index("clear") and "hours of sun 4.2" in table
+    assert '<td class="num best">7</td>' in table and '<td class="num">1</td>' in table
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_a_contribution_nothing_of_a_method_is_shown(run_dir):
+    page = write_report(run_dir).read_text()
+    assert "Thinking" not in page and "Weather" not in page
+    assert 'class="alternatives"' not in page and "badge c-ramp" not in page
+    assert summary({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_console_shows_the_figures_of_any_method():
+    contribute(WEATHER)
+    metrics = {"weather/rain": 1.5, "episode/reward": 1.0, "critic/score/mean": 2.0}
+    assert list(summary(metrics).items()) == [("return", "1"), ("rain", "1.5 mm"), ("score", "2")]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_name_is_given_once():
+    contribute(WEATHER)
+    contribute(WEATHER)
+    with pytest.raises(ValueError, match="another contribution of the name 'weather'"):
+        contribute(Contribution("weather"))
+
+
+def test_arranging_keeps_the_order_of_the_others():
+    own = [KeyFigure("a", "a"), KeyFigure("b", "b")]
+    added = [KeyFigure("c", "c", after="a"), KeyFigure("d", "d", after="x"), KeyFigure("e", "e")]
+    assert [figure.name for figure in arrange(own, added)] == ["a", "c", "b", "d", "e"]
+
+
+def entry_points(*entries):
+    def found(group):
+        return [entry for entry in entries if entry.group == group]
+
+    return found
+
+
+def test_installed_packages_are_found(monkeypatch, caplog):
+    group = sections.ENTRY_POINTS
+    found = entry_points(
+        importlib.metadata.EntryPoint("broken", "no_such_package.sections", group),
+        importlib.metadata.EntryPoint("rlvcr", "rlvcr.sections", group),
+        importlib.metadata.EntryPoint("other", "no_such_package", "console_scripts"),
+    )
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
+    sections.load_installed.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert "rlvcr" in [contribution.name for contribution in contributions()]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the sections of no_such_package.sections cannot be loaded"
+    ]
+    sections.load_installed.cache_clear()
+
+
+def test_declarations_need_no_torch():
+    code = "import rlvcr.sections, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def played(steps: list[list]) -> DataProto:
+    """Rows of one token each, one trajectory per row."""
+    count = len(steps)
+    columns = {
+        "steps": steps,
+        "uid": [f"g{row}" for row in range(count)],
+        "traj_uid": [f"g{row}/0" for row in range(count)],
+        "data_source": ["desk"] * count,
+        "won": np.array([True] * count),
+        "aborted": np.array([False] * count),
+        "episode_rewards": np.ones(count),
+        "episode_lengths": np.ones(count, dtype=np.int64),
+    }
+    return DataProto.from_dict({"response_mask": torch.ones(count, 1)}, columns)
+
+
+FIELDS = {
+    "observation": "a desk",
+    "response": "look",
+    "action": "look",
+    "is_action_valid": True,
+    "reward": 0.0,
+    "done": True,
+    "num_tokens": 1,
+    "stop_reason": "stop",
+    "span": (0, 1),
+}
+
+
+def test_a_validation_measures_the_shares_of_levels():
+    rows = [
+        [ThinkingStep(step=0, level=2, **FIELDS), ThinkingStep(step=1, level=4, **FIELDS)],
+        [ThinkingStep(step=0, level=2, **FIELDS), ThinkingStep(step=1, level=None, **FIELDS)],
+    ]
+    metrics = validation_metrics(played(rows))
+    shares = [metrics[f"val/level_share_{level}"] for level in (1, 2, 3, 4)]
+    assert shares == pytest.approx([0.0, 2 / 3, 0.0, 1 / 3])
+    assert metrics["val/success_rate"] == 1.0
+
+
+def test_steps_without_levels_have_no_shares():
+    rows = [[StepRecord(step=0, **FIELDS)], [ThinkingStep(step=0, **FIELDS)]]
+    assert rlvcr.sections.level_shares(played(rows), "val") == {}
+
+
+@pytest.mark.usefixtures("alone")
+def test_every_contribution_measures_a_batch():
+    contribute(WEATHER)
+    assert batch_metrics(played([[], []]), "val") == {"val/rows": 2.0}

@@ -1,0 +1,52 @@
+"""Shapes of the maths' arguments; one letter means one number throughout a call.
+
+B rows, R response positions, V vocabulary, N elements, T trajectories, S environment steps of all
+rows. The unit tests check them (``tests/helpers/shape_check.py``); at run time they are
+documentation.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int, Num, Shaped
+from torch import Tensor
+
+PerToken = Float[Tensor, "B R"]
+"""A number for every response position."""
+
+TokenMask = Shaped[Tensor, "B R"]
+"""Non-zero where the policy sampled the token; bool, int or float."""
+
+TokenIndex = Int[Tensor, "B R"]
+"""A whole number for every response position."""
+
+PerPosition = Float[Tensor, "*shape"]
+"""A number for every position of whatever shape, the same for all arguments."""
+
+PerRow = Num[Tensor, " B"]
+"""A number for every row."""
+
+RowIndex = Int[Tensor, " B"]
+"""For every row the number of its group or trajectory, counted from 0."""
+
+PerTrajectory = Num[Tensor, " T"]
+"""A number for every trajectory."""
+
+TrajectoryIndex = Int[Tensor, " T"]
+"""For every trajectory the number of its group, counted from 0."""
+
+PerElement = Num[Tensor, " N"]
+"""A number for every element of a list that is grouped."""
+
+ElementIndex = Int[Tensor, " N"]
+"""For every element the number of its group, counted from 0."""
+
+PerStep = Float[Tensor, " S"]
+"""A number for every environment step."""
+
+Scalar = Shaped[Tensor, ""]
+"""One number as a tensor without dimensions."""
+
+Ids: TypeAlias = Iterable[Hashable] | Tensor | np.ndarray
+"""Names of groups, trajectories or states, one for each row."""

@@ -1,0 +1,249 @@
+"""Columns of a ``DataProto``: what they may hold, and how they are compared, joined and stored.
+
+Two forms of a column leave the process. Pickling turns tensors into numpy buffers
+(``tensor_to_buffer``), which Ray's object store takes out of band; storing turns object columns
+into JSON (``to_json_value``), because files are never pickled here.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+# Integer stand-ins for dtypes that numpy lacks, by bytes per element.
+_SHIPPED_AS = {1: torch.uint8, 2: torch.int16}
+
+# Marks the JSON form of what JSON has no type for: tuples, arrays, dicts with keys of any type.
+_KIND = "__kind__"
+
+
+# ---- making ------------------------------------------------------------------------------------
+
+
+def object_array(values: Iterable[object]) -> np.ndarray:
+    """One-dimensional object array of ``values``, also where they are lists of equal length."""
+    values = list(values)
+    # np.array(values, dtype=object) would make a matrix of lists that are equally long.
+    array = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array
+
+
+def as_column(key: str, values: object) -> np.ndarray:
+    """``values`` as an array [B]; arrays pass as they are, other iterables become object arrays.
+
+    Raises ``TypeError`` for what is no list of values, ``ValueError`` for a scalar array.
+    """
+    if isinstance(values, np.ndarray):
+        column = values
+    elif isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
+        what = f"non_tensor_batch[{key!r}]"
+        raise TypeError(f"{what} must be an array or a list of B values, got {type(values)}")
+    else:
+        column = object_array(values)
+    if column.ndim == 0:
+        raise ValueError(f"non_tensor_batch[{key!r}] is a scalar; it needs one value per row")
+    return column
+
+
+def collate_fn(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Turn row dicts into columns: tensors are stacked to [B, ...], everything else becomes an
+    object array [B].
+
+    Feed the result to ``DataProto.from_single_dict``. Raises ``KeyError`` when the rows have
+    different keys.
+    """
+    if not samples:
+        raise ValueError("collate_fn: no samples")
+    keys = list(samples[0])
+    for i, sample in enumerate(samples):
+        if sample.keys() != samples[0].keys():
+            raise KeyError(
+                f"collate_fn: sample {i} has keys {sorted(sample)}, sample 0 has {sorted(keys)}"
+            )
+    columns: dict[str, Any] = {}
+    for key in keys:
+        values = [sample[key] for sample in samples]
+        is_tensor = isinstance(values[0], torch.Tensor)
+        columns[key] = torch.stack(values) if is_tensor else object_array(values)
+    return columns
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+def as_keys(keys: str | Iterable[str] | None) -> list[str]:
+    """A list of column names; one name may stand alone, ``None`` is no name."""
+    if keys is None:
+        return []
+    return [keys] if isinstance(keys, str) else list(keys)
+
+
+def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> None:
+    """Raise ``KeyError`` for the first of ``wanted`` that ``what`` lacks, with the nearest name."""
+    present = list(present)
+    for key in wanted:
+        if key not in present:
+            # Not verl.utils.hints: the ground floor imports nothing else of verl.
+            near = difflib.get_close_matches(str(key), present, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise KeyError(f"{what} has no key {key!r}{hint} It has: {sorted(present)}")
+
+
+# ---- comparing and joining ---------------------------------------------------------------------
+
+
+def same(a: Any, b: Any) -> bool:
+    """Deep equality in which NaN equals NaN, over tensors, arrays, sequences, dicts and plain
+    values.
+    """
+    if a is b:
+        return True
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return _same_tensors(a, b)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and all(map(same, a.ravel().tolist(), b.ravel().tolist()))
+    if isinstance(a, (list, tuple)) and type(a) is type(b):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or (a != a and b != b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    b = b.to(a.device)
+    both_nan = (a != a) & (b != b)
+    return bool(((a == b) | both_nan).all())
+
+
+def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of both; raises ``ValueError`` where a common key holds different values."""
+    for key in first.keys() & second.keys():
+        if not same(first[key], second[key]):
+            raise ValueError(f"union: both sides have {what}[{key!r}] and the values differ")
+    return {**first, **second}
+
+
+def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
+    """Keys of both; a key on both sides must hold equal tensors. Neither argument is changed.
+
+    Raises ``ValueError`` when the batch sizes or the values of a common key differ.
+    """
+    if tensor_dict1.batch_size != tensor_dict2.batch_size:
+        sizes = f"{list(tensor_dict1.batch_size)} and {list(tensor_dict2.batch_size)}"
+        raise ValueError(f"union: batch sizes disagree: {sizes}")
+    merged = union_dict("batch", dict(tensor_dict1.items()), dict(tensor_dict2.items()))
+    return TensorDict(merged, batch_size=tensor_dict1.batch_size)
+
+
+def cat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows of ``parts`` [B_i, ...] one after another.
+
+    Raises ``ValueError`` where shapes of a row or dtypes differ, which ``torch.cat`` would report
+    without the column's name, or promote without a word.
+    """
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    dtypes = {part.dtype for part in parts}
+    if len(shapes) > 1 or len(dtypes) > 1:
+        found = f"row shapes {sorted(shapes)} and dtypes {sorted(map(str, dtypes))}"
+        raise ValueError(f"concat: batch[{key!r}] has {found}; pad or cast first")
+    return torch.cat(list(parts))
+
+
+# ---- shipping between processes ----------------------------------------------------------------
+
+
+def tensor_to_buffer(tensor: torch.Tensor) -> tuple[np.ndarray, str]:
+    """A contiguous numpy view (or copy) of the rows alone, with the name of the dtype they stand
+    for.
+    """
+    tensor = tensor.detach().to("cpu").contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    try:
+        return tensor.numpy(), name
+    except TypeError:  # bfloat16 and the float8 family have no numpy dtype
+        return tensor.view(_SHIPPED_AS[tensor.element_size()]).numpy(), name
+
+
+def tensor_from_buffer(array: np.ndarray, name: str) -> torch.Tensor:
+    """The tensor of dtype ``name`` whose ``tensor_to_buffer`` is ``array``."""
+    tensor = torch.from_numpy(writable(array))
+    dtype = getattr(torch, name)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def writable(array: np.ndarray) -> np.ndarray:
+    """``array``, or a copy of it where it cannot be written to."""
+    # Buffers in Ray's object store are read-only; writing to one through a tensor would crash the
+    # process instead of raising.
+    return array if array.flags.writeable else array.copy()
+
+
+# ---- storing as JSON ---------------------------------------------------------------------------
+
+
+def to_json_value(value: object, place: str) -> Any:
+    """JSON form of ``value``; ``{"__kind__": ..., "value": ...}`` where JSON has no such type.
+
+    Raises ``TypeError`` that names ``place`` for a value that has no such form.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic):
+        return to_json_value(value.item(), place)
+    if isinstance(value, np.ndarray):
+        return {
+            _KIND: "ndarray",
+            "value": _json_items(value.ravel(), place),
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+        }
+    if isinstance(value, list):
+        return _json_items(value, place)
+    if isinstance(value, tuple):
+        return {_KIND: "tuple", "value": _json_items(value, place)}
+    if isinstance(value, dict):
+        return _json_dict(value, place)
+    raise TypeError(f"{place} is a {type(value).__name__}, which cannot be stored as JSON")
+
+
+def _json_items(values: Iterable[object], place: str) -> list[Any]:
+    return [to_json_value(value, f"{place}[{i}]") for i, value in enumerate(values)]
+
+
+def _json_dict(value: dict[Any, object], place: str) -> dict[str, Any]:
+    # A dict that has the mark itself must not be read back as one of our kinds.
+    if all(isinstance(key, str) for key in value) and _KIND not in value:
+        return {key: to_json_value(item, f"{place}[{key!r}]") for key, item in value.items()}
+    pairs = [
+        [to_json_value(key, place), to_json_value(item, f"{place}[{key!r}]")]
+        for key, item in value.items()
+    ]
+    return {_KIND: "dict", "value": pairs}
+
+
+def from_json_value(value: Any) -> Any:
+    """What ``to_json_value`` was given; numpy scalars come back as Python numbers."""
+    if isinstance(value, list):
+        return [from_json_value(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_KIND)
+    if kind is None:
+        return {key: from_json_value(item) for key, item in value.items()}
+    if kind == "dict":
+        return {from_json_value(key): from_json_value(item) for key, item in value["value"]}
+    items = [from_json_value(item) for item in value["value"]]
+    if kind == "tuple":
+        return tuple(items)
+    dtype = np.dtype(value["dtype"])
+    flat = object_array(items) if dtype.hasobject else np.array(items, dtype=dtype)
+    return flat.reshape(value["shape"])

@@ -1,0 +1,264 @@
+"""What a method or an environment adds to what a run shows of itself, declared, not drawn.
+
+    rlvcr/sections.py ──contribute(Contribution(...))──▶ CONTRIBUTIONS
+                                                             │ contributions()
+              console ◀── figures ──┬── sections, plots, key figures, step views ──▶ report
+                                    └── batch metrics ──▶ validation
+
+A package names the module that contributes as an entry point of the group ``verl.sections``, so
+that ``python -m verl.record.report`` shows its sections without knowing it::
+
+    entry_points={"verl.sections": ["rlvcr = rlvcr.sections"]}
+
+Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp-1`` to ``ramp-4``
+(four in an order), ``time-0`` to ``time-7`` (eight without one). Whatever has ``after`` stands
+behind what has that name (a label or a title), and last where there is none.
+"""
+
+import functools
+import importlib.metadata
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from verl.protocol import DataProto
+
+logger = logging.getLogger(__name__)
+ENTRY_POINTS = "verl.sections"
+
+# (batch, prefix) -> metrics named "<prefix>/..."
+BatchMetrics = Callable[["DataProto", str], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleFigure:
+    """A figure that is shown at every step while training runs: ``metrics``, each written as
+    ``form`` says; absent where one of them is.
+    """
+
+    label: str
+    metrics: tuple[str, ...]
+    form: str = "{:.3g}"
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.label
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFigure:
+    """A figure at the top of the report: the mean of a metric's last three values, and what it was
+    at the start.
+    """
+
+    label: str
+    metric: str
+    form: str = "{:.3g}"
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.label
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric over training steps; ``smooth`` takes a moving average, ``markers`` draws a dot for
+    every value.
+    """
+
+    metric: str
+    name: str
+    color: str = "accent"
+    smooth: bool = False
+    markers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CurveFamily:
+    """One curve for every metric that begins with ``prefix``, named by what follows it."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A chart of the report.
+
+    ``kind`` is ``line`` or ``stacked``, ``form`` says how values are written: ``number``,
+    ``percent`` or ``seconds``. ``log`` makes the axis logarithmic. None in ``y_range`` leaves that
+    end to the values. ``width`` and ``height`` are pixels; 540 fits two charts beside each other,
+    352 three.
+    """
+
+    title: str
+    y_label: str
+    curves: tuple[Curve | CurveFamily, ...]
+    kind: str = "line"
+    form: str = "number"
+    log: bool = False
+    y_range: tuple[float | None, float | None] = (None, None)
+    width: int = 540
+    height: int = 230
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.title
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSection:
+    """A heading of the report with a sentence and charts below it, ``columns`` of them a row."""
+
+    title: str
+    lead: str
+    plots: tuple[Plot, ...]
+    columns: int = 2
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.title
+
+
+@dataclass(frozen=True, slots=True)
+class TimePart:
+    """A part of an iteration; ``within`` names the metric of the part that contains it."""
+
+    metric: str
+    label: str
+    within: str | None = None
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.metric
+
+
+@dataclass(frozen=True, slots=True)
+class NumberColumn:
+    """A number in a table of alternatives; ``best`` marks the largest of a table."""
+
+    key: str
+    title: str
+    form: str = "{}"
+    hint: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlternativesView:
+    """A table below a step: what could have stood in place of a part of it.
+
+    The entries are a list of dictionaries under ``key`` of the step. Of an entry, ``badge`` is a
+    number from 1 to 4 by which they are ordered, ``text`` what would have stood there, and
+    ``chosen`` whether it did. ``note`` is a key of the step and the sentence its value goes into.
+    """
+
+    key: str
+    badge: str
+    text: str
+    chosen: str
+    columns: tuple[NumberColumn, ...]
+    note: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """What the report shows of a step beside observation, action and credit.
+
+    ``badge`` is a key of the step with a number from 1 to 4, ``flags`` are keys with a word that
+    warns, ``lead`` is a sentence above the episodes.
+    """
+
+    badge: str | None = None
+    flags: tuple[str, ...] = ()
+    alternatives: AlternativesView | None = None
+    lead: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """All that the method or environment ``name`` adds.
+
+    ``plots`` are (title of a section, chart) for sections that are there anyway.
+    """
+
+    name: str
+    console: tuple[ConsoleFigure, ...] = ()
+    key_figures: tuple[KeyFigure, ...] = ()
+    sections: tuple[ReportSection, ...] = ()
+    plots: tuple[tuple[str, Plot], ...] = ()
+    time_parts: tuple[TimePart, ...] = ()
+    steps: StepView | None = None
+    batch_metrics: BatchMetrics | None = None
+
+
+CONTRIBUTIONS: dict[str, Contribution] = {}
+
+
+def contribute(contribution: Contribution) -> None:
+    """Add ``contribution``. Raises ``ValueError`` where another one has its name."""
+    known = CONTRIBUTIONS.setdefault(contribution.name, contribution)
+    if known != contribution:
+        raise ValueError(f"there is another contribution of the name {contribution.name!r}")
+
+
+def contributions() -> list[Contribution]:
+    """Every contribution: those of installed packages and of what was imported by hand."""
+    load_installed()
+    return list(CONTRIBUTIONS.values())
+
+
+@functools.cache
+def load_installed() -> None:
+    """Import, once, what installed packages name in the entry-point group ``verl.sections``.
+
+    What cannot be imported is a warning: a run is worth more than its figures.
+    """
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception:  # the tracker boundary: code of any package
+            logger.warning("the sections of %s cannot be loaded", entry.value, exc_info=True)
+
+
+class Placed(Protocol):
+    """What has a name and says behind which other one it stands."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def after(self) -> str | None: ...
+
+
+P = TypeVar("P", bound=Placed)
+
+
+def arrange(own: Sequence[P], added: Iterable[P]) -> list[P]:
+    """``own`` in order, with each of ``added`` behind the one that it names, or last."""
+    arranged = list(own)
+    for item in added:
+        names = [other.name for other in arranged]
+        place = names.index(item.after) + 1 if item.after in names else len(arranged)
+        arranged.insert(place, item)
+    return arranged
+
+
+def batch_metrics(batch: "DataProto", prefix: str) -> dict[str, float]:
+    """What all contributions measure of ``batch``, under ``prefix``."""
+    metrics: dict[str, float] = {}
+    for contribution in contributions():
+        if contribution.batch_metrics is not None:
+            metrics |= contribution.batch_metrics(batch, prefix)
+    return metrics

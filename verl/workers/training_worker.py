@@ -1,0 +1,79 @@
+"""What actor and critic have in common: one rank with a training engine and its checkpoints."""
+
+import torch
+
+from verl.models.policy import PackedModel
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.base.worker import Worker
+from verl.utils.seeds import seed_everything
+from verl.workers.collectives import backend_of, resolve_device
+from verl.workers.engine import TrainEngine
+from verl.workers.engine_state import load_engine, save_engine
+from verl.workers.sections import CheckpointSection, FSDPSection, OptimSection
+
+
+class TrainingWorker(Worker):
+    """One rank that trains a model, or holds a frozen one.
+
+    Args:
+        seed: of everything random in this worker; equal on all ranks.
+        num_threads: CPU threads of this rank; None leaves PyTorch's choice.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        checkpoint: the section that lists what a checkpoint holds.
+    """
+
+    def __init__(
+        self, seed: int, num_threads: int | None, device: str, checkpoint: CheckpointSection
+    ) -> None:
+        self.seed = seed
+        self.device_name = resolve_device(device)
+        self.updates = 0
+        self._checkpoint = checkpoint
+        self._engine: TrainEngine | None = None
+        if num_threads:
+            torch.set_num_threads(num_threads)
+
+    @property
+    def engine(self) -> TrainEngine:
+        """The model engine. Raises ``RuntimeError`` before ``init_model``."""
+        if self._engine is None:
+            raise RuntimeError(f"{type(self).__name__}: init_model() comes before everything else")
+        return self._engine
+
+    def _join_group(self) -> None:
+        """Seed this process and join the ranks; comes before a model is made."""
+        seed_everything(self.seed)
+        self.init_process_group(backend_of(self.device_name))
+
+    def _take_model(
+        self,
+        module: PackedModel,
+        dtype: str | None,
+        fsdp: FSDPSection,
+        optim: OptimSection | None,
+        grad_clip: float,
+    ) -> None:
+        """Shard ``module`` over the ranks."""
+        self._engine = TrainEngine(
+            module,
+            device=self.device_name,
+            dtype=dtype,
+            fsdp=fsdp,
+            optim=optim,
+            grad_clip=grad_clip,
+        )
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, directory: str) -> None:
+        """Write what ``checkpoint.contents`` lists into ``directory``; the caller makes it
+        atomic.
+        """
+        contents = self._checkpoint.contents
+        save_engine(
+            self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents
+        )
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, directory: str) -> None:
+        """Continue from what ``save_checkpoint`` wrote, on any number of ranks."""
+        load_engine(self.engine, directory)
