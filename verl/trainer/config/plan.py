@@ -127,7 +127,8 @@ class Plan:
 
     def problems(self) -> list[str]:
         """What cannot work on this machine: on CPU, memory that is not there."""
-        needed, there = self.memory_gb, self.machine_memory_gb
+        needed = self.memory_gb
+        there = self.machine_memory_gb
         if self.device != "cpu" or needed is None or there is None or needed <= there:
             return []
         fix = (

@@ -72,7 +72,8 @@ def group_estimators() -> tuple[str, ...]:
 
 def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
     """The estimator has the group and the critic it needs."""
-    name, n = cfg.algorithm.adv_estimator, cfg.env.rollout.n
+    name = cfg.algorithm.adv_estimator
+    n = cfg.env.rollout.n
     if name == "gae" and not cfg.critic.enable:
         yield problem(
             cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
@@ -151,7 +152,8 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
 
 def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Mini-batches divide the batch and give every rank something to do."""
-    actor, tasks = cfg.actor_rollout_ref.actor, cfg.data.train_batch_size
+    actor = cfg.actor_rollout_ref.actor
+    tasks = cfg.data.train_batch_size
     played, ranks = (
         trajectories_per_iteration(cfg),
         cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes,
@@ -178,7 +180,8 @@ def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
 
 def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Clip ranges and optimiser settings that make sense."""
-    actor, prefix = cfg.actor_rollout_ref.actor, "actor_rollout_ref.actor"
+    actor = cfg.actor_rollout_ref.actor
+    prefix = "actor_rollout_ref.actor"
     if actor.clip_ratio_low >= 1:
         yield problem(
             cfg,
@@ -208,13 +211,15 @@ def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
             fix = f"{key}=[model,optimizer,extra]"
             yield problem(cfg, key, "nothing could be resumed", "a list with model in it", fix)
         elif where == "critic" and "hf_model" in contents:
-            why, allowed = "a value model has no Hugging Face form", "model, optimizer, extra"
+            why = "a value model has no Hugging Face form"
+            allowed = "model, optimizer, extra"
             yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
 
 
 def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
     """There is such an engine, and plays of one task can differ."""
-    rollout, prefix = cfg.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
+    rollout = cfg.actor_rollout_ref.rollout
+    prefix = "actor_rollout_ref.rollout"
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
         key = f"{prefix}.temperature" if rollout.temperature == 0 else f"{prefix}.do_sample"
         fix = f"{prefix}.temperature=1.0 {prefix}.do_sample=true (val_kwargs govern validation)"
@@ -249,7 +254,8 @@ def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
 
 def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
     """Ranks and engines fit the devices."""
-    trainer, rollout = cfg.trainer, cfg.actor_rollout_ref.rollout
+    trainer = cfg.trainer
+    rollout = cfg.actor_rollout_ref.rollout
     ranks = trainer.n_gpus_per_node * trainer.nnodes
     if ctx.device == "cuda" and rollout.num_workers * rollout.tensor_model_parallel_size > ranks:
         size = rollout.tensor_model_parallel_size
@@ -297,7 +303,8 @@ def check_run(cfg: Any, ctx: Context) -> Problems:
     elif (
         trainer.resume_from_path and ctx.check_files and not Path(trainer.resume_from_path).is_dir()
     ):
-        why, fix = "no such directory", "name an existing checkpoint"
+        why = "no such directory"
+        fix = "name an existing checkpoint"
         yield problem(cfg, "trainer.resume_from_path", why, "a checkpoint directory", fix)
     paths = (
         ["custom_reward_function.path", "data.custom_cls.path"]
@@ -343,7 +350,9 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
 
 def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
     """The policy can be built and its episodes fit."""
-    model, data, new = cfg.model, cfg.data, cfg.model.new
+    model = cfg.model
+    data = cfg.data
+    new = cfg.model.new
     if ctx.check_files and model.path and _is_local(model.path) and not Path(model.path).is_dir():
         yield problem(
             cfg,

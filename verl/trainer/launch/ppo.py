@@ -155,7 +155,8 @@ def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
     """Tell the optimizers how many steps they will take, where the config does not: ratios and
     cosines need it.
     """
-    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    actor = cfg.actor_rollout_ref.actor
+    critic = cfg.critic
     total = iterations(cfg, train_tasks)
     for section, steps in ((actor, total - cfg.trainer.critic_warmup), (critic, total)):
         if section.optim.total_training_steps < 1:
@@ -193,7 +194,8 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
 
 def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     """The worker class of every training role this configuration needs."""
-    trainer, policy = cfg.trainer, cfg.actor_rollout_ref
+    trainer = cfg.trainer
+    policy = cfg.actor_rollout_ref
     threads = trainer.num_threads or threads_per_process(trainer.n_gpus_per_node)
     env_vars = {"OMP_NUM_THREADS": str(threads)}
 
