@@ -66,7 +66,7 @@ def read(
         for mistake in mistakes:
             reading.problems.setdefault(mistake.path, mistake.text(known))
             refused += [mistake.key] if mistake.key else []
-        shorter = left
+        shorter: dict[str, Any] = left
         for mistake in mistakes:
             shorter = _without(shorter, mistake.path.removeprefix(prefix).split("."))
         if shorter == left:  # a refusal of the defaults themselves: nothing can be kept
@@ -136,7 +136,7 @@ def _shown(value: Any) -> str:
 
 
 def _without(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
-    kept = dict(values)
+    kept: dict[str, Any] = dict(values)
     name = parts[0]
     below = kept.get(name)
     if len(parts) > 1 and isinstance(below, Mapping):
@@ -151,7 +151,7 @@ def _forget(section: Section, path: str) -> None:
     *parents, name = path.split(".")
     for parent in parents:
         section = getattr(section, parent)
-    section.__dict__.pop(name, None)
+    vars(section).pop(name, None)
 
 
 # ---- what is written, and what is meant -----------------------------------------------------
