@@ -193,6 +193,7 @@ def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
 
 def doc_of(cls: type, name: str) -> str:
     """The docstring below attribute ``name`` of ``cls`` or of a class it inherits from."""
+    # From the class itself upwards: a key that is declared anew has a text of its own.
     for base in cls.__mro__:
         if name in vars(base).get("__annotations__", {}):
             return _attribute_docs(base).get(name, "")
