@@ -97,7 +97,9 @@ def _check(row: Sequence[Branch], length: int) -> None:
 def _blocks(row: Sequence[Branch]) -> list[list[int]]:
     """Indices of the branches, by start, cut into blocks of about ``BLOCK_QUERIES`` tokens."""
     blocks: list[list[int]] = []
+    # As if a block were full: the first branch opens one.
     queries = BLOCK_QUERIES
+    # A block's keys reach to its largest start: of neighbours the mask hides least.
     for index in sorted(range(len(row)), key=lambda i: row[i].start):
         # branches with one start are kept together: they share all of their prefix
         same = bool(blocks) and row[blocks[-1][-1]].start == row[index].start

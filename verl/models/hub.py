@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+# Without the weights for other frameworks, which repositories often hold as well.
 FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", "*.safetensors", "pytorch_model*.bin"]
 
 
