@@ -112,7 +112,8 @@ def test_admissible_moves_are_accepted():
 
 def test_an_unknown_game_is_refused_with_the_known_ones():
     with pytest.raises(
-        ValueError, match=r"env.textarena.game='Wordle': .*allowed: one of GuessTheNumber, FrozenLake"
+        ValueError,
+        match=r"env.textarena.game='Wordle': .*allowed: one of GuessTheNumber, FrozenLake",
     ):
         make_envs(make_config("textarena", kwargs={"game": "Wordle"}))
 
