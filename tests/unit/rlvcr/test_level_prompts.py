@@ -62,17 +62,17 @@ def test_a_policy_that_is_asked_for_no_levels_sees_none():
 
 
 def test_alfworld_describes_levels_in_its_full_prompts():
-    section = {"prompt": "full", "level_prompts": {3: "think of the drawer."}}
+    section = ALFWORLD.read({"prompt": "full", "level_prompts": {3: "think of the drawer."}})
     text = ALFWORLD.prompts(section).system(True)
     assert "\n3: think of the drawer.\n" in text and "\n4: as 3," in text
     assert "drawer" not in ALFWORLD.prompts(section).system(False)
     assert ALFWORLD.prompts(section).shows_level_prompts
-    assert not ALFWORLD.prompts({"prompt": "compact"}).shows_level_prompts
+    assert not ALFWORLD.prompts(ALFWORLD.read({"prompt": "compact"})).shows_level_prompts
 
 
 def test_keys_are_levels():
     with pytest.raises(ValueError, match="key '5': allowed are 1, 2, 3, 4"):
-        NUMBER_LINE.prompts({"level_prompts": {"5": "dream"}})
+        NUMBER_LINE.prompts(NUMBER_LINE.read({"level_prompts": {"5": "dream"}}))
 
 
 def test_prompts_that_describe_no_levels_refuse_texts_for_them():
@@ -82,5 +82,5 @@ def test_prompts_that_describe_no_levels_refuse_texts_for_them():
         match=r"algorithm\.rlvcr\.prompts=.*describe no levels.*allowed: .*fix: remove them",
     ):
         check_prompts(config, ALFWORLD)
-    config.env.alfworld.prompt = "full"
+    config.env.alfworld = ALFWORLD.read({"prompt": "full"})
     check_prompts(config, ALFWORLD)

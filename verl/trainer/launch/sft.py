@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 from agent_system.environments.demonstrations import (
     NoExpert,
@@ -285,7 +285,7 @@ def _words_of(env_name: str) -> Sequence[str]:
 
 
 def save_policy(
-    lm: torch.nn.Module, weights: dict[str, torch.Tensor], tokenizer, target: Path
+    lm: PreTrainedModel, weights: dict[str, torch.Tensor], tokenizer, target: Path
 ) -> Path:
     """Write the Hugging Face directory ``target`` so that it is there whole or not at all; an older
     one is replaced.

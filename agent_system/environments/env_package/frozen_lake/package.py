@@ -9,6 +9,7 @@ from gymnasium.envs.toy_text import frozen_lake as rules
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
+from agent_system.environments.env_package.frozen_lake.prompts import begin, shorten
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
 from verl.utils.seeds import derive_seed
 
@@ -100,7 +101,7 @@ class FrozenLake:
 def prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
     """The rules of this kind of ice, or the lake alone."""
     if settings.prompt == "compact":
-        return CompactPrompts()
+        return CompactPrompts(shorten, begin, keep_first=True)
     return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
 
 

@@ -330,6 +330,23 @@ def test_the_script_imitates_games_about_training_words_only(tmp_path, monkeypat
     assert secrets == set(game.words_of("train", words))
 
 
+def test_a_clue_opens_the_game_and_openings_are_held_out_instead_of_words():
+    settings = PACKAGE.read({"words": ["car", "dog", "piano"], "clues": True, "max_steps": 9})
+    train = PACKAGE.tasks(settings, "train")
+    val = PACKAGE.tasks(settings, "val")
+    assert {task["solution"] for task in train} == {"car", "dog", "piano"}
+    assert {task["solution"] for task in val} <= {"car", "dog", "piano"}
+    assert not {task["task_id"] for task in train} & {task["task_id"] for task in val}
+    assert 0 < len(val) < len(train)
+    env = PACKAGE.make(settings)
+    for task in train + val:
+        question = knowledge().attributes[task["clue"]].question
+        assert answer(task["solution"], question) == Answer.YES
+        seen = env.reset(task, 0)
+        assert seen.text == f"I am thinking of a word. {question} Yes. 9 left."
+        assert question in seen.state
+
+
 # ---- the package -----------------------------------------------------------------------------------------------------
 
 REPLY = re.compile(r"(Yes|No|I don't know)\. \d+ left\.")
