@@ -12,6 +12,7 @@ README = ROOT / "README.md"
 PACKAGES = ("verl", "agent_system", "rlvcr", "configs", "scripts")
 CORE = [
     "accelerate",
+    "annotated-types",
     "datasets",
     "hydra-core>=1.3",
     "jaxtyping",
@@ -21,7 +22,8 @@ CORE = [
     "peft",
     "psutil",
     "pyarrow",
-    "pydantic>=2.11",
+    "pydantic>=2.12",
+    "pyyaml",
     "ray>=2.50",
     "rich",
     "safetensors",

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from rlvcr.level_metrics import CollapseWatch, level_metrics
+from rlvcr.names import COMBINES
 from rlvcr.shapes import Ids, PerToken, RowMask, TokenMask
 from rlvcr.thinking import (
     MODES,
@@ -63,8 +64,6 @@ __all__ = [
     "thinking_price",
     "thinking_reweight",
 ]
-
-COMBINES = ("additive", "gated", "success", "reweight")
 
 
 def combine_advantages(

@@ -2,11 +2,9 @@
 
 from typing import Literal
 
+from rlvcr.names import Combination, Score
 from verl.names import NormMode
 from verl.utils.settings import NonNegative, PositiveInt, Section, Share
-
-Score = Literal["entropy", "logprob", "prob"]
-Combination = Literal["additive", "gated", "success", "reweight"]
 
 
 class RLVCRSettings(Section):
@@ -49,5 +47,5 @@ class RLVCRSettings(Section):
     """weight of the count bonus for rare levels in a group"""
     epsilon_levels: Share = 0.0
     """probability of a level drawn uniformly instead of by the policy"""
-    prompts: dict[str, str] = {}
+    prompts: dict[str, str] = {}  # noqa: RUF012  pydantic copies defaults
     """texts that replace the built-in description of levels 1 to 4"""

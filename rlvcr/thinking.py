@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from rlvcr.levels import LEVELS
+from rlvcr.names import SCORES
 from rlvcr.shapes import Column, Ids, LevelMask, PerLevel, PerStep, StepMask
 from verl.algos import choose, factorize, group_mean_std
+from verl.names import NORM_MODES
 from verl.records import SegmentScore
 
-MODES = ("mean_norm", "mean_std_norm")
-SCORES = ("entropy", "logprob", "prob")
+MODES = NORM_MODES
 NUM_LEVELS = len(LEVELS)
 TIE = 1e-9  # utilities that differ by no more are equal
 

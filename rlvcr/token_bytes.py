@@ -3,21 +3,25 @@ re-tokenising anything.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 _PROBE = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
 
 
 class Tokenizer(Protocol):
-    """What the codec needs of a tokenizer of transformers."""
+    """What the codec needs of a tokenizer of transformers.
+
+    What is Any is a text or a list of them there: a text for one list of ids or one id, None for an
+    id without an entry.
+    """
 
     def get_added_vocab(self) -> dict[str, int]: ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
-    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool) -> str: ...
+    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool) -> Any: ...
 
-    def convert_ids_to_tokens(self, ids: int) -> str | None: ...
+    def convert_ids_to_tokens(self, ids: int) -> Any: ...
 
 
 def _byte_level_alphabet() -> dict[str, int]:

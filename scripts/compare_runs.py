@@ -1,8 +1,8 @@
 """Compare runs: held-out success before and after, tokens, levels and time, with the spread over
 seeds.
 
-python scripts/compare_runs.py rlvcr=runs/quickstart/rlvcr_s0,runs/quickstart/rlvcr_s1 grpo=runs/quickstart/grpo_s0
-python scripts/compare_runs.py rlvcr=... grpo=... --svg docs/images/quickstart.svg     # also draws train success
+python scripts/compare_runs.py rlvcr=runs/q/rlvcr_s0,runs/q/rlvcr_s1 grpo=runs/q/grpo_s0
+python scripts/compare_runs.py rlvcr=... grpo=... --svg success.svg     # also draws train success
 """
 
 import argparse
@@ -64,7 +64,8 @@ def group_cells(runs: list[RunData]) -> list[str]:
     """The cells of a group of seeds: means, and the standard deviation over seeds of what success
     did.
     """
-    after, gains = [100 * run.points(SUCCESS)[1][-1] for run in runs], [gain(run) for run in runs]
+    after = [100 * run.points(SUCCESS)[1][-1] for run in runs]
+    gains = [gain(run) for run in runs]
     before = statistics.mean(100 * run.points(SUCCESS)[1][0] for run in runs)
     tokens = [statistics.mean(run.points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
     spread = [
@@ -112,15 +113,13 @@ def curves(groups: dict[str, list[RunData]]) -> str:
     )
     figure = re.sub(r' data-hover="[^"]*"', "", draw(chart))
     style = (HERE / "style.css").read_text(encoding="utf-8")
-    palette, rules = (
-        style.split("[data-theme=", 2)[1],
-        [line for line in style.splitlines() if _draws(line)],
-    )
-    css = f"<style>:root{palette.partition(']')[2]} svg {{ background: #fff }} {' '.join(rules)}</style>"
-    legend = "".join(
-        f'<text x="{80 + 220 * i}" y="26" style="fill: var(--{s.color}); font-weight: 600">{s.name}</text>'
-        for i, s in enumerate(chart.legend)
-    )
+    palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # of the light theme
+    rules = " ".join(line for line in style.splitlines() if _draws(line))
+    css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"
+    legend = ""
+    for number, shown in enumerate(chart.legend):
+        look = f"fill: var(--{shown.color}); font-weight: 600"
+        legend += f'<text x="{80 + 220 * number}" y="26" style="{look}">{shown.name}</text>'
     opening, rest = figure.split(">", 1)
     opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1)
     return f"{opening}>{css}{rest.removesuffix('</svg>')}{legend}</svg>"

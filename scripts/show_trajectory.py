@@ -1,6 +1,6 @@
 """Print one trajectory of a run readably: levels and credit in colour.
 
-python scripts/show_trajectory.py runs/rlvcr/quickstart                      # a won one of the last training step
+python scripts/show_trajectory.py runs/rlvcr/quickstart        # a won one of the last training step
 python scripts/show_trajectory.py runs/rlvcr/quickstart/rollouts/12.jsonl -n 3 --contexts
 python scripts/show_trajectory.py runs/rlvcr/quickstart --step 12 --lost
 """
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from verl.record.report.episodes import EpisodeView, read_trajectories
 from verl.record.report.run_data import load_run
 
-LEVEL_STYLES = {
+LEVEL_STYLES: dict[object, str] = {
     1: "black on bright_cyan",
     2: "white on blue",
     3: "white on purple4",
@@ -34,13 +34,11 @@ def credit_style(strength: float) -> str:
     [-1, 1].
     """
     shade = int(40 + 110 * abs(strength))
-    return (
-        f"on rgb(20,{shade},60)"
-        if strength > 0
-        else f"on rgb({shade + 30},35,35)"
-        if strength < 0
-        else ""
-    )
+    if strength > 0:
+        return f"on rgb(20,{shade},60)"
+    if strength < 0:
+        return f"on rgb({shade + 30},35,35)"
+    return ""
 
 
 def response_text(turn: dict) -> Text:
@@ -76,7 +74,8 @@ def headline(turn: dict) -> Text:
     """Number, level and action of a step, and what it earned."""
     level = turn.get("level")
     head = Text(f"{turn['step'] + 1:>3} ", style="bold")
-    head.append(f" {level or '?'} ", style=LEVEL_STYLES.get(level, "white on grey35"))
+    style = LEVEL_STYLES.get(level, "white on grey35")
+    head.append(f" {level or '?'} ", style=style)
     head.append(f" {turn.get('action', '')}", style="bold")
     for shown, style in (
         ("level forced" if turn.get("level_forced") else "", "yellow"),

@@ -1,9 +1,11 @@
-"""Names that a configuration chooses among, once for the settings and for the code that acts on them.
+"""Names that a configuration chooses among, once for the settings and for the code that acts on
+them.
 
-Imports nothing, so that the settings stay light. What a registry can add to (estimators, policy
+Imports no library, so that the settings stay light. What a registry can add to (estimators, policy
 losses, engines) is listed here as it ships.
 """
 
+from enum import StrEnum
 from typing import Literal, get_args
 
 LossAggMode = Literal[
@@ -24,17 +26,29 @@ Device = Literal["auto", "cpu", "cuda"]
 ResumeMode = Literal["auto", "disable", "resume_path"]
 History = Literal["append", "window"]
 
-# Estimators that compare the plays of one task, and those that do not.
-GROUP_ESTIMATORS = (
-    "grpo",
-    "gigpo",
-    "rloo",
-    "reinforce_plus_plus_baseline",
-    "opo",
-    "gpg",
-)
-ESTIMATORS = ("gae", *GROUP_ESTIMATORS, "reinforce_plus_plus", "remax")
+
+class AdvantageEstimator(StrEnum):
+    """Names of the estimators; the last two are registered when the package ``rlvcr`` is imported."""
+
+    GAE = "gae"
+    GRPO = "grpo"
+    RLOO = "rloo"
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
+    REMAX = "remax"
+    OPO = "opo"
+    GPG = "gpg"
+    GIGPO = "gigpo"
+    RLVCR = "rlvcr"
+    COPO = "copo"
+
+
+ESTIMATORS = tuple(name.value for name in AdvantageEstimator)
+# Estimators of the framework that compare the plays of one task; those of a method are its own
+# to name.
+GROUP_ESTIMATORS = ("grpo", "gigpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
 POLICY_LOSSES = ("vanilla",)
 ENGINES = ("vllm", "hf")
 
-MAX_LOGITS = 1 << 27  # logits that are held at once; longer rows are scored in pieces
+# Logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward recomputes.
+MAX_LOGITS = 1 << 27

@@ -11,6 +11,7 @@ __getattr__, __all__ = lazy(
         "Env": "base",
         "EnvPackage": "base",
         "Expert": "base",
+        "EnvSettings": "settings",
         "Observation": "base",
         "Prompts": "base",
         "EnvFailure": "pool",

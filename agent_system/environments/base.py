@@ -50,14 +50,17 @@ class Env(Protocol):
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start the episode that ``task`` and ``seed`` determine completely."""
+        ...
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Play one projected action; return observation, reward, done, info (``won``,
         ``is_action_valid``).
         """
+        ...
 
     def close(self) -> None:
         """Free what the environment holds."""
+        ...
 
 
 class Prompts(Protocol):
@@ -71,12 +74,15 @@ class Prompts(Protocol):
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""
+        ...
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first user message of an episode (``append`` history)."""
+        ...
 
     def turn(self, observation: Observation) -> str:
         """Every later user message (``append`` history)."""
+        ...
 
     def window(
         self,
@@ -88,6 +94,16 @@ class Prompts(Protocol):
         """The whole user message of a step (``window`` history); ``history`` holds (observation,
         action) texts.
         """
+        ...
+
+
+S = TypeVar("S", bound=EnvSettings)
+
+
+def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
+    """The observations are text, whatever the settings say."""
+    del settings  # they change nothing here
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +143,7 @@ class ExpertPlayer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EpisodeStart(Generic[S]):
     """What an expert may know when an episode begins."""
 
@@ -142,9 +158,9 @@ class EpisodeStart(Generic[S]):
 class Expert(Generic[S]):
     """Who can play an environment, for demonstrations.
 
-    ``tasks(settings, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are no
-    more, and never validation tasks. ``key(settings)`` is JSON-able and holds all that changes an
-    episode: settings and versions. It becomes part of the name of a file of demonstrations.
+    ``tasks(settings, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are
+    no more, and never validation tasks. ``key(settings)`` is JSON-able and holds all that changes
+    an episode: settings and versions. It becomes part of the name of a file of demonstrations.
     """
 
     start: Callable[[EpisodeStart[S]], ExpertPlayer]
@@ -157,20 +173,16 @@ class Expert(Generic[S]):
     words: Callable[[], Sequence[str]] = tuple
 
 
-def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
-    """The observations are text, whatever the settings say."""
-    return None
-
-
 @dataclass(frozen=True)
 class EnvPackage(Generic[S]):
     """Everything the agent system needs to know about one kind of environment.
 
     ``make`` is called in the worker process. ``tasks(settings, split)`` gives the tasks of
-    ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into (action,
-    well-formed?) and never raises. ``stop``: strings that end the sampling of a turn. ``images``
-    names the key that makes observations images, its value, and the value that gives text; None
-    where the observations of those settings are text.
+    ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into
+    (action, well-formed?) and never raises. ``stop``: strings that end the sampling of a turn.
+    ``images`` names the key that makes observations images, its value, and the value that gives
+    text; None where the observations of those settings are text. Who has an ``expert`` can be
+    imitated, by ``main_sft`` and the cold start.
     """
 
     name: str
@@ -181,7 +193,7 @@ class EnvPackage(Generic[S]):
     project: Callable[[str], tuple[str, bool]]
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
-    expert: Expert[S] | None = None  # who has one can be imitated: main_sft, cold start
+    expert: Expert[S] | None = None
 
     def read(self, section: Mapping[str, Any] | None = None) -> S:
         """The settings that ``section`` writes. Raises ``ConfigError`` naming every mistake."""

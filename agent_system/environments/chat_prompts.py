@@ -45,8 +45,9 @@ class ChatPrompts:
         example = f"An action looks like this: <action>{self.example}</action>"
         return f"{self.rules}\n\n{answer}\n{example}"
 
-    def first(self, observation: Observation, levels: bool) -> str:  # noqa: ARG002  of Prompts
+    def first(self, observation: Observation, levels: bool) -> str:
         """The first observation."""
+        del levels  # the system message asks for them
         return self._with_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
@@ -58,11 +59,12 @@ class ChatPrompts:
         first: Observation,
         history: Sequence[tuple[str, str]],
         observation: Observation,
-        levels: bool,  # noqa: ARG002  of Prompts
+        levels: bool,
     ) -> str:
         """The remembered turns, without their images, then the present; before them the first text
         where it is kept.
         """
+        del levels  # the system message asks for them
         shown = [observation.text, *(seen for seen, _ in history)]
         parts = [first.text] if self.keep_first and first.text not in shown else []
         for seen, action in history:
@@ -77,6 +79,48 @@ class ChatPrompts:
         if not actions:
             return text
         return f"{text}\nPossible actions: {', '.join(actions)}"
+
+
+class CompactPrompts:
+    """Observations alone, for small policies that learn rules and answer format from
+    demonstrations.
+
+    The plain and the four-level variant read the same. ``keep_first`` as in ``ChatPrompts``.
+    """
+
+    asks_for_levels = True
+    shows_level_prompts = False
+
+    def __init__(self, keep_first: bool = False) -> None:
+        self.keep_first = keep_first
+
+    def system(self, levels: bool) -> str | None:
+        """No system message."""
+        del levels  # both variants read the same
+        return None
+
+    def first(self, observation: Observation, levels: bool) -> str:
+        """The first observation."""
+        del levels  # both variants read the same
+        return observation.text
+
+    def turn(self, observation: Observation) -> str:
+        """What the last action brought about."""
+        return observation.text
+
+    def window(
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
+    ) -> str:
+        """The remembered turns, then the present; before them the first text where it is kept."""
+        del levels  # both variants read the same
+        shown = [seen for seen, _ in history] + [observation.text]
+        lines = [first.text] if self.keep_first and first.text not in shown else []
+        lines += [f"{seen}\n> {action}" for seen, action in history]
+        return "\n".join([*lines, observation.text])
 
 
 def project(text: str) -> tuple[str, bool]:

@@ -10,11 +10,14 @@ import ray
 from ray.actor import ActorHandle
 
 from agent_system.config import EnvConfig
-from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
+from agent_system.multi_turn_rollout.collector_worker import (
+    Collected,
+    CollectorWorker,
+    PolicyTokenizer,
+)
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job
-from agent_system.tokens.tokenizer import ChatTokenizer
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
@@ -32,7 +35,7 @@ class CollectorGroup:
     def __init__(
         self,
         env_config: EnvConfig,
-        tokenizer: ChatTokenizer,
+        tokenizer: PolicyTokenizer,
         rollout_workers: Sequence[RolloutWorkerHandle],
         **options: Any,
     ) -> None:

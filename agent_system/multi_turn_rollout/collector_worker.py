@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agent_system.config import EnvConfig
 from agent_system.environments.env_registry import env_settings, get_package
@@ -38,6 +38,11 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.tokenizer import ChatTokenizer
 from rlvcr.alternatives import AlternativeSampler
 from rlvcr.levels import LevelCodec
+from rlvcr.token_bytes import Tokenizer
+
+
+class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
+    """A policy's tokenizer: chats are rendered and levels are read with it."""
 
 
 @dataclass(slots=True)
@@ -73,7 +78,7 @@ class CollectorWorker:
     def __init__(
         self,
         env_config: EnvConfig,
-        tokenizer: ChatTokenizer,
+        tokenizer: PolicyTokenizer,
         rollout_workers: Sequence[RolloutWorkerHandle],
         name: str = "collector-0",
         external_lib: str | None = None,

@@ -5,7 +5,7 @@ configuration once.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent_system.config import CollectorConfig, EnvConfig
+from agent_system.config import CollectorConfig, EnvConfig, with_method
 from agent_system.environments.base import EnvPackage, Prompts
 from agent_system.environments.env_registry import env_settings
 from agent_system.tokens.conversation import Limits
@@ -79,7 +79,7 @@ class PlaySettings:
         ``thinking`` also samples alternative thoughts, as ``algorithm.rlvcr`` says.
         """
         rollout = config.actor_rollout_ref.rollout
-        rlvcr = config.algorithm.rlvcr
+        rlvcr = with_method(config).algorithm.rlvcr
         sampling = rollout if is_train else rollout.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
@@ -116,8 +116,9 @@ def asks_for_levels(config: CollectorConfig) -> bool:
     """Whether the policy is asked for thinking levels: ``env.levels``, and where that is null, when
     RLVCR is on.
     """
-    levels = config.env.levels
-    return bool(config.algorithm.rlvcr.enable) if levels is None else levels
+    if config.env.levels is not None:
+        return config.env.levels
+    return bool(with_method(config).algorithm.rlvcr.enable)
 
 
 def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:
@@ -134,7 +135,7 @@ def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:
             "an environment whose prompts have asks_for_levels=True; fix: another environment, or "
             "algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and env.levels left unset"
         )
-    texts = config.algorithm.rlvcr.prompts
+    texts = with_method(config).algorithm.rlvcr.prompts
     if texts and not prompts.shows_level_prompts:
         raise ValueError(
             f"algorithm.rlvcr.prompts={texts!r}: the prompts of {where} describe no levels, so "

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from agent_system.config import CollectorConfig
+from agent_system.config import CollectorConfig, with_method
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.groups import assert_same_start
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
-from agent_system.multi_turn_rollout.collector_worker import Collected
+from agent_system.multi_turn_rollout.collector_worker import Collected, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
 from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
 from agent_system.multi_turn_rollout.packing import (
@@ -37,7 +37,7 @@ from agent_system.multi_turn_rollout.play_settings import (
 )
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.tokenizer import ChatTokenizer, end_of_sequence
+from agent_system.tokens.tokenizer import end_of_sequence
 from rlvcr.level_metrics import CollapseWatch
 from rlvcr.levels import LevelCodec
 from rlvcr.scoring import score_rows
@@ -82,9 +82,9 @@ class TrajectoryCollector:
     """
 
     def __init__(
-        self, config: CollectorConfig, tokenizer: ChatTokenizer, processor: object = None
+        self, config: CollectorConfig, tokenizer: PolicyTokenizer, processor: object = None
     ) -> None:
-        self.config = config
+        self.config = with_method(config)
         self.tokenizer = tokenizer
         self.processor = processor
         self.package = get_package(config.env.env_name)
@@ -98,7 +98,7 @@ class TrajectoryCollector:
                 "with env.history=append they stay"
             )
         self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
-        self.collapse = CollapseWatch(config.algorithm.rlvcr.collapse_patience)
+        self.collapse = CollapseWatch(self.config.algorithm.rlvcr.collapse_patience)
         self._group: CollectorGroup | None = None
 
     def multi_turn_loop(

@@ -73,7 +73,7 @@ def case(request, pool, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(pool, tmp_path_factory):
-    """A float32 engine with tied embeddings for what does not depend on the precision."""
+    """A float32 engine with tied embeddings for all that does not depend on the precision."""
     directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), std=0.1)
     case = Case(pool, directory, "float32")
     case.call(remote.start, str(directory), "float32")
@@ -140,8 +140,10 @@ def test_the_seed_decides_whatever_shares_the_batch(engine):
         assert staggered[name].token_ids == result.token_ids
         np.testing.assert_allclose(staggered[name].logprobs, result.logprobs, atol=1e-4)
     other = [
-        SamplingRequest(r.request_id, r.prompt_ids, r.max_tokens, seed=(r.seed or 0) + 1)
-        for r in ask(8)
+        SamplingRequest(
+            request.request_id, request.prompt_ids, request.max_tokens, seed=200 + number
+        )
+        for number, request in enumerate(ask(8))
     ]
     assert engine.call(remote.serve, other)["r0"].token_ids != together["r0"].token_ids
 

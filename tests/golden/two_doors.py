@@ -5,6 +5,7 @@ the red door.
 import re
 
 from agent_system.environments.base import EnvPackage, Observation
+from agent_system.environments.settings import EnvSettings
 
 ACTION = re.compile(r"<action>(.*?)</action>")
 
@@ -17,11 +18,12 @@ class TwoDoors:
 
     placement = "inline"
 
-    def __init__(self, section) -> None:
-        del section
+    def __init__(self, settings) -> None:
+        del settings
         self.looked = False
 
     def reset(self, task, seed):
+        del task, seed
         self.looked = False
         return Observation("Two doors.", anchor="start")
 
@@ -43,24 +45,27 @@ class DoorPrompts:
 
     asks_for_levels = True
 
-    def __init__(self, section) -> None:
-        del section
+    def __init__(self, settings) -> None:
+        del settings
 
     def system(self, levels):
         return "Level, think, act." if levels else "Act."
 
     def first(self, observation, levels):
+        del levels
         return observation.text
 
     def turn(self, observation):
         return observation.text
 
     def window(self, first, history, observation, levels):
+        del first, levels
         return "".join(f"{seen} {action}. " for seen, action in history) + observation.text
 
 
-def tasks(section, split):
+def tasks(settings, split):
     """One task per split."""
+    del settings
     return [{"task_id": f"doors-{split}", "data_source": "doors"}]
 
 
@@ -70,4 +75,11 @@ def project(text):
     return (found[1], True) if found else (text, False)
 
 
-PACKAGE = EnvPackage("two_doors", TwoDoors, tasks, DoorPrompts, project)
+PACKAGE = EnvPackage(
+    name="two_doors",
+    settings=EnvSettings,
+    make=TwoDoors,
+    tasks=tasks,
+    prompts=DoorPrompts,
+    project=project,
+)

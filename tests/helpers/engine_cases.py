@@ -3,14 +3,16 @@ they are held to.
 """
 
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
+from verl.trainer.config.schema.rollout import RolloutConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult
+from verl.workers.rollout.base import RolloutEngine
 
 
-def rollout_section(**changes) -> SimpleNamespace:
-    """The keys of ``actor_rollout_ref.rollout`` that engines read, sized for a tiny model."""
-    values = {
+def rollout_section(**changes: Any) -> RolloutConfig:
+    """The section ``actor_rollout_ref.rollout``, sized for a tiny model."""
+    values: dict[str, Any] = {
         "name": "hf",
         "dtype": "float32",
         "max_model_len": 256,
@@ -24,7 +26,7 @@ def rollout_section(**changes) -> SimpleNamespace:
         "free_cache_engine": False,
         "engine_kwargs": {},
     }
-    return SimpleNamespace(**(values | changes))
+    return RolloutConfig(**(values | changes))
 
 
 def prompts(count: int, vocab: int = 390) -> list[list[int]]:
@@ -35,22 +37,23 @@ def prompts(count: int, vocab: int = 390) -> list[list[int]]:
     ]
 
 
-def ask(count: int, **fields) -> list[SamplingRequest]:
+def ask(count: int, **fields: Any) -> list[SamplingRequest]:
     """``count`` seeded requests."""
-    options = {"max_tokens": 12} | fields
+    options: dict[str, Any] = {"max_tokens": 12} | fields
     return [
         SamplingRequest(f"r{i}", ids, seed=100 + i, **options)
         for i, ids in enumerate(prompts(count))
     ]
 
 
-def play(engine, requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
+def play(engine: RolloutEngine, requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
     """Serve ``requests`` to the end; results by id."""
     for request in requests:
         engine.add(request)
-    results = {}
+    results: dict[str, SamplingResult] = {}
     while engine.has_work():
-        results.update({result.request_id: result for result in engine.step()})
+        for result in engine.step():
+            results[result.request_id] = result
     return results
 
 

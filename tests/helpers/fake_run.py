@@ -39,6 +39,7 @@ THOUGHTS = {
     3: "i looked on countertop 1 and found no mug there",
     4: "first find a mug in the cabinets then carry it to desk 1 and put it down",
 }
+PROMPT = "Interact with a household to solve a task.\nYour task is to: put a mug in desk."
 PLACES = ("countertop 1", "cabinet 2", "shelf 1", "drawer 3", "desk 1")
 
 
@@ -177,7 +178,7 @@ def trajectories(
                 "return": float(won),
                 "length": length,
                 "aborted": False,
-                "prompt": "Interact with a household to solve a task.\nYour task is to: put a mug in desk.",
+                "prompt": PROMPT,
                 "steps": steps,
             }
 

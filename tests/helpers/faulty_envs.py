@@ -15,6 +15,8 @@ import numpy as np
 from agent_system.environments.base import EnvPackage, Observation
 from agent_system.environments.env_package.number_line import package as number_line
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
+from agent_system.environments.settings import EnvSettings
+from verl.utils.settings import NonNegative
 
 
 def fail():
@@ -55,18 +57,28 @@ RETURNS = {
 }
 
 
+class FaultySettings(EnvSettings):
+    """How making the environment goes wrong."""
+
+    start_s: NonNegative = 0.0
+    """seconds that making it takes"""
+    fail_start: bool = False
+    """making it fails"""
+    missing: bool = False
+    """a module that it needs is not installed"""
+
+
 class FaultyEnv:
     """Counts its steps; an action named in ``DEEDS`` or ``RETURNS``, or ``child``, misbehaves."""
 
     placement = "process"
 
-    def __init__(self, section):
-        self.section = section
+    def __init__(self, settings):
         self.steps = 0
-        time.sleep(section.get("start_s", 0))
-        if section.get("fail_start"):
+        time.sleep(settings.start_s)
+        if settings.fail_start:
             raise OSError("no such engine")
-        if section.get("missing"):
+        if settings.missing:
             raise ModuleNotFoundError("No module named 'no_such_engine'", name="no_such_engine")
 
     def reset(self, task, seed):
@@ -178,14 +190,21 @@ class FaultyLine(NumberLineEnv):
         return super().step(action)
 
 
-def tasks(section, split):
+def tasks(settings, split):
     """Four tasks per split."""
     return [{"task_id": f"{split}-{i}", "data_source": "faulty"} for i in range(4)]
 
 
 def package(make):
     """A package around ``make`` whose prompts nobody asks for."""
-    return EnvPackage("faulty", make, tasks, lambda section: None, lambda text: (text, True))
+    return EnvPackage(
+        name="faulty",
+        settings=FaultySettings,
+        make=make,
+        tasks=tasks,
+        prompts=lambda settings: None,
+        project=lambda text: (text, True),
+    )
 
 
 PACKAGE = package(FaultyEnv)

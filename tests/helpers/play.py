@@ -56,7 +56,7 @@ def walking_policy(levels: bool = False):
     (and its thought).
     """
 
-    def script(request, prompt: str) -> str:
+    def script(_request: object, prompt: str) -> str:
         if prompt.endswith("<think>"):
             return THOUGHTS[int(re.findall(r"<level>(\d)</level>", prompt)[-1])] + "</think>"
         action = f"<action>{walk(prompt)}</action>"

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span
@@ -15,7 +16,7 @@ VOCAB = 300  # ids are drawn below it; every tiny policy has more
 
 
 def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
-    """An ``actor_rollout_ref`` section in float32 with one mini-batch, and ``actor`` values on top."""
+    """An ``actor_rollout_ref`` section in float32 with one mini-batch; ``actor`` values on top."""
     config = ActorRolloutRefConfig()
     config.model.path = str(path)
     config.actor.dtype = "float32"
@@ -37,8 +38,10 @@ def critic_config(path: str | Path, **values: Any) -> CriticConfig:
     config = CriticConfig(
         dtype="float32", ppo_mini_batches=1, ppo_micro_batch_size_per_gpu=3, ppo_epochs=1
     )
-    config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz = 3, False
-    config.model.path, config.optim.lr = str(path), 1e-2
+    config.forward_micro_batch_size_per_gpu = 3
+    config.use_dynamic_bsz = False
+    config.model.path = str(path)
+    config.optim.lr = 1e-2
     for key, value in values.items():
         setattr(config, key, value)
     return config
@@ -83,6 +86,15 @@ def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
     return DataProto.from_dict(tensors, names, {"temperature": 1.0, "global_step": 1})
 
 
+def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the whole gradients of a sharded module, by parameter."""
+    found: dict[str, torch.Tensor] = {}
+    for name, parameter in module.named_parameters():
+        assert isinstance(parameter.grad, DTensor), name
+        found[name] = parameter.grad.full_tensor().clone()
+    return found
+
+
 def add_branches(data: DataProto, seed: int = 0) -> DataProto:
     """The rows with ragged branches (three at one start, others elsewhere, none in the last row)
     and spans.
@@ -95,7 +107,7 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
     branches, spans = [], []
     for row, length in enumerate(data.batch["attention_mask"].sum(-1).tolist()):
         starts = [] if row == len(data) - 1 else [number(1, length)] * 3 + [length, 1]
-        mine = []
+        mine: list[Branch] = []
         for label, start in enumerate(starts):
             size = number(1, 9)
             ids = torch.randint(3, VOCAB, (size,), generator=g).tolist()

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from agent_system.environments.base import Observation
-from agent_system.environments.env_package.number_line.package import NumberLinePrompts
+from agent_system.environments.env_package.number_line.package import (
+    LineSettings,
+    NumberLinePrompts,
+)
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.records import ThinkingStep, ThoughtContext
+from rlvcr.records import MEASURES, ThinkingStep, ThoughtContext
 from tests.helpers.play import PLACE, make_config, make_world
 from verl.protocol import DataProto
 
@@ -48,7 +51,7 @@ def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Cal
     thought at times.
     """
 
-    def script(request, prompt: str) -> str:
+    def script(_request: object, prompt: str) -> str:
         places = PLACE.findall(prompt)
         step, start = len(places) - 1, int(places[0][0])
         if prompt.endswith("<think>"):
@@ -63,7 +66,10 @@ def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Cal
 
 
 def thinking_config(history: str = "append", n: int = 2, **rlvcr: Any):
-    """RLVCR on the number line, with values of ``algorithm.rlvcr``; a window shows the whole play."""
+    """RLVCR on the number line, with values of ``algorithm.rlvcr``.
+
+    A window shows the whole play.
+    """
     config = make_config(history=history, levels=True, n=n, max_steps=STEPS, history_length=STEPS)
     config.env.kwargs = {"size": 12}
     config.algorithm.adv_estimator = "rlvcr"
@@ -104,11 +110,14 @@ def plays_of(data: DataProto) -> dict[str, list[tuple[int, ThinkingStep]]]:
 
 
 class Reference:
-    """What ``model`` gives for an action after a thought, from the text of the conversation alone."""
+    """What ``model`` gives for an action after a thought, from the text of the conversation
+    alone.
+    """
 
     def __init__(self, model, tokenizer, history: str) -> None:
         self.model, self.tokenizer, self.history = model.eval(), tokenizer, history
-        self.prompts, self._known = NumberLinePrompts({}), {}
+        self.prompts = NumberLinePrompts(LineSettings())
+        self._known: dict[tuple[str, str], dict[str, float]] = {}
 
     def said_before(self, play: list[ThinkingStep], step: int) -> str:
         """The conversation up to where the policy answers at ``step``, as text."""
@@ -168,6 +177,8 @@ class Reference:
                 before = self.said_before(records, number)
                 for context in record.contexts:
                     expected = self.measure(before + self.thinking(record, context), record.action)
-                    scores = context.to_json()
-                    found.append(max(abs(scores[name] - value) for name, value in expected.items()))
+                    distances = []
+                    for measure, name in MEASURES.items():
+                        distances.append(abs(getattr(context.scores, measure) - expected[name]))
+                    found.append(max(distances))
         return found

@@ -41,9 +41,8 @@ def _corpus() -> list[str]:
         "I have not tried this yet, so first I plan where to search and which door could be closed."
     )
     syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
-    lines += [
-        f"{a}{b}{a} {b}{a}" for a, b in itertools.combinations(syllables, 2)
-    ]  # room for larger vocabularies
+    # room for larger vocabularies
+    lines += [f"{a}{b}{a} {b}{a}" for a, b in itertools.combinations(syllables, 2)]
     return lines
 
 
@@ -103,6 +102,7 @@ def make_tiny_policy(
     directory = Path(directory)
     tokenizer = make_tiny_tokenizer(vocab)
     heads = max(2, hidden // 32)
+    ids = tokenizer.get_vocab()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -115,8 +115,8 @@ def make_tiny_policy(
         tie_word_embeddings=tie,
         initializer_range=std,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=ids["<|im_end|>"],
+        pad_token_id=ids["<|pad|>"],
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

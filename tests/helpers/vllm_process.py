@@ -12,9 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tests.helpers.engine_cases import play, rollout_section
 from verl.utils.sampling import SamplingRequest, SamplingResult
-from verl.workers.rollout import RolloutWorker, create_engine
+from verl.workers.rollout import RolloutEngine, RolloutWorker, create_engine
 
-_engine = None
+_engine: RolloutEngine | None = None
 
 
 def one_process() -> ProcessPoolExecutor:
@@ -38,41 +38,51 @@ def stop() -> None:
         _engine = None
 
 
+def running() -> RolloutEngine:
+    """The engine that ``start`` made."""
+    assert _engine is not None, "start() comes first"
+    return _engine
+
+
 def serve(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
     """Play ``requests`` to the end."""
-    return play(_engine, requests)
+    return play(running(), requests)
 
 
 def serve_staggered(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
     """Play ``requests``, one more at every step."""
-    waiting, results = list(requests), {}
-    while waiting or _engine.has_work():
+    engine = running()
+    waiting = list(requests)
+    results: dict[str, SamplingResult] = {}
+    while waiting or engine.has_work():
         if waiting:
-            _engine.add(waiting.pop())
-        results.update({result.request_id: result for result in _engine.step()})
+            engine.add(waiting.pop())
+        for result in engine.step():
+            results[result.request_id] = result
     return results
 
 
 def serve_and_abort(requests: list[SamplingRequest], gone: list[str]) -> dict[str, SamplingResult]:
     """Play ``requests`` but forget ``gone`` after two steps."""
+    engine = running()
     for request in requests:
-        _engine.add(request)
-    results = [*_engine.step(), *_engine.step()]
-    _engine.abort(gone)
-    while _engine.has_work():
-        results += _engine.step()
+        engine.add(request)
+    results = [*engine.step(), *engine.step()]
+    engine.abort(gone)
+    while engine.has_work():
+        results += engine.step()
     return {result.request_id: result for result in results}
 
 
 def update(weights: list, version: int) -> None:
     """Load weights."""
-    _engine.update_weights(weights, version)
+    running().update_weights(weights, version)
 
 
 def refusal(method: str, *args) -> str:
     """The message with which the engine refuses a call."""
     try:
-        getattr(_engine, method)(*args)
+        getattr(running(), method)(*args)
     except (ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -92,7 +102,7 @@ def through_worker(
         return results
 
     async def main() -> list[SamplingResult]:
-        worker = RolloutWorker(None, "", engine=_engine)
+        worker = RolloutWorker(None, "", engine=running())
         await worker.submit(first)
         await asyncio.sleep(0.05)
         await worker.submit(second)

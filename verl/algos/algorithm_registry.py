@@ -7,11 +7,11 @@ keyword arguments to dotted configuration paths. The trainer needs to know nothi
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
+from verl.names import AdvantageEstimator as AdvantageEstimator
 from verl.utils.hints import did_you_mean
 
 AdvantageFunction: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
@@ -35,24 +35,6 @@ CONVENTIONAL_INPUTS = {
     "step_index": "step_index",
     "anchor_obs": "anchor_obs",
 }
-
-
-class AdvantageEstimator(StrEnum):
-    """Names of the estimators; ``rlvcr`` and ``copo`` are registered when the package ``rlvcr`` is
-    imported.
-    """
-
-    GAE = "gae"
-    GRPO = "grpo"
-    RLOO = "rloo"
-    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
-    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
-    REMAX = "remax"
-    OPO = "opo"
-    GPG = "gpg"
-    GIGPO = "gigpo"
-    RLVCR = "rlvcr"
-    COPO = "copo"
 
 
 class RegisteredEstimator:

@@ -16,8 +16,7 @@ from verl.algos.advantages import OUTCOME_INPUTS, spread
 from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
 from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
 from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
-
-MODES = ("mean_norm", "mean_std_norm")
+from verl.names import NORM_MODES
 
 # For every row [B] the list of its environment steps; an object array or a plain list.
 OfSteps: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
@@ -149,7 +148,7 @@ def compute_gigpo_outcome_advantage(
     sample standard deviation, at both levels. A state seen once has step advantage 0, a trajectory
     alone in its group keeps its return (GRPO's rule).
     """
-    by_std = choose(mode, MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
+    by_std = choose(mode, NORM_MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)
     per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
     advantages = spread(per_row, response_mask)

@@ -11,14 +11,9 @@ from torch import Tensor
 
 from verl.algos.algorithm_registry import choose, register_policy_loss
 from verl.algos.shapes import PerRow, PerToken, Scalar, TokenMask
+from verl.names import LOSS_AGG_MODES
 from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum
 
-LOSS_AGG_MODES = (
-    "token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-)
 _MAX_LOG_RATIO = 20.0  # exp of it is finite in float32
 TokenLogits = Float[Tensor, "B R V"]
 

@@ -9,11 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from verl.names import MAX_LOGITS
 from verl.utils.torch_functional import logprobs_and_entropy_from_logits, subset_entropy
-
-# logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward
-# recomputes
-MAX_LOGITS = 1 << 27
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ DIGITS = 5  # of an advantage
 class Decoder(Protocol):
     """A tokenizer that turns ids into text."""
 
-    def decode(self, token_ids: list[int]) -> str: ...
+    # Transformers promises a text or a list of texts, whatever the ids are: a text for one list.
+    def decode(self, token_ids: list[int]) -> Any: ...
 
 
 def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, Any]]:

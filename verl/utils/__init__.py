@@ -1,3 +1,3 @@
-"""Utilities shared by every room: masked maths, sequence balancing, sampling types, seeds,
-tracking.
+"""Utilities shared by every room: masked maths, sequence balancing, sampling types, checkpoints,
+files, seeds, hints.
 """

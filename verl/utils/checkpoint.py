@@ -5,8 +5,9 @@
     root/global_step_20/          renamed into place when every byte is on disk
         manifest.json             size and SHA-256 of every other file, written last
         state.json                what the caller passed as ``state``
-        ...                       whatever the writer wrote (safetensors for tensors, JSON for state)
-    root/.partial-<host>-<pid>-*  a save or a removal under way; left behind only by a crash, removed by the next save
+        ...                       what the writer wrote (safetensors for tensors, JSON for state)
+    root/.partial-<host>-<pid>-*  a save or a removal under way; left behind only by a crash,
+                                  removed by the next save
 
 A checkpoint counts as valid when all files of its manifest are there with the size and the digest
 it names. One driver saves into a root at a time; any number of processes may read.
@@ -24,6 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from verl.utils.files import flush_to_disk
 
 __all__ = ["CheckpointError", "CheckpointManager", "verify_checkpoint"]
 
@@ -76,9 +79,8 @@ class CheckpointManager:
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
-        encoded = json.dumps(
-            state, indent=1
-        )  # before the writer: a state that is no JSON should cost no time
+        # Before the writer: a state that is no JSON should cost no time.
+        encoded = json.dumps(state, indent=1)
         self.root.mkdir(parents=True, exist_ok=True)
         self._remove_stale_partials()
         final = self.root / f"global_step_{step}"
@@ -90,7 +92,7 @@ class CheckpointManager:
             os.rename(partial, final)
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # gone already after the rename
-        _sync(self.root)
+        flush_to_disk(self.root)
         if replaced is not None:
             shutil.rmtree(replaced)
         self._retire(step)
@@ -102,15 +104,15 @@ class CheckpointManager:
         """
         if not self.root.is_dir():
             return {}
-        matches = [
-            (_STEP_DIR.fullmatch(entry.name), entry)
-            for entry in self.root.iterdir()
-            if entry.is_dir()
-        ]
-        return dict(sorted((int(match[1]), entry) for match, entry in matches if match))
+        found: dict[int, Path] = {}
+        for entry in self.root.iterdir():
+            match = _STEP_DIR.fullmatch(entry.name)
+            if match and entry.is_dir():
+                found[int(match[1])] = entry
+        return dict(sorted(found.items()))
 
     def latest_valid(self) -> Path | None:
-        """The newest checkpoint that verifies, or None; each one passed over is named in a warning."""
+        """The newest checkpoint that verifies, or None; a warning names each one passed over."""
         for path in reversed(self.steps().values()):
             try:
                 verify_checkpoint(path)
@@ -134,16 +136,13 @@ class CheckpointManager:
         return json.loads((Path(path) / STATE).read_text(encoding="utf-8"))
 
     def _new_partial(self) -> Path:
-        path = Path(
-            tempfile.mkdtemp(
-                prefix=f"{PARTIAL}{socket.gethostname()}-{os.getpid()}-", dir=self.root
-            )
-        )
+        owner = f"{socket.gethostname()}-{os.getpid()}"
+        path = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{owner}-", dir=self.root))
+        # mkdtemp makes it private; a checkpoint is as readable as its siblings. The umask can only
+        # be read by setting it.
         umask = os.umask(0)
         os.umask(umask)
-        path.chmod(
-            0o777 & ~umask
-        )  # mkdtemp makes it private; a checkpoint is as readable as its siblings
+        path.chmod(0o777 & ~umask)
         return path
 
     def _retire(self, saved_step: int) -> None:
@@ -175,7 +174,7 @@ class CheckpointManager:
         # checkpoint's name
         aside = self._new_partial()
         os.rename(path, aside / path.name)
-        _sync(self.root)
+        flush_to_disk(self.root)
         return aside
 
     def _remove_stale_partials(self) -> None:
@@ -196,14 +195,14 @@ def _write_state_and_manifest(directory: Path, step: int, encoded_state: str) ->
     for path in sorted(directory.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise CheckpointError(f"{path}: a checkpoint holds plain files and directories only")
-        _sync(path)
+        flush_to_disk(path)
         if path.is_file():
             entry = {"sha256": _digest(path), "size": path.stat().st_size}
             files[path.relative_to(directory).as_posix()] = entry
     manifest = {"format": 1, "step": step, "files": files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    _sync(directory / MANIFEST)
-    _sync(directory)
+    flush_to_disk(directory / MANIFEST)
+    flush_to_disk(directory)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -212,18 +211,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
-    if (
-        not isinstance(manifest, dict)
-        or not isinstance(manifest.get("files"), dict)
-        or STATE not in manifest["files"]
-    ):
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or STATE not in files:
         raise CheckpointError(f"{path / MANIFEST}: not a manifest")
-    for name, entry in manifest["files"].items():
+    for name, entry in files.items():
         _check_entry(path, name, entry)
     return manifest
 
 
-def _check_entry(path: Path, name: str, entry: Any) -> None:
+def _check_entry(path: Path, name: str, entry: object) -> None:
     relative = PurePosixPath(name)
     inside = not relative.is_absolute() and ".." not in relative.parts
     if not inside or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):
@@ -251,15 +247,6 @@ def _digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
-
-
-def _sync(path: Path) -> None:
-    """Force a file's content, or a directory's entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -58,5 +58,13 @@ def _sync_files(directory: Path) -> None:
     for file in directory.rglob("*"):
         if file.is_file():
             file.chmod(0o644)
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+            flush_to_disk(file)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Return when a file's content, or a directory's entries, would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

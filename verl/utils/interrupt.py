@@ -43,7 +43,8 @@ class Interruption:
             signal.signal(number, handler)
         return kind is KeyboardInterrupt and self.signal is not None
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        # The second signal: unwinding hangs, or takes longer than its sender will wait.
         if self.signal is not None:
             os._exit(128 + number)
         self.signal = signal.Signals(number)
@@ -62,5 +63,6 @@ def sigterm_handler_kept() -> Iterator[None]:
     try:
         yield
     finally:
+        # None: a handler that was not installed from Python, and cannot be put back.
         if before not in (None, signal.SIG_DFL):
             signal.signal(signal.SIGTERM, before)

@@ -3,14 +3,16 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from verl.utils.files import atomic_write
 
-def plain(value: Any) -> Any:
+
+def plain(value: object) -> Any:
     """``value`` as JSON can carry it: arrays and tensors become lists, numbers that are not finite
     become null.
     """
@@ -26,17 +28,18 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, np.generic):
         return plain(value.item())
-    if hasattr(value, "tolist"):  # arrays and tensors
-        return plain(value.tolist())
+    to_list = getattr(value, "tolist", None)  # arrays and tensors
+    if to_list is not None:
+        return plain(to_list())
     return str(value)
 
 
-def dumps(record: dict[str, Any]) -> str:
+def dumps(record: Mapping[str, Any]) -> str:
     """One line without its newline."""
     return json.dumps(plain(record), ensure_ascii=False, separators=(",", ":"))
 
 
-def append(path: Path, record: dict[str, Any]) -> None:
+def append(path: Path, record: Mapping[str, Any]) -> None:
     """Append one line and return when it is on the disk."""
     with path.open("a", encoding="utf-8") as file:
         file.write(dumps(record) + "\n")
@@ -56,6 +59,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse(line: str) -> dict[str, Any] | None:
+    # Without its newline a line may be the torn beginning of one, even where it parses.
     if not line.endswith("\n"):
         return None
     try:
@@ -65,27 +69,19 @@ def _parse(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def write(path: Path, records: Iterable[dict[str, Any]]) -> int:
+def write(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
     """Write ``records`` to ``path`` so that it holds either all of them or what it held before;
     returns how many.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     count = 0
-    with partial.open("w", encoding="utf-8") as file:
-        for count, record in enumerate(records, start=1):  # noqa: B007  the count is the result
+    with atomic_write(path) as file:
+        for record in records:
             file.write(dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+            count += 1
     return count
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` so that a reader sees either all of it or what was there before."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
+    """Write ``text`` to ``path`` so that a reader sees all of it or what was there before."""
+    with atomic_write(path) as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -10,6 +10,9 @@ from rich.logging import RichHandler
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 QUIET = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 
+# The root logger's handlers that are ours: others (pytest's, a notebook's) are left alone.
+_installed: list[logging.Handler] = []
+
 
 def setup_logging(
     log_file: str | Path | None = None, level: str = "INFO", console: Console | None = None
@@ -21,7 +24,7 @@ def setup_logging(
     A second call replaces the handlers of the first.
     """
     root = logging.getLogger()
-    for handler in [h for h in root.handlers if getattr(h, "of_setup_logging", False)]:
+    for handler in _installed:
         root.removeHandler(handler)
         handler.close()
     handlers: list[logging.Handler] = [_screen(console)]
@@ -29,8 +32,8 @@ def setup_logging(
         Path(log_file).parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
         handlers[-1].setFormatter(logging.Formatter(PLAIN))
+    _installed[:] = handlers
     for handler in handlers:
-        handler.of_setup_logging = True
         root.addHandler(handler)
     root.setLevel(level)
     for name in QUIET:

@@ -6,6 +6,7 @@ fast.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class StopReason(StrEnum):
@@ -47,4 +48,4 @@ class SamplingResult:
     logprobs: list[float]
     stop_reason: StopReason
     policy_version: int
-    info: dict = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Counter-based seeds: what is drawn depends on what it is drawn for, not on what was drawn before."""
+"""Counter-based seeds: what is drawn depends on what it is for, not on what was drawn before."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ import random
 import numpy as np
 
 
-def derive_seed(*parts: int | str | float | bool | None) -> int:
+def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
     """A seed in [0, 2**63) that depends on ``parts`` alone: same parts, same seed, on every
     machine.
 
@@ -23,6 +23,7 @@ def derive_seed(*parts: int | str | float | bool | None) -> int:
             )
     plain = [int(part) if isinstance(part, np.integer) else part for part in parts]
     digest = hashlib.blake2b(json.dumps(plain).encode("utf-8"), digest_size=8).digest()
+    # 63 bits: signed 64-bit integers are what torch and numpy take.
     return int.from_bytes(digest, "big") >> 1
 
 

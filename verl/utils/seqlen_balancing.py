@@ -1,13 +1,22 @@
-"""Split rows of different lengths into parts of nearly equal token counts, or of bounded token
-counts.
-"""
+"""Split rows of different lengths into parts of nearly equal token counts."""
 
 import heapq
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
 
-import torch
+from verl.utils.lazy import lazy
+
+# Imported from here by job code of this family of frameworks; this one's workers cut micro-batches
+# with verl.workers.rows.
+__getattr__, _kept = lazy(
+    "verl.compat",
+    {"get_reverse_idx": "micro_batches", "rearrange_micro_batches": "micro_batches"},
+)
+__all__ = ["get_seqlen_balanced_partitions"]
+__all__ += _kept
+
+Part = tuple[int, list[int]]  # summed length and the indices it is made of
+State = tuple[int, int, list[Part]]  # spread of its parts, tie breaker, parts
 
 
 def get_seqlen_balanced_partitions(
@@ -30,20 +39,25 @@ def get_seqlen_balanced_partitions(
     order = sorted(range(n), key=lambda i: (seqlen_list[i], i))
     width = k_partitions if equal_size else 1
     tie_breaker = count()
-    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    heap: list[State] = []
     for start in range(0, n, width):
-        parts = [(int(seqlen_list[i]), [i]) for i in order[start : start + width]]
+        parts: list[Part] = [(int(seqlen_list[i]), [i]) for i in order[start : start + width]]
+        # One row, or k of them where parts are to have equally many, is where a state starts.
         _push(heap, parts + [(0, [])] * (k_partitions - width), tie_breaker)
     while len(heap) > 1:
-        first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
+        first = heapq.heappop(heap)[2]
+        second = heapq.heappop(heap)[2]
+        # Parts are sorted by weight: the heaviest meets the lightest.
         merged = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(first, reversed(second), strict=True)]
         _push(heap, merged, tie_breaker)
     return _fill_empty([sorted(indices) for _, indices in heap[0][2]], seqlen_list)
 
 
-def _push(heap: list, parts: list[tuple[int, list[int]]], tie_breaker: count) -> None:
+def _push(heap: list[State], parts: list[Part], tie_breaker: "count[int]") -> None:
     parts = sorted(parts, key=lambda part: -part[0])
-    heapq.heappush(heap, (parts[-1][0] - parts[0][0], next(tie_breaker), parts))
+    # Negative, because the largest spread has to leave the heap first.
+    spread = parts[-1][0] - parts[0][0]
+    heapq.heappush(heap, (spread, next(tie_breaker), parts))
 
 
 def _fill_empty(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
@@ -57,122 +71,3 @@ def _fill_empty(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int
             donor.remove(shortest)
             part.append(shortest)
     return parts
-
-
-def token_bounded_partitions(
-    lengths: Sequence[int], max_token_len: int, min_partitions: int = 1, divided_by: int = 1
-) -> list[list[int]]:
-    """Balanced parts of at most ``max_token_len`` tokens each, every index in exactly one part.
-
-    There are at least ``min_partitions`` parts and a multiple of ``divided_by``, as far as there
-    are rows. The smallest count whose balanced split fits is taken; where balancing does not fit,
-    first-fit-decreasing does. Raises ``ValueError`` for a row that is longer than the bound.
-    """
-    lengths = [int(length) for length in lengths]
-    n = len(lengths)
-    if not n:
-        return []
-    longest = max(range(n), key=lengths.__getitem__)
-    if lengths[longest] > max_token_len:
-        raise ValueError(
-            f"row {longest} has {lengths[longest]} tokens, more than max_token_len={max_token_len}; "
-            "raise ppo_max_token_len_per_gpu (or the log-prob one) to at least the longest row"
-        )
-    packed = _first_fit_decreasing(lengths, max_token_len)
-    lowest = _rounded(max(min_partitions, -(-sum(lengths) // max_token_len), 1), divided_by, n)
-    highest = max(lowest, _rounded(len(packed), divided_by, n))
-    for k in range(lowest, highest + 1, divided_by):
-        parts = get_seqlen_balanced_partitions(lengths, min(k, n))
-        if max(sum(lengths[i] for i in part) for part in parts) <= max_token_len:
-            return parts
-    return _split_to(packed, highest)
-
-
-def _rounded(k: int, divided_by: int, n: int) -> int:
-    return min(-(-k // divided_by) * divided_by, n)
-
-
-def _first_fit_decreasing(lengths: list[int], bound: int) -> list[list[int]]:
-    bins: list[tuple[int, list[int]]] = []
-    for i in sorted(range(len(lengths)), key=lambda j: (-lengths[j], j)):
-        slot = next((b for b, (used, _) in enumerate(bins) if used + lengths[i] <= bound), None)
-        if slot is None:
-            bins.append((lengths[i], [i]))
-        else:
-            used, members = bins[slot]
-            bins[slot] = (used + lengths[i], [*members, i])
-    return [sorted(members) for _, members in bins]
-
-
-def _split_to(parts: list[list[int]], k: int) -> list[list[int]]:
-    parts = [list(part) for part in parts]
-    while len(parts) < k:
-        largest = max(parts, key=len)
-        parts.append(largest[len(largest) // 2 :])
-        del largest[len(largest) // 2 :]
-    return parts
-
-
-def rearrange_micro_batches(
-    batch: Any,
-    max_token_len: int,
-    dp_group: Any = None,
-    num_batches_divided_by: int | None = None,
-    min_num_micro_batch: int | None = None,
-    lengths: Sequence[int] | None = None,
-) -> tuple[list[Any], list[list[int]]]:
-    """Split ``batch`` into micro-batches of at most ``max_token_len`` real tokens; every row
-    appears once.
-
-    ``batch`` is a dict of tensors, a ``TensorDict`` or a ``DataProto`` with ``attention_mask [B,
-    L]``; ``lengths`` ``[B]`` replaces the token counts read from the mask. With a ``dp_group`` of
-    torch.distributed all ranks end up with the same number of micro-batches, so that their
-    collective calls pair up. Returns the micro-batches and, for each, its row indices;
-    ``get_reverse_idx`` of the concatenated indices restores the order. Raises ``ValueError`` where
-    a row exceeds the bound or a rank has too few rows.
-    """
-    if lengths is None:
-        mask = (batch.batch if hasattr(batch, "non_tensor_batch") else batch)["attention_mask"]
-        lengths = mask.sum(-1).tolist()
-    divided_by = num_batches_divided_by or 1
-    parts = token_bounded_partitions(lengths, max_token_len, min_num_micro_batch or 1, divided_by)
-    if dp_group is not None:
-        parts = _agree(parts, lengths, max_token_len, dp_group)
-    return [_select(batch, part) for part in parts], parts
-
-
-def _agree(
-    parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: Any
-) -> list[list[int]]:
-    most = torch.tensor([len(parts)])
-    if torch.distributed.get_backend(dp_group) == "nccl":
-        most = most.cuda()
-    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=dp_group)
-    if int(most) == len(parts):
-        return parts
-    if int(most) > len(lengths):
-        raise ValueError(
-            f"another rank needs {int(most)} micro-batches but this one holds only {len(lengths)} rows"
-        )
-    balanced = get_seqlen_balanced_partitions(lengths, int(most))
-    fits = max(sum(lengths[i] for i in part) for part in balanced) <= max_token_len
-    return balanced if fits else _split_to(parts, int(most))
-
-
-def _select(batch: Any, rows: list[int]) -> Any:
-    index = torch.as_tensor(rows, dtype=torch.long)
-    return (
-        {key: value[index] for key, value in batch.items()}
-        if isinstance(batch, dict)
-        else batch[index]
-    )
-
-
-def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
-    """The inverse permutation: ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i`` of the
-    original order.
-    """
-    reverse = [0] * len(idx_map)
-    for position, original in enumerate(idx_map):
-        reverse[original] = position
-    return reverse

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -21,7 +21,7 @@ class Stopwatch:
         finally:
             self.seconds[name] += time.perf_counter() - start
 
-    def add(self, parts: dict[str, float]) -> None:
+    def add(self, parts: Mapping[str, float]) -> None:
         """Add seconds measured elsewhere."""
         for name, seconds in parts.items():
             self.seconds[name] += seconds

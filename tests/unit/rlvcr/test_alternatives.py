@@ -205,7 +205,7 @@ def test_mixed_groups_only(tokenizer, mixed):
         lost = mixed and len(begun) == 1
         return "look " * 40 if lost else walks(request, prompt)
 
-    trajectories, engine = collect(tokenizer, rlvcr_config(expand="mixed_groups"), script, groups=1)
+    trajectories, _ = collect(tokenizer, rlvcr_config(expand="mixed_groups"), script, groups=1)
     expanded = [turn for t in trajectories for turn in t.turns if turn.alternatives is not None]
     assert bool(expanded) == mixed
     if mixed:

@@ -44,7 +44,7 @@ def test_score_of_reads_the_measurement_it_names():
     assert score_of(entry, "entropy") == -2.0
     assert score_of(entry, "logprob") == -0.5
     assert score_of(entry, "prob") == math.exp(-0.5)
-    with pytest.raises(ValueError, match="algorithm.rlvcr.score"):
+    with pytest.raises(ValueError, match=r"algorithm\.rlvcr\.score"):
         score_of(entry, "probability")
 
 
@@ -132,7 +132,7 @@ def test_wrong_arguments_are_refused():
         thinking_advantage(SCORES[:, :3], ALL, chosen(0), FREE)
     with pytest.raises(ValueError, match="cost_max"):
         thinking_advantage(SCORES, ALL, chosen(0), FREE, cost_max=0)
-    with pytest.raises(ValueError, match="algorithm.rlvcr.alternatives"):
+    with pytest.raises(ValueError, match=r"algorithm\.rlvcr\.alternatives"):
         thinking_advantage(SCORES, ALL, chosen(0), FREE, alternatives="two")
 
 

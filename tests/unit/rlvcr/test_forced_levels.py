@@ -155,9 +155,7 @@ def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, to
     assert all((plain[name] == loud[name]).all() for name in plain)
 
 
-def test_forced_levels_count_neither_as_choices_nor_against_collapse(
-    tokenizer, scorer, monkeypatch
-):
+def test_forced_levels_count_neither_as_choices_nor_against_collapse(tokenizer, scorer):
     config = thinking_config(epsilon_levels=1.0)
     data = collect(tokenizer, scorer, config, forcing_script(), groups=3)
     metrics = data.meta_info["metrics"]
@@ -175,7 +173,7 @@ def test_levels_are_drawn_uniformly_and_repeatably():
 
     def draw(seed, epsilon=0.2):
         settings = SimpleNamespace(seed=seed, epsilon_levels=epsilon)
-        context: Any = SimpleNamespace(settings=settings, codec=codec, agent=lambda job: None)
+        context: Any = SimpleNamespace(settings=settings, codec=codec, agent=lambda _: None)
         plays = [TrajectoryPlayer(context, Job(i, {}, "u", f"u/{i}", i, 0)) for i in range(400)]
         return [tuple(play._forced_level(step)) for play in plays for step in range(10)]
 
@@ -191,14 +189,13 @@ def test_levels_are_drawn_uniformly_and_repeatably():
 def test_a_forced_level_and_what_follows_fit_the_turn(history, tokenizer, scorer):
     """The engine is asked for fewer tokens, and no row is longer than it may be."""
     config = thinking_config(history, epsilon_levels=1.0)
-    long = thinking_script(lambda level, step, start: thought_of(4, 0, start) * 3)
+    long = thinking_script(lambda _level, _step, start: thought_of(4, 0, start) * 3)
 
     def script(request, prompt):
         if request.stop == ("</think>", "<action>"):
             return long(request, prompt)
         return "I think " * 40
 
-    _, envs, (engine,) = make_world(tokenizer, config, script)
     data = collect(tokenizer, scorer, config, script)
     length = len(LevelCodec(tokenizer).prefix_ids[1])
     assert all(
@@ -210,7 +207,7 @@ def test_a_forced_level_and_what_follows_fit_the_turn(history, tokenizer, scorer
     )
 
 
-def test_validation_forces_nothing(tokenizer, scorer):
+def test_validation_forces_nothing(tokenizer):
     config = thinking_config(epsilon_levels=1.0)
     config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
     from agent_system.multi_turn_rollout.play_settings import PlaySettings

@@ -111,7 +111,7 @@ def traj_uids(data):
     return list(data.non_tensor_batch["traj_uid"])
 
 
-# ---------------------------------------------------------------- 3, 4, 5: which steps are scored, and how
+# ---- 3, 4, 5: which steps are scored, and how --------------------------------------------------
 
 
 @both
@@ -195,7 +195,7 @@ def asked_of(data, scorer, tokenizer, history):
     return scorer.asked
 
 
-# ---------------------------------------------------------------- 7, 10: the right action after the right thought
+# ---- 7, 10: the right action after the right thought --------------------------------------------
 
 
 @both
@@ -438,15 +438,12 @@ def test_rule_12_order_padding_and_splits_leave_every_credit_where_it_was(
 
 def pad(data, left, right):
     """Rows with more padding before the prompt and behind the response."""
-    wide = {
-        key: torch.nn.functional.pad(
-            value,
-            (left if key in ("input_ids", "attention_mask", "position_ids", "prompts") else 0,)
-            + (0 if key == "prompts" else right,),
-            value=-1 if key == "step_ids" else 0,
-        )
-        for key, value in data.batch.items()
-    }
+    wide = {}
+    for key, value in data.batch.items():
+        before = left if key in ("input_ids", "attention_mask", "position_ids", "prompts") else 0
+        behind = 0 if key == "prompts" else right
+        filler = -1 if key == "step_ids" else 0
+        wide[key] = torch.nn.functional.pad(value, (before, behind), value=filler)
     columns = {
         **data.non_tensor_batch,
         "steps": object_array(copy.deepcopy(list(data.non_tensor_batch["steps"]))),

@@ -192,7 +192,9 @@ def test_metrics_name_what_happened(scored):
 
 def test_rule_03_unparsable_step_has_no_thinking_credit(tokenizer, scorer):
     data = collect(
-        tokenizer, scorer, script=lambda request, prompt: "<think>hm</think><action>right</action>"
+        tokenizer,
+        scorer,
+        script=lambda _request, _prompt: "<think>hm</think><action>right</action>",
     )
     assert (data.batch["thinking_level_entropies"] == 0).all() and data.batch[
         "choice_mask"
@@ -228,7 +230,7 @@ def test_one_alternative_uses_two_contexts(tokenizer, scorer):
 
 def test_level_bonus_has_a_column_of_its_own(tokenizer, scorer, monkeypatch):
     monkeypatch.setattr(
-        scoring, "level_count_bonus", lambda levels, groups: 1.0 + torch.arange(len(levels))
+        scoring, "level_count_bonus", lambda levels, _: 1.0 + torch.arange(len(levels))
     )
     plain, bonus = collect(tokenizer, scorer), collect(tokenizer, scorer, level_bonus_w=0.5)
     credit = "thinking_level_entropies"
@@ -247,7 +249,7 @@ def test_queries_of_a_row_without_alternatives_are_spans_only(tokenizer):
     thought = RowStep(5, 30, ids, parsed, StepAlternatives([codec.empty_thought()]))
     branches, spans = build_queries([[step], [thought], []])
     assert [len(b) for b in branches] == [0, 1, 0] and [len(s) for s in spans] == [1, 1, 0]
-    first, last = parsed.score_span
+    _, (first, last) = parsed.scored
     assert spans[0][0] == Span(10 + first, 10 + last, step=4, label=2)
     assert branches[1][0].token_ids == [*codec.empty_ids, *ids[first:last]]
 

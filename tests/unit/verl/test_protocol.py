@@ -255,7 +255,7 @@ def test_reorder_permutes_in_place(data):
 
 def test_chunk_needs_equal_parts(data):
     assert [first_column(part) for part in data.chunk(2)] == [[0, 3], [6, 9]]
-    with pytest.raises(ValueError, match="4 rows into 3.*pad_dataproto_to_divisor"):
+    with pytest.raises(ValueError, match=r"4 rows into 3.*pad_dataproto_to_divisor"):
         data.chunk(3)
     with pytest.raises(ValueError, match="at least 1"):
         data.split(0)

@@ -115,7 +115,8 @@ def test_the_report_and_the_console_name_no_thinking_levels():
         assert '"rlvcr/' not in file.read_text(), f"{file} names a metric of rlvcr"
 
 
-def test_the_sections_of_any_method_appear_in_their_places(alone, run_dir):
+@pytest.mark.usefixtures("alone")
+def test_the_sections_of_any_method_appear_in_their_places(run_dir):
     contribute(WEATHER)
     page = write_report(run_dir).read_text()
     titles = re.findall(r"<h2>(.*?)</h2>", page)
@@ -127,7 +128,8 @@ def test_the_sections_of_any_method_appear_in_their_places(alone, run_dir):
     assert parts.index("forecast") == parts.index("advantages") + 1
 
 
-def test_the_steps_of_any_method_show_what_it_declares(alone, run_dir):
+@pytest.mark.usefixtures("alone")
+def test_the_steps_of_any_method_show_what_it_declares(run_dir):
     contribute(WEATHER)
     page = write_report(run_dir).read_text()
     assert "The tables show the skies of the other seasons." in page
@@ -139,20 +141,23 @@ def test_the_steps_of_any_method_show_what_it_declares(alone, run_dir):
     assert '<td class="num best">7</td>' in table and '<td class="num">1</td>' in table
 
 
-def test_without_a_contribution_nothing_of_a_method_is_shown(alone, run_dir):
+@pytest.mark.usefixtures("alone")
+def test_without_a_contribution_nothing_of_a_method_is_shown(run_dir):
     page = write_report(run_dir).read_text()
     assert "Thinking" not in page and "Weather" not in page
     assert 'class="alternatives"' not in page and "badge c-ramp" not in page
     assert summary({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
 
 
-def test_the_console_shows_the_figures_of_any_method(alone):
+@pytest.mark.usefixtures("alone")
+def test_the_console_shows_the_figures_of_any_method():
     contribute(WEATHER)
     metrics = {"weather/rain": 1.5, "episode/reward": 1.0, "critic/score/mean": 2.0}
     assert list(summary(metrics).items()) == [("return", "1"), ("rain", "1.5 mm"), ("score", "2")]
 
 
-def test_a_name_is_given_once(alone):
+@pytest.mark.usefixtures("alone")
+def test_a_name_is_given_once():
     contribute(WEATHER)
     contribute(WEATHER)
     with pytest.raises(ValueError, match="another contribution of the name 'weather'"):
@@ -242,6 +247,7 @@ def test_steps_without_levels_have_no_shares():
     assert rlvcr.sections.level_shares(played(rows), "val") == {}
 
 
-def test_every_contribution_measures_a_batch(alone):
+@pytest.mark.usefixtures("alone")
+def test_every_contribution_measures_a_batch():
     contribute(WEATHER)
     assert batch_metrics(played([[], []]), "val") == {"val/rows": 2.0}

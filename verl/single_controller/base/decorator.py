@@ -1,17 +1,19 @@
 """How the arguments of a group call are dealt to the ranks, and how their answers become one value.
 
-===================  ================================================  ==========================================
-mode                 rank i receives                                   the caller receives
-===================  ================================================  ==========================================
-ONE_TO_ALL           all arguments                                     list of the ranks' answers
-ALL_TO_ALL           entry i of each argument when all are lists of    list of the ranks' answers
-                     world_size entries, otherwise all arguments
-DP_COMPUTE           entry i of each argument; each must be a list     list of the ranks' answers
-                     of world_size entries
-DP_COMPUTE_PROTO     its rows of every ``DataProto``, other arguments  one ``DataProto`` with the rows in order,
-                     as they are                                       or the list of answers if they are no tables
-RANK_ZERO            rank 0 alone: all arguments                       rank 0's answer
-===================  ================================================  ==========================================
+================  ==========================================  ==================================
+mode              rank i receives                             the caller receives
+================  ==========================================  ==================================
+ONE_TO_ALL        all arguments                               list of the ranks' answers
+ALL_TO_ALL        entry i of each argument when all are       list of the ranks' answers
+                  lists of world_size entries, otherwise all
+                  arguments
+DP_COMPUTE        entry i of each argument; each must be a    list of the ranks' answers
+                  list of world_size entries
+DP_COMPUTE_PROTO  its rows of every ``DataProto``, other      one ``DataProto`` with the rows in
+                  arguments as they are                       order, or the list of answers if
+                                                              they are no tables
+RANK_ZERO         rank 0 alone: all arguments                 rank 0's answer
+================  ==========================================  ==================================
 
 DP_COMPUTE_PROTO pads the table to a multiple of the world size with repeated rows and drops them
 from the answer. Each shard says in ``meta_info["padding_rows"]`` how many of its last rows are such
@@ -21,33 +23,34 @@ copies, so that a worker which sums over rows (a loss, a metric) can leave them 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
-PADDING_ROWS = (
-    "padding_rows"  # meta_info: how many of the last rows are copies that only even out the ranks
-)
+# Key of meta_info: how many of the last rows are copies that only even out the ranks.
+PADDING_ROWS = "padding_rows"
 _ATTRIBUTE = "__group_registration__"
 
-Call = tuple[tuple, dict[str, Any]]  # positional and keyword arguments of one rank
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one rank
 Collect = Callable[[list[Any]], Any]  # answers in rank order -> what the caller receives
+Plan = tuple[list[Call], Collect]
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
 class Dispatch(Enum):
     """Which arguments each rank receives; see the module docstring."""
 
-    RANK_ZERO = auto()
     ONE_TO_ALL = auto()
+    DP_COMPUTE_PROTO = auto()
+    RANK_ZERO = auto()  # kept for workers written against the usual modes, like the two below
     ALL_TO_ALL = auto()
     DP_COMPUTE = auto()
-    DP_COMPUTE_PROTO = auto()
 
 
 class Execute(Enum):
-    """Which ranks run the call."""
+    """Which ranks run the call. Kept for workers that register methods of rank 0 this way."""
 
     ALL = auto()
     RANK_ZERO = auto()
@@ -68,7 +71,7 @@ def register(
     execute_mode: Execute = Execute.ALL,
     blocking: bool = True,
     timeout_s: float | None = None,
-) -> Callable[[Callable], Callable]:
+) -> Callable[[MethodT], MethodT]:
     """Make a worker's method callable on the group.
 
     The method itself is left as it is. With ``blocking=False`` the group call returns a
@@ -82,14 +85,14 @@ def register(
         )
     registration = Registration(dispatch_mode, execute_mode, blocking, timeout_s)
 
-    def mark(method: Callable) -> Callable:
+    def mark(method: MethodT) -> MethodT:
         setattr(method, _ATTRIBUTE, registration)
         return method
 
     return mark
 
 
-def registration_of(method: Any) -> Registration | None:
+def registration_of(method: object) -> Registration | None:
     """What ``register`` noted on ``method``, or None."""
     return getattr(method, _ATTRIBUTE, None)
 
@@ -108,8 +111,8 @@ def registered_methods(worker_cls: type) -> dict[str, Registration]:
 
 
 def plan_calls(
-    registration: Registration, world_size: int, args: tuple, kwargs: dict
-) -> tuple[list[Call], Collect]:
+    registration: Registration, world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Plan:
     """The calls of ranks 0, 1, ... (rank 0 alone gets a list of one) and the function that joins
     their answers.
 
@@ -125,31 +128,33 @@ def _first(answers: list[Any]) -> Any:
     return answers[0]
 
 
-def _one_to_all(world_size: int, args: tuple, kwargs: dict) -> tuple[list[Call], Collect]:
+def _one_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     return [(args, kwargs)] * world_size, list
 
 
-def _rank_zero(world_size: int, args: tuple, kwargs: dict) -> tuple[list[Call], Collect]:
+def _rank_zero(_world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     return [(args, kwargs)], _first
 
 
-def _has_one_per_rank(value: Any, world_size: int) -> bool:
+def _has_one_per_rank(value: object, world_size: int) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == world_size
 
 
-def _dealt(world_size: int, args: tuple, kwargs: dict) -> list[Call]:
-    return [
-        (tuple(a[i] for a in args), {k: v[i] for k, v in kwargs.items()}) for i in range(world_size)
-    ]
+def _dealt(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
+    calls: list[Call] = []
+    for rank in range(world_size):
+        of_rank = tuple(values[rank] for values in args)
+        calls.append((of_rank, {name: values[rank] for name, values in kwargs.items()}))
+    return calls
 
 
-def _all_to_all(world_size: int, args: tuple, kwargs: dict) -> tuple[list[Call], Collect]:
+def _all_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     if all(isinstance(v, list) and len(v) == world_size for v in (*args, *kwargs.values())):
         return _dealt(world_size, args, kwargs), list
     return _one_to_all(world_size, args, kwargs)
 
 
-def _dp_compute(world_size: int, args: tuple, kwargs: dict) -> tuple[list[Call], Collect]:
+def _dp_compute(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     named = {**{f"argument {i}": v for i, v in enumerate(args)}, **kwargs}
     wrong = [name for name, value in named.items() if not _has_one_per_rank(value, world_size)]
     if wrong:
@@ -159,8 +164,9 @@ def _dp_compute(world_size: int, args: tuple, kwargs: dict) -> tuple[list[Call],
     return _dealt(world_size, args, kwargs), list
 
 
-def _dp_compute_proto(world_size: int, args: tuple, kwargs: dict) -> tuple[list[Call], Collect]:
+def _dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     tables = [v for v in (*args, *kwargs.values()) if isinstance(v, DataProto)]
+    # A table without columns has no rows to deal; it brings its meta_info to every rank.
     sizes = {len(table) for table in tables if table.keys()}
     if not tables or len(sizes) > 1:
         found = f"tables of {sorted(sizes)} rows" if tables else "no DataProto"
@@ -199,13 +205,13 @@ def _join_tables(answers: list[Any], size: int, padding: int) -> Any:
         return joined
     if len(joined) != size + padding:
         raise ValueError(
-            f"{size} rows were padded with {padding} to split them evenly, but the workers returned {len(joined)} rows "
-            "in all; which of them are padding cannot be told"
+            f"{size} rows were padded with {padding} to split them evenly, but the workers "
+            f"returned {len(joined)} rows in all; which of them are padding cannot be told"
         )
     return unpad_dataproto(joined, padding)
 
 
-_PLANNERS: dict[Dispatch, Callable[[int, tuple, dict], tuple[list[Call], Collect]]] = {
+_PLANNERS: dict[Dispatch, Callable[[int, tuple[Any, ...], dict[str, Any]], Plan]] = {
     Dispatch.RANK_ZERO: _rank_zero,
     Dispatch.ONE_TO_ALL: _one_to_all,
     Dispatch.ALL_TO_ALL: _all_to_all,

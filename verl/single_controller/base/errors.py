@@ -9,7 +9,7 @@ class WorkerError(RuntimeError):
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """One or more workers did not answer before the deadline; they may still be busy with the call."""
+    """One or more workers did not answer before the deadline; they may still be busy."""
 
 
 class WorkerDiedError(WorkerError):

@@ -6,9 +6,9 @@ from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, register
 
-LISTEN_FD = (
-    "VERL_MASTER_LISTEN_FD"  # a listening socket that rank 0's process holds for the rendezvous
-)
+# A listening socket that rank 0's process holds for the rendezvous. WorkerHost sets it, and repeats
+# the name: that module has to stay free of imports.
+LISTEN_FD = "VERL_MASTER_LISTEN_FD"
 
 
 class Worker:
@@ -61,7 +61,10 @@ class Worker:
         device = self.device
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         if dist.is_initialized():
-            if dist.get_backend_config() != str(dist.BackendConfig(dist.Backend(backend))):
+            # Compared as configurations: "gloo" and "cpu:gloo,cuda:gloo" are the same.
+            asked = dist.Backend(backend)
+            wanted = dist.BackendConfig(asked)  # pyright: ignore[reportArgumentType]  a Backend
+            if dist.get_backend_config() != str(wanted):
                 raise RuntimeError(
                     f"the process group runs {dist.get_backend_config()}, not {backend}"
                 )
@@ -80,7 +83,7 @@ class Worker:
         address = os.environ.get("MASTER_ADDR", "127.0.0.1")
         port = int(os.environ.get("MASTER_PORT", "0"))
         held = os.environ.pop(LISTEN_FD, None) if self.rank == 0 else None
-        return dist.TCPStore(
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  torch documents it
             address,
             port,
             world_size=self.world_size,

@@ -3,7 +3,6 @@
 What runs the workers (Ray, for one) is left to subclasses.
 """
 
-import difflib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from verl.single_controller.base.decorator import (
     plan_calls,
     registered_methods,
 )
+from verl.utils.hints import did_you_mean
 
 
 class GroupFuture:
@@ -32,7 +32,10 @@ class GroupFuture:
         collect: Collect,
         timeout_s: float,
     ) -> None:
-        self._wait, self._done, self._collect, self._timeout_s = wait, done, collect, timeout_s
+        self._wait = wait
+        self._done = done
+        self._collect = collect
+        self._timeout_s = timeout_s
         self._value: Any = None
         self._ready = False
 
@@ -45,9 +48,8 @@ class GroupFuture:
         deadline).
         """
         if not self._ready:
-            self._value = self._collect(
-                self._wait(self._timeout_s if timeout_s is None else timeout_s)
-            )
+            answers = self._wait(self._timeout_s if timeout_s is None else timeout_s)
+            self._value = self._collect(answers)
             self._ready = True
         return self._value
 
@@ -66,7 +68,8 @@ class WorkerGroup(ABC):
         taken = [method for method in self._methods if hasattr(type(self), method)]
         if taken:
             raise ValueError(
-                f"{worker_cls.__name__}: {taken} are methods of every group; name the worker's otherwise"
+                f"{worker_cls.__name__}: {taken} are methods of every group; "
+                "name the worker's otherwise"
             )
         for method, registration in self._methods.items():
             setattr(self, method, self._bind(method, registration))
@@ -78,8 +81,8 @@ class WorkerGroup(ABC):
 
     def __getattr__(self, name: str) -> Any:
         # reached only for names that are neither attributes nor registered methods
-        near = difflib.get_close_matches(name, vars(self).get("_methods", {}), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        # (through vars(): while a group is unpickled or half made, even _methods may be missing)
+        hint = did_you_mean(name, vars(self).get("_methods", {}))
         worker = vars(self).get("worker_cls")
         of = f" of {worker.__name__}" if worker else ""
         raise AttributeError(f"a group{of} has no attribute or registered method {name!r}{hint}")
@@ -95,20 +98,19 @@ class WorkerGroup(ABC):
 
     def execute_all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``method``, registered or not, with the same arguments on every rank; the answers in
-        rank order.
+        rank order. Kept for job code that calls by name.
         """
-        args, kwargs = _materialise(args, kwargs)
-        return self._future(
-            method, [(args, kwargs)] * self.world_size, list, self.call_timeout_s
-        ).get()
+        calls = [_materialise(args, kwargs)] * self.world_size
+        return self._future(method, calls, list, self.call_timeout_s).get()
 
     def execute_rank_zero(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call ``method``, registered or not, on rank 0 alone."""
-        return self._future(method, [_materialise(args, kwargs)], list, self.call_timeout_s).get()[
-            0
-        ]
+        """Call ``method``, registered or not, on rank 0 alone. Kept for job code that calls by
+        name.
+        """
+        calls = [_materialise(args, kwargs)]
+        return self._future(method, calls, list, self.call_timeout_s).get()[0]
 
-    def _bind(self, method: str, registration: Registration) -> Callable:
+    def _bind(self, method: str, registration: Registration) -> Callable[..., Any]:
         @functools.wraps(getattr(self.worker_cls, method))
         def call(*args: Any, **kwargs: Any) -> Any:
             future = self._submit(method, registration, args, kwargs)
@@ -117,13 +119,17 @@ class WorkerGroup(ABC):
         return call
 
     def _submit(
-        self, method: str, registration: Registration, args: tuple, kwargs: dict
+        self,
+        method: str,
+        registration: Registration,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> GroupFuture:
         args, kwargs = _materialise(args, kwargs)
         calls, collect = plan_calls(registration, self.world_size, args, kwargs)
-        timeout_s = (
-            self.call_timeout_s if registration.timeout_s is None else registration.timeout_s
-        )
+        timeout_s = registration.timeout_s
+        if timeout_s is None:
+            timeout_s = self.call_timeout_s
         return self._future(method, calls, collect, timeout_s)
 
     @abstractmethod
@@ -147,7 +153,9 @@ class WorkerGroup(ABC):
         self.shutdown()
 
 
-def _materialise(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _materialise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The arguments with the values of those that are answers of earlier calls."""
+
     def value(v: Any) -> Any:
         return v.get() if isinstance(v, GroupFuture) else v
 

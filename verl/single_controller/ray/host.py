@@ -14,7 +14,7 @@ LISTEN_FD = "VERL_MASTER_LISTEN_FD"
 
 
 class WorkerHost:
-    """One rank's process: environment first, then one worker object per role, then their methods."""
+    """One rank's process: environment first, then a worker object per role, then their methods."""
 
     def __init__(self) -> None:
         self._workers: dict[str, Any] = {}

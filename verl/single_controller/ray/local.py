@@ -3,13 +3,13 @@ given cluster.
 
 What Ray 2.60 offers and what is done with it here:
 
-* It turns ``_node_ip_address="127.0.0.1"`` into the machine's outward address on Linux, and its servers then listen on
-  every interface. ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`` switches to its desktop behaviour, in which the node's
-  address is 127.0.0.1 and all its servers bind to that.
-* Token authentication is on unless ``RAY_AUTH_MODE`` says otherwise, but Ray writes the token readable for everybody.
-  The token is made here first, readable for its owner alone.
-* Its session directories (logs, sockets) are writable for everybody. They are put below a directory that only their
-  owner can enter.
+* It turns ``_node_ip_address="127.0.0.1"`` into the machine's outward address on Linux, and its
+  servers then listen on every interface. ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`` switches to its
+  desktop behaviour, in which the node's address is 127.0.0.1 and all its servers bind to that.
+* Token authentication is on unless ``RAY_AUTH_MODE`` says otherwise, but Ray writes the token
+  readable for everybody. The token is made here first, readable for its owner alone.
+* Its session directories (logs, sockets) are writable for everybody. They are put below a directory
+  that only their owner can enter.
 """
 
 import logging
@@ -49,9 +49,8 @@ def init_ray(ray_init_cfg: Any = None, **overrides: Any) -> dict[str, Any]:
     if ray.is_initialized():
         return _facts(ray, started=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault(
-        "RAY_worker_niceness", "0"
-    )  # Ray would let everything else on the machine go first
+    # Ray would let everything else on the machine go first.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray announces the token at every start; the facts say it instead
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_token(create=local)
@@ -96,7 +95,7 @@ def _prefer_loopback() -> None:
     os.environ[LOOPBACK_SWITCH] = "0"
     constants = sys.modules.get("ray._private.ray_constants")
     if constants is not None:  # Ray was imported before the switch was set
-        constants.ENABLE_RAY_CLUSTER = False
+        setattr(constants, "ENABLE_RAY_CLUSTER", False)  # noqa: B010  a module has no such field
 
 
 def _private_directory() -> Path:
@@ -116,9 +115,8 @@ def token_path() -> Path | None:
     """Where Ray's authentication token lies, or None when the token is in the environment or not
     used.
     """
-    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get(
-        "RAY_AUTH_TOKEN"
-    ):
+    other_mode = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
+    if other_mode or os.environ.get("RAY_AUTH_TOKEN"):
         return None
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 

@@ -50,8 +50,8 @@ class RayResourcePool:
         self.process_on_nodes = list(process_on_nodes or [1])
         if min(self.process_on_nodes) < 1 or max_colocate_count < 1 or cpus_per_worker <= 0:
             raise ValueError(
-                "process_on_nodes and max_colocate_count must be at least 1 and cpus_per_worker positive, got "
-                f"{self.process_on_nodes}, {max_colocate_count}, {cpus_per_worker}"
+                "process_on_nodes and max_colocate_count must be at least 1 and cpus_per_worker "
+                f"positive, got {self.process_on_nodes}, {max_colocate_count}, {cpus_per_worker}"
             )
         self.name_prefix = name_prefix
         self.max_colocate_count = max_colocate_count
@@ -115,9 +115,10 @@ class RayResourcePool:
                 free = _readable(ray.available_resources())
                 self.shutdown()
                 raise WorkerTimeoutError(
-                    f"resource pool {self.name_prefix!r}: {count} x {bundle} on one node not granted in "
-                    f"{self.timeout_s:g} s; free in the cluster: {free}. Ask for fewer devices, "
-                    "raise ray_init.num_cpus, or shut down groups that hold resources"
+                    f"resource pool {self.name_prefix!r}: {count} x {bundle} on one node not "
+                    f"granted in {self.timeout_s:g} s; free in the cluster: {free}. "
+                    "Ask for fewer devices, raise ray_init.num_cpus, or shut down groups that "
+                    "hold resources"
                 )
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
 

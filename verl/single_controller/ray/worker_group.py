@@ -2,21 +2,17 @@
 
 ::
 
-    pool = RayResourcePool([2])                                         # two devices on one node
+    pool = RayResourcePool([2])                           # two devices on one node
     group = RayWorkerGroup(pool, RayClassWithInitArgs(ActorWorker, config))
-    group.init_model()                                                  # on both ranks
-    out = group.compute_log_prob(data)                                  # rows split, answers joined
-
-    both = create_colocated_worker_cls({"actor": RayClassWithInitArgs(ActorWorker, config),
-                                        "ref": RayClassWithInitArgs(RefWorker, config)})
-    groups = RayWorkerGroup(pool, both).spawn(["actor", "ref"])         # two groups, the same two processes
+    group.init_model()                                    # on both ranks
+    out = group.compute_log_prob(data)                    # rows split, answers joined
 """
 
 import logging
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +29,7 @@ from verl.single_controller.ray.resource_pool import RayResourcePool
 logger = logging.getLogger(__name__)
 
 SOLE_ROLE = ""
-_PLAIN = (type(None), bool, int, float, str, ray.ObjectRef)  # cheap enough to send to each rank
+_PLAIN = (type(None), bool, int, float, str, ray.ObjectRef)  # cheap to send to each rank
 
 
 @dataclass(frozen=True)
@@ -55,31 +51,18 @@ class RayClassWithInitArgs:
     def __init__(
         self, cls: Any, *args: Any, env_vars: dict[str, str] | None = None, **kwargs: Any
     ) -> None:
-        self.roles = {SOLE_ROLE: RoleSpec(_plain_class(cls), args, kwargs)}
+        self.roles: Mapping[str, RoleSpec] = {SOLE_ROLE: RoleSpec(_plain_class(cls), args, kwargs)}
         self.env_vars = dict(env_vars or {})
 
-
-def create_colocated_worker_cls(
-    class_dict: dict[str, RayClassWithInitArgs],
-) -> RayClassWithInitArgs:
-    """One actor class that houses a worker of every role; see ``RayWorkerGroup.spawn``.
-
-    Raises ``ValueError`` when no role is given or two roles set an environment variable
-    differently.
-    """
-    if not class_dict:
-        raise ValueError("create_colocated_worker_cls: no roles")
-    colocated = RayClassWithInitArgs.__new__(RayClassWithInitArgs)
-    colocated.roles, colocated.env_vars = {}, {}
-    for role, spec in class_dict.items():
-        differing = [k for k, v in spec.env_vars.items() if colocated.env_vars.get(k, v) != v]
-        if differing:
-            raise ValueError(
-                f"role {role!r} sets {differing} otherwise than the roles it shares a process with"
-            )
-        colocated.env_vars.update(spec.env_vars)
-        colocated.roles[role] = spec.roles[SOLE_ROLE]
-    return colocated
+    @classmethod
+    def of_roles(
+        cls, roles: Mapping[str, RoleSpec], env_vars: Mapping[str, str]
+    ) -> "RayClassWithInitArgs":
+        """Several workers in one process. Kept for ``create_colocated_worker_cls``."""
+        first = next(iter(roles.values()))
+        several = cls(first.worker_cls, env_vars=dict(env_vars))
+        several.roles = dict(roles)
+        return several
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -103,10 +86,10 @@ class RayWorkerGroup(WorkerGroup):
         roles = ray_cls_with_init.roles
         sole = roles.get(SOLE_ROLE)
         name = name_prefix or (sole.worker_cls.__name__ if sole else "+".join(roles))
-        super().__init__(
-            sole.worker_cls if sole else object, resource_pool.world_size, name, call_timeout_s
-        )
-        self._role, self._roles = SOLE_ROLE, roles
+        worker_cls = sole.worker_cls if sole else object
+        super().__init__(worker_cls, resource_pool.world_size, name, call_timeout_s)
+        self._role = SOLE_ROLE
+        self._roles = roles
         self._actors: list[Any] = []
         try:
             self._start(resource_pool, ray_cls_with_init, start_timeout_s)
@@ -115,21 +98,15 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, "RayWorkerGroup"]:
-        """One group per role, all on this group's actors.
+        """One group per role, all on this group's actors. Kept for ``create_colocated_worker_cls``.
 
         Raises ``KeyError`` for a role that is not housed here.
         """
-        groups = {}
+        groups: dict[str, RayWorkerGroup] = {}
         for role in prefix_set:
             if role not in self._roles:
                 raise KeyError(f"no role {role!r} in this group; it houses {sorted(self._roles)}")
-            view = RayWorkerGroup.__new__(RayWorkerGroup)
-            name = f"{self.name}/{role}"
-            WorkerGroup.__init__(
-                view, self._roles[role].worker_cls, self.world_size, name, self.call_timeout_s
-            )
-            view._role, view._roles, view._actors = role, self._roles, self._actors
-            groups[role] = view
+            groups[role] = _RoleView(self, role)
         return groups
 
     @property
@@ -165,6 +142,7 @@ class RayWorkerGroup(WorkerGroup):
         self.kill()
 
     def _start(self, pool: RayResourcePool, spec: RayClassWithInitArgs, timeout_s: float) -> None:
+        # Environment before workers: what a worker's module imports must find it set.
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
         for slot in pool.slots():
@@ -201,7 +179,8 @@ class RayWorkerGroup(WorkerGroup):
             raise WorkerError(f"{self.name}.{method}: the group has been shut down")
         if self._role not in self._roles:
             raise WorkerError(
-                f"{self.name}.{method}: call one of the groups that spawn({sorted(self._roles)}) gives"
+                f"{self.name}.{method}: call one of the groups that "
+                f"spawn({sorted(self._roles)}) gives"
             )
         labels = self._labels(method)[: len(calls)]
         refs = [
@@ -211,6 +190,23 @@ class RayWorkerGroup(WorkerGroup):
         return GroupFuture(
             lambda t: gather(refs, t, labels), lambda: is_done(refs), collect, timeout_s
         )
+
+
+class _RoleView(RayWorkerGroup):
+    """One role of a group whose processes house several; ``spawn`` makes it."""
+
+    def __init__(self, host: RayWorkerGroup, role: str) -> None:
+        # Not the constructor of RayWorkerGroup, which would start processes.
+        WorkerGroup.__init__(
+            self,
+            host._roles[role].worker_cls,
+            host.world_size,
+            f"{host.name}/{role}",
+            host.call_timeout_s,
+        )
+        self._role = role
+        self._roles = host._roles
+        self._actors = host._actors
 
 
 def _plain_class(cls: Any) -> type:
@@ -248,12 +244,15 @@ def _loopback() -> str:
 
 
 def _stored_once(calls: list[Call]) -> list[Call]:
-    """Replace arguments that go to several ranks by references, so that they are serialised once."""
-    values = [
-        v for args, kwargs in calls for v in (*args, *kwargs.values()) if not isinstance(v, _PLAIN)
-    ]
-    shared = {key for key, count in Counter(map(id, values)).items() if count > 1}
-    refs = {id(v): ray.put(v) for v in {id(v): v for v in values}.values() if id(v) in shared}
+    """Replace arguments that go to several ranks by references: they are serialised once."""
+    values: list[Any] = []
+    for args, kwargs in calls:
+        values += [value for value in (*args, *kwargs.values()) if not isinstance(value, _PLAIN)]
+    counts = Counter(map(id, values))
+    refs: dict[int, ray.ObjectRef] = {}
+    for value in values:
+        if counts[id(value)] > 1 and id(value) not in refs:
+            refs[id(value)] = ray.put(value)
 
     def swap(value: Any) -> Any:
         return refs.get(id(value), value)

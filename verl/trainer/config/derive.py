@@ -121,10 +121,14 @@ def derive(cfg: Config) -> Config:
 
 def _fill(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> None:
     above, _, name = path.rpartition(".")
-    section = lookup(cfg, above)
     try:
-        if getattr(section, name) is None:
-            setattr(section, name, lookup(cfg, rule) if isinstance(rule, str) else rule(cfg))
+        section = lookup(cfg, above)
+        if getattr(section, name) is not None:
+            return
+    except MissingKey:
+        return
+    try:
+        setattr(section, name, lookup(cfg, rule) if isinstance(rule, str) else rule(cfg))
     except MissingKey:
         section.__dict__.pop(name, None)
 

@@ -4,6 +4,7 @@ files and overrides ─▶ one tree ─▶ interpolations ─▶ sections, check
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from verl.trainer.config.compose import compose_tree
 from verl.trainer.config.derive import derive
 from verl.trainer.config.plugged import plugged_class, plugged_names, schema_keys, sources
 from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.yaml_text import yaml_text
 from verl.utils.settings import ConfigError, Section, keys_of, lookup
 from verl.utils.settings.reading import from_text, read
 from verl.utils.settings.unknown import unknown
@@ -23,6 +25,7 @@ from verl.utils.settings.unknown import unknown
 logger = logging.getLogger(__name__)
 Schema = TypeVar("Schema", bound=Section)
 Tree = dict[str, Any]
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass
@@ -95,8 +98,9 @@ def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
         above, _, name = path.partition(".")
         if below.section is not None and hasattr(config, above):
             setattr(getattr(config, above), name, below.section)
-    problems += [*unresolved, *_own_mistakes(found, tree)]
-    tree = merged(tree, {}) if problems else _with_interpolations(to_dict(config), tree)
+    problems += _own_mistakes(found | unresolved, tree)
+    if not problems:
+        tree = _with_interpolations(to_dict(config), tree)
     return Draft(derive(config), problems, tree)
 
 
@@ -191,13 +195,15 @@ def _interpolated(tree: Tree) -> list[str]:
     return [path for path, value in _leaves(tree) if "${" in str(value)]
 
 
-def _resolved(tree: Tree) -> tuple[Tree, list[str]]:
-    """``tree`` with every interpolation filled in, and what is wrong with those that cannot be."""
+def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
+    """``tree`` with every interpolation filled in, and what is wrong with those that cannot be, by
+    path.
+    """
     paths = _interpolated(tree)
-    if not paths:
-        return tree, []
     plain = tree
-    problems = []
+    problems: dict[str, str] = {}
+    if not paths:
+        return plain, problems
     conf = OmegaConf.create(tree)
     for path in paths:
         try:
@@ -205,7 +211,7 @@ def _resolved(tree: Tree) -> tuple[Tree, list[str]]:
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
         except OmegaConfBaseException as error:
-            problems.append(f"{path}={lookup(tree, path)!r}: {str(error).splitlines()[0]}")
+            problems[path] = f"{path}={lookup(tree, path)!r}: {str(error).splitlines()[0]}"
         else:
             plain = merged(plain, _nested(path, value))
     return plain, problems
@@ -219,9 +225,16 @@ def _nested(path: str, value: Any) -> Tree:
 
 def _own_mistakes(problems: Mapping[str, str], tree: Tree) -> list[str]:
     """The messages, without those about values that only repeat a mistake made elsewhere."""
-    referring = set(_interpolated(tree))
-    own = [message for path, message in problems.items() if path not in referring]
-    return own or list(problems.values())
+    repeated = set()
+    for path in _interpolated(tree):
+        references = REFERENCE.findall(str(lookup(tree, path)))
+        if any(_is_below(name, wrong) for name in references for wrong in problems):
+            repeated.add(path)
+    return [message for path, message in problems.items() if path not in repeated]
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path == other or path.startswith(f"{other}.")
 
 
 def _with_interpolations(values: Tree, tree: Tree) -> Tree:
@@ -270,5 +283,4 @@ def to_dict(cfg: Section) -> Tree:
 
 def to_yaml(cfg: Section | Tree) -> str:
     """``cfg`` as YAML, as the run directory keeps it."""
-    tree = to_dict(cfg) if isinstance(cfg, Section) else cfg
-    return OmegaConf.to_yaml(OmegaConf.create(tree))
+    return yaml_text(to_dict(cfg) if isinstance(cfg, Section) else cfg)

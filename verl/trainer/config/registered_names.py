@@ -63,18 +63,12 @@ def import_external(configs: Iterable[Section]) -> None:
             ) from error
 
 
-def shipped_estimators() -> tuple[str, ...]:
-    """Names of the estimators that come with the framework and with what is plugged in."""
-    plugged = [name for extension in EXTENSIONS.values() for name in extension.group_estimators]
-    return (*ESTIMATORS, *plugged)
-
-
 def check_names(cfg: PPOConfig, ctx: Context) -> Problems:
     """Estimator, policy loss and engine are registered."""
     names = ctx.names
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
     for key, registered, shipped in (
-        ("algorithm.adv_estimator", names.estimators, shipped_estimators()),
+        ("algorithm.adv_estimator", names.estimators, ESTIMATORS),
         (loss, names.policy_losses, POLICY_LOSSES),
         (ENGINE, names.engines, ENGINES),
     ):

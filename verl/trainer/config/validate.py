@@ -429,7 +429,10 @@ def find_problems(
 
 
 def _device(cfg: PPOConfig | SFTConfig) -> str:
-    return getattr(cfg.trainer, "device", "cpu")
+    try:
+        return cfg.trainer.device
+    except MissingKey:
+        return "cpu"
 
 
 def validate(

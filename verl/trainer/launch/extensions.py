@@ -6,11 +6,22 @@ is light. What is asked for by a call is imported by the call.
 
 from collections.abc import Collection
 
+from verl.trainer.config.load import default_config, load_config, read_config
 from verl.trainer.config.plugged import plug
 from verl.trainer.config.problems import Names
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.environments import ENVIRONMENTS
 from verl.trainer.launch.method import METHOD
+
+# What reads configs, with the sections of environments and method known.
+__all__ = [
+    "default_config",
+    "environment_names",
+    "load_config",
+    "read_config",
+    "registered_names",
+    "start_problems",
+]
 
 plug(ENVIRONMENTS)
 plug(METHOD)

@@ -110,7 +110,7 @@ def columns(cfg: PPOConfig) -> dict[str, str]:
     return {
         "thinking_level_entropies": on,
         "thinking_token_costs": on,
-        "level_mask": on,
+        "choice_mask": on,
         "thinking_reweight": factor,
     }
 

@@ -126,8 +126,9 @@ def train_and_save(
 
 def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
     """Where to continue from: the newest valid checkpoint, the named one, or nowhere."""
-    if cfg.trainer.resume_mode == "resume_path":
-        return Path(cfg.trainer.resume_from_path)
+    named = cfg.trainer.resume_from_path
+    if cfg.trainer.resume_mode == "resume_path" and named is not None:
+        return Path(named)
     return checkpoints.latest_valid() if cfg.trainer.resume_mode == "auto" else None
 
 

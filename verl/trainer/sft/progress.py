@@ -4,7 +4,6 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +16,7 @@ from rich.progress import (
 )
 
 from verl.record.tracking import Tracking
+from verl.trainer.config.schema import SFTConfig
 from verl.trainer.sft.trainer import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ RECORDS = 400  # lines of metrics.jsonl, about; held-out losses are always among
 class SFTProgress:
     """Listens to ``SFTTrainer.fit``; use as a context manager."""
 
-    def __init__(self, cfg: Any, run_dir: Path, total: int, first: int = 0) -> None:
+    def __init__(self, cfg: SFTConfig, run_dir: Path, total: int, first: int = 0) -> None:
         trainer = cfg.trainer
         services = [name for name in trainer.logger if name != "console"]
         resumed = first if first else None
@@ -39,7 +39,9 @@ class SFTProgress:
             run_dir,
             resume_step=resumed,
         )
-        self.total, self.tokens, self.every = total, 0.0, max(1, total // RECORDS)
+        self.total = total
+        self.tokens = 0.0
+        self.every = max(1, total // RECORDS)
         self.bar: Progress | None = None
         console = Console(stderr=True)
         if "console" in trainer.logger and console.is_terminal:
@@ -67,22 +69,15 @@ class SFTProgress:
                 self.task, completed=record.step, loss=f"loss {metrics['train/loss']:.3f}"
             )
         if evaluated:
-            loss, agent = metrics["val/loss"], metrics.get("val/agent_loss", float("nan"))
-            logger.info(
-                "step %d of %d: held-out loss %.4f, agent tokens %.4f",
-                record.step,
-                self.total,
-                loss,
-                agent,
-            )
+            loss = metrics["val/loss"]
+            agent = metrics.get("val/agent_loss", float("nan"))
+            line = "step %d of %d: held-out loss %.4f, agent tokens %.4f"
+            logger.info(line, record.step, self.total, loss, agent)
         elif self.bar is None and record.step % max(1, self.total // LINES) == 0:
-            loss, speed = (
-                metrics.get("train/loss", float("nan")),
-                metrics.get("perf/throughput", 0.0),
-            )
-            logger.info(
-                "step %d of %d: loss %.4f, %.0f tokens/s", record.step, self.total, loss, speed
-            )
+            loss = metrics.get("train/loss", float("nan"))
+            speed = metrics.get("perf/throughput", 0.0)
+            line = "step %d of %d: loss %.4f, %.0f tokens/s"
+            logger.info(line, record.step, self.total, loss, speed)
 
     def __enter__(self) -> "SFTProgress":
         return self

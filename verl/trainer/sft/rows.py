@@ -79,6 +79,7 @@ def plan_batches(
         raise ValueError("there are no rows to train on")
 
     def batches() -> Iterator[list[int]]:
+        # With total_steps, as many epochs as they take: islice below ends them.
         for epoch in count() if total_steps else range(epochs):
             rng = np.random.default_rng(derive_seed("sft", seed, epoch))
             order = rng.permutation(len(lengths)).tolist() if shuffle else range(len(lengths))
@@ -91,10 +92,11 @@ def _cut(order: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[li
     batch: list[int] = []
     tokens = 0
     for row in order:
-        # a row goes where the batch ends up nearer to its size
+        # A row goes where the batch ends up nearer to its size.
         if batch and tokens + lengths[row] / 2 > size:
             yield batch
-            batch, tokens = [], 0
+            batch = []
+            tokens = 0
         batch.append(row)
         tokens += lengths[row]
     if batch:

@@ -56,8 +56,13 @@ class SFTTrainer:
         save_freq: int = -1,
         checkpoints: CheckpointManager | None = None,
     ) -> None:
-        self.engine, self.rows, self.batches, self.val_rows = engine, rows, batches, val_rows
-        self.max_tokens, self.test_freq, self.save_freq = max_tokens, test_freq, save_freq
+        self.engine = engine
+        self.rows = rows
+        self.batches = batches
+        self.val_rows = val_rows
+        self.max_tokens = max_tokens
+        self.test_freq = test_freq
+        self.save_freq = save_freq
         self.checkpoints = checkpoints
         self.step = 0
 
@@ -88,9 +93,8 @@ class SFTTrainer:
         """Write a checkpoint."""
         if self.checkpoints is None:
             raise ValueError("save_freq > 0 needs checkpoints")
-        self.checkpoints.save(
-            self.step, lambda path: save_engine(self.engine, path), {"global_step": self.step}
-        )
+        state = {"global_step": self.step}
+        self.checkpoints.save(self.step, lambda path: save_engine(self.engine, path), state)
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
         """One optimizer step on the rows ``batch``; the loss is the mean over the whole batch's
@@ -98,10 +102,9 @@ class SFTTrainer:
         """
         started = time.perf_counter()
         rows = [self.rows[row] for row in batch]
-        tokens, weight = (
-            sum(len(row) for row in rows),
-            sum(sum(row.loss_weights[1:]) for row in rows),
-        )
+        tokens = sum(len(row) for row in rows)
+        # A first token has no prediction before it, whatever its weight.
+        weight = sum(sum(row.loss_weights[1:]) for row in rows)
         sums: Sums = {}
         with self.engine.resident(training=True):
             cuts = micro_batches([len(row) for row in rows], max_tokens=self.max_tokens)
@@ -122,12 +125,14 @@ class SFTTrainer:
         device = self.engine.device
         packed = pack([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
+        # Only positions that count are scored: most of a row can be observations of weight 0.
         where = weights.nonzero().squeeze(-1)
         targets = Targets(where - 1, packed.input_ids[where])
         scores = self.engine.module(
             packed.input_ids, packed.position_ids, packed.layout, [targets]
         )[0]
-        weights, loss = weights[where], -scores.log_probs
+        weights = weights[where]
+        loss = -scores.log_probs
         agent = weights >= AGENT_WEIGHT
         found = {
             "loss": (weights * loss).sum(),

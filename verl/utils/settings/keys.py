@@ -95,6 +95,11 @@ def _literal_words(choices: tuple[Any, ...]) -> str:
 def _words(annotation: Any) -> str:
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation.__name__
+    if get_origin(annotation) is Annotated:
+        return _words(get_args(annotation)[0])
+    if get_origin(annotation) is dict:
+        key, value = map(_words, get_args(annotation))
+        return f"dict[{key}, {value}]"
     return str(annotation).replace("typing.", "")
 
 

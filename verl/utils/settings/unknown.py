@@ -42,6 +42,8 @@ def nearest(path: str, keys: Mapping[str, Key]) -> str | None:
     if similar:
         candidates = [key for key in keys if key.rpartition(".")[2] == similar]
         return max(candidates, key=lambda key: _likeness(key, path) if section else 0)
+    if children(section, keys):  # every path of a section resembles every other one
+        return None
     return nearest_name(path, keys, cutoff=0.6)
 
 

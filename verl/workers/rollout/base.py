@@ -8,18 +8,27 @@ vLLM.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from verl.utils.sampling import SamplingRequest, SamplingResult
 
+if TYPE_CHECKING:
+    import torch
+
 GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
+# SplitMix64: its increment (2**64 over the golden ratio) and the factors of its finaliser
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
+_63_BITS = 0x7FFFFFFFFFFFFFFF  # seeds have to fit the signed integers of torch and vLLM
+
+Weights: TypeAlias = "Iterable[tuple[str, np.ndarray | torch.Tensor]]"
 
 
 class EngineError(RuntimeError):
-    """An engine, or the worker around it, cannot do what was asked; the message says what and why."""
+    """An engine, or the worker around it, cannot do what was asked; the message says why."""
 
 
 class RolloutEngine(Protocol):
@@ -33,39 +42,70 @@ class RolloutEngine(Protocol):
     it only through floating-point rounding.
     """
 
-    gives_logprobs: bool  # class attribute; an engine without log-probs is refused, nothing could be trained on it
     policy_version: int  # of the weights in the engine; 0 as loaded from disk
+
+    @property
+    def gives_logprobs(self) -> bool:
+        """Whether results carry log-probs (a class attribute); an engine without is refused."""
+        ...
 
     def add(self, request: SamplingRequest) -> None:
         """Queue a request.
 
         Raises ``ValueError`` for one that can never be served (prompt too long, no tokens).
         """
+        ...
 
     def step(self) -> list[SamplingResult]:
         """Advance every request; return those that finished."""
+        ...
 
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
+        ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests; they give no result. Unknown ids are ignored."""
+        ...
 
-    def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Replace all weights (names of the Hugging Face checkpoint, arrays or tensors) and forget
         cached prefixes.
 
         Raises ``EngineError`` while requests are unfinished.
         """
+        ...
 
     def sleep(self) -> None:
         """Give accelerator memory back until ``wake``; there is none to give on CPU."""
+        ...
 
     def wake(self) -> None:
         """Take the memory again."""
+        ...
 
     def close(self) -> None:
         """Free everything."""
+        ...
+
+
+class StopTokenizer(Protocol):
+    """What the engines need of a tokenizer."""
+
+    @property
+    def eos_token_id(self) -> object:
+        """Id of the end-of-turn token, where there is one."""
+        ...
+
+    def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of ``text``."""
+        ...
+
+    def decode(
+        self, token_ids: list[int], /, *, skip_special_tokens: bool = ...
+    ) -> str | list[str]:
+        """The text of ``token_ids``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +119,7 @@ class StopPlan:
 class StopRules:
     """Turns stop strings into a ``StopPlan``; ``end_ids`` always end a segment."""
 
-    def __init__(self, tokenizer: Any, end_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: StopTokenizer, end_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
         self._plans: dict[tuple[str, ...], StopPlan] = {}
@@ -93,9 +133,11 @@ class StopRules:
     def _make(self, stop: tuple[str, ...]) -> StopPlan:
         if "" in stop:
             raise ValueError("a stop string is empty")
-        singles, strings = set(self._end_ids), []
+        singles = set(self._end_ids)
+        strings: list[str] = []
         for text in stop:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
+            # one token need not be the text alone: it may carry a space that decoding shows
             if len(ids) == 1 and self._tokenizer.decode(ids) == text:
                 singles.add(ids[0])
             else:
@@ -106,14 +148,13 @@ class StopRules:
         """Whether the last of ``token_ids`` completes one of the plan's strings."""
         if not plan.strings:
             return False
-        longest = max(
-            len(text.encode("utf-8")) for text in plan.strings
-        )  # a token is at least one byte
+        # a token is at least one byte, so that this many tokens hold the longest string
+        longest = max(len(text.encode("utf-8")) for text in plan.strings)
         tail = self._tokenizer.decode(token_ids[-longest:], skip_special_tokens=False)
         return any(text in tail for text in plan.strings)
 
 
-def end_token_ids(model_path: str | Path, tokenizer: Any) -> frozenset[int]:
+def end_token_ids(model_path: str | Path, tokenizer: StopTokenizer) -> frozenset[int]:
     """The ids that end a turn: ``eos_token_id`` of the generation config (one or several) and of
     the tokenizer.
     """
@@ -123,8 +164,9 @@ def end_token_ids(model_path: str | Path, tokenizer: Any) -> frozenset[int]:
     if (Path(model_path) / "generation_config.json").is_file():
         named = GenerationConfig.from_pretrained(str(model_path)).eos_token_id
         ids.update([named] if isinstance(named, int) else named or [])
-    if tokenizer.eos_token_id is not None:
-        ids.add(tokenizer.eos_token_id)
+    own = tokenizer.eos_token_id
+    if isinstance(own, int):
+        ids.add(own)
     return frozenset(ids)
 
 
@@ -135,16 +177,14 @@ def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
     Which token draws which number depends on these two alone: not on the batch, chunked prefill or
     preemption.
     """
-    with np.errstate(over="ignore"):
-        return _mix(
-            _mix(seeds.astype(np.uint64) + _GOLDEN)
-            + _GOLDEN * (counters.astype(np.uint64) + np.uint64(1))
-        )
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is what is wanted
+        streams = _mix(seeds.astype(np.uint64) + _GOLDEN)
+        return _mix(streams + _GOLDEN * (counters.astype(np.uint64) + np.uint64(1)))
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = (x ^ (x >> np.uint64(30))) * _FIRST_FACTOR
+    x = (x ^ (x >> np.uint64(27))) * _SECOND_FACTOR
     return x ^ (x >> np.uint64(31))
 
 
@@ -152,13 +192,13 @@ class RequestSeeds:
     """The 63-bit seed of every request: its own, or one counted on from the engine's seed."""
 
     def __init__(self, engine_seed: int) -> None:
-        self._engine_seed = np.array([engine_seed & 0x7FFFFFFFFFFFFFFF], dtype=np.uint64)
+        self._engine_seed = np.array([engine_seed & _63_BITS], dtype=np.uint64)
         self._drawn = 0
 
     def of(self, request: SamplingRequest) -> int:
         """The seed of ``request``."""
         if request.seed is not None:
-            return request.seed & 0x7FFFFFFFFFFFFFFF
+            return request.seed & _63_BITS
         self._drawn += 1
         return int(counter_seeds(self._engine_seed, np.array([self._drawn]))[0]) >> 1
 
@@ -172,15 +212,15 @@ def check_request(request: SamplingRequest, max_model_len: int, vocab_size: int)
         raise ValueError(f"max_tokens is {request.max_tokens}, at least 1 is needed")
     if length >= max_model_len:
         raise ValueError(
-            f"the prompt has {length} tokens and leaves no room in a context of {max_model_len}; raise "
-            "actor_rollout_ref.rollout.max_model_len or shorten the prompt"
+            f"the prompt has {length} tokens and leaves no room in a context of {max_model_len}; "
+            "raise actor_rollout_ref.rollout.max_model_len or shorten the prompt"
         )
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
         raise ValueError(f"a prompt token is outside the vocabulary of {vocab_size}")
 
 
-def as_tensor(array: Any) -> Any:
-    """``array`` (NumPy array or tensor) as a tensor; memory that arrived read-only is copied."""
+def as_tensor(array: "np.ndarray | torch.Tensor") -> "torch.Tensor":
+    """``array`` as a tensor; memory that arrived read-only (from Ray's object store) is copied."""
     import torch
 
     if isinstance(array, torch.Tensor):

@@ -38,7 +38,7 @@ def truncate(
         ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
         before = ordered.cumsum(dim=-1) - ordered
         outside = before >= top_p.unsqueeze(-1)
-        outside[:, 0] = False
+        outside[:, 0] = False  # a top_p of 0 keeps the most likely token
         logits = logits.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
     return logits
 
@@ -63,18 +63,16 @@ def draw(
     scaled = logits / torch.where(greedy, 1.0, temperature).unsqueeze(-1)
     logprobs = truncate(scaled, top_k, top_p).log_softmax(dim=-1)
     cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
+    # of the total, which rounding leaves a little beside 1
     target = uniform.to(cumulative.device) * cumulative[:, -1]
-    tokens = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).clamp_(
-        max=logits.shape[-1] - 1
-    )
-    chosen = logprobs.gather(-1, tokens).squeeze(-1)
-    tokens = tokens.squeeze(-1)
+    found = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True)
+    found = found.clamp_(max=logits.shape[-1] - 1)
+    chosen = logprobs.gather(-1, found).squeeze(-1)
+    tokens = found.squeeze(-1)
     if bool(greedy.any()):
         best, best_logprobs = _greedy(logits)
-        tokens, chosen = (
-            torch.where(greedy, best, tokens),
-            torch.where(greedy, best_logprobs, chosen),
-        )
+        tokens = torch.where(greedy, best, tokens)
+        chosen = torch.where(greedy, best_logprobs, chosen)
     return tokens, chosen
 
 

@@ -1,20 +1,23 @@
 """The engine that needs no vLLM: a transformers model decoded in one left-padded batch with a
 shared KV cache.
 
-cache columns   . . . a a a a a      a row is left-padded to the widest; when rows finish, columns that have become
-                . b b b b b b b      padding everywhere are cut off; new rows are prefilled together and joined on
+    cache columns   . . . a a a a a
+                    . b b b b b b b
+
+A row is left-padded to the widest. When rows finish, columns that have become padding everywhere
+are cut off; new rows are prefilled together and joined on.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from verl.models.token_scores import full_logits
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
@@ -23,11 +26,14 @@ from verl.workers.rollout.base import (
     RequestSeeds,
     StopPlan,
     StopRules,
+    StopTokenizer,
+    Weights,
     as_tensor,
     check_request,
     end_token_ids,
 )
 from verl.workers.rollout.draw import draw, uniforms
+from verl.workers.rollout.sections import EngineSection
 
 
 @dataclass(slots=True)
@@ -41,6 +47,17 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Prefixes:
+    """What the running rows have computed: all of their tokens except each row's last one.
+
+    ``mask`` [B, L] int64 is 1 where the cache holds a real token.
+    """
+
+    cache: DynamicCache
+    mask: torch.Tensor
+
+
 class HFEngine:
     """``RolloutEngine`` on transformers. ``config`` is the section ``actor_rollout_ref.rollout``.
 
@@ -52,7 +69,7 @@ class HFEngine:
 
     def __init__(
         self,
-        config: Any,
+        config: EngineSection,
         model_path: str,
         seed: int = 0,
         num_threads: int | None = None,
@@ -60,25 +77,24 @@ class HFEngine:
     ) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        options = {"trust_remote_code": trust_remote_code}
-        model = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=getattr(torch, config.dtype), **options
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=getattr(torch, config.dtype), trust_remote_code=trust_remote_code
         )
-        model = (
-            model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
-        )
+        _move(model, "cuda" if torch.cuda.is_available() else "cpu")
+        model.eval().requires_grad_(False)
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
-            head.forward = partial(full_logits, head)  # as the trainer computes them
-        tokenizer = AutoTokenizer.from_pretrained(model_path, **options)
+            # as the trainer computes logits; set as an attribute, which a call looks up first
+            head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
         rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
         self._take(model, rules, seed, config.max_num_seqs, config.max_model_len)
 
     @classmethod
     def on_model(
         cls,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: StopTokenizer,
         end_ids: Iterable[int],
         *,
         seed: int = 0,
@@ -92,25 +108,36 @@ class HFEngine:
         return engine
 
     def _take(
-        self, model: Any, rules: StopRules, seed: int, max_num_seqs: int, max_model_len: int | None
+        self,
+        model: PreTrainedModel,
+        rules: StopRules,
+        seed: int,
+        max_num_seqs: int,
+        max_model_len: int | None,
     ) -> None:
-        self._model, self._rules, self._seeds = model, rules, RequestSeeds(seed)
+        self._held: PreTrainedModel | None = model
+        self._rules = rules
+        self._seeds = RequestSeeds(seed)
         self._device = model.device
-        self._vocab_size = model.config.vocab_size
-        self._max_model_len = max_model_len or model.config.max_position_embeddings
+        self._vocab_size: int = model.config.vocab_size
+        self._max_model_len: int = max_model_len or model.config.max_position_embeddings
         self._max_num_seqs = max_num_seqs
         self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []
-        self._cache: Any = None  # DynamicCache of the rows' tokens except each row's last one
-        self._mask: torch.Tensor | None = None  # [B, L] int64: 1 where the cache holds a real token
+        self._prefixes: _Prefixes | None = None  # None where no row runs
         self.policy_version = 0
+
+    @property
+    def _model(self) -> PreTrainedModel:
+        if self._held is None:
+            raise EngineError("the engine is closed")
+        return self._held
 
     def add(self, request: SamplingRequest) -> None:
         """Queue a request. Raises ``ValueError`` for one that can never be served."""
         check_request(request, self._max_model_len, self._vocab_size)
-        self._waiting.append(
-            _Row(request, self._rules.plan(tuple(request.stop)), self._seeds.of(request))
-        )
+        plan = self._rules.plan(tuple(request.stop))
+        self._waiting.append(_Row(request, plan, self._seeds.of(request)))
 
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
@@ -130,12 +157,20 @@ class HFEngine:
             if not logits:
                 return []
             self._sample(torch.cat(logits))
-            reasons = [self._stop_reason(row) for row in self._rows]
-            results = [
-                self._result(row, why) for row, why in zip(self._rows, reasons, strict=True) if why
-            ]
-            if results:
-                self._keep([index for index, why in enumerate(reasons) if why is None])
+            return self._finished()
+
+    def _finished(self) -> list[SamplingResult]:
+        """Results of the rows that end with their newest token; the others go on."""
+        results: list[SamplingResult] = []
+        unfinished: list[int] = []
+        for index, row in enumerate(self._rows):
+            reason = self._stop_reason(row)
+            if reason is None:
+                unfinished.append(index)
+            else:
+                results.append(self._result(row, reason))
+        if results:
+            self._keep(unfinished)
         return results
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -146,15 +181,15 @@ class HFEngine:
         if len(keep) < len(self._rows):
             self._keep(keep)
 
-    def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Copy full weights into the model; raises ``EngineError`` for wrong names, or while
         requests run.
         """
         if self.has_work():
-            raise EngineError(
-                f"weights cannot change while {len(self._rows) + len(self._waiting)} requests run"
-            )
+            running = len(self._rows) + len(self._waiting)
+            raise EngineError(f"weights cannot change while {running} requests run")
         own = dict(self._model.named_parameters(remove_duplicate=False))
+        # by place in memory: tied parameters are one weight under several names
         missing = {parameter.data_ptr(): name for name, parameter in own.items()}
         with torch.no_grad():
             for name, value in weights:
@@ -168,30 +203,34 @@ class HFEngine:
 
     def sleep(self) -> None:
         """Move the model to host memory."""
-        self._model.to("cpu")
+        _move(self._model, "cpu")
 
     def wake(self) -> None:
         """Move the model back."""
-        self._model.to(self._device)
+        _move(self._model, self._device)
 
     def close(self) -> None:
         """Free the model."""
-        self._model = self._cache = self._mask = None
-        self._rows, self._waiting = [], deque()
+        self._held = None
+        self._prefixes = None
+        self._rows = []
+        self._waiting = deque()
 
     def _room(self) -> int:
         return self._max_num_seqs - len(self._rows)
 
     def _decode(self) -> torch.Tensor:
         """Logits [B, V] after each running row's last token, which joins the cache."""
+        prefixes = self._prefixes
+        assert prefixes is not None  # rows are running
         last = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
-        self._mask = torch.cat([self._mask, torch.ones_like(last)], dim=1)
-        position = self._mask.sum(dim=1, keepdim=True) - 1
+        prefixes.mask = torch.cat([prefixes.mask, torch.ones_like(last)], dim=1)
+        position = prefixes.mask.sum(dim=1, keepdim=True) - 1
         out = self._model(
             input_ids=last,
-            attention_mask=self._mask,
+            attention_mask=prefixes.mask,
             position_ids=position,
-            past_key_values=self._cache,
+            past_key_values=prefixes.cache,
             use_cache=True,
         )
         return out.logits[:, -1].float()
@@ -199,50 +238,57 @@ class HFEngine:
     def _prefill(self, rows: list[_Row]) -> torch.Tensor:
         """Logits [N, V] after the prompts of ``rows``, which join the batch."""
         width = max(len(row.request.prompt_ids) for row in rows)
-        padding = [width - len(row.request.prompt_ids) for row in rows]
-        ids = [[0] * left + row.request.prompt_ids for left, row in zip(padding, rows, strict=True)]
-        mask = [[0] * left + [1] * (width - left) for left in padding]
-        ids, mask = torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
+        ids: list[list[int]] = []
+        real: list[list[int]] = []
+        for row in rows:
+            prompt = row.request.prompt_ids
+            padding = [0] * (width - len(prompt))
+            ids.append(padding + prompt)
+            real.append(padding + [1] * len(prompt))
+        mask = torch.tensor(real, device=self._device)
+        # padding gets position 0 as well; it is masked, so any number would do
         position = (mask.cumsum(dim=1) - 1).clamp_(min=0)
         cache = DynamicCache()
         out = self._model(
-            input_ids=ids,
+            input_ids=torch.tensor(ids, device=self._device),
             attention_mask=mask,
             position_ids=position,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        self._join(rows, cache, mask)
+        self._join(rows, _Prefixes(cache, mask))
         return out.logits[:, -1].float()
 
-    def _join(self, rows: list[_Row], cache: Any, mask: torch.Tensor) -> None:
+    def _join(self, rows: list[_Row], new: _Prefixes) -> None:
+        """Put ``rows`` behind the running ones, both padded to the wider of the two."""
         self._rows = self._rows + rows
-        if self._cache is None:
-            self._cache, self._mask = cache, mask
+        old = self._prefixes
+        if old is None:
+            self._prefixes = new
             return
-        width = max(self._mask.shape[1], mask.shape[1])
-        old_pad, new_pad = width - self._mask.shape[1], width - mask.shape[1]
-        self._mask = torch.cat([pad(self._mask, (old_pad, 0)), pad(mask, (new_pad, 0))])
-        for old, new in zip(self._cache.layers, cache.layers, strict=True):
-            old.keys = torch.cat(
-                [pad(old.keys, (0, 0, old_pad, 0)), pad(new.keys, (0, 0, new_pad, 0))]
-            )
-            old.values = torch.cat(
-                [pad(old.values, (0, 0, old_pad, 0)), pad(new.values, (0, 0, new_pad, 0))]
-            )
+        width = max(old.mask.shape[1], new.mask.shape[1])
+        old_pad = width - old.mask.shape[1]
+        new_pad = width - new.mask.shape[1]
+        old.mask = torch.cat([pad(old.mask, (old_pad, 0)), pad(new.mask, (new_pad, 0))])
+        for layer, other in zip(_layers(old.cache), _layers(new.cache), strict=True):
+            layer.keys = _stacked(layer.keys, old_pad, other.keys, new_pad)
+            layer.values = _stacked(layer.values, old_pad, other.values, new_pad)
 
     def _keep(self, keep: list[int]) -> None:
         """Drop all rows but ``keep``, and the columns that are padding in all of those."""
         self._rows = [self._rows[index] for index in keep]
-        if not keep:
-            self._cache = self._mask = None
+        prefixes = self._prefixes
+        if not keep or prefixes is None:
+            self._prefixes = None
             return
-        self._mask = self._mask[keep]
-        cut = int(self._mask.any(dim=0).int().argmax())  # the first column that holds a token
-        self._mask = self._mask[:, cut:]
-        for layer in self._cache.layers:
-            layer.keys, layer.values = layer.keys[keep, :, cut:], layer.values[keep, :, cut:]
+        mask = prefixes.mask[keep]
+        cut = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
+        prefixes.mask = mask[:, cut:]
+        for layer in _layers(prefixes.cache):
+            assert layer.keys is not None and layer.values is not None  # every layer is filled
+            layer.keys = layer.keys[keep, :, cut:]
+            layer.values = layer.values[keep, :, cut:]
 
     def _sample(self, logits: torch.Tensor) -> None:
         """Append a token and its log-prob to every row; ``logits`` [B, V]."""
@@ -256,13 +302,10 @@ class HFEngine:
             np.array([row.seed for row in self._rows], dtype=np.uint64),
             np.array([len(row.token_ids) for row in self._rows]),
         )
-        tokens, logprobs = draw(
-            logits,
-            temperature,
-            top_k if bool((top_k > 0).any()) else None,
-            top_p if bool((top_p < 1).any()) else None,
-            uniform,
-        )
+        # truncation sorts the whole vocabulary: only where somebody asks for it
+        cut_k = top_k if bool((top_k > 0).any()) else None
+        cut_p = top_p if bool((top_p < 1).any()) else None
+        tokens, logprobs = draw(logits, temperature, cut_k, cut_p, uniform)
         for row, token, logprob in zip(self._rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.token_ids.append(token)
             row.logprobs.append(logprob)
@@ -278,3 +321,24 @@ class HFEngine:
         return SamplingResult(
             row.request.request_id, row.token_ids, row.logprobs, reason, self.policy_version
         )
+
+
+def _move(model: torch.nn.Module, device: str | torch.device) -> None:
+    """Move ``model`` in place."""
+    model.to(device)
+
+
+def _layers(cache: DynamicCache) -> list[CacheLayerMixin]:
+    """The layers of a cache of keys and values; ``EngineError`` where one keeps another state."""
+    found = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
+    if len(found) < len(cache.layers):
+        raise EngineError("rollout.name=hf: a layer without keys and values cannot be batched here")
+    return found
+
+
+def _stacked(
+    first: torch.Tensor | None, first_pad: int, second: torch.Tensor | None, second_pad: int
+) -> torch.Tensor:
+    """Keys or values [B, H, L, D] of two batches in one, after padding on the left."""
+    assert first is not None and second is not None  # both batches have been through the model
+    return torch.cat([pad(first, (0, 0, first_pad, 0)), pad(second, (0, 0, second_pad, 0))])

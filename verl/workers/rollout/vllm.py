@@ -6,8 +6,8 @@ and the KV cache is sized in GiB, not as a share of the device.
 
 import logging
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout.base import (
@@ -15,10 +15,21 @@ from verl.workers.rollout.base import (
     EngineError,
     RequestSeeds,
     StopRules,
+    Weights,
     as_tensor,
     check_request,
     end_token_ids,
 )
+from verl.workers.rollout.sections import EngineSection
+
+if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from verl.workers.rollout.vllm_cpu import CountedSampler
 
 logger = logging.getLogger(__name__)
 CPU_BLOCK_SIZE = 32  # tokens: the unit of prefix reuse; the CPU kernels want a multiple of 32
@@ -32,7 +43,7 @@ class VLLMEngine:
 
     def __init__(
         self,
-        config: Any,
+        config: EngineSection,
         model_path: str,
         seed: int = 0,
         num_threads: int | None = None,
@@ -47,10 +58,8 @@ class VLLMEngine:
         self._rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
         self._seeds = RequestSeeds(seed)
         model_config = self._engine.vllm_config.model_config
-        self._max_model_len, self._vocab_size = (
-            model_config.max_model_len,
-            model_config.get_vocab_size(),
-        )
+        self._max_model_len = model_config.max_model_len
+        self._vocab_size = model_config.get_vocab_size()
         self._requests: dict[str, str] = {}  # request id -> vLLM's internal id
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         self.policy_version = 0
@@ -66,19 +75,23 @@ class VLLMEngine:
         check_request(request, self._max_model_len, self._vocab_size)
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} is already running")
-        params, seed = self._sampling_params(request), self._seeds.of(request)
+        params = self._sampling_params(request)
+        seed = self._seeds.of(request)
         if self._sampler is None:
             params.seed = seed
-        internal = self._engine.add_request(
-            request.request_id, tokens_input(list(request.prompt_ids)), params
-        )
+        prompt = tokens_input(list(request.prompt_ids))
+        internal = self._engine.add_request(request.request_id, prompt, params)
         self._requests[request.request_id] = internal
         if self._sampler is not None:
             self._sampler.begin(internal, seed)
 
     def step(self) -> list[SamplingResult]:
         """Advance all running requests by one engine step; return those that finished."""
-        return [self._result(output) for output in self._engine.step() if output.finished]
+        from vllm.outputs import RequestOutput
+
+        outputs = self._engine.step()
+        sampled = [output for output in outputs if isinstance(output, RequestOutput)]
+        return [self._result(output) for output in sampled if output.finished]
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests; they give no result."""
@@ -88,7 +101,7 @@ class VLLMEngine:
             for name in internal:
                 self._sampler.finish(name)
 
-    def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Load full weights in place and drop the prefix cache; raises ``EngineError`` while
         requests run.
         """
@@ -105,7 +118,8 @@ class VLLMEngine:
             repack_output_head(self._runner().get_model())
         if not self._engine.reset_prefix_cache():
             raise EngineError(
-                "vLLM kept its prefix cache after a weight update: cached keys would be of old weights"
+                "vLLM kept its prefix cache after a weight update: "
+                "cached keys would be of old weights"
             )
         self.policy_version = version
 
@@ -126,7 +140,7 @@ class VLLMEngine:
         self._requests.clear()
         self._engine.engine_core.shutdown()
 
-    def _sampling_params(self, request: SamplingRequest) -> Any:
+    def _sampling_params(self, request: SamplingRequest) -> "SamplingParams":
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -144,53 +158,55 @@ class VLLMEngine:
             detokenize=bool(plan.strings),
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            # 0: of the sampled token alone; on CPU our own sampler notes it
             logprobs=None if self._sampler is not None else 0,
         )
 
-    def _result(self, output: Any) -> SamplingResult:
+    def _result(self, output: "RequestOutput") -> SamplingResult:
         completion = output.outputs[0]
         internal = self._requests.pop(output.request_id)
         tokens = list(completion.token_ids)
         if self._sampler is not None:
             logprobs = self._sampler.finish(internal)[: len(tokens)]
         else:
-            logprobs = [
-                entry[token].logprob
-                for entry, token in zip(completion.logprobs, tokens, strict=True)
-            ]
+            entries = zip(completion.logprobs or (), tokens, strict=True)
+            logprobs = [entry[token].logprob for entry, token in entries if entry is not None]
         if len(logprobs) != len(tokens):
             raise EngineError(
                 f"request {output.request_id}: {len(logprobs)} log-probs for {len(tokens)} tokens"
             )
-        reason = _REASONS.get(completion.finish_reason, StopReason.ABORT)
+        reason = _REASONS.get(completion.finish_reason or "", StopReason.ABORT)
         info = {"cached_tokens": output.num_cached_tokens or 0}
         return SamplingResult(
             output.request_id, tokens, logprobs, reason, self.policy_version, info
         )
 
-    def _runner(self) -> Any:
+    def _runner(self) -> "GPUModelRunner":
         return self._engine.model_executor.driver_worker.worker.model_runner
 
-    def _mend_for_cpu(self) -> Any:
+    def _mend_for_cpu(self) -> "CountedSampler":
         from verl.workers.rollout.vllm_cpu import CountedSampler
 
         return CountedSampler(self._runner())
 
 
 def engine_arguments(
-    path: str, config: Any, seed: int, trust_remote_code: bool, on_cpu: bool
+    path: str, config: EngineSection, seed: int, trust_remote_code: bool, on_cpu: bool
 ) -> dict[str, Any]:
     """The keyword arguments of vLLM's ``EngineArgs``; ``config.engine_kwargs`` has the last word.
 
     Its ``hf_overrides`` are added to ours.
     """
     asked = dict(config.engine_kwargs)
+    overrides = asked.pop("hf_overrides", {})
+    if not isinstance(overrides, Mapping):
+        raise ValueError(f"engine_kwargs.hf_overrides={overrides!r}: a mapping is needed")
     arguments: dict[str, Any] = {
         "model": path,
         "dtype": config.dtype,
         # logits as the trainer's: see full_logits in verl/models/token_scores.py
-        "hf_overrides": {"head_dtype": "float32"} | dict(asked.pop("hf_overrides", {})),
-        "seed": seed & 0x7FFFFFFF,
+        "hf_overrides": {"head_dtype": "float32"} | dict(overrides),
+        "seed": seed & 0x7FFFFFFF,  # vLLM takes 32 bits with a sign
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
@@ -198,7 +214,8 @@ def engine_arguments(
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
-        "generation_config": "vllm",  # requests say how to sample; a model's file must not change it
+        # requests say how to sample; a file of the model must not change it
+        "generation_config": "vllm",
         "trust_remote_code": trust_remote_code,
     }
     if on_cpu:
@@ -218,6 +235,7 @@ def engine_arguments(
 
 def _prepare_process(num_threads: int | None) -> bool:
     """Set what vLLM and OpenMP read at import; return whether the engine runs on CPU."""
+    # the core in this process: weights are handed over without a copy through another one
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -229,18 +247,16 @@ def _prepare_process(num_threads: int | None) -> bool:
 
     if torch.cuda.is_available():
         return False
-    os.environ.setdefault(
-        "TORCH_COMPILE_DISABLE", "1"
-    )  # else vLLM compiles a helper during the first requests: 4-20 s
-    os.environ.pop(
-        "VLLM_CPU_KVCACHE_SPACE", None
-    )  # takes precedence over kv_cache_memory_bytes, in whole GiB
+    # else vLLM compiles a helper during the first requests: 4-20 s
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    # it would take precedence over kv_cache_memory_bytes, in whole GiB
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     return True
 
 
-def _import_vllm() -> tuple[type, type]:
+def _import_vllm() -> "tuple[type[EngineArgs], type[LLMEngine]]":
     try:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform

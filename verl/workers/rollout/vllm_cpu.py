@@ -3,13 +3,17 @@
 Everything here touches vLLM's internals and fits the version pinned in ``requirements/cpu.txt``.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from verl.workers.rollout.base import EngineError
 from verl.workers.rollout.draw import draw, uniforms
+
+if TYPE_CHECKING:  # vLLM is optional
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 def inspect_models_in_process() -> None:
@@ -32,15 +36,16 @@ class CountedSampler:
     which fails on CPU when a prompt is prefilled in chunks, and a dictionary per token.
     """
 
-    def __init__(self, runner: Any) -> None:
-        self._batch_of = lambda: runner.input_batch
+    def __init__(self, runner: "GPUModelRunner") -> None:
+        self._runner = runner  # not its input_batch, which it replaces now and then
         self._seeds: dict[str, int] = {}
         self._logprobs: dict[str, list[float]] = {}
         runner.sampler.sample = self.sample
 
     def begin(self, request_id: str, seed: int) -> None:
         """Expect rows of ``request_id`` (vLLM's internal id)."""
-        self._seeds[request_id], self._logprobs[request_id] = seed, []
+        self._seeds[request_id] = seed
+        self._logprobs[request_id] = []
 
     def finish(self, request_id: str) -> list[float]:
         """Forget ``request_id``; return the log-probs of its tokens in order."""
@@ -48,20 +53,26 @@ class CountedSampler:
         return self._logprobs.pop(request_id, [])
 
     def sample(
-        self, logits: torch.Tensor, metadata: Any, logprobs_mode_override: Any = None
+        self,
+        logits: torch.Tensor,
+        sampling_metadata: "SamplingMetadata",
+        logprobs_mode_override: str | None = None,  # noqa: ARG002  given by vLLM
     ) -> tuple[torch.Tensor, None]:
-        """Tokens [N] for ``logits`` [N, V]; the second value tells vLLM that it gets no log-probs."""
-        batch, rows = self._batch_of(), logits.shape[0]
+        """Tokens [N] for ``logits`` [N, V]; None tells vLLM that it gets no log-probs."""
+        batch = self._runner.input_batch
+        rows = logits.shape[0]
         ids = batch.req_ids[:rows]
         if len(ids) != rows:
             raise EngineError(
-                f"vLLM sampled {rows} rows for {len(ids)} requests; speculative decoding is not known here"
+                f"vLLM sampled {rows} rows for {len(ids)} requests; "
+                "speculative decoding is not known here"
             )
         counters = batch.num_tokens_no_spec[:rows] - batch.num_prompt_tokens[:rows]
         seeds = np.fromiter((self._seeds.get(i, 0) for i in ids), dtype=np.uint64, count=rows)
-        temperature = None if metadata.all_greedy else metadata.temperature
+        asked = sampling_metadata
+        temperature = None if asked.all_greedy else asked.temperature
         tokens, logprobs = draw(
-            logits, temperature, metadata.top_k, metadata.top_p, uniforms(seeds, counters)
+            logits, temperature, asked.top_k, asked.top_p, uniforms(seeds, counters)
         )
         for request_id, position, logprob in zip(
             ids, counters.tolist(), logprobs.tolist(), strict=True
@@ -83,9 +94,6 @@ def repack_output_head(model: torch.nn.Module) -> None:
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     head = getattr(model, "lm_head", None)
-    if (
-        head is not None
-        and getattr(head, "weight", None) is not None
-        and hasattr(head, "cpu_linear")
-    ):
+    weight = getattr(head, "weight", None)
+    if isinstance(head, torch.nn.Module) and weight is not None and hasattr(head, "cpu_linear"):
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)

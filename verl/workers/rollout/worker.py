@@ -1,6 +1,8 @@
 """RolloutWorker: one engine behind asynchronous calls.
 
-    submit(requests) ──▶ inbox ──▶ engine thread: add, step, add, step ... ──▶ box per client ──▶ poll(client)
+    submit(requests) ──▶ inbox ──▶ engine thread: add, step, add, step ...
+                                        │
+                    poll(client) ◀── box per client
 
 The engine blocks, so it is made and driven by one thread of its own (OpenMP threads belong to the
 thread that started them). New requests join between two of its steps. Weights change only while
@@ -17,16 +19,26 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
-from verl.workers.rollout.base import EngineError, RolloutEngine
+from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
 from verl.workers.rollout.engine_registry import create_engine
+from verl.workers.rollout.sections import WorkerSection
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# How long a poll waits for a result: long enough that idle clients cost nothing, short enough that
+# a caller notices soon that the engine is gone.
 POLL_S = 1.0
 BURST_S = 0.05  # the engine thread reports at least this often, so that deadlines are kept
+# For one request, from submit to result. Ten minutes are more than the longest turn takes on a busy
+# CPU; what takes longer hangs.
 REQUEST_TIMEOUT_S = 600.0
+# For the engine's own clean-up. Ray kills the process afterwards in any case.
 CLOSE_TIMEOUT_S = 10.0
 MAX_FAILURES = 3  # engine steps that raise, one after the other, before the worker gives up
 
@@ -42,16 +54,16 @@ class _Box:
 class RolloutWorker:
     """Serves one engine to any number of clients; made to be a Ray actor with asynchronous methods.
 
-    ``config`` is the section ``actor_rollout_ref``. Every request yields exactly one result unless
-    its client aborts: what the engine refuses, what takes more than ``request_timeout_s``, and what
-    runs while the engine raises, ends as ``StopReason.ABORT`` with ``info["error"]``. After
-    ``MAX_FAILURES`` failing steps in a row, or while one hangs, calls raise ``EngineError``.
-    ``engine`` replaces the configured one in tests.
+    ``config`` is the section ``actor_rollout_ref``; ``engine`` replaces the one it describes (in
+    tests). Every request yields exactly one result unless its client aborts: what the engine
+    refuses, what takes more than ``request_timeout_s``, and what runs while the engine raises, ends
+    as ``StopReason.ABORT`` with ``info["error"]``. After ``MAX_FAILURES`` failing steps in a row,
+    or while one hangs, calls raise ``EngineError``.
     """
 
     def __init__(
         self,
-        config: Any,
+        config: WorkerSection | None,
         model_path: str,
         seed: int = 0,
         num_threads: int | None = None,
@@ -60,38 +72,44 @@ class RolloutWorker:
     ) -> None:
         self._timeout_s = request_timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        self._engine = engine
+        self._made = engine
         self._started = self._thread.submit(self._start, config, model_path, seed, num_threads)
         self._commands: deque[Callable[[], list[SamplingResult]]] = deque()  # for the engine thread
-        self._running: dict[
-            str, tuple[str, float]
-        ] = {}  # request -> client and deadline, oldest first
+        # request -> client and deadline, oldest first
+        self._running: dict[str, tuple[str, float]] = {}
         self._in_engine: dict[str, None] = {}  # touched by the engine thread alone
         self._held: list[SamplingRequest] = []
         self._pauses = 0
         self._boxes: dict[str, _Box] = defaultdict(_Box)
-        self._work, self._idle, self._exclusive = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
         self._idle.set()
-        self._server: asyncio.Task | None = None
-        self._failures, self._broken = 0, ""
-        self._counts = dict.fromkeys(
-            ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s"), 0.0
-        )
+        self._exclusive = asyncio.Lock()
+        self._server: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._broken = ""
+        counted = ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s")
+        self._counts = dict.fromkeys(counted, 0.0)
         self._since = 0.0
 
-    async def ready(self) -> dict[str, Any]:
+    @property
+    def _engine(self) -> RolloutEngine:
+        if self._made is None:
+            raise EngineError("the rollout engine is not there yet: ready() comes first")
+        return self._made
+
+    async def ready(self) -> dict[str, str | int]:
         """Wait until the engine runs; returns its name and policy version.
 
         Raises what kept it from starting.
         """
+        # shielded: a caller that gives up must not cancel the start that others wait for
         await asyncio.shield(asyncio.wrap_future(self._started))
         if self._server is None:
             self._since = time.monotonic()
             self._server = asyncio.create_task(self._serve())
-        return {
-            "engine": type(self._engine).__name__,
-            "policy_version": self._engine.policy_version,
-        }
+        engine = self._engine
+        return {"engine": type(engine).__name__, "policy_version": engine.policy_version}
 
     async def submit(self, requests: Sequence[SamplingRequest]) -> None:
         """Queue requests; their results come out of ``poll`` of the client each names.
@@ -103,13 +121,11 @@ class RolloutWorker:
         names = [request.request_id for request in requests]
         twice = [name for name in names if name in self._running]
         if twice or len(set(names)) < len(names):
-            raise ValueError(
-                f"request ids have to be unique; in use: {twice[:3] or 'one twice in this call'}"
-            )
+            in_use = twice[:3] or "one twice in this call"
+            raise ValueError(f"request ids have to be unique; in use: {in_use}")
         deadline = time.monotonic() + self._timeout_s
-        self._running.update(
-            (request.request_id, (request.client, deadline)) for request in requests
-        )
+        for request in requests:
+            self._running[request.request_id] = (request.client, deadline)
         if self._pauses:
             self._held.extend(requests)
         else:
@@ -127,7 +143,8 @@ class RolloutWorker:
             box.filled.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(box.filled.wait(), POLL_S)
-        results, box.results = box.results, []
+        results = box.results
+        box.results = []
         if not results:
             self._check_alive()
         return results
@@ -138,7 +155,7 @@ class RolloutWorker:
         self._give_up(dropped)
         self._boxes[client].results = []
 
-    async def update_weights(self, weights: Sequence[tuple[str, Any]], version: int) -> None:
+    async def update_weights(self, weights: Weights, version: int) -> None:
         """Load new weights once no request runs; ``version`` marks what is sampled from then on.
 
         Raises ``EngineError`` when requests still run after the request deadline: a result has one
@@ -178,7 +195,7 @@ class RolloutWorker:
     # ---- in the event loop
 
     def _admit(self, requests: Sequence[SamplingRequest]) -> None:
-        self._commands.extend(lambda request=request: self._add(request) for request in requests)
+        self._commands.extend(partial(self._add, request) for request in requests)
         if requests:
             self._idle.clear()
             self._work.set()
@@ -195,7 +212,8 @@ class RolloutWorker:
         finally:
             self._pauses -= 1
             if not self._pauses:
-                held, self._held = self._held, []
+                held = self._held
+                self._held = []
                 self._admit(held)
 
     async def _drained(self, purpose: str) -> None:
@@ -208,8 +226,9 @@ class RolloutWorker:
             ) from None
         self._check_alive()
 
-    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        call = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def _check_alive(self) -> None:
         if self._server is not None and self._server.done() and not self._broken:
@@ -244,19 +263,20 @@ class RolloutWorker:
             self._counts["aborted"] += result.stop_reason is StopReason.ABORT
 
     def _expire(self) -> None:
-        now, late = time.monotonic(), []
+        now = time.monotonic()
+        late: list[str] = []
         for name, (_, deadline) in self._running.items():
-            if deadline > now:
+            if deadline > now:  # so are those of all that came later
                 break
             late.append(name)
-        if late:
-            logger.warning(
-                "%d requests took more than %g s and are given up", len(late), self._timeout_s
-            )
-            self._deliver(
-                [self._aborted(name, f"no result after {self._timeout_s:g} s") for name in late]
-            )
-            self._give_up(late)
+        if not late:
+            return
+        logger.warning(
+            "%d requests took more than %g s and are given up", len(late), self._timeout_s
+        )
+        why = f"no result after {self._timeout_s:g} s"
+        self._deliver([self._aborted(name, why) for name in late])
+        self._give_up(late)
 
     def _give_up(self, names: list[str]) -> None:
         gone = set(names)
@@ -269,29 +289,33 @@ class RolloutWorker:
             self._work.set()
 
     def _aborted(self, name: str, error: str) -> SamplingResult:
-        return SamplingResult(
-            name, [], [], StopReason.ABORT, self._engine.policy_version, {"error": error}
-        )
+        version = self._engine.policy_version
+        return SamplingResult(name, [], [], StopReason.ABORT, version, {"error": error})
 
     # ---- in the engine thread
 
-    def _start(self, config: Any, model_path: str, seed: int, num_threads: int | None) -> None:
-        if self._engine is not None:
+    def _start(
+        self, config: WorkerSection | None, model_path: str, seed: int, num_threads: int | None
+    ) -> None:
+        if self._made is not None:
             return
-        rollout, began = config.rollout, time.perf_counter()
+        if config is None:
+            raise ValueError("a rollout worker needs a config, or an engine in its place")
+        began = time.perf_counter()
+        rollout = config.rollout
         if config.model.external_lib:
             importlib.import_module(config.model.external_lib)  # it may register the engine
         trust = config.model.trust_remote_code
-        self._engine = create_engine(
+        self._made = create_engine(
             rollout.name, rollout, model_path, seed, num_threads, trust_remote_code=trust
         )
-        logger.info(
-            "rollout engine %s started in %.1f s", rollout.name, time.perf_counter() - began
-        )
+        seconds = time.perf_counter() - began
+        logger.info("rollout engine %s started in %.1f s", rollout.name, seconds)
 
     def _burst(self) -> list[SamplingResult]:
         """Turns of the engine until something is finished or ``BURST_S`` are over."""
-        began, results = time.perf_counter(), []
+        began = time.perf_counter()
+        results: list[SamplingResult] = []
         try:
             while not results and time.perf_counter() - began < BURST_S:
                 while self._commands:
@@ -301,9 +325,8 @@ class RolloutWorker:
                 results += self._engine.step()
                 self._counts["steps"] += 1
                 self._failures = 0
-        except (
-            Exception
-        ) as error:  # the engine boundary: what ran ends as aborted, the worker lives on
+        except Exception as error:
+            # the engine boundary: what ran ends as aborted, the worker lives on
             results += self._fail(error)
         for result in results:
             self._in_engine.pop(result.request_id, None)
@@ -314,9 +337,8 @@ class RolloutWorker:
         self._in_engine[request.request_id] = None
         try:
             self._engine.add(request)
-        except (
-            ValueError
-        ) as error:  # a request nobody can serve: its trajectory ends, the run does not
+        except ValueError as error:
+            # a request nobody can serve: its trajectory ends, the run does not
             logger.warning("request %s refused by the engine: %s", request.request_id, error)
             return [self._aborted(request.request_id, str(error))]
         self._counts["prompt_tokens"] += len(request.prompt_ids)
@@ -329,7 +351,8 @@ class RolloutWorker:
         return []
 
     def _fail(self, error: Exception) -> list[SamplingResult]:
-        lost, self._in_engine = list(self._in_engine), {}
+        lost = list(self._in_engine)
+        self._in_engine = {}
         self._failures += 1
         logger.error("the engine failed with %d requests running", len(lost), exc_info=error)
         try:

@@ -49,7 +49,7 @@ class Engine:
     """Load a game, play it, load the next."""
 
     def __init__(self) -> None:
-        self._env = MemoPddlEnv(textworld.EnvInfos(won=True, admissible_commands=True))
+        self._env: Any = MemoPddlEnv(textworld.EnvInfos(won=True, admissible_commands=True))
 
     def load(self, game: dict[str, Any]) -> None:
         """Take the content of a ``game.tw-pddl`` file."""
@@ -104,9 +104,10 @@ class MemoPddlEnv(PddlEnv):
         )  # not PddlEnv's, which always loads another library
         self.downward_lib = _idle_libraries.pop() if _idle_libraries else fast_downward.load_lib()
 
-    def load(self, filename_or_data: dict[str, Any]) -> None:
+    def load(self, filename_or_data: Any) -> None:
         if len(_memento_cache) > FACTS:
-            _memento_cache.clear()  # TextWorld keeps every fact of every game; equality is by value, so it may go
+            # TextWorld keeps every fact of every game; equality is by value, so it may go.
+            _memento_cache.clear()
         self._game_data = filename_or_data
         self.walkthrough = filename_or_data.get("walkthrough")
         self._logic = MemoLogic(filename_or_data["pddl_domain"], filename_or_data["grammar"])
@@ -116,7 +117,8 @@ class MemoPddlEnv(PddlEnv):
         self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
         self._entity_infos = self._get_entity_infos()
         names = Demangler(game_infos=self._entity_infos, shuffle=False)
-        for info in self._entity_infos.values():
+        infos: dict[str, Any] = self._entity_infos
+        for info in infos.values():
             info.name = names.demangle_alfred_name(info.id)
         self._names = {key: info.name for key, info in self._entity_infos.items()}
         self._commands: dict[int, str] = {}
@@ -220,10 +222,10 @@ class MemoState(PddlState):
         return actions
 
     def _know(self, number: int) -> tuple[str, Any]:
-        """Name and action of an operator; both belong to the translated problem, not to the state."""
+        """Name and action of an operator: of the translated problem, not of the state."""
         label = self._operators[number].name
         name, *arguments = label.split()
-        action = textworld.logic.Action(name=name, preconditions=[], postconditions=[])
+        action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])
         action.id = number
         action.mapping = {
             textworld.logic.Placeholder(
@@ -257,9 +259,10 @@ def translate(domain: str, problem: str) -> Translation:
     """Translate once per game, and leave ``sys.argv`` as it was (the translator overwrites it)."""
     arguments = sys.argv
     try:
-        task, sas = fast_downward.pddl2sas(domain, problem)
+        translated: Any = fast_downward.pddl2sas(domain, problem)
     finally:
         sys.argv = arguments
+    task, sas = translated
     name2type = {thing.name: thing.type_name for thing in task.objects}
     facts = [_proposition(atom, name2type) for atom in task.init]
     facts = [fact for fact in facts if fact is not None]
@@ -287,7 +290,7 @@ def _proposition(atom, types: dict[str, str]):
     """A fact of the problem's ``:init`` as the engine states it; equalities, costs and distances
     are no facts.
     """
-    translator = fast_downward.translate.pddl
+    translator = vars(fast_downward.translate)["pddl"]  # a module that it imports for itself
     if isinstance(atom, translator.conditions.Atom) and atom.predicate != "=":
         name, arguments = atom.predicate, atom.args
     elif isinstance(atom, translator.f_expression.Assign) and atom.fluent.symbol != "total-cost":

@@ -23,13 +23,13 @@ from agent_system.environments.base import (
     Observation,
     Task,
 )
+from agent_system.environments.demonstrations import MAX_STEPS
 from agent_system.environments.env_package.alfworld import games, layout
 from agent_system.environments.env_package.alfworld.prompts import task_of
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import generated_tasks
 
 VERSION = 2  # of the demonstrations: raise it when the same settings would give other lines
-MAX_STEPS = 15  # of an episode, where the settings say nothing
 # Settings that shape an episode; the others say where games are kept and which are trained on.
 SHAPING = {"task_types", "receptacles", "objects", "seed", "prompt"}
 EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
@@ -241,7 +241,7 @@ class AlfworldPlayer:
         places = [place for place in self.room if cls(place) == wanted]
         if not places:
             raise ValueError(f"there is no {wanted} in {self.room}")
-        if self.home in places:
+        if self.home is not None and self.home in places:
             return self.home
         opened = [place for place in places if place in self.seen]
         return self.rng.choice(opened or places)
@@ -294,7 +294,7 @@ class AlfworldPlayer:
         return self.rng.choice(others) if lies_here and others else here
 
 
-def start(episode: EpisodeStart) -> AlfworldPlayer:
+def start(episode: EpisodeStart[AlfworldSettings]) -> AlfworldPlayer:
     """An expert that has read the first observation, and nothing else."""
     return AlfworldPlayer(episode.first.text, episode.rng, episode.noise)
 

@@ -74,7 +74,8 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
         if drawn is not None:
             return describe(*drawn, rng)
     raise RuntimeError(
-        f"no {kind!r} game with receptacles={list(settings.receptacles)} and objects={list(settings.objects)} in "
+        f"no {kind!r} game with receptacles={list(settings.receptacles)} and "
+        f"objects={list(settings.objects)} in "
         f"{ATTEMPTS} draws: widen env.alfworld.receptacles"
     )
 

@@ -29,7 +29,8 @@ _compiled = functools.lru_cache(maxsize=1024)(
 
 @functools.lru_cache(maxsize=16)
 def _parse_document(text: str) -> tuple[dict, dict]:
-    actions, grammar = pddl_logic._parse_and_convert(text, rule_name="pddlStart")
+    parsed: Any = pddl_logic._parse_and_convert(text, rule_name="pddlStart")
+    actions, grammar = parsed
     return actions, dict(grammar._rules)
 
 
@@ -102,7 +103,7 @@ def holds(condition: str, context: dict[str, Any]) -> bool:
 
 
 def matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
-    """One context per match of ``expression``, its variables bound, in the engine's (sorted) order."""
+    """One context per match of ``expression``, variables bound, in the engine's (sorted) order."""
     entities, found = context["entity_infos"], []
     for mapping in context["state"].all_assignments(parse_query(expression), context["mapping"]):
         named = {

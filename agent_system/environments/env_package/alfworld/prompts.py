@@ -57,10 +57,12 @@ class CompactPrompts:
 
     def system(self, levels: bool) -> str | None:
         """No system message."""
+        del levels  # both variants read the same
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:
         """Task and room."""
+        del levels  # both variants read the same
         return compact_first(observation.text)
 
     def turn(self, observation: Observation) -> str:
@@ -75,6 +77,7 @@ class CompactPrompts:
         levels: bool,
     ) -> str:
         """Task and room, the last actions with what was seen before each, and what is seen now."""
+        del levels  # both variants read the same
         lines = [compact_first(first.text)]
         for seen, action in history:
             lines += [f"{compact(seen)} > {action}" if seen != first.text else f"> {action}"]
@@ -84,11 +87,11 @@ class CompactPrompts:
 
 
 FULL_SYSTEM = """\
-You act in a household described in text. Each turn you see what happened and which actions are possible, and you \
-choose one of them to get the task done in as few turns as you can."""
+You act in a household described in text. Each turn you see what happened and which actions \
+are possible, and you choose one of them to get the task done in as few turns as you can."""
 FULL_FORMAT = """\
-First think about what to do, between <think> and </think>. Then write the one action you choose, copied exactly from \
-the list, between <action> and </action>."""
+First think about what to do, between <think> and </think>. Then write the one action \
+you choose, copied exactly from the list, between <action> and </action>."""
 FULL_LEVELS = """\
 Decide how much thought this turn deserves and answer in this form:
 <level>L</level><think>your thought</think><action>one action, copied exactly from the list</action>
@@ -122,6 +125,7 @@ class FullPrompts:
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The engine's first text and the possible actions."""
+        del levels  # both variants read the same
         return f"{observation.text}\n{self._actions(observation)}"
 
     def turn(self, observation: Observation) -> str:
@@ -136,6 +140,7 @@ class FullPrompts:
         levels: bool,
     ) -> str:
         """First text, recent turns, the present and the possible actions."""
+        del levels  # both variants read the same
         parts = [first.text]
         if history:
             turns = [

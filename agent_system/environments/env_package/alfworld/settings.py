@@ -91,7 +91,7 @@ class AlfworldSettings(EnvSettings):
 
     @property
     def generates(self) -> bool:
-        """Whether the games are generated ones, as far as can be said before they are looked for."""
+        """Whether the games are generated, as far as can be said before they are looked for."""
         if self.source == "auto":
             return "ALFWORLD_DATA" not in os.environ
         return self.source == "generated"

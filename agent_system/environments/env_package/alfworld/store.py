@@ -161,8 +161,9 @@ class Store:
             game = json.loads(line)
             intact = games.content_hash(game) == entry["hash"]
         except (ValueError, KeyError):
+            game = None
             intact = False
-        if not intact:
+        if game is None or not intact:
             raise DamagedStore(
                 f"game {number} of {folder} does not match its hash: delete the folder to renew it"
             )
@@ -197,7 +198,8 @@ def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
     game = store.read(task["index"])
     if game["hash"] != task["hash"]:
         raise DamagedStore(
-            f"{task['task_id']}: the game of these settings is {game['hash']}; env.alfworld changed?"
+            f"{task['task_id']}: the game of these settings is {game['hash']}; "
+            "env.alfworld changed?"
         )
     return games.game_file(game)
 
@@ -245,7 +247,8 @@ def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     root = official_folder()
     if root is None:
         raise FileNotFoundError(
-            f"env.alfworld.source=official, but $ALFWORLD_DATA does not hold {OFFICIAL_FOLDER}/train: run "
+            "env.alfworld.source=official, but $ALFWORLD_DATA does not hold "
+            f"{OFFICIAL_FOLDER}/train: run "
             "alfworld-download, or set env.alfworld.source=generated"
         )
     name = "train" if split == "train" else settings.official_split

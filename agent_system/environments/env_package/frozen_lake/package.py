@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium.envs.toy_text import frozen_lake as rules
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
 from verl.utils.seeds import derive_seed
@@ -20,10 +20,14 @@ MOVES = {
     "up": (rules.UP, -1, 0),
 }
 RULES = """\
-You cross a frozen lake, one cell per move: left, down, right or up. P is you, . is ice, O is a hole, G is the goal.
+You cross a frozen lake, one cell per move: left, down, right or up. P is you, \
+. is ice, O is a hole, G is the goal.
 Reach the goal. Whoever enters a hole has lost. {ice}"""
 ICE = {
-    True: "The ice is slippery: only one move in three goes where you want, the others go to one side of it.",
+    True: (
+        "The ice is slippery: only one move in three goes where you want, "
+        "the others go to one side of it."
+    ),
     False: "The ice is not slippery: you move where you want.",
 }
 DRAWN = str.maketrans("SFH", "..O")
@@ -43,7 +47,7 @@ class FrozenLake:
 
     def __init__(self, settings: LakeSettings) -> None:
         self.settings = settings
-        self._lake: rules.FrozenLakeEnv | None = None
+        self._lake: Any = None  # gymnasium's, once a map is known
         self._map: tuple[str, ...] = ()
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -93,8 +97,10 @@ class FrozenLake:
         )
 
 
-def prompts(settings: LakeSettings) -> ChatPrompts:
-    """The rules of this kind of ice."""
+def prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
+    """The rules of this kind of ice, or the lake alone."""
+    if settings.prompt == "compact":
+        return CompactPrompts()
     return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
 
 
@@ -102,9 +108,10 @@ def tasks(settings: LakeSettings, split: str) -> list[Task]:
     """Different maps, each with a way to the goal; fewer than asked for where the lake is too small
     for more.
     """
+    maps = _maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
-        for rows in _maps(settings)[split]
+        for rows in maps
     ]
 
 

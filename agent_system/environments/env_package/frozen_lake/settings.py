@@ -1,6 +1,6 @@
 """The ``env.frozen_lake`` section."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
@@ -24,3 +24,6 @@ class LakeSettings(EnvSettings):
     """maps held out; a small lake has fewer"""
     map_seed: NonNegativeInt = 0
     """seed of the maps: the same ones in every run"""
+    prompt: Literal["full", "compact"] = "full"
+    """full: rules and answer format for chat models; compact: observations alone, for policies made
+    by imitation"""

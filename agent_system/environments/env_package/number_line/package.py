@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.chat_prompts import CompactPrompts
 from agent_system.environments.env_package.number_line.expert import EXPERT
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from rlvcr.levels import level_prompts
@@ -48,6 +49,7 @@ class NumberLineEnv:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Stand on ``task["start"]``; the seed changes nothing, the task says it all."""
+        del seed  # the task says it all
         self.position = task["start"]
         self.target = task["target"]
         self.steps = 0
@@ -99,6 +101,7 @@ class NumberLinePrompts:
 
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation as it is."""
+        del levels  # both variants read the same
         return observation.text
 
     def turn(self, observation: Observation) -> str:
@@ -113,6 +116,7 @@ class NumberLinePrompts:
         levels: bool,
     ) -> str:
         """The remembered turns, then where the agent stands now."""
+        del first, levels  # not needed here
         past = "".join(f"{seen} You chose: {action}\n" for seen, action in history)
         return f"{past}{observation.text}"
 
@@ -129,6 +133,11 @@ def tasks(settings: LineSettings, split: str) -> list[Task]:
     ]
 
 
+def prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
+    """Rules, answer format and places, or the places alone."""
+    return CompactPrompts() if settings.prompt == "compact" else NumberLinePrompts(settings)
+
+
 def project(text: str) -> tuple[str, bool]:
     """The last tagged action in ``text``; without one the stripped text, not well-formed."""
     found = ACTION.findall(text)
@@ -140,7 +149,7 @@ PACKAGE = EnvPackage(
     settings=LineSettings,
     make=NumberLineEnv,
     tasks=tasks,
-    prompts=NumberLinePrompts,
+    prompts=prompts,
     project=project,
     expert=EXPERT,
 )

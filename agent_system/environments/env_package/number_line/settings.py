@@ -1,5 +1,7 @@
 """The ``env.number_line`` section."""
 
+from typing import Literal
+
 from agent_system.environments.settings import EnvSettings
 from verl.utils.settings import PositiveInt
 
@@ -13,3 +15,6 @@ class LineSettings(EnvSettings):
     """training tasks, at most; null: all of them"""
     val_tasks: PositiveInt | None = None
     """validation tasks, at most; null: all of them"""
+    prompt: Literal["full", "compact"] = "full"
+    """full: rules and answer format for chat models; compact: observations alone, for policies made
+    by imitation"""

@@ -4,8 +4,8 @@ in text.
 The environment talks to the simulator itself: the package's own ``step`` lists all valid actions
 every time, hundreds to thousands of them, which costs several times what the step does. One JVM per
 worker process serves its environments (``agent_system/environments/jvm.py``). A task is one
-variation of one kind of experiment, split into train, dev and test as the simulator splits them: the
-first half, a quarter, the rest.
+variation of one kind of experiment, split into train, dev and test as the simulator splits them:
+the first half, a quarter, the rest.
 """
 
 import json
@@ -22,13 +22,15 @@ from agent_system.environments.env_package.scienceworld.variations import (
 
 NAME = "scienceworld"
 UNKNOWN = "No known action matches that input."
-REPLAY = "reset task"  # the simulator's own command would plan the whole solution again, which takes up to 30 s
+# The simulator's own command would plan the whole solution again, which takes up to 30 s.
+REPLAY = "reset task"
 RULES = """\
-You do an experiment in a house described in text. Actions (replace OBJ by something you know of): look around, \
-look at OBJ, look in OBJ, inventory, go to OBJ, open OBJ, close OBJ, pick up OBJ, put down OBJ, move OBJ to OBJ, \
-focus on OBJ, use OBJ on OBJ, activate OBJ, deactivate OBJ, pour OBJ in OBJ, dunk OBJ in OBJ, mix OBJ, read OBJ, \
-eat OBJ, flush OBJ, connect OBJ to OBJ, disconnect OBJ, teleport to OBJ (where that is allowed), wait (ten moments), \
-wait1 (one moment), task (read it again).
+You do an experiment in a house described in text. Actions (replace OBJ by something you know \
+of): look around, look at OBJ, look in OBJ, inventory, go to OBJ, open OBJ, close OBJ, pick up \
+OBJ, put down OBJ, move OBJ to OBJ, focus on OBJ, use OBJ on OBJ, activate OBJ, deactivate OBJ, \
+pour OBJ in OBJ, dunk OBJ in OBJ, mix OBJ, read OBJ, eat OBJ, flush OBJ, connect OBJ to OBJ, \
+disconnect OBJ, teleport to OBJ (where that is allowed), wait (ten moments), wait1 (one moment), \
+task (read it again).
 Focus only on what the task asks for: to focus on something else fails the task."""
 
 
@@ -39,7 +41,8 @@ class ScienceWorldEnv:
     final score, 0 to 1.
     """
 
-    placement = "process"  # a step is a lot of Java: workers in parallel, and a hung JVM dies with its worker
+    # A step is a lot of Java: workers in parallel, and a hung JVM dies with its worker.
+    placement = "process"
 
     def __init__(self, settings: ScienceWorldSettings) -> None:
         from scienceworld.constants import JAR_PATH
@@ -47,11 +50,12 @@ class ScienceWorldEnv:
         self.settings = settings
         options = tuple(self.settings.java_options.split())
         self._jvm = jvm.attach(NAME, JAR_PATH, self.settings.heap_mb, options)
-        self._server = self._jvm.new("scienceworld.runtime.pythonapi.PythonInterface")
+        self._server: Any = self._jvm.new("scienceworld.runtime.pythonapi.PythonInterface")
         self._score = 0.0
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
+        del seed  # the task says it all
         self._load(task)
         self._score = 0.0
         return self._observe(
@@ -66,7 +70,8 @@ class ScienceWorldEnv:
         text = UNKNOWN if action == REPLAY else self._server.step(action)
         points = self._server.getScore()
         score = min(max(points, 0.0), 1.0)
-        reward, self._score = score - self._score, score
+        reward = score - self._score
+        self._score = score
         done = points < 0 or bool(self._server.getCompleted())
         observation = self._observe(text)
         valid = not text.startswith(UNKNOWN)
@@ -96,7 +101,9 @@ class ScienceWorldEnv:
         self._server.load(task["name"], task["variation"], self.settings.simplification, gold)
 
     def _observe(self, text: str) -> Observation:
-        anchor = f"{self._server.freeActionLook()}\n{self._server.freeActionInventory()}\n{self._score:.2f}"
+        seen = self._server.freeActionLook()
+        held = self._server.freeActionInventory()
+        anchor = f"{seen}\n{held}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:
             valid = json.loads(self._server.getValidActionObjectCombinationsJSON())["validActions"]

@@ -1,6 +1,6 @@
 """The ``env.scienceworld`` section."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge
 from pydantic import field_validator
@@ -9,21 +9,24 @@ from agent_system.environments.env_package.scienceworld.variations import VARIAT
 from agent_system.environments.settings import EnvSettings
 from verl.utils.hints import did_you_mean
 
+Simplification = Literal[
+    "",
+    "easy",
+    "teleportAction",
+    "openDoors",
+    "openContainers",
+    "selfWateringFlowerPots",
+    "noElectricalAction",
+]
+SIMPLIFICATIONS: tuple[Simplification, ...] = get_args(Simplification)
+
 
 class ScienceWorldSettings(EnvSettings):
     """Which experiments are done, and the JVM that simulates them."""
 
     task_names: tuple[str, ...] = ()
     """kinds of experiments, such as [boil, find-animal]; none: all thirty"""
-    simplification: Literal[
-        "",
-        "easy",
-        "teleportAction",
-        "openDoors",
-        "openContainers",
-        "selfWateringFlowerPots",
-        "noElectricalAction",
-    ] = "easy"
+    simplification: Simplification = "easy"
     """one of the simulator's simplifications, easy for all of them at once, empty for none"""
     val_split: Literal["dev", "test"] = "dev"
     """the simulator's split to validate on"""

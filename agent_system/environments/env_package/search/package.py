@@ -23,7 +23,8 @@ NAME = "search"
 RULES = """\
 You answer a question with the help of a search engine. Each turn you do one of two things:
 search[words to look for] shows you the best passages; search[...] again as often as you need.
-answer[your answer] ends the game. Give the answer alone, a name or a number, without a sentence around it."""
+answer[your answer] ends the game. Give the answer alone, a name or a number, \
+without a sentence around it."""
 ACTION = re.compile(r"(search|answer)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -55,6 +56,7 @@ class SearchEnv:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Ask ``task["question"]``; nothing is drawn, so ``seed`` has no effect."""
+        del seed  # the task says it all
         self._task, self._seen = task, set()
         return self._look(f"Question: {task['question']}")
 
@@ -99,7 +101,7 @@ class SearchEnv:
 
 
 def normalized(text: str) -> str:
-    """Lower case, without punctuation, articles and superfluous blanks, as SQuAD compares answers."""
+    """Lower case, without punctuation, articles and superfluous blanks, as SQuAD compares."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
@@ -121,11 +123,12 @@ def f1(given: str, answers: list[str]) -> float:
 
 def prompts(settings: SearchSettings) -> ChatPrompts:
     """How to search and answer; window prompts repeat the question."""
+    del settings  # they change nothing here
     return ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True)
 
 
 def tasks(settings: SearchSettings, split: str) -> list[Task]:
-    """The questions of a file, or of the own world: those about one subject in five are held out."""
+    """The questions of a file, or of the own world: about one subject in five for ``val``."""
     path = {"train": settings.train_questions, "val": settings.val_questions}[split]
     if path:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
@@ -146,7 +149,8 @@ def _from_file(line: dict[str, Any]) -> Task:
     answers = line["answers"] if "answers" in line else line["golden_answers"]
     answers = [answers] if isinstance(answers, str) else list(answers)
     source = str(line.get("data_source", NAME))
-    task_id = f"{NAME}/{line['question']}"  # as of the own questions: the same one in both files is an overlap
+    # As of the own questions: the same one in both files is an overlap.
+    task_id = f"{NAME}/{line['question']}"
     return {
         "task_id": task_id,
         "data_source": source,

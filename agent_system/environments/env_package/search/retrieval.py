@@ -1,5 +1,6 @@
 """Where documents come from: BM25 over the world, or a retrieval server over HTTP."""
 
+import json
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -7,7 +8,8 @@ from agent_system.environments.bm25 import KeywordIndex
 from agent_system.environments.env_package.search.world import build
 
 Passage = tuple[str, str]  # title, text
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 2.0  # between attempts
+FIRST_WAIT_S = 0.2  # between attempts
+LONGEST_WAIT_S = 2.0
 
 
 class RetrievalError(RuntimeError):
@@ -19,6 +21,7 @@ class Retriever(Protocol):
 
     def search(self, query: str, topk: int) -> list[Passage]:
         """The best passages for ``query``, best first."""
+        ...
 
 
 @lru_cache(maxsize=1)
@@ -37,15 +40,18 @@ class LocalRetriever:
 
 
 class RemoteRetriever:
-    """Asks the server at ``url``, as Search-R1's answer: a POST of ``queries``, ``topk`` and ``return_scores``.
+    """Asks the server at ``url``, as Search-R1's answer: a POST of ``queries``, ``topk`` and
+    ``return_scores``.
 
-    The reply holds ``result``: for every query a list of ``{"document": {"contents": "title\\ntext"}, "score": ..}``.
-    No connection, no reply within ``timeout_s`` and the status codes 5xx and 429 are tried again, up to ``attempts``
-    times in all. Raises ``RetrievalError``.
+    The reply holds ``result``: for every query a list of ``{"document": {"contents":
+    "title\\ntext"}, "score": ..}``. No connection, no reply within ``timeout_s`` and the status
+    codes 5xx and 429 are tried again, up to ``attempts`` times in all. Raises ``RetrievalError``.
     """
 
     def __init__(self, url: str, timeout_s: float, attempts: int) -> None:
-        self.url, self.timeout_s, self.attempts = url, timeout_s, attempts
+        self.url = url
+        self.timeout_s = timeout_s
+        self.attempts = attempts
 
     def search(self, query: str, topk: int) -> list[Passage]:
         """See ``Retriever``."""
@@ -60,7 +66,7 @@ class RemoteRetriever:
             ) from error
 
     def _post(self, question: dict[str, Any]) -> Any:
-        import requests
+        import httpx
         import tenacity
 
         again = tenacity.Retrying(
@@ -71,16 +77,23 @@ class RemoteRetriever:
         )
         try:
             return again(self._ask, question)
-        except requests.RequestException as error:
+        except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
             tries = again.statistics["attempt_number"]
             raise self._error(
                 f"gave no answer in {tries} attempts ({type(error).__name__}: {error})"
             ) from error
 
     def _ask(self, question: dict[str, Any]) -> Any:
-        import requests
+        import httpx
 
-        reply = requests.post(self.url, json=question, timeout=self.timeout_s)
+        reply = httpx.post(
+            self.url,
+            # Encoded here: httpx cannot send half a surrogate pair, which a policy may write.
+            content=json.dumps(question).encode(),
+            headers={"Content-Type": "application/json"},
+            timeout=self.timeout_s,
+            follow_redirects=True,
+        )
         reply.raise_for_status()
         return reply.json()
 
@@ -90,11 +103,15 @@ class RemoteRetriever:
 
 def _may_pass(error: BaseException) -> bool:
     """Whether it is worth asking again."""
-    import requests
+    import httpx
 
-    if isinstance(error, requests.HTTPError):
-        return error.response.status_code >= 500 or error.response.status_code == 429
-    return isinstance(error, (requests.ConnectionError, requests.Timeout))
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        return status >= 500 or status == 429
+    return isinstance(
+        error,
+        (httpx.NetworkError, httpx.ProxyError, httpx.RemoteProtocolError, httpx.TimeoutException),
+    )
 
 
 def _passage(contents: str) -> Passage:

@@ -63,8 +63,10 @@ def _product(tables: dict[str, Any], number: int) -> Product:
     kind = list(tables["kinds"])[number % len(tables["kinds"])]
     form = tables["kinds"][kind]
     attributes = tuple(draw.sample(form["attributes"], ATTRIBUTES))
-    options = {name: tuple(sorted(draw.sample(values, min(CHOICES, len(values))), key=values.index))
-               for name, values in (("color", tables["colors"]), ("size", form["sizes"]))}  # fmt: skip
+    options: dict[str, tuple[str, ...]] = {}
+    for name, values in (("color", tables["colors"]), ("size", form["sizes"])):
+        offered = draw.sample(values, min(CHOICES, len(values)))
+        options[name] = tuple(sorted(offered, key=values.index))
     title = f"{draw.choice(tables['brands'])} {kind}, {attributes[0]}, {attributes[1]}"
     price = draw.randint(*form["price"]) + draw.choice((0.0, 0.49, 0.95))
     item_id = f"b{derive_seed('shop', 'id', number) % 16**8:08x}"
@@ -87,8 +89,10 @@ def goal(product: Product, number: int) -> dict[str, Any]:
         "attributes": attributes,
         "options": options,
         "max_price": max_price,
-        "instruction": f"Find me a {product.kind}, {' and '.join(attributes)}, in color {color} and size {size}, "
-        f"at a price lower than {max_price} dollars.",
+        "instruction": (
+            f"Find me a {product.kind}, {' and '.join(attributes)}, in color {color} "
+            f"and size {size}, at a price lower than {max_price} dollars."
+        ),
     }
 
 

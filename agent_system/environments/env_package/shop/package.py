@@ -14,9 +14,12 @@ from verl.utils.seeds import derive_seed
 
 NAME = "shop"
 RULES = """\
-You shop online. Buy the product that the instruction asks for: its kind, its attributes, its options, its price.
-On the search page you write search[words]; on every other page you write click[something], where something is what the
-page lets you click. Click the options you want before you click[buy now], which ends the game. Some attributes are
+You shop online. Buy the product that the instruction asks for: its kind, its attributes, its \
+options, its price.
+On the search page you write search[words]; on every other page you write click[something], \
+where something is what the
+page lets you click. Click the options you want before you click[buy now], which ends the game. \
+Some attributes are
 only listed under click[features]."""
 ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 VAL_SHARE = 5  # goals around one product in five are held out
@@ -39,6 +42,7 @@ class Shop:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Read the instruction of ``task["goal"]``; nothing is drawn, so ``seed`` has no effect."""
+        del seed  # the task says it all
         self._goal = task["goal"]
         self._page = Page(page_size=self.settings.page_size)
         return self._look()
@@ -52,9 +56,9 @@ class Shop:
             else ("", "")
         )
         if verb == "click" and target == BUY and BUY in self._page.clickable():
-            reward = score(self._page.item, dict(self._page.chosen), self._goal)
+            reward = score(self._page.product, dict(self._page.chosen), self._goal)
             observation = Observation(
-                f"You bought {self._page.item.title}.", anchor=f"{self._anchor()} | bought"
+                f"You bought {self._page.product.title}.", anchor=f"{self._anchor()} | bought"
             )
             return observation, reward, True, {"won": reward == 1.0, "is_action_valid": True}
         valid = self._do(verb, target)
@@ -86,6 +90,7 @@ class Shop:
 
 def prompts(settings: ShopSettings) -> ChatPrompts:
     """How to shop; every page lists what can be done on it."""
+    del settings  # they change nothing here
     return ChatPrompts(RULES, example="search[blue rain jacket]", list_actions=True)
 
 

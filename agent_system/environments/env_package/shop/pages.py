@@ -4,7 +4,10 @@ from dataclasses import dataclass, replace
 
 from agent_system.environments.env_package.shop.catalogue import Product
 
-SEARCH, BUY, NEXT, BACK = "back to search", "buy now", "next >", "< prev"
+SEARCH = "back to search"
+BUY = "buy now"
+NEXT = "next >"
+BACK = "< prev"
 DETAILS = ("description", "features")
 
 
@@ -27,6 +30,13 @@ class Page:
         """The products of this results page."""
         return self.results[self.number * self.page_size : (self.number + 1) * self.page_size]
 
+    @property
+    def product(self) -> Product:
+        """The product of this page. Raises ``LookupError`` on pages of none."""
+        if self.item is None:
+            raise LookupError(f"the page {self.name!r} shows no product")
+        return self.item
+
     def clickable(self) -> list[str]:
         """What can be clicked here."""
         if self.name == "home":
@@ -41,7 +51,7 @@ class Page:
             SEARCH,
             BACK,
             *DETAILS,
-            *(value for values in self.item.options.values() for value in values),
+            *(value for values in self.product.options.values() for value in values),
             BUY,
         ]
 
@@ -58,7 +68,7 @@ class Page:
         if self.name == "results":
             item = next(product for product in self.shown if product.item_id == target)
             return replace(self, name="item", item=item, chosen=())
-        option = next(name for name, values in self.item.options.items() if target in values)
+        option = next(name for name, values in self.product.options.items() if target in values)
         return replace(self, chosen=tuple(sorted({**dict(self.chosen), option: target}.items())))
 
     def _back(self) -> "Page":
@@ -80,13 +90,15 @@ class Page:
                 [f"Page {self.number + 1} of {pages}, {len(self.results)} products", *lines]
             )
         if self.name == "description":
-            return f"Description: {self.item.title}. Department: {self.item.department}."
+            return f"Description: {self.product.title}. Department: {self.product.department}."
         if self.name == "features":
-            return f"Features of {self.item.title}: {', '.join(self.item.attributes)}."
+            return f"Features of {self.product.title}: {', '.join(self.product.attributes)}."
         chosen = dict(self.chosen)
-        lines = [f"{option}: {', '.join(values)}" + (f" (chosen: {chosen[option]})" if option in chosen else "")
-                 for option, values in self.item.options.items()]  # fmt: skip
-        return "\n".join([self.item.title, f"price: ${self.item.price:.2f}", *lines])
+        lines = []
+        for option, values in self.product.options.items():
+            choice = f" (chosen: {chosen[option]})" if option in chosen else ""
+            lines.append(f"{option}: {', '.join(values)}{choice}")
+        return "\n".join([self.product.title, f"price: ${self.product.price:.2f}", *lines])
 
     def anchor(self) -> str:
         """The same text for the same place, however it was reached."""

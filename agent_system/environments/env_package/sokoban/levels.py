@@ -17,7 +17,8 @@ State = tuple[Cell, tuple[Cell, ...]]
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = "#_.$*@+"
 WALL_SHARE = 0.2  # of the cells inside the outer walls
-MAX_STATES = 8_000  # of one room; the levels of a larger one are drawn from the states nearest to its solution
+# Of one room; the levels of a larger one are drawn from the states nearest to its solution.
+MAX_STATES = 8_000
 VAL_SHARE = 5  # one level in five may be held out
 PATIENCE = 300  # rooms without a new level before giving up
 
@@ -52,8 +53,9 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
             last_new = number
     if not all(found.values()):
         raise ValueError(
-            f"env.{NAME}: no levels of {settings.min_moves} to {settings.search_depth} moves (min_moves, search_depth) "
-            f"in rooms of {list(settings.dim_room)} (dim_room) with {settings.num_boxes} boxes (num_boxes); "
+            f"env.{NAME}: no levels of {settings.min_moves} to {settings.search_depth} moves "
+            f"(min_moves, search_depth) in rooms of {list(settings.dim_room)} (dim_room) with "
+            f"{settings.num_boxes} boxes (num_boxes); "
             "make the rooms larger, or the range of moves wider"
         )
     return found
@@ -79,7 +81,7 @@ def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, lis
 def draw_level(
     size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...], state: State
 ) -> str:
-    """The level as text, one line per row, in the signs of the usual XSB format (floor is ``_``)."""
+    """The level as text, a line per row, in the signs of the usual XSB format (floor is ``_``)."""
     player, boxes = state
 
     def sign(cell: Cell) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, project
+from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, CompactPrompts, project
 from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
@@ -18,12 +18,17 @@ from agent_system.environments.env_package.sokoban.settings import NAME, Sokoban
 from verl.utils.seeds import derive_seed
 
 RULES = """\
-You are in a storeroom seen from above. Push every box onto a target. You move up, down, left or right, one cell per
-move. Walking into a box pushes it one cell further, if the cell behind it is free; boxes cannot be pulled.
+You are in a storeroom seen from above. Push every box onto a target. You move up, \
+down, left or right, one cell per
+move. Walking into a box pushes it one cell further, if the cell behind it is free; boxes cannot \
+be pulled.
 {legend}"""
 LEGENDS = {
     False: "# wall, _ floor, . target, $ box, * box on a target, @ you, + you on a target",
-    True: "Walls are dark brown, targets red diamonds, boxes light brown, boxes on targets orange, you are green.",
+    True: (
+        "Walls are dark brown, targets red diamonds, boxes light brown, boxes on targets orange, "
+        "you are green."
+    ),
 }
 
 
@@ -46,6 +51,7 @@ class Sokoban:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start ``task["level"]``; nothing is drawn, so ``seed`` has no effect."""
+        del seed  # the task says it all
         cells = {
             (r, c): sign
             for r, line in enumerate(task["level"].split("\n"))
@@ -97,13 +103,16 @@ class Sokoban:
         return Observation(said + render.text(level), anchor=level, info=info)
 
 
-def prompts(settings: SokobanSettings) -> ChatPrompts:
-    """The rules, and how the room is shown."""
+def prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
+    """The rules, and how the room is shown; or the room alone."""
+    if settings.prompt == "compact":
+        return CompactPrompts()
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
 def tasks(settings: SokobanSettings, split: str) -> list[Task]:
     """Levels; ``solution`` is a shortest one and is shown to nobody."""
+    found = levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
             "task_id": f"{NAME}/{derive_seed(canonical(level)):x}",
@@ -111,7 +120,7 @@ def tasks(settings: SokobanSettings, split: str) -> list[Task]:
             "level": level,
             "solution": list(solution),
         }
-        for level, solution in levels(settings)[split]
+        for level, solution in found
     ]
 
 

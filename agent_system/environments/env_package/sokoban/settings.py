@@ -37,6 +37,9 @@ class SokobanSettings(EnvSettings):
     """levels held out"""
     level_seed: NonNegativeInt = 0
     """seed of the levels: the same ones in every run"""
+    prompt: Literal["full", "compact"] = "full"
+    """full: rules and answer format for chat models; compact: observations alone, for policies made
+    by imitation"""
 
     @property
     def shows_images(self) -> bool:

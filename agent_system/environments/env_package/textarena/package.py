@@ -18,8 +18,9 @@ from agent_system.environments.env_package.textarena.settings import TextArenaSe
 
 NAME = "textarena"
 RULES = """\
-You play a puzzle in text, alone. Its rules come first; each turn you see what your last move did. Write one move a \
-turn, in square brackets, inside the action tags. A move against the rules is refused; two in a row end the game."""
+You play a puzzle in text, alone. Its rules come first; each turn you see what your last move \
+did. Write one move a turn, in square brackets, inside the action tags. A move against the \
+rules is refused; two in a row end the game."""
 GAME = -1  # who speaks, in TextArena's observations
 TRIES = 20  # starts drawn per task wanted: small games repeat themselves
 
@@ -59,14 +60,31 @@ def _switches(game: Any) -> list[str]:
 
 GAMES = {
     "GuessTheNumber": Game(
-        "GuessTheNumber-v0-raw", ("max_number", "max_turns"), state="guess_history", example="[7]", moves=_guesses
+        "GuessTheNumber-v0-raw",
+        ("max_number", "max_turns"),
+        state="guess_history",
+        example="[7]",
+        moves=_guesses,
     ),
     "FrozenLake": Game(
-        "FrozenLake-v0-raw", ("size", "num_holes"), state="player_pos", example="[right]", moves=_ways
+        "FrozenLake-v0-raw",
+        ("size", "num_holes"),
+        state="player_pos",
+        example="[right]",
+        moves=_ways,
     ),
-    "LightsOut": Game("LightsOut-v0-raw", ("size", "max_turns"), state="grid", example="[0 1]", moves=_switches),
+    "LightsOut": Game(
+        "LightsOut-v0-raw",
+        ("size", "max_turns"),
+        state="grid",
+        example="[0 1]",
+        moves=_switches,
+    ),
     "Mastermind": Game(
-        "Mastermind-v0-raw", ("code_length", "num_numbers", "max_turns"), state="history", example="[2 1 4 5]"
+        "Mastermind-v0-raw",
+        ("code_length", "num_numbers", "max_turns"),
+        state="history",
+        example="[2 1 4 5]",
     ),
 }  # fmt: skip
 
@@ -92,6 +110,7 @@ class TextArenaEnv:
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
+        del seed  # the task says it all
         self.game = self._make(self.kind.env_id, **self._options)
         before = random.getstate()
         try:
@@ -118,7 +137,7 @@ class TextArenaEnv:
         return observation, float(won), done, observation.info
 
     def start_hash(self) -> str:
-        """Hash (12 hexadecimal digits) of all that the game holds; after ``reset``, of its start."""
+        """Hash (12 hexadecimal digits) of all that the game holds, after ``reset`` of its start."""
         text = json.dumps(self.game.state.game_state, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 

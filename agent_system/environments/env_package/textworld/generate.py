@@ -21,7 +21,7 @@ TRIES = 4  # numbers drawn per game wanted: small settings repeat themselves
 
 
 def draw(spec: dict[str, Any], split: str, number: int) -> Any:
-    """Game ``number`` of ``split``: the same for the same ``spec``, which ``store.spec_of`` makes."""
+    """Game ``number`` of ``split``: the same for the same ``spec`` (``store.spec_of`` makes it)."""
     import textworld
     from textworld.challenges import CHALLENGES
 

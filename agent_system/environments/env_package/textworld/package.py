@@ -21,8 +21,9 @@ SETTINGS_OF = {
     "cooking": COOKING,
 }
 RULES = """\
-You play a text adventure. Each turn you see what happened and which commands are possible. Reach the goal in as few \
-turns as you can. Copy your command exactly from the list of possible actions."""
+You play a text adventure. Each turn you see what happened and which commands are possible. \
+Reach the goal in as few turns as you can. Copy your command exactly from the list of \
+possible actions."""
 _PROMPT_LINE = re.compile(
     r"\n>\s.*\Z", re.DOTALL
 )  # what the game prints below its answer: score, moves, place
@@ -61,6 +62,7 @@ class TextWorldEnv:
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
+        del seed  # the task says it all
         if self._loaded != task["game"]:
             path = str(self._store.compiled(task["game"]))
             self._loaded = None

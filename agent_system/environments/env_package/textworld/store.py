@@ -108,8 +108,9 @@ class GameStore:
             game = Game.deserialize(json.loads(source.read_text()))
             intact = content_hash(game) == name
         except (ValueError, KeyError, OSError):
+            game = None
             intact = False
-        if not intact:
+        if game is None or not intact:
             raise DamagedStore(
                 f"{source} is damaged or missing: delete {self.root} and the games are made again"
             )

@@ -27,14 +27,15 @@ NOT_ISOLATED = ("sorting",)
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
 BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
 RULES = """\
-You play a text game. Each turn you see what happened and which actions are possible. Reach the goal in as few turns \
-as you can. Copy your action exactly from the list of possible actions."""
+You play a text game. Each turn you see what happened and which actions are possible. Reach \
+the goal in as few turns as you can. Copy your action exactly from the list of possible actions."""
 
 
 class TextWorldExpressEnv:
     """One game at a time. Reward is the change of the score, which is 1.0 when the game is won."""
 
-    placement = "locked"  # one JVM answers all, one call at a time; `placement: process` gives each worker its own
+    # One JVM answers all, one call at a time; `placement: process` gives each worker its own.
+    placement = "locked"
 
     def __init__(self, settings: TextWorldExpressSettings) -> None:
         from textworld_express.constants import JAR_PATH
@@ -42,13 +43,14 @@ class TextWorldExpressEnv:
         options = tuple(settings.java_options.split())
         shared = settings.game not in NOT_ISOLATED
         self._jvm = jvm.attach(NAME, JAR_PATH, settings.heap_mb, options, shared=shared)
-        self._server = self._jvm.new("textworldexpress.runtime.PythonInterface")
+        self._server: Any = self._jvm.new("textworldexpress.runtime.PythonInterface")
         self._loaded: tuple[str, str] | None = None
         self._score = 0.0
         self._possible: list[str] = []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
+        del seed  # the task says it all
         state = self._start(task)
         self._score = 0.0
         return self._observe(
@@ -65,7 +67,8 @@ class TextWorldExpressEnv:
         }  # upper case matters in "1mL of oil"
         valid = action.lower() in spelled
         state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
-        reward, self._score = state["score"] - self._score, state["score"]
+        reward = state["score"] - self._score
+        self._score = state["score"]
         won = bool(state["tasksuccess"])
         observation = self._observe(state, state["observation"].strip())
         observation.info |= {"won": won, "is_action_valid": valid, "score": self._score}
@@ -159,7 +162,7 @@ def tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
     import textworld_express  # noqa: F401  (a missing package is found before anything starts)
 
     jvm.find_java(NAME)
-    made = _different_games(settings)
+    made = _different_games(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
     return [dict(task) for task in made["val" if split == "val" else "train"]]
 
 

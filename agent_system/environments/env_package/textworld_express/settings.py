@@ -1,29 +1,31 @@
 """The ``env.textworld_express`` section."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge
 from pydantic import field_validator
 
 from agent_system.environments.settings import EnvSettings
 
+Game = Literal[
+    "cookingworld",
+    "coin",
+    "twc",
+    "mapreader",
+    "arithmetic",
+    "sorting",
+    "simonsays",
+    "peckingorder",
+]
+GAMES: tuple[Game, ...] = get_args(Game)
 PARAM = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
 
 
 class TextWorldExpressSettings(EnvSettings):
     """Which game is played, and the JVM that plays it."""
 
-    game: Literal[
-        "cookingworld",
-        "coin",
-        "twc",
-        "mapreader",
-        "arithmetic",
-        "sorting",
-        "simonsays",
-        "peckingorder",
-    ] = "coin"
+    game: Game = "coin"
     """kind of game"""
     params: str = ""
     """parameters of the game, such as numLocations=4,includeDoors=0; others keep their defaults"""

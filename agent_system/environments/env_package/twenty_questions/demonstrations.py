@@ -17,6 +17,7 @@ from agent_system.environments.env_package.twenty_questions.expert import Thinki
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.env_package.twenty_questions.player import Player
+from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
@@ -37,9 +38,9 @@ def write_demonstrations(
     is for reinforcement learning.
     """
     words = sorted(words or knowledge().things)
-    section = {"max_steps": max_steps}
-    env = PACKAGE.make(section)
-    prompts = PACKAGE.prompts(section)
+    settings = GameSettings(max_steps=max_steps)
+    env = PACKAGE.make(settings)
+    prompts = PACKAGE.prompts(settings)
     with atomic_write(path) as file:
         for number in range(episodes):
             word = words[number % len(words)]

@@ -7,6 +7,7 @@ from agent_system.environments.base import Decision, EpisodeStart, Expert, Obser
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.knowledge import Answer, knowledge
 from agent_system.environments.env_package.twenty_questions.player import Player
+from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 
 NAMED = 3  # candidates: as many are named in a plan
 FACTS = 6  # the latest ones are told
@@ -46,11 +47,18 @@ def _spoken(attribute: str) -> str:
     return attribute.replace("_", " ")
 
 
-def start(episode: EpisodeStart) -> ThinkingPlayer:
+def start(episode: EpisodeStart[GameSettings]) -> ThinkingPlayer:
     """An expert that knows which words can be the secret one in training."""
-    words = game.words_of("train", episode.settings.words)
+    given = episode.settings.words
+    clue = episode.task.get("clue")
+    if clue is None:
+        words = game.words_of("train", given)
+    else:
+        words = sorted(set(given)) or sorted(knowledge().things)  # all of them are trained on
     noise = episode.noise
     player = Player(words, episode.rng, careless=noise.slack, hasty=noise.slips)
+    if clue is not None:
+        player.learn(clue, Answer.YES)
     return ThinkingPlayer(player)
 
 

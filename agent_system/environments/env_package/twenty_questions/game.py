@@ -5,6 +5,7 @@ the last turn.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
     gamemaster_prompt,
     read_answer,
 )
-from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
+from agent_system.environments.env_package.twenty_questions.knowledge import Answer, knowledge
 from verl.utils.seeds import derive_seed
 
 MAX_STEPS = 20
@@ -23,6 +24,7 @@ _GUESS = re.compile(r"\[([^\[\]]*)\]")
 _ARTICLE = re.compile(r"^(a|an|the)\s+")
 
 OPENING = "I am thinking of a word. {left} left."
+OPENING_WITH_CLUE = "I am thinking of a word. {clue} {answer}. {left} left."
 MALFORMED = "Ask a yes/no question, or guess with [word]."
 RIGHT = "Right!"
 WRONG = "Wrong guess."
@@ -53,14 +55,17 @@ def read_move(text: str) -> Move:
     return Move(None, question, any(letter.isalpha() for letter in question))
 
 
-def new_game(solution: str, max_steps: int = MAX_STEPS) -> State:
-    """A game about ``solution`` that lasts ``max_steps`` turns at most."""
-    reply = OPENING.format(left=max_steps)
+def new_game(solution: str, max_steps: int = MAX_STEPS, clue: str = "") -> State:
+    """A game about ``solution`` that lasts ``max_steps`` turns at most.
+
+    ``clue`` is a question whose answer is yes: the game opens as if it had been asked already.
+    """
+    opening = OPENING_WITH_CLUE if clue else OPENING
     return {
         "solution": solution,
         "left": max_steps,
-        "turns": [],
-        "reply": reply,
+        "turns": [(clue, f"{Answer.YES}.")] if clue else [],
+        "reply": opening.format(left=max_steps, clue=clue, answer=Answer.YES),
         "done": False,
         "won": False,
     }
@@ -92,7 +97,7 @@ def _reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
     return f"{read_answer(gamemaster(gamemaster_prompt(state['solution'], move.question)))}."
 
 
-def words_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> list[str]:
+def words_of(split: str, words: Sequence[str] | None = None) -> list[str]:
     """The ``"train"`` or ``"val"`` words (default: of the whole shipped table), sorted; the two
     share none.
 
@@ -103,7 +108,8 @@ def words_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> li
     words = sorted(set(words)) if words else sorted(knowledge().things)
     if len(words) < 2:
         raise ValueError(
-            f"twenty questions needs at least two words, one to train on and one to hold out; got {words}"
+            "twenty questions needs at least two words, one to train on and one to hold out; "
+            f"got {words}"
         )
     order = sorted(words, key=lambda word: derive_seed("twenty questions", word))
     held_out = {
@@ -113,3 +119,21 @@ def words_of(split: str, words: tuple[str, ...] | list[str] | None = None) -> li
     if len(held_out) == len(words):
         held_out.remove(order[-1])
     return [word for word in words if (word in held_out) == (split == "val")]
+
+
+def clues_of(split: str, words: Sequence[str] | None = None) -> list[tuple[str, str]]:
+    """The ``"train"`` or ``"val"`` openings as (word, attribute that holds for it), sorted.
+
+    All words are in both splits, but an opening is in one of them, by a hash of its own.
+    """
+    table = knowledge()
+    openings = [
+        (word, attribute)
+        for word in (sorted(set(words)) if words else sorted(table.things))
+        for attribute in sorted(table.things[word].holds)
+    ]
+    return [
+        (word, attribute)
+        for word, attribute in openings
+        if (derive_seed("clue", word, attribute) % HELD_OUT_SHARE == 0) == (split == "val")
+    ]

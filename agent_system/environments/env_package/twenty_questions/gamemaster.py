@@ -21,7 +21,8 @@ from agent_system.environments.failure import EnvFailure
 Gamemaster = Callable[[str], str]
 SERVER_THREADS = 16  # questions asked of a server at a time
 
-PROMPT = """You are the gamemaster of a game of twenty questions. The player must guess a secret word.
+PROMPT = """You are the gamemaster of a game of twenty questions. \
+The player must guess a secret word.
 Secret word: {word}
 Question: {question}
 Answer the question about the secret word truthfully with exactly one of: {answers}"""

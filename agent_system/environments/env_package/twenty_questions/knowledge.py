@@ -144,3 +144,8 @@ def _implied(names: Iterable[str], attributes: Mapping[str, Attribute]) -> Itera
     for name in names:
         yield name
         yield from _implied(attributes[name].implies, attributes)
+
+
+def unknown_words(words: Iterable[str]) -> list[str]:
+    """Those of ``words`` that the table does not hold, sorted."""
+    return sorted(set(words) - set(knowledge().things))

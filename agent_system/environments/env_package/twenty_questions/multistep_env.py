@@ -11,10 +11,8 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
     EmbeddedGamemaster,
     Gamemaster,
 )
-from agent_system.environments.env_package.twenty_questions.package import (
-    TwentyQuestionsPrompts,
-    check_words,
-)
+from agent_system.environments.env_package.twenty_questions.knowledge import unknown_words
+from agent_system.environments.env_package.twenty_questions.package import TwentyQuestionsPrompts
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.environments.tasks import epoch_order
 from verl.utils.seeds import derive_seed
@@ -54,8 +52,13 @@ class TwentyQuestionsEnv(MultistepEnv):
     ) -> None:
         self.gamemaster = EmbeddedGamemaster() if gamemaster is None else gamemaster
         self.words, self.seed = words, seed
-        if isinstance(self.gamemaster, EmbeddedGamemaster):
-            check_words(words or ())
+        embedded = isinstance(self.gamemaster, EmbeddedGamemaster)
+        unknown = unknown_words(words or ()) if embedded else []
+        if unknown:
+            raise ValueError(
+                f"the embedded gamemaster does not know {', '.join(unknown)}; take words of "
+                "knowledge.txt, or a gamemaster that knows them"
+            )
         if getattr(self.gamemaster, "remote", False):
             options.setdefault("step_workers", SERVER_THREADS)
         prompt = TwentyQuestionsPrompts().system(False) if system_prompt is None else system_prompt
@@ -74,6 +77,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         return game.new_game(solution, self.max_steps_per_episode)
 
     def _format_prompt(self, state: game.State, step: int) -> str:
+        del step  # the reply says it
         return state["reply"]
 
     def _step_episode(

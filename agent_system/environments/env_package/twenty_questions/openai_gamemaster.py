@@ -9,7 +9,8 @@ try:
     import tenacity
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"an OpenAI-compatible gamemaster needs the module {error.name!r}: install the extra: pip install -e '.[envs]'"
+        f"an OpenAI-compatible gamemaster needs the module {error.name!r}: install the extra: "
+        "pip install -e '.[envs]'"
     ) from error
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})

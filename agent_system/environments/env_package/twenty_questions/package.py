@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.chat_prompts import ChatPrompts
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.expert import EXPERT
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
@@ -13,16 +13,21 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
     EmbeddedGamemaster,
     Gamemaster,
 )
+from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 
-RULES = """We play twenty questions. Find out my word with yes/no questions. I answer Yes, No or I don't know.
+RULES = """We play twenty questions. Find out my word with yes/no questions. \
+I answer Yes, No or I don't know.
 Guess with the word in square brackets: [word]. A wrong guess ends the game."""
 PLAIN = "Answer with one question or your guess between tags: <action>Is it alive?</action>"
 LEVELS = """First choose how much to think, then think, then ask or guess:
 <level>1</level><action>question or [word]</action> asks at once.
-<level>2</level><think>what do I know?</think><action>question or [word]</action> reads the situation.
-<level>3</level><think>what did I ask?</think><action>question or [word]</action> also reflects on what was asked.
-<level>4</level><think>what is my plan?</think><action>question or [word]</action> also plans and weighs options."""
+<level>2</level><think>what do I know?</think><action>question or [word]</action> \
+reads the situation.
+<level>3</level><think>what did I ask?</think><action>question or [word]</action> \
+also reflects on what was asked.
+<level>4</level><think>what is my plan?</think><action>question or [word]</action> \
+also plans and weighs options."""
 
 _ASKING = ThreadPoolExecutor(
     SERVER_THREADS, thread_name_prefix="gamemaster"
@@ -62,11 +67,13 @@ class TwentyQuestionsGame:
         self.max_steps = settings.max_steps or game.MAX_STEPS
         self.state: game.State = {}
         if getattr(self.gamemaster, "remote", False):
-            self.step = self._step_elsewhere
+            self.step = self._step_elsewhere  # pyright: ignore[reportAttributeAccessIssue]  awaited
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Think of ``task["solution"]``; the seed changes nothing, the task says it all."""
-        self.state = game.new_game(task["solution"], self.max_steps)
+        del seed  # the task says it all
+        clue = knowledge().attributes[task["clue"]].question if "clue" in task else ""
+        self.state = game.new_game(task["solution"], self.max_steps, clue)
         return self._look()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
@@ -94,8 +101,9 @@ class TwentyQuestionsGame:
 
     def close(self) -> None:
         """Close the connection to a server."""
-        if getattr(self.gamemaster, "remote", False):
-            self.gamemaster.close()
+        close = getattr(self.gamemaster, "close", None)
+        if close is not None:
+            close()
 
 
 class TwentyQuestionsPrompts(ChatPrompts):
@@ -107,16 +115,32 @@ class TwentyQuestionsPrompts(ChatPrompts):
         del settings  # the game is always told in the same words
         super().__init__(RULES, example="Is it alive?")
 
-    def system(self, levels: bool) -> str | None:
+    def system(self, levels: bool) -> str:
         """Rules and answer format."""
         return f"{RULES}\n{LEVELS if levels else PLAIN}"
 
 
+def prompts(settings: GameSettings) -> TwentyQuestionsPrompts | CompactPrompts:
+    """Rules, answer format and replies, or the replies alone."""
+    return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts(settings)
+
+
 def tasks(settings: GameSettings, split: str) -> list[Task]:
-    """One task per word; a quarter of the words is held out for ``val``."""
+    """One task per word, or per word and clue; a quarter of them is held out for ``val``."""
+    name = "twenty_questions"
+    if not settings.clues:
+        return [
+            {"task_id": f"{name}/{word}", "data_source": name, "solution": word}
+            for word in game.words_of(split, settings.words)
+        ]
     return [
-        {"task_id": f"twenty_questions/{word}", "data_source": "twenty_questions", "solution": word}
-        for word in game.words_of(split, settings.words)
+        {
+            "task_id": f"{name}/{word}/{attribute}",
+            "data_source": name,
+            "solution": word,
+            "clue": attribute,
+        }
+        for word, attribute in game.clues_of(split, settings.words)
     ]
 
 
@@ -135,7 +159,7 @@ PACKAGE = EnvPackage(
     settings=GameSettings,
     make=TwentyQuestionsGame,
     tasks=tasks,
-    prompts=TwentyQuestionsPrompts,
+    prompts=prompts,
     project=project,
     expert=EXPERT,
 )

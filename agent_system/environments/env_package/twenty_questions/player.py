@@ -66,10 +66,17 @@ class Player:
     def hear(self, reply: str) -> None:
         """Drop the candidates that the reply to the last question rules out."""
         if self._asked:
-            answer = read_answer(reply)
-            self.facts.append((self._asked[-1], answer))
-            fits = self._table.consistent(self.candidates, self._asked[-1], answer)
-            self.candidates = fits or self.candidates
+            self._keep(self._asked[-1], read_answer(reply))
+
+    def learn(self, attribute: str, answer: str) -> None:
+        """Take in a fact that was not asked for."""
+        self._asked.append(attribute)
+        self._keep(attribute, answer)
+
+    def _keep(self, attribute: str, answer: str) -> None:
+        self.facts.append((attribute, answer))
+        fits = self._table.consistent(self.candidates, attribute, answer)
+        self.candidates = fits or self.candidates
 
     def _largest_part(self, name: str) -> int:
         """Candidates that are left after the most common answer."""

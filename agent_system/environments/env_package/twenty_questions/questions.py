@@ -4,14 +4,15 @@ A question is lower-cased and stripped of articles and punctuation; then the fir
 answers it:
 
 1. A question that starts with what, which, who, where, when, why or how has no yes or no: "I don't
-know". 2. "starts with / ends with / contains (the letter) X": the spelling of the word. 3. "bigger
-/ smaller (and the like) than Y", Y a thing of the table or one of its sizes: by size, "I don't
-know" for
-   equal ones.
+   know".
+2. "starts with / ends with / contains (the letter) X": the spelling of the word.
+3. "bigger / smaller (and the like) than Y", Y a thing of the table or one of its sizes: by size, "I
+   don't know" for equal ones.
 4. A thing of the table by name ("is it a dog?"): whether it is that thing. It is a question, not a
-guess. 5. Phrases of attributes, longest first, not overlapping. Several of them must all hold ("an
-animal that can swim");
-   with "or" between them one is enough. Yes, no and "I don't know" combine as in three-valued logic.
+   guess.
+5. Phrases of attributes, longest first, not overlapping. Several of them must all hold ("an animal
+   that can swim"); with "or" between them one is enough. Yes, no and "I don't know" combine as in
+   three-valued logic.
 
 "not" and "never" turn the answer round, "isn't it ...?" does not. Words that no rule knows are
 passed over, and a question of such words alone is answered "I don't know".

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
+from agent_system.environments.env_package.twenty_questions.knowledge import unknown_words
 from agent_system.environments.settings import EnvSettings
 from verl.utils.settings import NonNegative, PositiveInt, Refusal
 
@@ -14,6 +14,12 @@ class GameSettings(EnvSettings):
 
     words: tuple[str, ...] = ()
     """secret words; none: those of the shipped table"""
+    clues: bool = False
+    """open every game with a thing that holds for the word; held out is then a quarter of these
+    openings instead of a quarter of the words"""
+    prompt: Literal["full", "compact"] = "full"
+    """full: rules and answer format for chat models; compact: observations alone, for policies made
+    by imitation"""
     gamemaster: Literal["embedded", "openai"] = "embedded"
     """who answers: the shipped table, or a server with OpenAI's interface"""
     base_url: str = ""
@@ -30,10 +36,9 @@ class GameSettings(EnvSettings):
 
     @model_validator(mode="after")
     def _words_are_known(self) -> "GameSettings":
-        if self.gamemaster == "embedded" and self.words:
-            unknown = sorted(set(self.words) - set(knowledge().things))
-            if unknown:
-                why = f"the embedded gamemaster does not know {', '.join(unknown)}"
-                fix = "take such words, or a gamemaster that knows them"
-                raise Refusal("words", why, "words of knowledge.txt", fix)
+        unknown = unknown_words(self.words) if self.gamemaster == "embedded" else []
+        if unknown:
+            why = f"the embedded gamemaster does not know {', '.join(unknown)}"
+            fix = "take such words, or a gamemaster that knows them"
+            raise Refusal("words", why, "words of knowledge.txt", fix)
         return self

@@ -37,19 +37,19 @@ def installed(request):
 
 def episodes(name: str, split: str, noise: Noise, limit: int = 60):
     """(won, decisions, whether each was valid) of an episode per task."""
-    section = SECTIONS[name]
     package = get_package(name)
-    env = package.make(section)
+    settings = package.read(SECTIONS[name])
+    env = package.make(settings)
     assert package.expert is not None
-    for number, task in enumerate(package.tasks(section, split)[:limit]):
+    for number, task in enumerate(package.tasks(settings, split)[:limit]):
         seen = env.reset(task, 0)
         player = package.expert.start(
-            EpisodeStart(section, task, seen, random.Random(number), noise)
+            EpisodeStart(settings, task, seen, random.Random(number), noise)
         )
         decisions: list[Decision] = []
         valid: list[bool] = []
         done, info = False, {"won": False}
-        while not done and len(decisions) < section["max_steps"]:
+        while not done and len(decisions) < settings.max_steps:
             decisions.append(player.act())
             seen, _, done, info = env.step(decisions[-1].action)
             valid.append(info["is_action_valid"])
@@ -61,7 +61,13 @@ def episodes(name: str, split: str, noise: Noise, limit: int = 60):
 @cache
 def written(name: str, folder) -> list[dict]:
     path = write_demonstrations(
-        name, SECTIONS[name], folder, 60, num_workers=0, slack=NOISE.slack, slips=NOISE.slips
+        name,
+        get_package(name).read(SECTIONS[name]),
+        folder,
+        60,
+        num_workers=0,
+        slack=NOISE.slack,
+        slips=NOISE.slips,
     )
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -138,11 +144,11 @@ def test_demonstrations_parse_strictly_and_hold_balanced_levels(name, folder):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_demonstrations_replay_to_a_win_on_training_tasks(name, folder):
-    section = SECTIONS[name]
     package = get_package(name)
-    env = package.make(section)
-    prompts = package.prompts(section)
-    train = {task["task_id"]: task for task in package.tasks(section, "train")}
+    settings = package.read(SECTIONS[name])
+    env = package.make(settings)
+    prompts = package.prompts(settings)
+    train = {task["task_id"]: task for task in package.tasks(settings, "train")}
     for row in written(name, folder)[:10]:
         seen = env.reset(train[row["task_id"]], 0)
         messages = list(row["messages"])
@@ -158,8 +164,10 @@ def test_demonstrations_replay_to_a_win_on_training_tasks(name, folder):
 
 
 def test_more_episodes_than_tasks_repeat_tasks_side_by_side(folder):
-    section = {**SECTIONS["number_line"], "train_tasks": 7}
-    path = write_demonstrations("number_line", section, folder, 40, num_workers=0, slack=0, slips=0)
+    settings = get_package("number_line").read({**SECTIONS["number_line"], "train_tasks": 7})
+    path = write_demonstrations(
+        "number_line", settings, folder, 40, num_workers=0, slack=0, slips=0
+    )
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     order = [row["task_id"] for row in rows]
     assert len(rows) == 40 and len(set(order)) == 7
@@ -168,11 +176,11 @@ def test_more_episodes_than_tasks_repeat_tasks_side_by_side(folder):
 
 
 def test_lines_do_not_depend_on_the_workers_but_on_the_seed(folder, tmp_path):
-    section = SECTIONS["number_line"]
+    settings = get_package("number_line").read(SECTIONS["number_line"])
     rows = written("number_line", folder)
     paths = [
         write_demonstrations(
-            "number_line", section, tmp_path, 60, seed, 2, NOISE.slack, LEVELS, 0.1
+            "number_line", settings, tmp_path, 60, seed, 2, NOISE.slack, LEVELS, 0.1
         )
         for seed in (0, 1)
     ]
@@ -183,7 +191,7 @@ def test_lines_do_not_depend_on_the_workers_but_on_the_seed(folder, tmp_path):
 
 def test_who_has_no_expert_hears_who_has():
     with pytest.raises(NoExpert, match=r"no expert plays 'shop'; .*number_line.*twenty_questions"):
-        write_demonstrations("shop", {}, "nowhere", 4)
+        write_demonstrations("shop", get_package("shop").read(), "nowhere", 4)
 
 
 def test_levels_the_expert_has_no_thoughts_for_are_refused(monkeypatch):
@@ -192,12 +200,14 @@ def test_levels_the_expert_has_no_thoughts_for_are_refused(monkeypatch):
     hasty = replace(package, expert=replace(package.expert, levels=(1, 2)))
     monkeypatch.setattr(demonstrations, "get_package", {"two_levels": hasty}.__getitem__)
     with pytest.raises(ValueError, match=r"levels among 1\.\.2, not 4, .* \[1, 2, 3, 4\]"):
-        write_demonstrations("two_levels", {}, "nowhere", 4)
+        write_demonstrations("two_levels", hasty.read(), "nowhere", 4)
 
 
 def test_episodes_that_cannot_be_won_say_so(tmp_path):
+    pytest.importorskip("gymnasium")
+    lakes = get_package("frozen_lake").read({"max_steps": 1, "train_maps": 9})
     with pytest.raises(ValueError, match="none of 5 episodes was won within 1 steps"):
-        write_demonstrations("frozen_lake", {"max_steps": 1, "train_maps": 9}, tmp_path, 5, 0, 0)
+        write_demonstrations("frozen_lake", lakes, tmp_path, 5, 0, 0)
     assert list(tmp_path.iterdir()) == []
 
 

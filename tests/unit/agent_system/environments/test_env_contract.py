@@ -13,9 +13,8 @@ import sys
 import pytest
 
 from agent_system.environments import pool_wire
-from agent_system.environments.env_registry import get_package
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import make_envs
-from agent_system.environments.tasks import env_section
 from rlvcr.levels import LEVELS, level_prompts
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
@@ -37,7 +36,7 @@ def managers(name, seed=0):
 
 def first_env(name, task=0):
     train, _ = managers(name)
-    return train.package.make(train.section), train.tasks[task]
+    return train.package.make(train.settings), train.tasks[task]
 
 
 @pytest.mark.parametrize("levels", [False, True], ids=["plain", "levels"])
@@ -108,7 +107,7 @@ def test_another_process_makes_the_same_tasks():
     code = (
         "import hashlib, json, sys; from agent_system.environments.env_registry import get_package\n"
         "cases = json.loads(sys.argv[1])\n"
-        "tasks = [get_package(name).tasks(section, s) for name, section in cases.items() for s in ('train', 'val')]\n"
+        "tasks = [get_package(name).tasks(get_package(name).read(section), s) for name, section in cases.items() for s in ('train', 'val')]\n"
         "print(hashlib.sha256(json.dumps(tasks).encode()).hexdigest())"
     )
     command = [sys.executable, "-c", code, json.dumps(CASES)]
@@ -175,7 +174,7 @@ def test_tasks_and_observations_can_be_sent(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_for_plain_actions_and_for_the_four_levels(name):
     train, _ = managers(name)
-    prompts = train.package.prompts(train.section)
+    prompts = train.package.prompts(train.settings)
     plain, levels = prompts.system(False), prompts.system(True)
     assert "<level>" not in plain and "<action>" in plain
     assert all(f"Level {level}: {level_prompts()[level]}" in levels for level in LEVELS)
@@ -189,7 +188,8 @@ def test_prompts_for_plain_actions_and_for_the_four_levels(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_unknown_keys_of_the_section_are_refused(name):
     key = next(iter(CASES[name]), "topk")
-    with pytest.raises(ValueError, match=f"env.{name}.{key}x=3: unknown key; did you mean {key}"):
+    said = f"env.{name}.{key}x=3: unknown key; did you mean env.{name}.{key}"
+    with pytest.raises(ValueError, match=said):
         make_envs(make_config(name, kwargs={f"{key}x": 3}))
 
 
@@ -197,7 +197,8 @@ def test_unknown_keys_of_the_section_are_refused(name):
 def test_the_section_may_be_given_under_the_name_of_the_environment(name):
     config = make_config(name, kwargs={})
     setattr(config.env, name, dict(CASES[name]))
-    assert env_section(config.env) == {**CASES[name], "max_steps": 12, "seed": 0}
+    expected = get_package(name).read({"max_steps": 12, "seed": 0, **CASES[name]})
+    assert env_settings(config.env) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,6 +24,8 @@ from agent_system.environments.manager import make_envs
 from agent_system.environments.pool import EnvironmentPool
 from tests.helpers.play import make_config
 
+read = PACKAGE.read
+
 py4j = pytest.importorskip("py4j.protocol")
 SECTION = {"game": "coin", "heap_mb": 128}
 TASK = {
@@ -79,7 +81,7 @@ class pool_of:
 
 @java
 def test_environments_of_a_process_share_one_bounded_jvm_that_ends_with_the_last():
-    first, second = PACKAGE.make(SECTION), PACKAGE.make(SECTION)
+    first, second = PACKAGE.make(read(SECTION)), PACKAGE.make(read(SECTION))
     (pid,) = jvms_of(os.getpid())
     with open(f"/proc/{pid}/cmdline") as file:
         flags = file.read().split("\0")
@@ -93,7 +95,7 @@ def test_environments_of_a_process_share_one_bounded_jvm_that_ends_with_the_last
 
 @java
 def test_a_dead_jvm_is_replaced_for_the_next_environment():
-    env = PACKAGE.make(SECTION)
+    env = PACKAGE.make(read(SECTION))
     start = env.reset(TASK)
     (pid,) = jvms_of(os.getpid())
     os.kill(pid, signal.SIGKILL)
@@ -101,7 +103,7 @@ def test_a_dead_jvm_is_replaced_for_the_next_environment():
     with pytest.raises(py4j.Py4JError):
         env.step("inventory")
     env._jvm.process.wait()
-    fresh = PACKAGE.make(SECTION)
+    fresh = PACKAGE.make(read(SECTION))
     assert fresh.reset(TASK) == start
     env.close()
     assert fresh.step("inventory")[0].text, "closing the dead one leaves the fresh one alone"
@@ -227,7 +229,7 @@ def test_a_java_that_does_not_start_is_quoted(monkeypatch, tmp_path):
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(jvm.JavaMissing, match="-Xmx128m .*:\nthere is no room for a heap"):
-        PACKAGE.make(SECTION)
+        PACKAGE.make(read(SECTION))
 
     async def start():
         async with pool_of("process"):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent_system.environments.base import Observation
+from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import (
     EnvironmentManagerBase,
     GroupMismatch,
@@ -12,7 +13,7 @@ from agent_system.environments.manager import (
     bootstrap_interval,
     make_envs,
 )
-from agent_system.environments.tasks import check_disjoint, env_section
+from agent_system.environments.tasks import check_disjoint
 
 
 def config(shuffle=True, **changes):
@@ -119,12 +120,16 @@ def test_train_tasks_limits_how_many_are_used():
 
 
 def test_the_section_takes_what_it_leaves_open_from_env():
-    section = env_section(
+    settings = env_settings(
         SimpleNamespace(
-            env_name="lab/x", lab={"a": 1, "max_steps": None}, kwargs={"a": 2}, max_steps=7, seed=1
+            env_name="number_line/x",
+            number_line={"size": 1, "max_steps": None},
+            kwargs={"size": 2},
+            max_steps=7,
+            seed=1,
         )
     )
-    assert section == {"a": 2, "max_steps": 7, "seed": 1}
+    assert (settings.size, settings.max_steps, settings.seed) == (2, 7, 1)
 
 
 def test_groups_that_start_differently_are_refused():

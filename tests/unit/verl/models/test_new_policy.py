@@ -13,7 +13,8 @@ TEXTS = [
     "put a mug in desk. cabinet 1, desk 1, drawer 12",
     "<level>2</level><think>need mug.</think><action>go to cabinet 1</action>",
     "cabinet 1 closed",
-    "<level>4</level><think>cabinet 1 closed. tried nothing. plan open it.</think><action>open cabinet 1</action>",
+    "<level>4</level><think>cabinet 1 closed. tried nothing. plan open it.</think>"
+    "<action>open cabinet 1</action>",
 ]
 CHAT = [
     {"role": role, "content": text}
@@ -85,10 +86,9 @@ def test_an_observation_cannot_inject_chat_marks(built):
 def test_chat_template_adds_marks_only_and_keeps_the_past_as_a_prefix(built):
     tokenizer, _ = built
     text = tokenizer.apply_chat_template(CHAT, tokenize=False)
-    assert (
-        text
-        == f"<|user|>{TEXTS[0]}<|assistant|>{TEXTS[1]}<|end|><|user|>{TEXTS[2]}<|assistant|>{TEXTS[3]}<|end|>"
-    )
+    first = f"<|user|>{TEXTS[0]}<|assistant|>{TEXTS[1]}<|end|>"
+    second = f"<|user|>{TEXTS[2]}<|assistant|>{TEXTS[3]}<|end|>"
+    assert text == first + second
     prompt = tokenizer.apply_chat_template(
         CHAT[:3], tokenize=True, add_generation_prompt=True, return_dict=False
     )

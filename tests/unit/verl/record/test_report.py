@@ -79,8 +79,16 @@ def test_the_page_is_well_formed_and_refers_to_nothing_outside(page):
 def test_the_page_shows_charts_figures_and_episodes(page):
     tags = parse(page)
     text = " ".join(" ".join(tags.text).split())
-    for heading in ("Success rate", "Share of thinking levels", "Sampled tokens per episode", "Time per iteration",
-                    "Policy loss", "Engine against trainer", "Sample episodes", "Configuration"):  # fmt: skip
+    for heading in (
+        "Success rate",
+        "Share of thinking levels",
+        "Sampled tokens per episode",
+        "Time per iteration",
+        "Policy loss",
+        "Engine against trainer",
+        "Sample episodes",
+        "Configuration",
+    ):
         assert heading in text, heading
     assert "95% interval" in text and "finished, step 12 of" not in text and "step 12 of 30" in text
     assert "thinking advantage of the sampled thought" in text and "held-out, step 12" in text

@@ -56,8 +56,8 @@ def test_omegaconf_nodes_are_resolved(tmp_path):
 
 
 HOLD = (
-    "import sys, time; from verl.record.run_dir import RunDirectory; r = RunDirectory(sys.argv[1]).open({}); \
-print('held', flush=True); time.sleep(600)"
+    "import sys, time; from verl.record.run_dir import RunDirectory; "
+    "r = RunDirectory(sys.argv[1]).open({}); print('held', flush=True); time.sleep(600)"
 )
 
 

@@ -139,7 +139,7 @@ def sockets_before():
 
 
 @pytest.fixture(scope="module")
-def cluster(sockets_before):
+def cluster(sockets_before):  # noqa: ARG001  counted before Ray opens any
     facts = init_ray({"num_cpus": 4}, object_store_gb=0.2)
     yield facts
     import ray
@@ -148,7 +148,7 @@ def cluster(sockets_before):
 
 
 @pytest.fixture(scope="module")
-def pool(cluster):
+def pool(cluster):  # noqa: ARG001  Ray has to run
     with RayResourcePool([2], max_colocate_count=2, cpus_per_worker=0.5) as pool:
         yield pool
 
@@ -198,7 +198,8 @@ def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_be
     assert cluster["started"] and cluster["loopback_only"]
     assert cluster["object_store_gb"] == pytest.approx(0.2)
     assert cluster["num_cpus"] == 4
-    assert stat.S_IMODE(token_path().stat().st_mode) == 0o600
+    token = token_path()
+    assert token is not None and stat.S_IMODE(token.stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(cluster["session_dir"]).parent.parent.stat().st_mode) == 0o700
     addresses = listening_addresses(sockets_before)
     assert all(
@@ -291,7 +292,7 @@ def test_process_group_sums_over_ranks(group, sockets_before):
     assert only_loopback(
         listening_addresses(sockets_before)
     )  # the rendezvous and the collectives, too
-    with pytest.raises(RuntimeError, match="not mpi|not nccl"):
+    with pytest.raises(RuntimeError, match=r"not mpi|not nccl"):
         group.init_process_group(backend="nccl")
 
 
@@ -379,7 +380,8 @@ def test_a_second_driver_joins_the_cluster_by_its_address(cluster):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_pool_that_cannot_be_granted_says_what_is_free(cluster):
+@pytest.mark.usefixtures("cluster")
+def test_a_pool_that_cannot_be_granted_says_what_is_free():
     with pytest.raises(
         WorkerTimeoutError, match=r"'greedy': 64 x .*free in the cluster: \{'CPU': "
     ):

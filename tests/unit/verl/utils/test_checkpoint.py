@@ -43,7 +43,7 @@ def test_newest_is_by_number_and_the_same_step_is_replaced(tmp_path):
     manager = CheckpointManager(tmp_path)
     for step in (9, 10, 2):
         manager.save(step, write(b"old"), {"n": step})
-    assert manager.latest_valid().name == "global_step_10"
+    assert manager.latest_valid() == tmp_path / "global_step_10"
     manager.save(10, write(b"new"), {"n": 100})
     assert manager.load_state() == {"n": 100}
     assert saved_steps(manager) == [2, 9, 10]
@@ -67,7 +67,7 @@ def test_damaged_checkpoints_are_passed_over_with_a_warning(tmp_path, caplog, da
     manager = CheckpointManager(tmp_path)
     manager.save(1, write(b"abc"), {})
     damage(manager.save(2, write(b"abc"), {"second": True}))
-    assert manager.latest_valid().name == "global_step_1"
+    assert manager.latest_valid() == tmp_path / "global_step_1"
     assert "global_step_2" in caplog.text and reason in caplog.text
     with pytest.raises(CheckpointError, match=reason):
         manager.load_state(tmp_path / "global_step_2")
@@ -135,7 +135,7 @@ def test_a_failed_save_leaves_nothing_and_changes_nothing(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         manager.save(1, failing, {"n": 2})
     with pytest.raises(TypeError, match="JSON"):
-        manager.save(2, lambda d: pytest.fail("the writer ran"), {"bad": object()})
+        manager.save(2, lambda _: pytest.fail("the writer ran"), {"bad": object()})
     assert manager.load_state() == {"n": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["global_step_1"]
 

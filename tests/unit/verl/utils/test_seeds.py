@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from typing import cast
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def test_seeds_of_neighbouring_counters_spread_over_the_range():
 
 def test_objects_are_refused():
     with pytest.raises(TypeError, match="list"):
-        derive_seed([1, 2])
+        derive_seed(cast(int, [1, 2]))
 
 
 def test_seed_everything_repeats_all_three_generators():
@@ -44,5 +45,8 @@ def test_seed_everything_repeats_all_three_generators():
 
 
 def test_deriving_needs_no_torch():
-    code = "import sys; from verl.utils.seeds import derive_seed; derive_seed(1); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from verl.utils.seeds import derive_seed; derive_seed(1); "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -83,7 +83,7 @@ def test_half_precision_logits_are_reduced_in_float32():
     torch.testing.assert_close(result, logits.double().log_softmax(-1)[labels, labels].float())
     logits.requires_grad_()
     logprobs_from_logits(logits, labels).sum().backward()
-    assert logits.grad.dtype == torch.bfloat16
+    assert logits.grad is not None and logits.grad.dtype == torch.bfloat16
 
 
 def test_forbidden_tokens_make_no_nan():
@@ -91,7 +91,7 @@ def test_forbidden_tokens_make_no_nan():
     log_prob, entropy = logprobs_and_entropy_from_logits(logits, torch.tensor([1]))
     (log_prob + entropy).sum().backward()
     assert entropy.item() == pytest.approx(math.log(2))
-    assert logits.grad.isfinite().all()
+    assert logits.grad is not None and logits.grad.isfinite().all()
 
 
 def test_wrong_arguments_are_refused():

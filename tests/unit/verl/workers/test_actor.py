@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.helpers.policy_rows import critic_config, policy_config, random_rows
+from tests.helpers.policy_rows import critic_config, gradients, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
 from verl.records import ChoiceBonus
@@ -37,11 +37,11 @@ def gradient_of(worker, data, monkeypatch):
     """Gradients that reach the optimizer in the first step of an update, by parameter, and the
     metrics.
     """
-    seen = {}
+    seen: dict[str, torch.Tensor] = {}
 
     def step():
-        for name, parameter in worker.engine.module.named_parameters():
-            seen.setdefault(name, parameter.grad.full_tensor().clone())
+        if not seen:
+            seen.update(gradients(worker.engine.module))
         return original()
 
     original = worker.engine.step
@@ -169,7 +169,7 @@ def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
     scores = lm.engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[0]
     new = rows.unpack(scores.log_probs, range(len(rows)))
     (-(share[:, None] * mask * data.batch["advantages"] * new).sum()).backward()
-    expected = {name: p.grad.full_tensor() for name, p in lm.engine.module.named_parameters()}
+    expected = gradients(lm.engine.module)
     found, metrics = gradient_of(worker, data, monkeypatch)
     assert_same(found, expected)
     loss = -(share[:, None] * mask * data.batch["advantages"]).sum().item()
@@ -186,9 +186,8 @@ def test_kl_loss_pulls_towards_the_reference(policy):
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
     data.batch["ref_log_prob"] = reference
     first = worker.update_actor(data).meta_info["metrics"]["actor/kl_loss"]
-    for _ in range(4):
-        last = worker.update_actor(data).meta_info["metrics"]["actor/kl_loss"]
-    assert 0 < last < first
+    later = [worker.update_actor(data).meta_info["metrics"]["actor/kl_loss"] for _ in range(4)]
+    assert 0 < later[-1] < first
 
 
 def make_reference(policy, data):
@@ -213,14 +212,17 @@ def test_reference_worker_scores_and_does_not_train(policy):
 
 
 def test_bonus_spreads_the_choice(policy):
-    """It raises the entropy over the chosen tokens where the choice is made; without it nothing moves."""
+    """It raises the entropy over the chosen tokens where the choice is made; without it nothing
+    moves.
+    """
     worker, data = actor_of(policy), random_rows()
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
     data.meta_info["choice_bonus"] = CHOICE
     first = worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"]
-    for _ in range(4):
-        last = worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"]
-    assert first < last <= torch.tensor(4.0).log().item() + 1e-5
+    later = [
+        worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"] for _ in range(4)
+    ]
+    assert first < later[-1] <= torch.tensor(4.0).log().item() + 1e-5
 
 
 def test_choice_entropy_is_that_of_the_restricted_softmax(policy):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.helpers.policy_rows import PROMPT, policy_config, random_rows
+from tests.helpers.policy_rows import PROMPT, gradients, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import check_model_dir, load_causal_lm
 from verl.models.packed_attention import layout_of_rows
@@ -76,7 +76,7 @@ def test_packed_scores_equal_padded_ones(policy, temperature, micro):
 
 
 def test_rows_in_one_attention_call_do_not_see_each_other(policy):
-    """Neighbours of similar length share a padded call; the numbers are those of rows on their own."""
+    """Neighbours of similar length share a padded call, with the numbers of rows on their own."""
     engine = engine_of(policy)
     rows = [torch.randint(3, 300, (length,)) for length in (20, 21, 22, 5, 60)]
     layout = layout_of_rows([len(row) for row in rows])
@@ -113,19 +113,19 @@ def test_gradient_of_packed_rows_equals_that_of_padded_rows(policy):
     chosen = logits.log_softmax(-1).gather(-1, batch["responses"][..., None])[..., 0]
     chosen[batch["response_mask"].bool()].mean().backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
-    for name, parameter in engine.module.named_parameters():
-        found = parameter.grad.full_tensor()
+    for name, found in gradients(engine.module).items():
         torch.testing.assert_close(found, expected[name.removeprefix("lm.")], atol=1e-6, rtol=1e-4)
 
 
 def test_gradient_checkpointing_changes_nothing(policy):
-    data, gradients = random_rows(rows=4), []
+    data = random_rows(rows=4)
+    both = []
     for checkpointing in (False, True):
         engine = engine_of(policy, OptimConfig(), gradient_checkpointing=checkpointing)
         engine.module.train()
         engine.backward(loss_of(engine, data), last=True)
-        gradients.append([p.grad.full_tensor() for p in engine.module.parameters()])
-    torch.testing.assert_close(*gradients)
+        both.append(gradients(engine.module))
+    torch.testing.assert_close(*both)
 
 
 def test_bfloat16_compute_keeps_float32_masters(policy):
@@ -137,7 +137,7 @@ def test_bfloat16_compute_keeps_float32_masters(policy):
     loss = loss_of(engine, data)
     engine.backward(loss, last=True)
     assert {p.dtype for p in engine.module.parameters()} == {torch.float32}
-    assert {p.grad.dtype for p in engine.module.parameters()} == {torch.float32}
+    assert {gradient.dtype for gradient in gradients(engine.module).values()} == {torch.float32}
     assert loss != exact and abs(loss - exact) < 0.05
 
 

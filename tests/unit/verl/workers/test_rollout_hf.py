@@ -126,8 +126,8 @@ def test_more_requests_than_sequences_all_finish(policy):
 def test_the_seed_decides(engine):
     first, again = play(engine, ask(3)), play(engine, ask(3))
     other = ask(3)
-    for request in other:
-        request.seed += 1
+    for number, request in enumerate(other):
+        request.seed = 1000 + number
     assert {n: r.token_ids for n, r in first.items()} == {n: r.token_ids for n, r in again.items()}
     assert {n: r.token_ids for n, r in first.items()} != {
         n: r.token_ids for n, r in play(engine, other).items()
@@ -270,5 +270,5 @@ def test_unknown_engine_names_the_known_ones_and_the_nearest():
 
 def test_a_missing_vllm_names_the_extra_and_the_fallback(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
-    with pytest.raises(ImportError, match="rollout.name=hf"):
+    with pytest.raises(ImportError, match=r"rollout\.name=hf"):
         create_engine("vllm", rollout_section(), "nowhere")

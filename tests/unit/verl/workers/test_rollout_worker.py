@@ -3,13 +3,14 @@
 import asyncio
 import threading
 import time
-from types import SimpleNamespace
+from collections.abc import Iterable
 
 import pytest
 
-from verl.trainer.config.schema.model import ModelConfig
+from verl.trainer.config.schema.actor import ActorRolloutRefConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout import EngineError, RolloutWorker
+from verl.workers.rollout.base import Weights
 
 
 class PaperEngine:
@@ -17,11 +18,13 @@ class PaperEngine:
     when told to.
     """
 
-    def __init__(self):
+    gives_logprobs = True
+
+    def __init__(self) -> None:
         self.policy_version = 0
         self.requests: dict[str, SamplingRequest] = {}
         self.progress: dict[str, int] = {}
-        self.weights = None
+        self.weights: Weights | None = None
         self.failures = 0  # steps that raise
         self.gate = threading.Event()  # steps wait for it
         self.gate.set()
@@ -29,16 +32,16 @@ class PaperEngine:
         self.threads: set[int] = set()
         self.asleep = False
 
-    def add(self, request):
+    def add(self, request: SamplingRequest) -> None:
         if not request.prompt_ids:
             raise ValueError("the prompt is empty")
         self.requests[request.request_id] = request
         self.progress[request.request_id] = 0
 
-    def has_work(self):
+    def has_work(self) -> bool:
         return bool(self.requests)
 
-    def step(self):
+    def step(self) -> list[SamplingResult]:
         self.threads.add(threading.get_ident())
         assert self.gate.wait(20)
         time.sleep(0.001)
@@ -53,28 +56,28 @@ class PaperEngine:
             if count >= self.requests[name].max_tokens:
                 del self.requests[name]
                 ids = list(range(count))
+                logprobs = [-1.0] * count
                 done.append(
-                    SamplingResult(
-                        name, ids, [-1.0] * count, StopReason.LENGTH, self.policy_version
-                    )
+                    SamplingResult(name, ids, logprobs, StopReason.LENGTH, self.policy_version)
                 )
         return done
 
-    def abort(self, names):
-        for name in names:
+    def abort(self, request_ids: Iterable[str]) -> None:
+        for name in request_ids:
             self.requests.pop(name, None)
 
-    def update_weights(self, weights, version):
+    def update_weights(self, weights: Weights, version: int) -> None:
         assert not self.requests
-        self.weights, self.policy_version = weights, version
+        self.weights = weights
+        self.policy_version = version
 
-    def sleep(self):
+    def sleep(self) -> None:
         self.asleep = True
 
-    def wake(self):
+    def wake(self) -> None:
         self.asleep = False
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
 
@@ -106,7 +109,7 @@ def with_worker(scenario, **options):
 
 
 def test_every_request_gets_one_result_at_its_own_client():
-    async def scenario(worker, engine):
+    async def scenario(worker, _engine):
         await worker.submit([request("a"), request("b", client="you"), request("c", 5)])
         mine, yours = await asyncio.gather(collect(worker, 2), collect(worker, 1, "you"))
         assert sorted(mine) == ["a", "c"] and sorted(yours) == ["b"]
@@ -138,7 +141,7 @@ def test_requests_join_while_others_run_and_one_thread_drives_the_engine():
 
 
 def test_poll_gives_up_after_a_second_and_then_goes_on():
-    async def scenario(worker, engine):
+    async def scenario(worker, _engine):
         assert await worker.poll("me") == []
         polling = asyncio.create_task(collect(worker, 1))
         await asyncio.sleep(0)
@@ -167,13 +170,13 @@ def test_weights_wait_for_running_requests_and_hold_new_ones_back():
 
 
 def test_an_update_that_never_gets_its_turn_is_refused_clearly():
-    async def scenario(worker, engine):
+    async def scenario(worker, _engine):
         await worker.submit([request("endless", 10**9)])
         worker._running["endless"] = (
             "me",
             time.monotonic() + 1000,
         )  # past every deadline of this test
-        with pytest.raises(EngineError, match="update_weights: 1 requests still run after 0.3 s"):
+        with pytest.raises(EngineError, match=r"update_weights: 1 requests still run after 0\.3 s"):
             await worker.update_weights([], 1)
         await worker.submit([request("next")])
         assert list(await collect(worker, 1)) == ["next"]
@@ -209,7 +212,7 @@ def test_abort_drops_running_held_and_finished_requests_of_one_client_only():
 
 
 def test_what_the_engine_refuses_is_a_result():
-    async def scenario(worker, engine):
+    async def scenario(worker, _engine):
         await worker.submit([request("bad", prompt=()), request("good")])
         results = await collect(worker, 2)
         assert results["bad"].stop_reason is StopReason.ABORT
@@ -220,7 +223,7 @@ def test_what_the_engine_refuses_is_a_result():
 
 
 def test_ids_have_to_be_unique():
-    async def scenario(worker, engine):
+    async def scenario(worker, _engine):
         with pytest.raises(ValueError, match="unique"):
             await worker.submit([request("a"), request("a")])
         await worker.submit([request("b", 500)])
@@ -250,7 +253,7 @@ def test_an_engine_that_keeps_failing_is_given_up_with_its_reason():
         for turn in range(3):
             await worker.submit([request(f"r{turn}")])
             await collect(worker, 1)
-        with pytest.raises(EngineError, match="3 steps failed in a row.*the paper tore"):
+        with pytest.raises(EngineError, match=r"3 steps failed in a row.*the paper tore"):
             await worker.submit([request("more")])
         with pytest.raises(EngineError, match="the paper tore"):
             await worker.poll("me")
@@ -283,7 +286,8 @@ def test_sleep_and_wake_reach_the_engine():
 
 def test_an_engine_that_cannot_start_says_why():
     async def main():
-        config = SimpleNamespace(rollout=SimpleNamespace(name="vlm"), model=ModelConfig())
+        config = ActorRolloutRefConfig()
+        config.rollout.name = "vlm"
         worker = RolloutWorker(config, "nowhere")
         with pytest.raises(ValueError, match="vlm"):
             await worker.ready()
@@ -295,7 +299,7 @@ def test_an_engine_that_cannot_start_says_why():
 
 
 def test_a_closed_worker_says_so():
-    async def scenario(worker, engine):
+    async def scenario(worker, _engine):
         await worker.close()
         with pytest.raises(EngineError, match="closed"):
             await worker.submit([request("a")])

@@ -13,6 +13,8 @@ from agent_system.environments.env_package.alfworld import games
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 
+read = PACKAGE.read
+
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 
 
@@ -127,8 +129,8 @@ def test_environment_protocol(tmp_path):
         "val_games": 2,
         "task_types": ["pick"],
     }
-    tasks = PACKAGE.tasks(section, "val")
-    env, twin = PACKAGE.make(section), PACKAGE.make(section)
+    tasks = PACKAGE.tasks(read(section), "val")
+    env, twin = PACKAGE.make(read(section)), PACKAGE.make(read(section))
     assert env.placement == "process"
     first = env.reset(tasks[0], 1)
     assert first == twin.reset(tasks[0], 2)

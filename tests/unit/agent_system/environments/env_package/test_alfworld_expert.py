@@ -18,7 +18,7 @@ from agent_system.environments.env_package.alfworld.expert import (
 )
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.projection import project
-from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
+from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import Store, generated_tasks
 from tests.helpers.winning import plan, wins
 
@@ -28,14 +28,15 @@ def section(tmp_path, **changes):
         "data_dir": str(tmp_path),
         "source": "generated",
         "val_games": 30,
+        "prompt": "compact",
         "task_types": list(TASK_TYPES),
     }
-    return {**base, **changes}
+    return PACKAGE.read({**base, **changes})
 
 
 def demonstration_tasks(asked):
     """The 12 games that 36 episodes are played on."""
-    return generated_tasks(AlfworldSettings.from_section(asked), "demo", 12)
+    return generated_tasks(asked, "demo", 12)
 
 
 def play(env, task, slack=0.0, slips=0.0, seed=0, limit=60):
@@ -93,7 +94,7 @@ def test_every_task_type_is_won_through_the_collector(tmp_path, split, history, 
         history=history,
         levels=levels,
         split=split,
-        **asked,
+        **asked.model_dump(mode="json", exclude_unset=True),
     )
     env.close()
     assert {source.split("/")[1] for source in data.non_tensor_batch["data_source"]} == set(
@@ -197,10 +198,10 @@ def test_demonstrations_keep_to_training_floor_plans(written):
     hashes = {
         task["hash"]
         for split in ("train", "val")
-        for task in PACKAGE.tasks({**asked, "train_games": 30}, split)
+        for task in PACKAGE.tasks(asked.model_copy(update={"train_games": 30}), split)
     }
     assert hashes.isdisjoint(task["hash"] for task in demonstration_tasks(asked))
-    index = Store(AlfworldSettings.from_section(asked), "demo", 12).index()
+    index = Store(asked, "demo", 12).index()
     assert {game["scene"] for game in index["games"]} <= set(layout.constants().TRAIN_SCENE_NUMBERS)
 
 

@@ -12,7 +12,10 @@ import pytest
 pytest.importorskip("alfworld")
 
 from agent_system.environments.env_package.alfworld import games, layout, store
+from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
+
+read = PACKAGE.read
 
 EVERY_KIND = tuple(TASK_TYPES)
 
@@ -29,7 +32,7 @@ def section(tmp_path, **changes):
 
 
 def draw(count, split="train", **changes):
-    settings = AlfworldSettings.from_section({"task_types": EVERY_KIND, **changes})
+    settings = read({"task_types": EVERY_KIND, **changes})
     return [games.generate(settings, split, index) for index in range(count)]
 
 
@@ -99,23 +102,24 @@ def test_no_target_starts_where_it_is_wanted_and_no_two_places_coincide():
 
 
 def test_impossible_settings_say_so():
-    with pytest.raises(ValueError, match=r"receptacles.*\[5, 3\].*lo <= hi"):
-        AlfworldSettings.from_section({"receptacles": [5, 3]})
-    with pytest.raises(ValueError, match="did you mean 'clean'"):
-        AlfworldSettings.from_section({"task_types": ["claen"]})
+    with pytest.raises(ValueError, match=r"receptacles.*\[5, 3\].*2 <= fewest <= most"):
+        read({"receptacles": [5, 3]})
+    with pytest.raises(ValueError, match="did you mean clean"):
+        read({"task_types": ["claen"]})
     with pytest.raises(ValueError, match="train and val"):
-        store.tasks({}, "test")
+        store.tasks(read({}), "test")
 
 
 def test_official_task_names_mean_the_same():
-    by_official = AlfworldSettings.from_section(
-        {"task_types": ["pick_two_obj_and_place"], "prompt": "full"}
-    )
+    by_official = read({"task_types": ["pick_two_obj_and_place"], "prompt": "full"})
     assert by_official.task_types == ("two",)
 
 
 def test_tasks_are_plain_unique_and_say_they_are_generated(tmp_path):
-    train, val = store.tasks(section(tmp_path), "train"), store.tasks(section(tmp_path), "val")
+    train, val = (
+        store.tasks(read(section(tmp_path)), "train"),
+        store.tasks(read(section(tmp_path)), "val"),
+    )
     assert json.loads(json.dumps(train)) == train
     assert len({task["task_id"] for task in train + val}) == 24
     assert {task["data_source"] for task in val} == {
@@ -124,21 +128,21 @@ def test_tasks_are_plain_unique_and_say_they_are_generated(tmp_path):
 
 
 def test_stored_games_are_used_again(tmp_path):
-    first = store.tasks(section(tmp_path), "train")
+    first = store.tasks(read(section(tmp_path)), "train")
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert store.tasks(section(tmp_path), "train") == first
+    assert store.tasks(read(section(tmp_path)), "train") == first
     assert {
         path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()
     } == written
-    assert store.tasks(section(tmp_path, objects=[1, 2]), "train") != first
+    assert store.tasks(read(section(tmp_path, objects=[1, 2])), "train") != first
 
 
 def test_a_worker_without_the_files_draws_the_same_games(tmp_path):
-    task = store.tasks(section(tmp_path / "a"), "val")[4]
-    settings = AlfworldSettings.from_section(section(tmp_path / "b"))
+    task = store.tasks(read(section(tmp_path / "a")), "val")[4]
+    settings = read(section(tmp_path / "b"))
     game = store.load_game(settings, task)
-    assert game == store.load_game(AlfworldSettings.from_section(section(tmp_path / "a")), task)
-    other = AlfworldSettings.from_section(section(tmp_path / "b", seed=5))
+    assert game == store.load_game(read(section(tmp_path / "a")), task)
+    other = read(section(tmp_path / "b", seed=5))
     with pytest.raises(store.DamagedStore, match="changed"):
         store.load_game(other, task)
 
@@ -153,15 +157,15 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(games, "generate", torn)
     with pytest.raises(KeyboardInterrupt):
-        store.tasks(section(tmp_path), "train")
+        store.tasks(read(section(tmp_path)), "train")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     monkeypatch.undo()
-    assert len(store.tasks(section(tmp_path), "train")) == 12
+    assert len(store.tasks(read(section(tmp_path)), "train")) == 12
 
 
 def test_a_damaged_game_is_noticed(tmp_path):
-    task = store.tasks(section(tmp_path), "train")[0]
-    settings = AlfworldSettings.from_section(section(tmp_path))
+    task = store.tasks(read(section(tmp_path)), "train")[0]
+    settings = read(section(tmp_path))
     path = store.Store(settings, "train").folder / "games.jsonl"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"(inReceptacle", b"(onReceptacle", 1))
@@ -176,19 +180,24 @@ def test_official_games_are_found_and_preferred(tmp_path, monkeypatch):
             store.export(game, root / store.OFFICIAL_FOLDER / name)
     monkeypatch.setenv("ALFWORLD_DATA", str(root))
     asked = section(tmp_path, source="auto", task_types=["pick", "heat"])
-    train = store.tasks(asked, "train")
+    train = store.tasks(read(asked), "train")
     assert sorted(task["data_source"] for task in train) == ["alfworld/heat", "alfworld/pick"]
-    game = store.load_game(AlfworldSettings.from_section(asked), train[0])
+    game = store.load_game(read(asked), train[0])
     assert set(game) >= {"pddl_domain", "grammar", "pddl_problem"}
-    assert "valid_unseen" in store.tasks(asked, "val")[0]["task_id"]
-    assert "valid_seen" in store.tasks({**asked, "val_split": "valid_seen"}, "val")[0]["task_id"]
-    assert store.tasks(section(tmp_path), "val")[0]["task_id"].startswith("alfworld_generated/")
+    unseen = {**asked, "eval_dataset": "eval_out_of_distribution"}
+    assert "valid_seen" in store.tasks(read(asked), "val")[0]["task_id"]
+    assert "valid_unseen" in store.tasks(read(unseen), "val")[0]["task_id"]
+    seen = {**unseen, "val_split": "valid_seen"}
+    assert "valid_seen" in store.tasks(read(seen), "val")[0]["task_id"]
+    assert store.tasks(read(section(tmp_path)), "val")[0]["task_id"].startswith(
+        "alfworld_generated/"
+    )
 
 
 def test_asking_for_absent_official_games_says_how_to_get_them(tmp_path, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match="alfworld-download"):
-        store.tasks(section(tmp_path, source="official"), "train")
+        store.tasks(read(section(tmp_path, source="official")), "train")
 
 
 def test_the_package_imports_neither_torch_nor_the_engine():

@@ -5,12 +5,14 @@ import pytest
 from agent_system.environments.env_package.frozen_lake.package import PACKAGE, FrozenLake, tasks
 from tests.helpers.gold import cross_the_lake
 
+read = PACKAGE.read
+
 SMALL = {"train_maps": 30, "val_maps": 8}
 LAKE = {"task_id": "x", "data_source": "frozen_lake", "map": ["SFH", "FFF", "HFG"]}
 
 
 def test_text_anchor_and_moves():
-    env = FrozenLake({})
+    env = FrozenLake(read({}))
     seen = env.reset(LAKE, 0)
     assert seen.text == "P . O\n. . .\nO . G"
     assert seen.info["admissible_actions"] == ["down", "right"]
@@ -27,7 +29,7 @@ def test_text_anchor_and_moves():
 
 @pytest.mark.parametrize("action", ["up", "left", "jump", "", "down down"])
 def test_what_cannot_be_done_changes_nothing(action):
-    env = FrozenLake({})
+    env = FrozenLake(read({}))
     start = env.reset(LAKE, 0)
     seen, reward, done, info = env.step(action)
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": False})
@@ -35,7 +37,7 @@ def test_what_cannot_be_done_changes_nothing(action):
 
 
 def test_the_goal_pays_and_a_hole_ends():
-    env = FrozenLake({})
+    env = FrozenLake(read({}))
     env.reset(LAKE, 0)
     outcomes = [env.step(move)[1:] for move in ("down", "right", "down", "right")]
     assert outcomes[-1] == (1.0, True, {"won": True, "is_action_valid": True})
@@ -47,7 +49,7 @@ def test_the_goal_pays_and_a_hole_ends():
 
 
 def test_slippery_ice_is_decided_by_the_seed():
-    env = FrozenLake({"slippery": True})
+    env = FrozenLake(read({"slippery": True}))
     lake = {**LAKE, "map": ["SFFFF"] + ["FFFFF"] * 3 + ["FFFFG"]}
 
     def walk(seed):
@@ -60,23 +62,23 @@ def test_slippery_ice_is_decided_by_the_seed():
     assert env.reset(lake, 0).info["admissible_actions"] == ["left", "down", "right", "up"], (
         "a bump may slip aside"
     )
-    assert "slippery: only one" in PACKAGE.prompts({"slippery": True}).system(False)
-    assert "not slippery" in PACKAGE.prompts({}).system(False)
+    assert "slippery: only one" in PACKAGE.prompts(read({"slippery": True})).system(False)
+    assert "not slippery" in PACKAGE.prompts(read({})).system(False)
 
 
 def test_every_map_has_a_way_and_a_split_of_its_own():
-    train, val = tasks(SMALL, "train"), tasks(SMALL, "val")
+    train, val = tasks(read(SMALL), "train"), tasks(read(SMALL), "val")
     assert (len(train), len(val)) == (30, 8)
     for task in train + val:
         cross_the_lake(task)  # raises KeyError where there is no way
-    more = tasks({**SMALL, "train_maps": 60}, "train")
+    more = tasks(read({**SMALL, "train_maps": 60}), "train")
     assert more[:30] == train, "more maps are further maps"
-    assert tasks({**SMALL, "map_seed": 1}, "train") != train
-    assert all(len(task["map"]) == 6 for task in tasks({**SMALL, "size": 6}, "train"))
+    assert tasks(read({**SMALL, "map_seed": 1}), "train") != train
+    assert all(len(task["map"]) == 6 for task in tasks(read({**SMALL, "size": 6}), "train"))
 
 
 def test_a_lake_too_small_gives_what_there_is():
-    train, val = tasks({"size": 3}, "train"), tasks({"size": 3}, "val")
+    train, val = tasks(read({"size": 3}), "train"), tasks(read({"size": 3}), "val")
     assert 0 < len(val) < len(train) < 100 and len(
         {task["task_id"] for task in train + val}
     ) == len(train + val)

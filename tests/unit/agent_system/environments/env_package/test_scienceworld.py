@@ -12,9 +12,9 @@ if shutil.which("java") is None:
 
 from agent_system.environments.env_package.scienceworld.package import (
     PACKAGE,
-    SIMPLIFICATIONS,
     tasks,
 )
+from agent_system.environments.env_package.scienceworld.settings import SIMPLIFICATIONS
 from agent_system.environments.env_package.scienceworld.variations import (
     VARIATIONS,
     split_variations,
@@ -24,12 +24,14 @@ from tests.helpers.library_gold import gold
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
 
+read = PACKAGE.read
+
 QUICK = {"task_names": ["lifespan-shortest-lived"]}
 
 
 @pytest.fixture(scope="module")
 def env():
-    env = PACKAGE.make({})
+    env = PACKAGE.make(read({}))
     yield env
     env.close()
 
@@ -63,9 +65,13 @@ def test_variations_and_their_split_are_those_of_the_simulator(env):
 
 
 def test_tasks_of_all_experiments_are_disjoint_and_stable():
-    train, val, test = tasks({}, "train"), tasks({}, "val"), tasks({"val_split": "test"}, "val")
+    train, val, test = (
+        tasks(read({}), "train"),
+        tasks(read({}), "val"),
+        tasks(read({"val_split": "test"}), "val"),
+    )
     assert len(train) + len(val) + len(test) == 7207
-    assert tasks({}, "train") == train
+    assert tasks(read({}), "train") == train
     first, again = (
         make_envs(make_config("scienceworld", kwargs=QUICK))[0].gen_batch(3, 4) for _ in range(2)
     )
@@ -104,8 +110,8 @@ def test_groups_start_alike():
 
 
 def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
-    task, other = tasks({"task_names": ["boil"]}, "train")[:2]
-    neighbour = PACKAGE.make({})
+    task, other = tasks(read({"task_names": ["boil"]}), "train")[:2]
+    neighbour = PACKAGE.make(read({}))
     actions = [
         "open cupboard",
         "fly",
@@ -132,7 +138,7 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
 
 
 def test_failing_takes_back_what_was_gained(env):
-    task = tasks({"task_names": ["find-living-thing"]}, "train")[0]
+    task = tasks(read({"task_names": ["find-living-thing"]}), "train")[0]
     path = env.gold_path(task)
     env.reset(task)
     gained = sum(env.step(action)[1] for action in path[:2])
@@ -143,9 +149,9 @@ def test_failing_takes_back_what_was_gained(env):
 
 
 def test_valid_actions_are_listed_where_they_are_asked_for(env):
-    task = tasks(QUICK, "train")[0]
+    task = tasks(read(QUICK), "train")[0]
     assert "admissible_actions" not in env.reset(task).info
-    listing = PACKAGE.make({"list_actions": True})
+    listing = PACKAGE.make(read({"list_actions": True}))
     possible = listing.reset(task).info["admissible_actions"]
     assert possible == sorted(set(possible)) and "reset task" not in possible
     assert listing.step(possible[0])[3]["is_action_valid"]
@@ -156,6 +162,6 @@ def test_unknown_experiments_are_refused_with_the_known_ones():
     with pytest.raises(
         ValueError, match=r"env.scienceworld.task_names=\('cook',\): allowed: a list of boil, "
     ):
-        tasks({"task_names": ["cook"]}, "train")
+        tasks(read({"task_names": ["cook"]}), "train")
     with pytest.raises(ValueError, match="task_names='boil': allowed: a list of"):
-        tasks({"task_names": "boil"}, "train")
+        tasks(read({"task_names": "boil"}), "train")

@@ -25,6 +25,8 @@ from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
 from tests.helpers.winning import play_episodes
 
+read = PACKAGE.read
+
 TASK = {
     "task_id": "x",
     "data_source": "search",
@@ -54,7 +56,7 @@ def test_answers_are_compared_normalised(given, answers, right, overlap):
 
 
 def test_a_search_shows_passages_and_an_answer_ends_the_game():
-    env = SearchEnv({"topk": 2})
+    env = SearchEnv(read({"topk": 2}))
     env.reset(TASK, 0)
     title, text = next(iter(build()[0].items()))
     seen, reward, done, info = env.step(f"SEARCH [ {title} ]")
@@ -66,14 +68,14 @@ def test_a_search_shows_passages_and_an_answer_ends_the_game():
 
 
 def test_f1_pays_for_part_of_the_answer_but_is_not_a_win():
-    env = SearchEnv({"reward": "f1"})
+    env = SearchEnv(read({"reward": "f1"}))
     env.reset({**TASK, "answers": ["two rival bakers"]}, 0)
     _, reward, done, info = env.step("answer[rival bakers]")
     assert reward == pytest.approx(0.8) and done and not info["won"]
 
 
 def test_the_anchor_is_what_was_seen_in_whatever_order():
-    env = SearchEnv({"topk": 1})
+    env = SearchEnv(read({"topk": 1}))
     first, second = list(build()[0])[:2]
 
     def anchor(*searches):
@@ -86,7 +88,7 @@ def test_the_anchor_is_what_was_seen_in_whatever_order():
 
 
 def test_long_passages_are_cut():
-    env = SearchEnv({"topk": 1, "max_chars": 40})
+    env = SearchEnv(read({"topk": 1, "max_chars": 40}))
     env.reset(TASK, 0)
     title = next(iter(build()[0]))
     assert len(env.step(f"search[{title}]")[0].text) == len(f"[1] {title}: ") + 40
@@ -111,14 +113,14 @@ def test_two_hops_name_the_second_document_only_in_the_first():
 
 
 def test_questions_about_a_subject_are_in_one_split():
-    train, val = tasks({}, "train"), tasks({}, "val")
+    train, val = tasks(read({}), "train"), tasks(read({}), "val")
     assert not {t["support"][0] for t in train} & {t["support"][0] for t in val}
     assert (
         {t["data_source"] for t in train}
         == {t["data_source"] for t in val}
         == {"search_1hop", "search_2hop"}
     )
-    assert {t["hops"] for t in tasks({"max_hops": 1}, "train")} == {1}
+    assert {t["hops"] for t in tasks(read({"max_hops": 1}), "train")} == {1}
 
 
 def test_questions_may_come_from_files(tmp_path):
@@ -128,7 +130,7 @@ def test_questions_may_come_from_files(tmp_path):
     ):
         (tmp_path / split).write_text(json.dumps({"question": f"{split}?", **line}) + "\n\n")
     section = {f"{split}_questions": str(tmp_path / split) for split in ("train", "val")}
-    assert tasks(section, "train") == [
+    assert tasks(read(section), "train") == [
         {
             "task_id": "search/train?",
             "data_source": "search",
@@ -137,8 +139,8 @@ def test_questions_may_come_from_files(tmp_path):
         }
     ]
     assert (
-        tasks(section, "val")[0]["answers"] == ["c"]
-        and tasks(section, "val")[0]["data_source"] == "nq"
+        tasks(read(section), "val")[0]["answers"] == ["c"]
+        and tasks(read(section), "val")[0]["data_source"] == "nq"
     )
 
 
@@ -198,7 +200,7 @@ def test_a_server_is_asked_as_search_r1_does():
         url,
         asked,
     ):
-        env = SearchEnv({"search_url": url, "topk": 2})
+        env = SearchEnv(read({"search_url": url, "topk": 2}))
         env.reset(TASK, 0)
         seen = env.step("search[where is it]")[0]
     assert asked == [{"queries": ["where is it"], "topk": 2, "return_scores": True}]
@@ -210,6 +212,12 @@ def test_a_server_is_asked_as_search_r1_does():
 def test_a_server_without_scores_is_understood():
     with server((200, {"result": [[{"contents": "Kelsk\nA river."}]]})) as (url, _):
         assert RemoteRetriever(url, 5.0, 1).search("x", 3) == [("Kelsk", "A river.")]
+
+
+def test_half_a_character_in_a_query_is_sent_as_it_is():
+    with server((200, passages("Kelsk\nA river."))) as (url, asked):
+        RemoteRetriever(url, 5.0, 1).search("where \ud83d", 1)
+    assert asked[0]["queries"] == ["where \ud83d"]
 
 
 def test_a_busy_server_is_asked_again():
@@ -242,13 +250,13 @@ def test_a_server_that_fails_is_named_with_the_reason(reply, attempts, why):
 def test_nobody_at_the_address():
     with server((200, {})) as (url, _):
         pass
-    with pytest.raises(RetrievalError, match="no answer in 2 attempts .*ConnectionError"):
+    with pytest.raises(RetrievalError, match="no answer in 2 attempts .*ConnectError"):
         RemoteRetriever(url, 0.5, 2).search("x", 1)
 
 
 def test_what_is_no_url_is_refused_before_anything_starts():
     with pytest.raises(ValueError, match="env.search.search_url='localhost:8000'"):
-        tasks({"search_url": "localhost:8000"}, "train")
+        tasks(read({"search_url": "localhost:8000"}), "train")
 
 
 def test_episodes_are_won_with_a_server_and_broken_by_its_failure():
@@ -274,6 +282,6 @@ def test_episodes_are_won_with_a_server_and_broken_by_its_failure():
 
 def test_it_may_wait_without_holding_up_others():
     assert PACKAGE.make.placement == "thread"
-    assert make_config("search").env.step_timeout_s > SearchEnv({}).settings.timeout * (
-        1 + SearchEnv({}).settings.retries
+    assert make_config("search").env.step_timeout_s > SearchEnv(read({})).settings.timeout * (
+        1 + SearchEnv(read({})).settings.retries
     ), "the deadline of a step leaves room for every attempt"

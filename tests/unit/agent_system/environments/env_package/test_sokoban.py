@@ -12,6 +12,8 @@ from tests.helpers.play import make_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.winning import play_episodes
 
+read = PACKAGE.read
+
 FEW = {"train_levels": 24, "val_levels": 6}
 LEVEL = "######\n#@$._#\n#__$.#\n######"
 TASK = {"task_id": "x", "data_source": "sokoban", "level": LEVEL, "solution": ["right"]}
@@ -22,7 +24,7 @@ def played(env, actions, task=TASK):
 
 
 def test_a_box_is_pushed_where_there_is_room():
-    start, (seen, reward, done, info) = played(Sokoban({}), ["right"])
+    start, (seen, reward, done, info) = played(Sokoban(read({})), ["right"])
     assert start.anchor == LEVEL and start.text.split("\n")[1] == "# @ $ . _ #"
     assert start.info["admissible_actions"] == ["down", "right"]
     assert seen.anchor == "######\n#_@*_#\n#__$.#\n######"
@@ -33,7 +35,7 @@ def test_a_box_is_pushed_where_there_is_room():
     "before, action", [([], "up"), ([], "fly"), (["right"] * 2, "right"), (["right"], "up")]
 )
 def test_walls_stop_the_player_and_boxes(before, action):
-    env = Sokoban({})
+    env = Sokoban(read({}))
     *_, last = played(env, before)
     anchor = last.anchor if not before else last[0].anchor
     seen, reward, done, info = env.step(action)
@@ -43,7 +45,7 @@ def test_walls_stop_the_player_and_boxes(before, action):
 
 def test_a_box_does_not_push_a_box():
     task = {**TASK, "level": "#######\n#@$$_.#\n#____.#\n#######"}
-    env = Sokoban({})
+    env = Sokoban(read({}))
     start = env.reset(task, 0)
     assert (
         "right" not in start.info["admissible_actions"]
@@ -59,24 +61,24 @@ def test_sparse_and_gym_rewards():
         "right",
         "right",
     ]  # the second box needs the player on its left
-    sparse = [outcome[1] for outcome in played(Sokoban({}), to_win)[1:]]
-    last = played(Sokoban({}), to_win)[-1]
+    sparse = [outcome[1] for outcome in played(Sokoban(read({})), to_win)[1:]]
+    last = played(Sokoban(read({})), to_win)[-1]
     assert sparse == [0.0, 0.0, 0.0, 0.0, 1.0] and last[2] and last[3]["won"]
-    assert played(Sokoban({"reward": "gym"}), to_win)[1][1] == pytest.approx(
+    assert played(Sokoban(read({"reward": "gym"})), to_win)[1][1] == pytest.approx(
         0.9
     )  # a box on a target
-    assert played(Sokoban({"reward": "gym"}), ["right", "right"])[2][1] == pytest.approx(
+    assert played(Sokoban(read({"reward": "gym"})), ["right", "right"])[2][1] == pytest.approx(
         -1.1
     )  # and off again
-    assert played(Sokoban({"reward": "gym"}), to_win)[-1][1] == pytest.approx(10.9)
+    assert played(Sokoban(read({"reward": "gym"})), to_win)[-1][1] == pytest.approx(10.9)
 
 
 @pytest.mark.parametrize(
     "section", [{}, {"num_boxes": 2, "search_depth": 16}, {"dim_room": [7, 9], "min_moves": 8}]
 )
 def test_every_level_is_solved_by_its_solution_and_no_shorter_way(section):
-    env = Sokoban(section)
-    for task in tasks({**FEW, **section}, "train") + tasks({**FEW, **section}, "val"):
+    env = Sokoban(read(section))
+    for task in tasks(read({**FEW, **section}), "train") + tasks(read({**FEW, **section}), "val"):
         seen, *outcomes = played(env, task["solution"], task)
         assert [done for _, _, done, _ in outcomes] == [False] * (len(outcomes) - 1) + [True]
         assert section.get("min_moves", 2) <= len(outcomes) <= section.get("search_depth", 12)
@@ -86,8 +88,8 @@ def test_every_level_is_solved_by_its_solution_and_no_shorter_way(section):
 
 
 def test_solutions_are_shortest():
-    env = Sokoban({})
-    for task in tasks(FEW, "train")[:8]:
+    env = Sokoban(read({}))
+    for task in tasks(read(FEW), "train")[:8]:
         env.reset(task, 0)
         seen, edge = {task["level"]}, [(env._player, env._boxes)]
         for depth in range(len(task["solution"])):
@@ -104,20 +106,20 @@ def test_solutions_are_shortest():
 
 
 def test_levels_are_different_even_in_a_mirror():
-    train, val = tasks(FEW, "train"), tasks(FEW, "val")
+    train, val = tasks(read(FEW), "train"), tasks(read(FEW), "val")
     names = [canonical(task["level"]) for task in train + val]
     assert len(set(names)) == len(names) == 30
     mirrored = "\n".join(row[::-1] for row in LEVEL.split("\n"))
     turned = "\n".join("".join(column) for column in zip(*LEVEL.split("\n"), strict=True))
     assert canonical(LEVEL) == canonical(mirrored) == canonical(turned)
-    assert tasks({**FEW, "level_seed": 1}, "train") != train
+    assert tasks(read({**FEW, "level_seed": 1}), "train") != train
 
 
 def test_settings_without_levels_are_refused():
     with pytest.raises(
         ValueError, match=r"no levels of 50 to 60 moves .*rooms of \[5, 5\].* with 1 boxes"
     ):
-        tasks({**FEW, "dim_room": [5, 5], "min_moves": 50, "search_depth": 60}, "train")
+        tasks(read({**FEW, "dim_room": [5, 5], "min_moves": 50, "search_depth": 60}), "train")
 
 
 def test_the_image_shows_the_level():
@@ -128,7 +130,7 @@ def test_the_image_shows_the_level():
     seven = [*tiles.values(), *(render.image(sign, 8) for sign in "*+")]
     assert len({tile.tobytes() for tile in seven}) == 7, "every sign looks different"
     assert (picture[:8, 8:16] == tiles["#"]).all(), "and the same everywhere"
-    seen = Sokoban({"mode": "rgb_array", "tile": 8}).reset(TASK, 0)
+    seen = Sokoban(read({"mode": "rgb_array", "tile": 8})).reset(TASK, 0)
     assert (seen.image == picture).all() and seen.text == "<image>" and seen.anchor == LEVEL
 
 
@@ -167,4 +169,4 @@ def test_a_text_policy_is_refused_images_at_start_up():
         ValueError, match=r"env.sokoban.mode='image': .*some/model.*fix: env.sokoban.mode=text"
     ):
         TrajectoryCollector(config, make_tiny_tokenizer())
-    assert PACKAGE.images({}) is None
+    assert PACKAGE.images(read({})) is None

@@ -21,6 +21,8 @@ from tests.helpers.library_gold import TEXTARENA
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
 
+read = PACKAGE.read
+
 SMALL = {"train_games": 12, "val_games": 4}
 
 
@@ -40,7 +42,7 @@ def test_groups_start_alike_and_train_and_val_hold_different_starts(game):
     train, val = make_envs(make_config("textarena", kwargs={"game": game, **SMALL}, n=3))
     train.reset(train.gen_batch(1, 3))  # raises GroupMismatch unless they start alike
     train.close()
-    env = PACKAGE.make(train.section)
+    env = PACKAGE.make(read(train.section))
 
     def starts(tasks):
         found = set()
@@ -51,15 +53,15 @@ def test_groups_start_alike_and_train_and_val_hold_different_starts(game):
 
     assert len(starts(train.tasks)) == 12 and len(starts(val.tasks)) == 4
     assert not starts(train.tasks) & starts(val.tasks)
-    assert tasks({"game": game, "train_games": 15}, "train")[:12] == train.tasks, (
+    assert tasks(read({"game": game, "train_games": 15}), "train")[:12] == train.tasks, (
         "more games are further games"
     )
 
 
 def test_two_games_in_one_process_do_not_disturb_each_other_nor_the_process():
     section = {"game": "FrozenLake"}
-    task, other = tasks(section, "train")[:2]
-    alone, beside, neighbour = (TextArenaEnv(section) for _ in range(3))
+    task, other = tasks(read(section), "train")[:2]
+    alone, beside, neighbour = (TextArenaEnv(read(section)) for _ in range(3))
     random.seed(3)
     expected = random.Random(3).random()
     seen = [
@@ -76,8 +78,8 @@ def test_two_games_in_one_process_do_not_disturb_each_other_nor_the_process():
 @pytest.mark.parametrize("action", ["", "north", "[[", "[up up]", "500", "x" * 400, "\n"])
 @pytest.mark.parametrize("game", GAMES)
 def test_a_broken_rule_is_refused_once_and_ends_the_game_the_second_time(game, action):
-    env = TextArenaEnv({"game": game})
-    start = env.reset(tasks({"game": game, **SMALL}, "train")[0])
+    env = TextArenaEnv(read({"game": game}))
+    start = env.reset(tasks(read({"game": game, **SMALL}), "train")[0])
     observation, reward, done, info = env.step(action)
     assert (reward, done, info["won"], info["is_action_valid"]) == (0.0, False, False, False)
     assert observation.anchor == start.anchor and "invalid move" in observation.text
@@ -86,8 +88,8 @@ def test_a_broken_rule_is_refused_once_and_ends_the_game_the_second_time(game, a
 
 
 def test_the_turns_are_limited_exactly():
-    env = TextArenaEnv({"game": "GuessTheNumber", "max_turns": 2})
-    task = tasks({"game": "GuessTheNumber"}, "train")[0]
+    env = TextArenaEnv(read({"game": "GuessTheNumber", "max_turns": 2}))
+    task = tasks(read({"game": "GuessTheNumber"}), "train")[0]
     env.reset(task)
     hidden = env.game.game_number
     wrong = [n for n in range(1, 101) if n != hidden][:2]
@@ -101,8 +103,8 @@ def test_the_turns_are_limited_exactly():
 
 def test_admissible_moves_are_accepted():
     for game in ("GuessTheNumber", "FrozenLake", "LightsOut"):
-        env = TextArenaEnv({"game": game})
-        task = tasks({"game": game, **SMALL}, "train")[0]
+        env = TextArenaEnv(read({"game": game}))
+        task = tasks(read({"game": game, **SMALL}), "train")[0]
         for move in env.reset(task).info["admissible_actions"]:
             env.reset(task)
             assert env.step(move)[3]["is_action_valid"], (game, move)

@@ -9,12 +9,10 @@ import pytest
 
 pytest.importorskip("textworld")
 
-from agent_system.environments.sections import read_section
 
 from agent_system.environments.env_package.textworld import store as store_module
 from agent_system.environments.env_package.textworld.package import (
     PACKAGE,
-    Settings,
     store_of,
     tasks,
 )
@@ -23,6 +21,8 @@ from agent_system.environments.manager import make_envs
 from tests.helpers.library_gold import gold
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
+
+read = PACKAGE.read
 
 GAMES = {
     "treasure_hunter": {"level": 2},
@@ -55,7 +55,7 @@ def section(data_dir):
     [("treasure_hunter", "window", True), ("cooking", "append", False)],
 )
 def test_the_walkthrough_wins_through_the_collector(section, game, history, levels):
-    env = PACKAGE.make(section(game))
+    env = PACKAGE.make(read(section(game)))
     data = wins(
         "textworld", gold(env), groups=2, n=2, history=history, levels=levels, **section(game)
     )
@@ -64,7 +64,7 @@ def test_the_walkthrough_wins_through_the_collector(section, game, history, leve
 
 
 def test_the_walkthrough_wins_the_held_out_game(section):
-    env = PACKAGE.make(section())
+    env = PACKAGE.make(read(section()))
     wins("textworld", gold(env), groups=1, n=2, split="val", **section())
     env.close()
 
@@ -81,8 +81,8 @@ def test_groups_start_alike_and_splits_differ_in_content(section):
 
 
 def test_games_are_made_once_and_compiled_once(section, monkeypatch):
-    expected = tasks(section(), "train")
-    store = store_of(read_section(Settings, section(), "textworld"))
+    expected = tasks(read(section()), "train")
+    store = store_of(read(section()))
     path = store.compiled(expected[0]["game"])
     before = path.stat()
 
@@ -91,26 +91,27 @@ def test_games_are_made_once_and_compiled_once(section, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", refuse)
     monkeypatch.setattr(store_module.GameStore, "_compile", refuse)
-    assert tasks(section(), "train") == expected
+    assert tasks(read(section()), "train") == expected
     assert store.compiled(expected[0]["game"]) == path and path.stat() == before
 
 
 def test_another_folder_gets_the_same_games(section, tmp_path):
     first = {
-        split: [task["game"] for task in tasks(section(), split)] for split in ("train", "val")
+        split: [task["game"] for task in tasks(read(section()), split)]
+        for split in ("train", "val")
     }
     again = {
-        split: [t["game"] for t in tasks(section(data_dir=str(tmp_path)), split)]
+        split: [t["game"] for t in tasks(read(section(data_dir=str(tmp_path))), split)]
         for split in ("train", "val")
     }
     assert again == first
 
 
 def test_a_damaged_game_is_refused(section, tmp_path):
-    settings = read_section(Settings, section(), "textworld")
+    settings = read(section())
     name = store_of(settings).hashes("train")[0]
     source = store_of(settings).games / f"{name}.json"
-    store = store_of(read_section(Settings, section(data_dir=str(tmp_path)), "textworld"))
+    store = store_of(read(section(data_dir=str(tmp_path))))
     store.games.mkdir()
     game = json.loads(source.read_text())
     game["objective"] += " Or not."
@@ -124,8 +125,8 @@ def test_a_damaged_game_is_refused(section, tmp_path):
 
 
 def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(section):
-    task, other = tasks(section(), "train")[:2]
-    env, neighbour = PACKAGE.make(section()), PACKAGE.make(section())
+    task, other = tasks(read(section()), "train")[:2]
+    env, neighbour = PACKAGE.make(read(section())), PACKAGE.make(read(section()))
     actions = ["look", "fly to the moon", "", "x" * 400, "ö☃ {}", "inventory"]
     start = env.reset(task, 1)
     alone = [env.step(action) for action in actions]
@@ -154,6 +155,6 @@ def test_impossible_settings_are_refused():
     with pytest.raises(
         ValueError, match="env.textworld.level=31: treasure_hunter has the levels 1 to 30"
     ):
-        tasks({"level": 31}, "train")
+        tasks(read({"level": 31}), "train")
     with pytest.raises(ValueError, match="env.textworld.take=2: at most env.textworld.recipe=1"):
-        tasks({"game": "cooking", "take": 2}, "train")
+        tasks(read({"game": "cooking", "take": 2}), "train")

@@ -16,16 +16,19 @@ if shutil.which("java") is None:
 from agent_system.environments.env_package.textworld_express import package
 from agent_system.environments.env_package.textworld_express.package import (
     FOLDS,
-    GAMES,
     PACKAGE,
     tasks,
 )
+from agent_system.environments.env_package.textworld_express.settings import GAMES
+from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
-from agent_system.environments.tasks import check_disjoint, env_section
+from agent_system.environments.tasks import check_disjoint
 from tests.helpers.library_gold import gold
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
 from verl.trainer.config import load_config
+
+read = PACKAGE.read
 
 SMALL = {
     "cookingworld": {"params": "numLocations=3,numIngredients=2,numDistractorItems=1"},
@@ -50,7 +53,7 @@ def drawn(game, number=0):
 
 @pytest.fixture
 def env():
-    env = PACKAGE.make({})
+    env = PACKAGE.make(read({}))
     yield env
     env.close()
 
@@ -90,13 +93,13 @@ def test_groups_start_alike_and_the_same_seed_gives_the_same_tasks():
 
 
 def test_tasks_are_the_folds_of_the_library(env):
-    env.reset(tasks({"game": "simonsays"}, "train")[0])  # every game of it is another one
+    env.reset(tasks(read({"game": "simonsays"}), "train")[0])  # every game of it is another one
     for fold, split, settings in (
         ("Train", "train", {}),
         ("Dev", "val", {}),
         ("Test", "val", {"val_split": "test"}),
     ):
-        numbers = [task["number"] for task in tasks({"game": "simonsays", **settings}, split)]
+        numbers = [task["number"] for task in tasks(read({"game": "simonsays", **settings}), split)]
         assert numbers == list(getattr(env._server, f"getSeeds{fold}")())
 
 
@@ -109,8 +112,8 @@ def rooms_of(env, task):
 
 
 def test_no_game_comes_up_twice_with_the_params_of_the_config(env):
-    section = env_section(load_config("textworld_express").env)
-    train, val = tasks(section, "train"), tasks(section, "val")
+    settings = env_settings(load_config("textworld_express").env)
+    train, val = tasks(settings, "train"), tasks(settings, "val")
     check_disjoint(train, val)
     assert len(train) > 500 and len(val) > 500
     contents = [rooms_of(env, task) for task in train[:150] + val[:150]]
@@ -127,13 +130,13 @@ def test_tasks_are_the_same_in_another_process():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
-    assert json.loads(done.stdout) == tasks(section, "train")
+    assert json.loads(done.stdout) == tasks(read(section), "train")
 
 
 @pytest.mark.parametrize("game", GAMES)
 def test_neighbours_do_not_undo_a_game(game):
     """Two instances of ``sorting`` in one JVM do."""
-    env, neighbour = PACKAGE.make({"game": game}), PACKAGE.make({"game": game})
+    env, neighbour = PACKAGE.make(read({"game": game})), PACKAGE.make(read({"game": game}))
     task = drawn(game)
     path = env.gold_path(task)
     env.reset(task)
@@ -147,7 +150,7 @@ def test_neighbours_do_not_undo_a_game(game):
 
 def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
     task, other = drawn("twc"), drawn("twc", 1)
-    neighbour = PACKAGE.make({})
+    neighbour = PACKAGE.make(read({}))
     actions = ["look around", "INVENTORY", "fly to the moon", "", "x" * 400, 'say "hi"\n{}', "ö☃"]
     start = env.reset(task, 1)
     alone = [env.step(action) for action in actions]
@@ -179,12 +182,12 @@ def test_reward_is_the_change_of_the_score(env):
 @pytest.mark.parametrize("params", ["numLocations=no", "numLocations=99", "rooms=3"])
 def test_impossible_params_are_refused_before_anything_starts(params):
     with pytest.raises(ValueError, match=f"env.textworld_express.*{params}"):
-        tasks({"params": params}, "train")
+        tasks(read({"params": params}), "train")
 
 
 def test_prompts_list_the_possible_actions_unless_they_are_not_wanted(env):
     observation = env.reset(drawn("coin"))
-    assert "Possible actions: " in PACKAGE.prompts({}).first(observation, levels=False)
-    assert "Possible actions: " not in PACKAGE.prompts({"list_actions": False}).first(
+    assert "Possible actions: " in PACKAGE.prompts(read({})).first(observation, levels=False)
+    assert "Possible actions: " not in PACKAGE.prompts(read({"list_actions": False})).first(
         observation, levels=False
     )

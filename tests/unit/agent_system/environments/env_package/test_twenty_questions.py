@@ -23,10 +23,13 @@ from agent_system.environments.env_package.twenty_questions.knowledge import (
     knowledge,
     parse,
 )
+from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.env_package.twenty_questions.player import Player
 from agent_system.environments.env_package.twenty_questions.questions import answer, attributes_in
 from agent_system.environments.env_registry import get_package
 from tests.helpers.winning import wins
+
+read = PACKAGE.read
 
 YES, NO, UNKNOWN = ANSWERS
 
@@ -355,8 +358,8 @@ def test_a_scripted_player_wins_through_the_collector(history, levels):
 
 
 def test_members_of_a_group_start_alike_and_anchors_do_not_depend_on_the_order_of_questions():
-    env = get_package("twenty_questions").make({"max_steps": 5})
-    task = package.tasks({}, "train")[0]
+    env = get_package("twenty_questions").make(read({"max_steps": 5}))
+    task = package.tasks(read({}), "train")[0]
     assert env.reset(task, 1) == env.reset(task, 2)
     questions, anchors = ["Is it alive?", "Can it fly?"], []
     for order in (questions, questions[::-1]):
@@ -366,14 +369,14 @@ def test_members_of_a_group_start_alike_and_anchors_do_not_depend_on_the_order_o
 
 
 def test_the_section_is_checked():
-    with pytest.raises(ValueError, match="gamemastr.*did you mean gamemaster"):
-        package.tasks({"gamemastr": "openai"}, "train")
+    with pytest.raises(ValueError, match="gamemastr.*did you mean env.twenty_questions.gamemaster"):
+        package.tasks(read({"gamemastr": "openai"}), "train")
     with pytest.raises(ValueError, match="embedded"):
-        package.tasks({"gamemaster": "oracle"}, "train")
+        package.tasks(read({"gamemaster": "oracle"}), "train")
     with pytest.raises(ValueError, match="does not know unicorn"):
-        package.tasks({"words": ["dog", "unicorn"]}, "train")
+        package.tasks(read({"words": ["dog", "unicorn"]}), "train")
     with pytest.raises(ValueError, match="base_url and model"):
-        package.PACKAGE.make({"gamemaster": "openai"})
+        package.PACKAGE.make(read({"gamemaster": "openai"}))
 
 
 def test_a_server_is_asked_without_blocking(server):
@@ -384,7 +387,7 @@ def test_a_server_is_asked_without_blocking(server):
     server.replies = [says("No")]
     address = f"http://127.0.0.1:{server.server_address[1]}"
     env = package.PACKAGE.make(
-        {"gamemaster": "openai", "base_url": address, "model": "m", "words": ["x", "y"]}
+        read({"gamemaster": "openai", "base_url": address, "model": "m", "words": ["x", "y"]})
     )
     env.reset({"solution": "x"}, 0)
     step = env.step("Is it alive?")

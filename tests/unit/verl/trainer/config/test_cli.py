@@ -114,6 +114,49 @@ def test_refusals_go_to_standard_error_and_start_nothing(argv, capsys, ran):
     assert captured.err and not captured.out and not ran
 
 
+def test_one_list_names_every_mistake(capsys, ran):
+    words = [
+        "env.rolout.n=3",
+        "algorithm.gamma=abc",
+        "algorithm.rlvcr.combine=gate",
+        "env.frozen_lake.szie=3",
+        "data.train_batch_size=0",
+        "env.env_name=alfwrld",
+        "trainer.critic_warmup=3",
+    ]
+    assert main_ppo.main(words) == 2
+    captured = capsys.readouterr()
+    head, *problems = captured.err.strip().splitlines()
+    assert head == "7 problems in the configuration:" and not captured.out and not ran
+    for word, hint in zip(
+        words,
+        ["env.rollout.n", "float >= 0", "gated", "env.frozen_lake.size", ">= 1", "alfworld", "0"],
+        strict=True,
+    ):
+        key = word.partition("=")[0]
+        (found,) = [problem for problem in problems if problem.startswith(f"  - {key}=")]
+        assert hint in found
+
+
+def test_checks_across_keys_pass_over_what_was_refused(capsys):
+    assert main_ppo.main(["data.train_batch_size=many", "env.rollout.n=1"]) == 2
+    said = capsys.readouterr().err
+    assert "2 problems" in said and "compares the plays of one task" in said
+
+
+def test_the_section_of_an_environment_is_typed_and_has_help(capsys):
+    assert main_ppo.main(["--help", "env.frozen_lake"]) == 0
+    text = capsys.readouterr().out
+    assert "env.frozen_lake.size  (int >= 3 and <= 16; default 4)\n    cells per side" in text
+    words = ["env.env_name=frozen_lake", "env.frozen_lake.frozen=2", "env.kwargs={szie: 3}"]
+    assert main_ppo.main(words) == 2
+    said = capsys.readouterr().err
+    assert "env.frozen_lake.frozen=2: not allowed; allowed: float >= 0.6 and <= 0.95" in said
+    assert "env.kwargs.szie=3: unknown key; did you mean env.kwargs.size?" in said
+    assert main_ppo.main(["env.env_name=number_line", "env.number_line.szie=3"]) == 2
+    assert "did you mean env.number_line.size?" in capsys.readouterr().err
+
+
 def test_external_lib_is_imported_before_names_are_checked(tmp_path, monkeypatch, capsys, ran):
     (tmp_path / "my_lab_of_this_test.py").write_text(
         "from verl.algos.algorithm_registry import register_adv_est\n"

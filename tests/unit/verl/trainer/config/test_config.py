@@ -22,6 +22,7 @@ from verl.trainer.config import (
 from verl.trainer.config.load import warn_without_effect, without_effect
 from verl.trainer.config.plugged import schema_keys
 from verl.trainer.config.schema import TrainerConfig
+from verl.utils.settings import keys_of
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "tensordict")
 MODEL = "actor_rollout_ref.model"
@@ -360,6 +361,7 @@ def test_every_key_has_a_type_a_doc_and_an_allowed_default(schema):
     cfg = default_config(schema)
     for key in schema_keys(schema).values():
         assert key.doc and "\n" not in key.doc, key.path
+    for key in keys_of(schema).values():
         lookup(cfg, key.path)
 
 

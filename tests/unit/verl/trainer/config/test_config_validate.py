@@ -4,10 +4,9 @@ to mend it.
 
 import pytest
 
-from verl.trainer.config import ConfigError, SFTConfig, load_config, to_yaml
+from verl.trainer.config import ConfigError, SFTConfig, load_config, read_config, to_yaml
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.problems import Names
-from verl.trainer.config.registered_names import shipped_estimators
 from verl.trainer.config.validate import find_problems, validate
 
 ACTOR = "actor_rollout_ref.actor"
@@ -16,7 +15,9 @@ PATH = "actor_rollout_ref.model.path=some/policy"
 
 
 def problems(*overrides: str, names: Names | None = None, check_files=False) -> list[str]:
-    return find_problems(load_config("ppo_trainer", [PATH, *overrides]), names, check_files)
+    draft = read_config("ppo_trainer", [PATH, *overrides])
+    found = find_problems(draft.config, names, check_files, partial=bool(draft.problems))
+    return [*draft.problems, *found]
 
 
 def test_the_neutral_config_with_a_policy_has_no_problem():
@@ -182,7 +183,7 @@ def test_greedy_training_settings_are_allowed_for_validation_only():
 
 
 def test_sft_checks_sizes_and_levels():
-    cfg = load_config(
+    draft = read_config(
         "sft_trainer",
         [
             "model.new.num_attention_heads=3",
@@ -192,7 +193,8 @@ def test_sft_checks_sizes_and_levels():
         ],
         SFTConfig,
     )
-    keys = {problem.partition("=")[0] for problem in find_problems(cfg, check_files=False)}
+    found = find_problems(draft.config, check_files=False, partial=True)
+    keys = {problem.partition("=")[0] for problem in [*draft.problems, *found]}
     assert keys == {
         "model.new.num_attention_heads",
         "model.new.num_key_value_heads",
@@ -218,11 +220,11 @@ def test_cold_start_plays_the_environment_of_the_run(tmp_path):
 
 def test_names_agree_with_the_registries():
     from verl.algos import kl, losses
-    from verl.names import ENGINES, KL_ESTIMATORS, LOSS_AGG_MODES, POLICY_LOSSES
+    from verl.names import ENGINES, ESTIMATORS, KL_ESTIMATORS, LOSS_AGG_MODES, POLICY_LOSSES
     from verl.trainer.launch.extensions import registered_names
 
     names = registered_names()
-    assert set(shipped_estimators()) == set(names.estimators)
+    assert set(ESTIMATORS) == set(names.estimators)
     assert set(POLICY_LOSSES) == set(names.policy_losses) and set(ENGINES) == set(names.engines)
     assert set(KL_ESTIMATORS) == set(kl._ESTIMATORS) and set(LOSS_AGG_MODES) == set(
         losses.LOSS_AGG_MODES

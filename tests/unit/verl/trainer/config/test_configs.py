@@ -6,7 +6,9 @@ import yaml
 from verl.trainer.config import PPOConfig, SFTConfig, cli, load_config
 from verl.trainer.config.compose import BASE_DIR, EXPERIMENTS_DIR
 from verl.trainer.config.plan import Plan, make_plan
+from verl.trainer.config.plugged import schema_keys
 from verl.trainer.config.validate import find_problems
+from verl.utils.settings import keys_of
 
 NAMES = sorted(file.stem for file in EXPERIMENTS_DIR.glob("*.yaml"))
 
@@ -81,6 +83,34 @@ def test_plan_counts_a_row_per_step_in_window_history_and_epochs_by_tasks():
 
 def test_base_configs_ship_beside_the_schema():
     assert {file.stem for file in BASE_DIR.glob("*.yaml")} == {"ppo_trainer", "sft_trainer"}
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"), [("ppo_trainer", PPOConfig), ("sft_trainer", SFTConfig)]
+)
+def test_a_base_says_only_what_differs_from_the_schema(name, schema):
+    tree = yaml.safe_load((BASE_DIR / f"{name}.yaml").read_text())
+    defaults = {key.path: key.default for key in keys_of(schema).values() if not key.is_section}
+    repeated = [path for path, value in leaves(tree) if defaults[path] == value]
+    assert repeated == []
+
+
+def leaves(tree, prefix=""):
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+PRONOUNS = ("its ", "that ", "those ", "them ", "the same", "as above", "as the actor", "such ")
+
+
+@pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
+def test_the_doc_of_a_key_needs_no_other_key_before_it(schema):
+    for key in schema_keys(schema).values():
+        if not key.is_section:
+            assert not key.doc.lower().startswith(PRONOUNS), f"{key.path}: {key.doc}"
 
 
 def test_the_plan_counts_the_logits_that_are_computed_at_once():

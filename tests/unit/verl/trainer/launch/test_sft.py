@@ -68,15 +68,16 @@ def test_an_episode_is_written_as_a_rollout_would(bridge):
     others less.
     """
     row = encode_episode(bridge, EPISODE, 0.25, 512)
-    expected, weights = bridge.first_prompt(EPISODE[:1]), []
+    assert row is not None
+    expected = bridge.first_prompt(EPISODE[:1])
+    weights = []
     weights += [0.25] * len(expected)
     for said, heard in ((EPISODE[1], EPISODE[2]), (EPISODE[3], None)):
         spoken = list(bridge.encode_text(said["content"]))
         expected, weights = expected + spoken, weights + [1.0] * len(spoken)
         if heard:
-            link = bridge.between(
-                spoken, heard["content"]
-            )  # the end of turn was not sampled: it is in the bridge
+            # The end of turn was not sampled: it is in the bridge.
+            link = bridge.between(spoken, heard["content"])
             expected += [*link.before, *link.observation, *link.after]
             weights += [1.0] + [0.25] * (len(link) - 1)
     assert row.input_ids == (*expected, bridge.end_of_turn_id)
@@ -85,7 +86,9 @@ def test_an_episode_is_written_as_a_rollout_would(bridge):
 
 def test_long_episodes_are_cut_after_a_whole_turn(bridge):
     whole = encode_episode(bridge, EPISODE, 0.5, 512)
+    assert whole is not None
     cut = encode_episode(bridge, EPISODE, 0.5, len(whole) - 1)
+    assert cut is not None
     assert cut.input_ids == whole.input_ids[: len(cut)]
     assert len(cut) < len(whole) and cut.input_ids[-1] == bridge.end_of_turn_id
     assert bridge.tokenizer.decode(cut.input_ids).endswith("take mug</action><|im_end|>")
@@ -162,7 +165,7 @@ def test_resumed_training_ends_where_uninterrupted_training_does(policy, tmp_pat
     batches = plan_batches([10] * 12, 20, epochs=1, total_steps=None, seed=0)
     checkpoints = CheckpointManager(tmp_path)
     whole = trainer_of(policy, rows, batches, save_freq=4, checkpoints=checkpoints)
-    whole.fit(lambda record: None)
+    whole.fit(lambda _: None)
     assert sorted(checkpoints.steps()) == [4, 6]
     rest = trainer_of(policy, rows, batches)
     rest.resume(checkpoints.steps()[4])
@@ -186,7 +189,7 @@ def test_broken_rows_and_files_are_refused(tmp_path):
         with pytest.raises(ValueError, match="a row"):
             SFTRow(ids, weights)
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"a"')
-    with pytest.raises(ValueError, match="rows.jsonl, line 2"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2"):
         list(read_records(tmp_path / "rows.jsonl"))
     with pytest.raises(ValueError, match="csv"):
         list(read_records(tmp_path / "rows.csv"))
@@ -199,7 +202,7 @@ def test_the_policy_directory_is_replaced_whole(policy, tmp_path, monkeypatch):
     lm = load_causal_lm(policy)
     weights = {name: p.detach() for name, p in lm.named_parameters()}
 
-    def fails(*args, **kwargs):
+    def fails(*_args, **_kwargs):
         raise OSError("disk full")
 
     with monkeypatch.context() as broken:

@@ -1,0 +1,9 @@
+"""Names that ``algorithm.rlvcr`` chooses among, for its settings and for the maths."""
+
+from typing import Literal, get_args
+
+Score = Literal["entropy", "logprob", "prob"]
+SCORES: tuple[Score, ...] = get_args(Score)
+
+Combination = Literal["additive", "gated", "success", "reweight"]
+COMBINES: tuple[Combination, ...] = get_args(Combination)

@@ -1,0 +1,150 @@
+"""What is asked of the engine for a turn and for a thought: seeds, limits, routes."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent_system.environments.manager import make_envs
+from agent_system.multi_turn_rollout.engine_client import EngineAborted, Sampling
+from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from agent_system.multi_turn_rollout.trajectory import Job
+from tests.helpers.play import Group, make_config
+from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.utils.sampling import SamplingResult, StopReason
+from verl.utils.seeds import derive_seed
+
+SETTINGS = PlaySettings(
+    history="append",
+    history_length=0,
+    max_steps=4,
+    max_turn_tokens=9,
+    max_prompt_length=64,
+    max_response_length=64,
+    levels=False,
+    temperature=0.7,
+    top_p=0.9,
+    top_k=5,
+    stop=("</action>",),
+    seed=11,
+)
+JOB = Job(3, {"task_id": "t", "data_source": "d"}, "group", "group/1", 1, 0)
+
+
+class Recorder:
+    """Notes what it is asked for; gives a request up where told to."""
+
+    def __init__(self, gives_up=False):
+        self.asked = []
+        self.gives_up = gives_up
+
+    async def sample(self, prompt_ids, **request):
+        self.asked.append((list(prompt_ids), request))
+        if self.gives_up:
+            raise EngineAborted("given up")
+        return SamplingResult("r", [1, 2], [-0.1, -0.2], StopReason.STOP, 3)
+
+    async def close(self):
+        pass
+
+
+def sampler_of(engine, **changes):
+    return PolicySampler(engine, replace(SETTINGS, **changes), lambda ids: f"said {list(ids)}", 7)
+
+
+def test_a_turn_is_asked_for_as_the_settings_say():
+    engine = Recorder()
+    action = asyncio.run(sampler_of(engine).agent(JOB).act([4, 5]))
+    assert action.text == "said [1, 2]" and action.token_ids == [1, 2]
+    assert (action.logprobs, action.policy_version) == ([-0.1, -0.2], 3)
+    expected = {
+        "max_tokens": 7,
+        "sampling": Sampling(0.7, 0.9, 5),
+        "stop": ("</action>",),
+        "route": 3,
+        "seed": derive_seed(11, "turn", "group/1", 0),
+    }
+    assert engine.asked == [([4, 5], expected)]
+
+
+def seeds_of(*jobs, turns=2, seed=11):
+    engine = Recorder()
+    sampler = sampler_of(engine, seed=seed)
+
+    async def play():
+        for job in jobs:
+            agent = sampler.agent(job)
+            for _ in range(turns):
+                await agent.act([1])
+
+    asyncio.run(play())
+    return [request["seed"] for _, request in engine.asked]
+
+
+def test_every_turn_of_every_member_of_a_group_has_a_seed_of_its_own():
+    other = replace(JOB, traj_uid="group/2", member=2)
+    seeds = seeds_of(JOB, other, turns=3)
+    assert len(set(seeds)) == 6
+    assert seeds_of(JOB, other, turns=3) == seeds
+    assert seeds_of(replace(JOB, index=9, uid="elsewhere"), other, turns=3) == seeds
+    assert not set(seeds_of(JOB, other, turns=3, seed=12)) & set(seeds)
+
+
+def test_a_thought_brings_its_own_limits_and_seed():
+    engine = Recorder()
+    result = asyncio.run(sampler_of(engine).thought([4], 20, ("</think>",), 5, 99))
+    assert result is not None and result.token_ids == [1, 2]
+    expected = {
+        "max_tokens": 20,
+        "sampling": Sampling(0.7, 0.9, 5),
+        "stop": ("</think>",),
+        "route": 5,
+        "seed": 99,
+    }
+    assert engine.asked == [([4], expected)]
+
+
+def test_a_thought_that_is_given_up_is_none_and_a_turn_raises():
+    sampler = sampler_of(Recorder(gives_up=True))
+    assert asyncio.run(sampler.thought([4], 20, (), 5, 99)) is None
+    with pytest.raises(EngineAborted, match="given up"):
+        asyncio.run(sampler.agent(JOB).act([4]))
+
+
+def sampled_moves(request, prompt):  # noqa: ARG001  of Script
+    """A policy whose draws depend on the request's seed alone, as those of an engine do."""
+    move = np.random.default_rng(request.seed).choice(["left", "right", "stay"])
+    return f"<action>{move}</action>"
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_members_of_a_group_sample_differently_and_again_the_same(history):
+    """Exploration rests on it: with the group's seed all members would play alike."""
+    tokenizer = make_tiny_tokenizer()
+    config = make_config(history=history, n=8, max_steps=5, kwargs={"size": 9, "max_steps": 50})
+    envs = make_envs(config)[0]
+    envs.tasks = [task for task in envs.tasks if abs(task["start"] - task["target"]) >= 5]
+
+    def played():
+        collector = TrajectoryCollector(config, tokenizer)
+        engines = Group([ScriptedEngine(tokenizer, sampled_moves)])
+        try:
+            data = collector.multi_turn_loop(envs.gen_batch(1, 2), engines, envs)
+        finally:
+            collector.close()
+        columns = data.non_tensor_batch
+        found: dict[str, dict[str, list[str]]] = {}
+        rows = zip(columns["uid"], columns["traj_uid"], columns["anchor_obs"], strict=True)
+        for uid, traj_uid, states in rows:
+            found.setdefault(uid, {}).setdefault(traj_uid, []).extend(states)
+        return found
+
+    groups = played()
+    for members in groups.values():
+        assert len(members) == 8
+        assert len({tuple(states) for states in members.values()}) > 4
+    assert played() == groups

@@ -1,0 +1,255 @@
+"""One conversation as tokens: what joins the next turn, and whether that turn fits."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.conversation import Limits, TokenConversation, with_user
+from agent_system.tokens.ledger import SegmentKind
+from agent_system.tokens.plain import PlainBridge
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.utils.sampling import StopReason
+
+SYSTEM = {"role": "system", "content": "Play."}
+
+
+@dataclass
+class Said:
+    """A sampled turn."""
+
+    token_ids: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    stop_reason: StopReason = StopReason.STOP
+    policy_version: int = 4
+
+    def __post_init__(self):
+        self.logprobs = self.logprobs or [-0.5] * len(self.token_ids)
+
+
+class Letters:
+    """A tokenizer without a chat template: one token per character, its code point."""
+
+    def __call__(self, text, *, add_special_tokens=False, **options):  # noqa: ARG002  asked for
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def decode(self, token_ids, **options):  # noqa: ARG002  asked for
+        return "".join(map(chr, token_ids))
+
+
+def letters(*, opening=(), **limits):
+    return TokenConversation(PlainBridge(Letters()), Limits(**limits), opening)
+
+
+def kinds(conversation):
+    return [(s.kind, s.turn, s.episode, len(s.ids)) for s in conversation.ledger.segments]
+
+
+# ---- what joins -------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_prompt_turn_bridge_turn():
+    tokenizer = make_tiny_tokenizer()
+    bridge = ChatBridge(tokenizer)
+    conversation = TokenConversation(bridge, opening=[SYSTEM])
+    assert conversation.hear("You are at 1.", 0)
+    prompt = bridge.first_prompt([SYSTEM, {"role": "user", "content": "You are at 1."}])
+    assert conversation.prompt_ids == prompt
+    sampled = [5, 6, 7]
+    segment = conversation.say(Said(sampled), 0)
+    assert (segment.start, segment.end) == (len(prompt), len(prompt) + 3)
+    assert conversation.hear("You are at 2.", 1)
+    between = bridge.between(sampled, "You are at 2.")
+    joined = [*between.before, *between.observation, *between.after]
+    assert conversation.prompt_ids == [*prompt, *sampled, *joined]
+    assert kinds(conversation) == [
+        (SegmentKind.PROMPT, 0, 0, len(prompt)),
+        (SegmentKind.AGENT, 0, 0, 3),
+        (SegmentKind.BRIDGE, 1, 0, len(between.before)),
+        (SegmentKind.ENV, 1, 0, len(between.observation)),
+        (SegmentKind.BRIDGE, 1, 0, len(between.after)),
+    ]
+
+
+def test_an_end_of_turn_that_was_sampled_is_not_repeated():
+    tokenizer = make_tiny_tokenizer()
+    bridge = ChatBridge(tokenizer)
+    end = bridge.end_of_turn_id
+    assert end is not None
+    lengths = []
+    for sampled in ([5, end], [5, 6]):
+        conversation = TokenConversation(bridge)
+        assert conversation.hear("a", 0)
+        conversation.say(Said(sampled), 0)
+        assert conversation.hear("b", 1)
+        lengths.append(len(conversation.ledger))
+    assert lengths == [lengths[1] - 1, lengths[1]]
+
+
+def test_a_turn_is_kept_as_it_was_sampled():
+    conversation = letters()
+    conversation.hear("ab", 0, episode=1)
+    said = Said([9, 8], [-0.1, -0.2], StopReason.LENGTH, 7)
+    segment = conversation.say(said, 3, episode=2)
+    assert (segment.ids, segment.logprobs) == ((9, 8), (-0.1, -0.2))
+    assert (segment.turn, segment.episode) == (3, 2)
+    assert (segment.stop_reason, segment.policy_version) == (StopReason.LENGTH, 7)
+    assert not segment.retokenized
+    assert conversation.ledger.segments[0].episode == 1
+    with pytest.raises(ValueError, match="2 tokens came with 1 log-probs"):
+        conversation.say(Said([1, 2], [-0.1]), 4)
+
+
+def test_a_turn_of_text_is_marked():
+    conversation = letters()
+    conversation.hear("ab", 0)
+    segment = conversation.say_text("hi", 2, episode=5)
+    assert segment.ids == (ord("h"), ord("i"))
+    assert segment.kind is SegmentKind.AGENT and segment.retokenized
+    assert (segment.turn, segment.episode) == (2, 5)
+    assert segment.stop_reason is StopReason.STOP and segment.policy_version is None
+    assert conversation.ledger.completion_only_mask() == [0, 0, 1, 1]
+
+
+def test_a_forced_prefix_is_part_of_the_turn_and_not_trained():
+    conversation = letters()
+    conversation.hear("ab", 0)
+    conversation.force([70, 71], 0, episode=3)
+    conversation.say(Said([72]), 0)
+    assert conversation.prompt_ids == [97, 98, 70, 71, 72]
+    assert conversation.ledger.completion_only_mask() == [0, 0, 0, 0, 1]
+    assert kinds(conversation)[1] == (SegmentKind.BRIDGE, 0, 3, 2)
+    segments = len(conversation.ledger.segments)
+    conversation.force([], 1)
+    assert len(conversation.ledger.segments) == segments, "a prefix of nothing leaves no segment"
+
+
+def test_what_an_engine_gets_is_a_copy():
+    conversation = letters()
+    conversation.hear("ab", 0)
+    conversation.prompt_ids.append(1)
+    assert conversation.prompt_ids == [97, 98] and conversation.ledger.ids == [97, 98]
+
+
+def test_turn_and_episode_of_what_is_heard():
+    conversation = letters()
+    conversation.hear("a", 4, episode=2)
+    conversation.say(Said([1]), 4, episode=2)
+    conversation.hear("b", 5, episode=3)
+    heard = [s for s in conversation.ledger.segments if s.kind is not SegmentKind.AGENT]
+    assert [(s.turn, s.episode) for s in heard] == [(4, 2), (5, 3)]
+
+
+# ---- whether it fits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "fits"),
+    [
+        ({"prompt": 3}, True),
+        ({"prompt": 2}, False),
+        ({"response": 5, "turn": 5}, True),
+        ({"response": 4, "turn": 5}, False),
+        ({"total": 8, "turn": 5}, True),
+        ({"total": 7, "turn": 5}, False),
+        ({"turn": 10**9}, True),
+    ],
+)
+def test_the_first_prompt_and_a_turn_must_fit(limits, fits):
+    conversation = letters(**limits)
+    assert conversation.hear("abc", 0) is fits
+    assert conversation.prompt_ids == ([97, 98, 99] if fits else [])
+
+
+@pytest.mark.parametrize(
+    ("limits", "fits"),
+    [
+        ({"prompt": 3}, True),  # nothing later is part of the prompt
+        ({"response": 2 + 4 + 5, "turn": 5}, True),
+        ({"response": 2 + 4 + 4, "turn": 5}, False),
+        ({"total": 3 + 2 + 4 + 5, "turn": 5}, True),
+        ({"total": 3 + 2 + 4 + 4, "turn": 5}, False),
+    ],
+)
+def test_a_later_turn_must_fit_after_what_it_answers(limits, fits):
+    conversation = letters(**limits)
+    assert conversation.hear("abc", 0)
+    conversation.say(Said([1, 2]), 0)
+    assert conversation.hear("defg", 1) is fits
+    assert len(conversation.ledger) == (9 if fits else 5), "nothing is added where it does not fit"
+
+
+def test_a_forced_prefix_counts_as_response_from_the_first_turn_on():
+    for response, fits in ((3 + 1 + 1 + 2, True), (3 + 1 + 1 + 1, False)):
+        conversation = letters(response=response, turn=2)
+        assert conversation.hear("abcdef", 0)
+        conversation.force([70, 71, 72], 0)
+        conversation.say(Said([1]), 0)
+        assert conversation.hear("x", 1) is fits
+
+
+def test_no_limits_by_default():
+    assert Limits() == Limits(math.inf, math.inf, math.inf, 0)
+    assert Limits().allow_turn(10**9, 10**9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(st.text("abc", max_size=6), min_size=1, max_size=6),
+    turns=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=6, max_size=6),
+    prompt=st.integers(0, 8),
+    response=st.integers(0, 20),
+    total=st.integers(0, 24),
+    turn=st.integers(0, 4),
+)
+def test_no_turn_begins_that_could_break_a_limit(texts, turns, prompt, response, total, turn):
+    """Turns of at most ``turn`` tokens never break a limit, and what is refused would."""
+    conversation = letters(prompt=prompt, response=response, total=total, turn=turn)
+    first = len(texts[0])
+    for number, text in enumerate(texts):
+        before = len(conversation.ledger)
+        heard = conversation.hear(text, number)
+        longest = before + len(text) + turn
+        within = first <= prompt and longest - first <= response and longest <= total
+        assert heard is within
+        if not heard:
+            assert len(conversation.ledger) == before
+            return
+        conversation.say(Said(turns[number][:turn]), number)
+        assert len(conversation.ledger) <= total
+        assert len(conversation.ledger) - first <= response
+
+
+# ---- messages ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("messages", "text", "contents"),
+    [
+        ([], "Hi", ["Hi"]),
+        ([SYSTEM], "Hi", ["Play.", "Hi"]),
+        ([{"role": "user", "content": "Count"}], "Hi", ["Count\n\nHi"]),
+        ([{"role": "user", "content": "Hi"}], "Hi", ["Hi"]),
+        ([{"role": "user", "content": "Count\n\nHi"}], "Hi", ["Count\n\nHi"]),
+        ([{"role": "user", "content": "CountHi"}], "Hi", ["CountHi\n\nHi"]),
+        ([{"role": "user", "content": "Count"}], "", ["Count"]),
+        ([{"role": "assistant", "content": "Hi"}], "Hi", ["Hi", "Hi"]),
+        ([], "", [""]),
+    ],
+)
+def test_the_user_never_speaks_twice_in_a_row(messages, text, contents):
+    original = [dict(message) for message in messages]
+    found = with_user(messages, text)
+    assert [message["content"] for message in found] == contents
+    assert found[-1]["role"] == "user" and found is not messages
+    assert messages == original, "the caller's messages stay as they were"
+
+
+def test_the_opening_and_the_first_text_are_one_prompt():
+    opening = [{"role": "user", "content": "Count."}]
+    conversation = letters(opening=opening)
+    conversation.hear("Go", 0)
+    assert Letters().decode(conversation.prompt_ids) == "Count.\n\nGo"

@@ -1,0 +1,102 @@
+"""What crosses the border of the workers: records in object arrays, engines by name, and the
+refusals of what is not ready.
+"""
+
+import pickle
+
+import pytest
+
+from tests.helpers.policy_rows import add_branches, policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.loader import load_causal_lm
+from verl.models.policy import PolicyModel
+from verl.protocol import DataProto
+from verl.records import Branch, ChoiceBonus, SegmentScore, Span
+from verl.workers.actor import ActorWorker
+from verl.workers.engine import TrainEngine
+from verl.workers.policy_loss import PolicyLoss
+from verl.workers.rollout.engine_registry import engine_class
+from verl.workers.rows import limits_of, micro_batches
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1)
+
+
+def test_branches_spans_and_a_bonus_survive_the_way_to_a_worker():
+    data = add_branches(random_rows(rows=4))
+    data.meta_info["choice_bonus"] = ChoiceBonus((1, 2), weight=0.5, name="colour")
+    found = pickle.loads(pickle.dumps(data))
+    for key, kind in (("branches", Branch), ("spans", Span)):
+        for row, sent in zip(found.non_tensor_batch[key], data.non_tensor_batch[key], strict=True):
+            assert row == sent and all(isinstance(record, kind) for record in row)
+    assert found.meta_info["choice_bonus"] == data.meta_info["choice_bonus"]
+
+
+def test_shards_of_branches_and_scores_join_in_order(policy):
+    data = add_branches(random_rows(rows=4))
+    worker = ActorWorker(policy_config(policy), device="cpu")
+    worker.init_model()
+    whole = worker.compute_log_prob(data).non_tensor_batch
+    answers = [pickle.loads(pickle.dumps(worker.compute_log_prob(part))) for part in data.chunk(2)]
+    joined = DataProto.concat(answers).non_tensor_batch
+    for key in ("branch_scores", "span_scores"):
+        for row, expected in zip(joined[key], whole[key], strict=True):
+            assert all(isinstance(score, SegmentScore) for score in row)
+            labels = [(score.step, score.label, score.num_tokens) for score in row]
+            assert labels == [(score.step, score.label, score.num_tokens) for score in expected]
+
+
+def test_the_metric_of_a_choice_carries_its_name(policy):
+    worker = ActorWorker(policy_config(policy), device="cpu")
+    worker.init_model()
+    data = random_rows()
+    data.meta_info["choice_bonus"] = ChoiceBonus((20, 21), weight=0.1, name="colour")
+    metrics = worker.update_actor(data).meta_info["metrics"]
+    assert 0 < metrics["actor/colour_entropy"] <= 0.6932
+    assert "actor/level_entropy" not in metrics
+
+
+def test_a_bonus_without_places_is_no_term_of_the_loss(policy):
+    data = random_rows()
+    data.meta_info["choice_bonus"] = ChoiceBonus((20, 21), weight=0.1)
+    del data.batch["choice_mask"]
+    loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._policy_loss(data)
+    assert loss.bonus is None and loss.choice_token_ids is None
+
+
+def test_a_worker_says_what_comes_first(policy):
+    worker = ActorWorker(policy_config(policy), device="cpu")
+    with pytest.raises(RuntimeError, match=r"init_model\(\) comes before"):
+        worker.compute_log_prob(random_rows())
+
+
+def test_a_frozen_engine_takes_no_step(policy):
+    engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu")
+    for call in (engine.step, engine.pass_over):
+        with pytest.raises(RuntimeError, match="frozen"):
+            call()
+    assert engine.steps == 0
+
+
+def test_a_dtype_that_nobody_filled_in_is_refused(policy):
+    with pytest.raises(ValueError, match="dtype=None"):
+        TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu", dtype=None)
+
+
+def test_an_unknown_override_names_the_nearest(policy):
+    with pytest.raises(ValueError, match="did you mean 'hidden_size'"):
+        load_causal_lm(policy, override_config={"hiden_size": 64})
+
+
+def test_an_unknown_engine_names_the_nearest():
+    with pytest.raises(ValueError, match=r"allowed are vllm, hf.*; did you mean 'vllm'\?"):
+        engine_class("vlm")
+
+
+def test_limits_count_tokens_or_rows():
+    lengths = [10, 20, 30]
+    assert micro_batches(lengths, **limits_of(True, 1, 30)) == [[0, 1], [2]]
+    assert micro_batches(lengths, **limits_of(False, 1, 30)) == [[0], [1], [2]]
+    assert micro_batches(lengths, **limits_of(None, 2, 30)) == [[0, 1], [2]]

@@ -1,0 +1,146 @@
+"""Micro-batches of bounded token counts, kept for job code that cuts its own.
+
+There, ``rearrange_micro_batches`` and ``get_reverse_idx`` come from
+``verl.utils.seqlen_balancing``. The workers of this framework use
+``verl.workers.rows.micro_batches``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from verl.protocol import DataProto
+from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+
+BatchT = TypeVar("BatchT", DataProto, TensorDict, dict[str, Tensor])
+
+
+def token_bounded_partitions(
+    lengths: Sequence[int], max_token_len: int, min_partitions: int = 1, divided_by: int = 1
+) -> list[list[int]]:
+    """Balanced parts of at most ``max_token_len`` tokens each, every index in exactly one part.
+
+    There are at least ``min_partitions`` parts and a multiple of ``divided_by``, as far as there
+    are rows. The smallest count whose balanced split fits is taken; where balancing does not fit,
+    first-fit-decreasing does. Raises ``ValueError`` for a row that is longer than the bound.
+    """
+    lengths = [int(length) for length in lengths]
+    n = len(lengths)
+    if not n:
+        return []
+    longest = max(range(n), key=lengths.__getitem__)
+    if lengths[longest] > max_token_len:
+        raise ValueError(
+            f"row {longest} has {lengths[longest]} tokens, more than "
+            f"max_token_len={max_token_len}; "
+            "raise ppo_max_token_len_per_gpu (or the log-prob one) to at least the longest row"
+        )
+    packed = _first_fit_decreasing(lengths, max_token_len)
+    by_tokens = -(-sum(lengths) // max_token_len)  # rounded up
+    lowest = _rounded(max(min_partitions, by_tokens, 1), divided_by, n)
+    highest = max(lowest, _rounded(len(packed), divided_by, n))
+    for k in range(lowest, highest + 1, divided_by):
+        parts = get_seqlen_balanced_partitions(lengths, min(k, n))
+        if max(sum(lengths[i] for i in part) for part in parts) <= max_token_len:
+            return parts
+    return _split_to(packed, highest)
+
+
+def _rounded(k: int, divided_by: int, n: int) -> int:
+    return min(-(-k // divided_by) * divided_by, n)
+
+
+def _first_fit_decreasing(lengths: list[int], bound: int) -> list[list[int]]:
+    bins: list[tuple[int, list[int]]] = []
+    for i in sorted(range(len(lengths)), key=lambda j: (-lengths[j], j)):
+        slot = next((b for b, (used, _) in enumerate(bins) if used + lengths[i] <= bound), None)
+        if slot is None:
+            bins.append((lengths[i], [i]))
+        else:
+            used, members = bins[slot]
+            bins[slot] = (used + lengths[i], [*members, i])
+    return [sorted(members) for _, members in bins]
+
+
+def _split_to(parts: list[list[int]], k: int) -> list[list[int]]:
+    parts = [list(part) for part in parts]
+    while len(parts) < k:
+        largest = max(parts, key=len)
+        parts.append(largest[len(largest) // 2 :])
+        del largest[len(largest) // 2 :]
+    return parts
+
+
+def rearrange_micro_batches(
+    batch: BatchT,
+    max_token_len: int,
+    dp_group: ProcessGroup | None = None,
+    num_batches_divided_by: int | None = None,
+    min_num_micro_batch: int | None = None,
+    lengths: Sequence[int] | None = None,
+) -> tuple[list[BatchT], list[list[int]]]:
+    """Split ``batch`` into micro-batches of at most ``max_token_len`` real tokens; every row
+    appears once.
+
+    ``batch`` is a dict of tensors, a ``TensorDict`` or a ``DataProto`` with ``attention_mask [B,
+    L]``; ``lengths`` ``[B]`` replaces the token counts read from the mask. With a ``dp_group`` of
+    torch.distributed all ranks end up with the same number of micro-batches, so that their
+    collective calls pair up. Returns the micro-batches and, for each, its row indices;
+    ``get_reverse_idx`` of the concatenated indices restores the order. Raises ``ValueError`` where
+    a row exceeds the bound or a rank has too few rows.
+    """
+    if lengths is None:
+        lengths = _real_tokens(batch)
+    divided_by = num_batches_divided_by or 1
+    parts = token_bounded_partitions(lengths, max_token_len, min_num_micro_batch or 1, divided_by)
+    if dp_group is not None:
+        parts = _agree(parts, lengths, max_token_len, dp_group)
+    return [_select(batch, part) for part in parts], parts
+
+
+def _real_tokens(batch: DataProto | TensorDict | dict[str, Tensor]) -> list[int]:
+    columns = batch.batch if isinstance(batch, DataProto) else batch
+    mask: Tensor = columns["attention_mask"]
+    return mask.sum(-1).tolist()
+
+
+def _agree(
+    parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: ProcessGroup
+) -> list[list[int]]:
+    """As many parts as the rank with most of them has."""
+    most = torch.tensor([len(parts)])
+    if dist.get_backend(dp_group) == "nccl":
+        most = most.cuda()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dp_group)
+    if int(most) == len(parts):
+        return parts
+    if int(most) > len(lengths):
+        raise ValueError(
+            f"another rank needs {int(most)} micro-batches but this one holds only "
+            f"{len(lengths)} rows"
+        )
+    balanced = get_seqlen_balanced_partitions(lengths, int(most))
+    fits = max(sum(lengths[i] for i in part) for part in balanced) <= max_token_len
+    return balanced if fits else _split_to(parts, int(most))
+
+
+def _select(batch: Any, rows: list[int]) -> Any:  # one of BatchT, as it came
+    index = torch.as_tensor(rows, dtype=torch.long)
+    if isinstance(batch, DataProto | TensorDict):
+        return batch[index]
+    return {key: value[index] for key, value in batch.items()}
+
+
+def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
+    """The inverse permutation: ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i`` of the
+    original order.
+    """
+    reverse = [0] * len(idx_map)
+    for position, original in enumerate(idx_map):
+        reverse[original] = position
+    return reverse
