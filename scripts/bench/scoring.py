@@ -2,7 +2,7 @@
 thought.
 
     python scripts/bench/scoring.py     # a policy of the quickstart's size, random weights
-    python scripts/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 \\
+    python scripts/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 \
         --dtype bfloat16 --device cuda
 
 For each context length the same batch is put through three passes, in turn, ``--repeats`` times;
