@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from agent_system.environments.base import EnvPackage, Observation
 from agent_system.environments.env_package.number_line import package as number_line
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
 from agent_system.environments.settings import EnvSettings
+from tests.golden.two_doors import DoorPrompts
 from verl.utils.settings import NonNegative
 
 
@@ -46,12 +48,13 @@ DEEDS = {
     "noise": noise,
     "print": lambda: print("printed by the environment", flush=True),
 }
+NUMBERS: Any = [1, 2]  # where text belongs
 RETURNS = {
     "none": None,
     "nan": (Observation("x"), float("nan"), False, {}),
     "unsendable": (Observation("x"), 0.0, False, {"score": object()}),
     "half a character": (Observation("bad \ud83d"), 0.0, False, {}),
-    "anchor": (Observation("x", anchor=[1, 2]), 0.0, False, {}),
+    "anchor": (Observation("x", anchor=NUMBERS), 0.0, False, {}),
     "actions": (Observation("x", info={"admissible_actions": [1, 2]}), 0.0, False, {}),
     "won": (Observation("x"), 0.0, False, {"won": "no"}),
 }
@@ -124,18 +127,26 @@ class LocalFaultyEnv(FaultyEnv):
         return super()._misbehave(fault)
 
 
-class AsyncEnv(FaultyEnv):
-    """Coroutines; ``sleep`` lets the others of the process play on."""
+class AsyncEnv:
+    """A ``FaultyEnv`` of coroutines; ``sleep`` lets the others of the process play on."""
+
+    placement = "process"
+
+    def __init__(self, settings):
+        self._env = FaultyEnv(settings)
 
     async def reset(self, task, seed):
-        return FaultyEnv.reset(self, task, seed)
+        return self._env.reset(task, seed)
 
     async def step(self, action):
         if action == "sleep":
             await asyncio.sleep(0.3)
         if action == "hang":
             await asyncio.sleep(3600)
-        return FaultyEnv.step(self, action)
+        return self._env.step(action)
+
+    def close(self):
+        self._env.close()
 
 
 class SlowEnv(FaultyEnv):
@@ -174,6 +185,7 @@ class ImageEnv(FaultyEnv):
     """Returns an image and numpy numbers."""
 
     def reset(self, task, seed):
+        del task, seed
         image = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
         return Observation("an image", image=image, info={"score": np.int64(7)})
 
@@ -190,7 +202,7 @@ class FaultyLine(NumberLineEnv):
         return super().step(action)
 
 
-def tasks(settings, split):
+def tasks(_settings, split):
     """Four tasks per split."""
     return [{"task_id": f"{split}-{i}", "data_source": "faulty"} for i in range(4)]
 
@@ -202,7 +214,7 @@ def package(make):
         settings=FaultySettings,
         make=make,
         tasks=tasks,
-        prompts=lambda settings: None,
+        prompts=DoorPrompts,
         project=lambda text: (text, True),
     )
 

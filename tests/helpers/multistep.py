@@ -16,6 +16,7 @@ class CountTo(MultistepEnv):
     """
 
     def _initialize_episode(self, session_id, task_info):
+        del session_id
         return {"at": 0, "target": task_info.get("target", 2), "done": False}
 
     def _format_prompt(self, state, step):
@@ -36,6 +37,7 @@ class OldModel:
         self.token_ids, self.prompts = list(token_ids), []
 
     def generate(self, prompts, sampling_params=None, **kw):
+        del sampling_params, kw
         self.prompts.append(list(prompts))
         return [
             SimpleNamespace(outputs=[SimpleNamespace(token_ids=self.token_ids)]) for _ in prompts

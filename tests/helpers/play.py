@@ -8,6 +8,7 @@ from typing import Any
 
 from agent_system.environments.manager import make_envs
 from tests.helpers.scripted_engine import ScriptedEngine
+from verl.names import History
 from verl.trainer.config.load import default_config
 
 PLACE = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
@@ -26,7 +27,11 @@ class Group:
 
 
 def make_config(
-    env_name: str = "number_line", history: str = "append", n: int = 2, levels: bool = False, **env
+    env_name: str = "number_line",
+    history: History = "append",
+    n: int = 2,
+    levels: bool = False,
+    **env,
 ):
     config = default_config()
     config.env.env_name = env_name

@@ -27,7 +27,8 @@ def smoke_words(root: Path, run: str, *more: str) -> list[str]:
         "data.noise=0.0",
         "data.tokens_per_batch=1024",
         "trainer.total_training_steps=60",  # until most steps have the form of a step
-        "trainer.num_threads=1",  # threads that wait for each other take ages where other processes compute
+        # Threads that wait for each other take ages where other processes compute.
+        "trainer.num_threads=1",
         f"data.data_dir={root}/episodes",
         f"trainer.default_local_dir={root}/sft",
     ]

@@ -17,6 +17,7 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.names import History
 from verl.protocol import DataProto
 
 Act = Callable[[str], str]
@@ -28,13 +29,22 @@ RESPONSE_TOKENS = 32768
 def plan(actions: Iterable[str]) -> Act:
     """Plays ``actions`` one after another, whatever it sees."""
     left = iter(actions)
-    return lambda prompt: next(left)
+    return lambda _prompt: next(left)
 
 
 def play_episodes(
-    env_name: str, policy: Policy, *, groups: int = 2, n: int = 2, history: str = "append", levels: bool = False,
-    split: str = "train", max_steps: int = 40, processor: Any = None, **section: Any,
-) -> DataProto:  # fmt: skip
+    env_name: str,
+    policy: Policy,
+    *,
+    groups: int = 2,
+    n: int = 2,
+    history: History = "append",
+    levels: bool = False,
+    split: str = "train",
+    max_steps: int = 40,
+    processor: Any = None,
+    **section: Any,
+) -> DataProto:
     """The rows of ``groups`` tasks of ``split`` that ``policy`` played ``n`` times each;
     ``section`` is env.kwargs.
     """
@@ -43,9 +53,11 @@ def play_episodes(
     )
     config.env.num_workers = 1
     config.env.envs_per_worker = groups * n
-    config.data.max_prompt_length, config.data.max_response_length = PROMPT_TOKENS, RESPONSE_TOKENS
+    config.data.max_prompt_length = PROMPT_TOKENS
+    config.data.max_response_length = RESPONSE_TOKENS
     tokenizer = make_tiny_tokenizer()
-    envs = dict(zip(("train", "val"), make_envs(config), strict=True))[split]
+    train, val = make_envs(config)
+    envs = {"train": train, "val": val}[split]
     batch = envs.gen_batch(1, groups)
     engines = [
         ScriptedEngine(tokenizer, _speak(policy(task), levels))
@@ -81,4 +93,4 @@ def _speak(act: Act, levels: bool) -> Callable:
     levels are asked for.
     """
     head = "<level>2</level><think>as planned</think>" if levels else "<think>as planned</think>"
-    return lambda request, prompt: f"{head}<action>{act(prompt)}</action>"
+    return lambda _request, prompt: f"{head}<action>{act(prompt)}</action>"

@@ -19,6 +19,7 @@ from agent_system.reward_manager.managers import (
 )
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.names import History
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def tokenizer():
     return make_tiny_tokenizer()
 
 
-def played(tokenizer, history: str):
+def played(tokenizer, history: History):
     """Two groups of two; the first move of every play is not valid."""
     config, walks = make_config(history=history), walking_policy()
 
