@@ -70,7 +70,7 @@ class CheckpointManager:
         self.root = Path(root)
         self.max_to_keep = max_to_keep
 
-    def save(self, step: int, writer: Callable[[Path], None], state: dict[str, Any]) -> Path:
+    def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         """Make ``root/global_step_<step>`` and retire old checkpoints; returns the new directory.
 
         ``writer(directory)`` writes the tensors; ``state`` must be JSON. A checkpoint of the same
