@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
-VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "verl" / "__init__.py").read_text()).group(1)
+VERSION = re.findall(r'__version__ = "(.+?)"', (ROOT / "verl" / "__init__.py").read_text())[0]
 README = ROOT / "README.md"
 
 PACKAGES = ("verl", "agent_system", "rlvcr", "configs", "scripts")

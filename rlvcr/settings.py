@@ -4,7 +4,7 @@ from typing import Literal
 
 from rlvcr.names import Combination, Score
 from verl.names import NormMode
-from verl.utils.settings import NonNegative, PositiveInt, Section, Share
+from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 
 
 class RLVCRSettings(Section):
@@ -13,7 +13,7 @@ class RLVCRSettings(Section):
     Defaults: the additive formula.
     """
 
-    enable: bool | None = None
+    enable: Derived[bool] = NULL
     """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
     score: Score = "entropy"
     """score of a context: -entropy, log-prob or prob of the action"""

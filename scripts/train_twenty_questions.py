@@ -81,7 +81,9 @@ def some_words(count: int) -> list[str]:
 
 
 def imitate(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
-    """Make the policy ``directory / "imitation"`` from games about the training words; returns it."""
+    """Make the policy ``directory / "imitation"`` from games about the training words; return its
+    directory.
+    """
     known = words_of("train", words)
     episodes = write_demonstrations(
         directory / "demonstrations.jsonl", args.episodes, known, args.turns, seed=args.seed
@@ -110,7 +112,8 @@ def success(
     """
     from agent_system.integrations.trl.policies import LivePolicy, TurnSampling
 
-    tokenizer, sampling = env.tokenizer, TurnSampling(TURN_TOKENS, stop=env.stop)
+    tokenizer = env.tokenizer
+    sampling = TurnSampling(TURN_TOKENS, stop=env.stop)
     policy = LivePolicy(
         lambda: nullcontext(model.eval()), tokenizer, [tokenizer.eos_token_id], seed
     )
@@ -130,10 +133,12 @@ def measure(
         ("held_out", env.get_eval_dataset()),
     ):
         rate, turns = success(model, env, list(dataset["solution"]), args.plays, args.seed)
-        found[f"{split}_success"], found[f"{split}_turns"] = rate, turns
+        found[f"{split}_success"] = rate
+        found[f"{split}_turns"] = turns
     print(
-        f"{when}: success {found['train_success']:.1%} on training words, {found['held_out_success']:.1%} on held-out "
-        f"words; {found['held_out_turns']:.1f} turns per game",
+        f"{when}: success {found['train_success']:.1%} on training words, "
+        f"{found['held_out_success']:.1%} on held-out words; "
+        f"{found['held_out_turns']:.1f} turns per game",
         flush=True,
     )
     return found
@@ -141,7 +146,7 @@ def measure(
 
 def train(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv) -> Any:
     """The policy at ``path`` after ``args.steps`` optimizer steps of GRPO; its trainer."""
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
     from agent_system.integrations.trl import GRPOEnvTrainer
 
@@ -171,7 +176,8 @@ def train(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv) -> Any:
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     """Make or load the policy, measure, train, measure, save."""
-    args, began = parse(argv), time.perf_counter()
+    args = parse(argv)
+    began = time.perf_counter()
     words = some_words(args.words)
     path = args.model or str(imitate(args, words, args.out))
     from transformers import AutoModelForCausalLM, AutoTokenizer

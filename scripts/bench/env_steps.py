@@ -1,7 +1,7 @@
 """How fast the environments are: resets and steps per second of one core, start-up and memory.
 
-python scripts/bench/env_steps.py                             # all of them
-python scripts/bench/env_steps.py number_line textworld_express --cpu-seconds 10
+    python scripts/bench/env_steps.py                             # all of them
+    python scripts/bench/env_steps.py number_line textworld_express --cpu-seconds 10
 
 Every environment plays random possible actions alone in a process of its own. "Per core" counts the
 CPU seconds that this process and its children (a JVM) used, so that what else runs on the machine
@@ -93,10 +93,13 @@ def repeat(work: Callable[[], Any], budget: float) -> tuple[int, float, float]:
     """
     times = 1
     while True:
-        cpu, clock = cpu_seconds(), time.perf_counter()
+        cpu = cpu_seconds()
+        clock = time.perf_counter()
         for _ in range(times):
             work()
-        spent, wall = cpu_seconds() - cpu, time.perf_counter() - clock
+        spent = cpu_seconds() - cpu
+        wall = time.perf_counter() - clock
+        # A stretch that is too short says little: a longer one, up to ten times, is tried instead.
         if spent >= 0.5 * budget:
             return times, spent, wall
         times = int(times * min(10.0, 1 + 0.7 * budget / max(spent, 0.01)))
@@ -154,11 +157,8 @@ def main() -> None:
     ]
     if not labels:
         parser.error(f"no environment is called {options.names}; there are: {', '.join(CASES)}")
-    print(
-        f"{'environment':32}{'placement':>10}{'start s':>9}{'reset ms':>10}{'steps/s per core':>18}",
-        end="",
-    )
-    print(f"{'with resets':>13}{'here':>8}{'MB':>7}")
+    print(f"{'environment':32}{'placement':>10}{'start s':>9}{'reset ms':>10}", end="")
+    print(f"{'steps/s per core':>18}{'with resets':>13}{'here':>8}{'MB':>7}")
     with tempfile.TemporaryDirectory() as folder:
         for label in labels:
             stored = {"data_dir": folder} if label.startswith(("alfworld", "textworld/")) else {}
@@ -171,10 +171,8 @@ def main() -> None:
                 continue
             n = json.loads(done.stdout.splitlines()[-1])
             print(f"{label:32}{n['placement']:>10}{n['start_s']:9.2f}{n['reset_ms']:10.2f}", end="")
-            print(
-                f"{n['steps_per_core']:18.0f}{n['with_resets']:13.0f}{n['here']:8.0f}{n['mb']:7.0f}",
-                flush=True,
-            )
+            print(f"{n['steps_per_core']:18.0f}{n['with_resets']:13.0f}", end="")
+            print(f"{n['here']:8.0f}{n['mb']:7.0f}", flush=True)
 
 
 if __name__ == "__main__":

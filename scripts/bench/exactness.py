@@ -1,10 +1,11 @@
 """Is what is trained what was sampled? Plays real trajectories and checks every token and every
 log-prob.
 
-    python scripts/bench/exactness.py                                                  # the policy of the quickstart
+    python scripts/bench/exactness.py                       # the policy of the quickstart
     python scripts/bench/exactness.py --config-name smollm2_alfworld --dtype bfloat16
     python scripts/bench/exactness.py --history window
-    python scripts/bench/exactness.py --config-name smollm2_alfworld --stop . ,   # a policy that ends few turns
+
+``--stop . ,`` ends the turns of a policy that ends few of them itself.
 
 What the engine returned is written down apart from the collector, and compared with the packed
 rows:
@@ -23,7 +24,7 @@ import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,64 +79,104 @@ def separators(stage: Workload) -> tuple[list[int], list[int]]:
     """Tokens from the end of a turn to the next observation, and from there to the next turn, by
     the template.
     """
-    said, seen = "What I say.", "What I see."
+    said = "What I say."
+    seen = "What I see."
     chat = [("user", "Begin."), ("assistant", said), ("user", seen)]
     messages = [{"role": role, "content": text} for role, text in chat]
-    tokenizer, options = stage.tokenizer, stage.cfg.data.apply_chat_template_kwargs
-    text = tokenizer.apply_chat_template(
+    options = stage.cfg.data.apply_chat_template_kwargs
+    text = stage.tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, **options
     )
     before, after = text.partition(said)[2].split(seen)
-    return tuple(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
+    return encode(stage, before), encode(stage, after)
+
+
+def encode(stage: Workload, text: str) -> list[int]:
+    """The tokens of ``text`` and no others."""
+    return stage.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@dataclass
+class _Unpadded:
+    """One row of the batch without its padding, every column as long as its tokens."""
+
+    ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+
+
+def _unpadded(data: DataProto, row: int) -> _Unpadded:
+    real = data.batch["attention_mask"][row].bool()
+    prompt = data.batch["prompts"].shape[1]
+
+    def of_response(name: str) -> list[Any]:
+        padded = torch.nn.functional.pad(data.batch[name][row], (prompt, 0))
+        return padded[real].tolist()
+
+    ids = data.batch["input_ids"][row][real].tolist()
+    return _Unpadded(ids, of_response("response_mask"), of_response("rollout_log_probs"))
+
+
+COUNTS = (
+    "turns",
+    "tokens",
+    "other tokens",
+    "other log-probs",
+    "loss elsewhere",
+    "gaps",
+    "separators lost",
+    "retokenised",
+)
 
 
 def check_tokens(
     rows: Sequence[Row], data: DataProto, witness: Witness, stage: Workload
 ) -> dict[str, int]:
     """Counts of what is right and of every way to be wrong."""
-    tokenizer, (before, after) = stage.tokenizer, separators(stage)
-    found = dict.fromkeys(
-        ("turns", "tokens", "other tokens", "other log-probs", "loss elsewhere", "gaps"), 0
-    )
-    found |= {"separators lost": 0, "retokenised": 0}
-    width = data.batch["prompts"].shape[1]
+    between = separators(stage)
+    found: dict[str, int] = dict.fromkeys(COUNTS, 0)
     for number, row in enumerate(rows):
-        real = data.batch["attention_mask"][number].bool()
-        ids = data.batch["input_ids"][number][real].tolist()
-        mask = torch.nn.functional.pad(data.batch["response_mask"][number], (width, 0))[
-            real
-        ].tolist()
-        logprobs = torch.nn.functional.pad(data.batch["rollout_log_probs"][number], (width, 0))[
-            real
-        ].tolist()
-        sampled, last = 0, None
+        kept = _unpadded(data, number)
+        sampled = 0
+        last = None
         for turn in row.turns:
             prompt, result = witness.seen[row.trajectory.job.index][turn.step]
-            start, end = len(prompt), len(prompt) + len(result.token_ids)
-            found["other tokens"] += ids[:start] != prompt or ids[start:end] != list(
-                result.token_ids
-            )
-            found["other log-probs"] += (
-                logprobs[start:end] != torch.tensor(result.logprobs).tolist()
-            )
-            sampled += sum(mask[start:end])
-            found["turns"] += 1
-            found["tokens"] += end - start
-            text = tokenizer.decode(result.token_ids)
-            found["retokenised"] += tokenizer(text, add_special_tokens=False)["input_ids"] != list(
-                result.token_ids
-            )
+            start = len(prompt)
+            end = start + len(result.token_ids)
+            _check_turn(found, kept, prompt, result)
+            encoded = encode(stage, stage.tokenizer.decode(result.token_ids))
+            found["retokenised"] += encoded != list(result.token_ids)
+            sampled += sum(kept.mask[start:end])
             if last is not None:
-                gap = ids[last:start]
-                wanted = before[1:] if ids[last - 1] == before[0] else before
                 found["gaps"] += 1
-                found["separators lost"] += (
-                    gap[: len(wanted)] != wanted or gap[-len(after) :] != after
-                )
+                found["separators lost"] += not _whole(kept.ids, last, start, between)
             last = end
         turns = sum(turn.end - turn.start for turn in row.turns)
-        found["loss elsewhere"] += sum(mask) != sampled or sampled != turns
+        found["loss elsewhere"] += sum(kept.mask) != sampled or sampled != turns
     return found
+
+
+def _check_turn(
+    found: dict[str, int], kept: _Unpadded, prompt: list[int], result: SamplingResult
+) -> None:
+    start = len(prompt)
+    end = start + len(result.token_ids)
+    same = kept.ids[:start] == prompt and kept.ids[start:end] == list(result.token_ids)
+    # Rounded to float32 as the row holds them.
+    logprobs = torch.tensor(result.logprobs).tolist()
+    found["turns"] += 1
+    found["tokens"] += end - start
+    found["other tokens"] += not same
+    found["other log-probs"] += kept.logprobs[start:end] != logprobs
+
+
+def _whole(ids: list[int], last: int, start: int, between: tuple[list[int], list[int]]) -> bool:
+    """Whether the template's tokens stand around the observation ``ids[last:start]``."""
+    before, after = between
+    gap = ids[last:start]
+    # An end of turn that the policy sampled itself is not repeated.
+    wanted = before[1:] if ids[last - 1] == before[0] else before
+    return gap[: len(wanted)] == wanted and gap[-len(after) :] == after
 
 
 def check_logprobs(data: DataProto, path: str, dtype: str) -> tuple[float, float]:
@@ -172,25 +213,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     trajectories = len({id(trajectory) for trajectory in played})
     data = pack(rows, stage.tokenizer.pad_token_id)
     found = check_tokens(rows, data, witness, stage)
-    mean, largest = check_logprobs(data, stage.path, args.dtype)
+    path = str(stage.path)
+    mean, largest = check_logprobs(data, path, args.dtype)
     fed = int(data.batch["attention_mask"].sum())
-    print(
-        f"{stage.path}, {args.dtype}, {args.history}: {trajectories} trajectories, {len(rows)} rows"
-    )
-    print(
-        f"{found['turns']} turns, {found['tokens']} sampled tokens: {found['other tokens']} turns have other tokens,"
-    )
-    print(
-        f"{found['other log-probs']} other log-probs; {found['loss elsewhere']} rows have loss elsewhere"
-    )
-    print(f"{found['gaps']} separators, of which not whole {found['separators lost']}")
-    print(f"|trainer - engine| mean {mean:.1e}, largest {largest:.1e} nats")
-    print(
-        f"turns that would be other tokens if their text were encoded again: {found['retokenised']}"
-    )
-    print(
-        f"per episode: {found['tokens'] / trajectories:.0f} sampled, {fed / trajectories:.0f} fed to the trainer"
-    )
+    lines = [
+        f"{path}, {args.dtype}, {args.history}: {trajectories} trajectories, {len(rows)} rows",
+        f"{found['turns']} turns, {found['tokens']} sampled tokens: "
+        f"{found['other tokens']} turns have other tokens,",
+        f"{found['other log-probs']} other log-probs; "
+        f"{found['loss elsewhere']} rows have loss elsewhere",
+        f"{found['gaps']} separators, of which not whole {found['separators lost']}",
+        f"|trainer - engine| mean {mean:.1e}, largest {largest:.1e} nats",
+        "turns that would be other tokens if their text were encoded again: "
+        f"{found['retokenised']}",
+        f"per episode: {found['tokens'] / trajectories:.0f} sampled, "
+        f"{fed / trajectories:.0f} fed to the trainer",
+    ]
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What an RLVCR iteration costs beside a GRPO iteration on the same trajectories and the same
 model.
 
-    python scripts/bench/iteration.py                                           # configs/quickstart.yaml
-    python scripts/bench/iteration.py --config-name smoke --steps 3 algorithm.rlvcr.step_fraction=1.0
+    python scripts/bench/iteration.py                       # configs/quickstart.yaml
+    python scripts/bench/iteration.py --config-name smoke --steps 3 \\
+        algorithm.rlvcr.step_fraction=1.0
 
 Starts ``main_ppo`` with each estimator in turn, ``--rounds`` times. The learning rate is 0 and
 every turn is sampled with a seed of its own, so both play the same trajectories at every step (the
@@ -75,7 +76,8 @@ def run(estimator: str, place: Path, args: argparse.Namespace) -> list[dict]:
         ).returncode
     if status:
         raise SystemExit(
-            f"{estimator} ended with exit status {status}; the last of {log}:\n{log.read_text()[-3000:]}"
+            f"{estimator} ended with exit status {status}; the last of {log}:\n"
+            f"{log.read_text()[-3000:]}"
         )
     steps = [
         line for line in jsonl.read(RunDirectory(place).metrics_path) if "timing_s/step" in line
@@ -154,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.steps < 2:
         parser.error("--steps must be 2 or more: the first step does not count")
     measured: dict[str, list[dict]] = {estimator: [] for estimator in ESTIMATORS}
+    places: dict[str, Path] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         base = args.keep or Path(scratch)
         for number in range(args.rounds):

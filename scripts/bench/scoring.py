@@ -1,10 +1,9 @@
-r"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
+"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
 thought.
 
-    # a policy of the quickstart's size, random weights
-    python scripts/bench/scoring.py
-    python scripts/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 --dtype bfloat16 \
-        --device cuda
+    python scripts/bench/scoring.py     # a policy of the quickstart's size, random weights
+    python scripts/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 \
+        --dtype bfloat16 --device cuda
 
 For each context length the same batch is put through three passes, in turn, ``--repeats`` times;
 the fastest of each counts. *old*: the old-log-prob pass alone. *shared*: the same pass with every
@@ -17,7 +16,7 @@ process.
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +30,13 @@ from verl.models.policy import PolicyModel
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span
 from verl.trainer.config.schema.sft import NewPolicyConfig
-from verl.workers.branch_scores import score_rows
+from verl.workers.branch_scores import RowScores, score_rows
 from verl.workers.engine import TrainEngine
 
 VOCAB = 800
-PROMPT, TAGS = 60, 4  # tokens: of the first prompt; of a level and its tags
+PROMPT = 60  # tokens of the first prompt
+TAGS = 4  # tokens of a level and its tags
+CLOSING = 2  # tokens between a thought and its action
 
 
 @dataclass
@@ -46,15 +47,18 @@ class Cost:
     wall: float = float("inf")
     cpu: float = float("inf")
 
-    def time(self, run) -> None:
+    def time(self, run: Callable[[], object]) -> None:
         """Call ``run`` and keep the time if it is the best so far."""
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall_before = time.perf_counter()
+        cpu_before = time.process_time()
         run()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        wall = time.perf_counter() - wall_before
+        cpu = time.process_time() - cpu_before
         if wall < self.wall:
-            self.wall, self.cpu = wall, cpu
+            self.wall = wall
+            self.cpu = cpu
 
 
 def make_engine(args: argparse.Namespace) -> TrainEngine:
@@ -82,48 +86,59 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
     return TrainEngine(PolicyModel(lm), device=args.device, dtype=args.dtype)
 
 
+@dataclass
+class _Play:
+    """One row of a batch: its tokens, which of them were sampled, and what is to be scored."""
+
+    ids: np.ndarray
+    mask: list[int]
+    spans: list[Span]
+    branches: list[Branch]
+
+
 def make_batch(context: int, args: argparse.Namespace) -> DataProto:
     """Rows of about ``context`` tokens in append history, with spans and branches as
     ``rlvcr.scoring`` makes them.
     """
     draw = np.random.default_rng(context)
-    rows, spans, branches = [], [], []
-    for _ in range(args.rows):
-        length, mask, row_spans, row_branches = PROMPT, [0] * PROMPT, [], []
-        ids = draw.integers(10, VOCAB, 2 * context + 512)
-        while length < context:
-            thought, action = (
-                int(draw.integers(size // 2, size * 3 // 2 + 1))
-                for size in (args.thought, args.action)
-            )
-            start, first = length, length + TAGS + thought + 2
-            step = len(row_spans)
-            row_spans.append(Span(first, first + action + 1, step=step, label=1))
-            for level in (2, 3, 4):
-                other = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + 2
-                tokens = [
-                    *draw.integers(10, VOCAB, other).tolist(),
-                    *ids[first : first + action + 1].tolist(),
-                ]
-                row_branches.append(
-                    Branch(start, tokens, target_start=other, step=step, label=level)
-                )
-            seen = int(draw.integers(args.observation // 2, args.observation * 3 // 2 + 1))
-            mask += [1] * (first + action + 1 - start) + [0] * seen
-            length = first + action + 1 + seen
-        rows.append((ids[:length], mask))
-        spans.append(row_spans)
-        branches.append(row_branches)
-    return pack_rows(rows, spans, branches)
+    plays = [_play(context, args, draw) for _ in range(args.rows)]
+    rows = [(play.ids, play.mask) for play in plays]
+    spans = [play.spans for play in plays]
+    return pack_rows(rows, spans, [play.branches for play in plays])
 
 
-def pack_rows(rows, spans, branches=None) -> DataProto:
+def _play(context: int, args: argparse.Namespace, draw: np.random.Generator) -> _Play:
+    def around(mean: int) -> int:
+        return int(draw.integers(mean // 2, mean * 3 // 2 + 1))
+
+    play = _Play(draw.integers(10, VOCAB, 2 * context + 512), [0] * PROMPT, [], [])
+    while len(play.mask) < context:
+        start = len(play.mask)
+        thought = around(args.thought)
+        action = around(args.action)
+        first = start + TAGS + thought + CLOSING
+        end = first + action + 1  # the action is scored together with what ends it
+        step = len(play.spans)
+        play.spans.append(Span(first, end, step=step, label=1))
+        for level in (2, 3, 4):
+            other = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING
+            tokens = draw.integers(10, VOCAB, other).tolist() + play.ids[first:end].tolist()
+            play.branches.append(Branch(start, tokens, target_start=other, step=step, label=level))
+        seen = around(args.observation)
+        play.mask += [1] * (end - start) + [0] * seen
+    play.ids = play.ids[: len(play.mask)]
+    return play
+
+
+def pack_rows(
+    rows: Sequence[tuple[np.ndarray | torch.Tensor, Sequence[int]]],
+    spans: Sequence[Sequence[Span]],
+    branches: Sequence[Sequence[Branch]] | None = None,
+) -> DataProto:
     """Unpadded (ids, mask of sampled tokens) as a batch; a row's first token is its prompt."""
     width = max(len(mask) for _, mask in rows) - 1
-    ids, attention = (
-        torch.zeros(len(rows), width + 1, dtype=torch.long),
-        torch.zeros(len(rows), width + 1),
-    )
+    ids = torch.zeros(len(rows), width + 1, dtype=torch.long)
+    attention = torch.zeros(len(rows), width + 1, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.long)
     for row, (tokens, sampled) in enumerate(rows):
         ids[row, : len(tokens)] = torch.as_tensor(tokens)
@@ -131,24 +146,24 @@ def pack_rows(rows, spans, branches=None) -> DataProto:
         mask[row, : len(tokens) - 1] = torch.as_tensor(sampled[1:])
     tensors = {
         "input_ids": ids,
-        "attention_mask": attention.long(),
+        "attention_mask": attention,
         "responses": ids[:, 1:],
         "response_mask": mask,
     }
-    columns = {"spans": spans} if branches is None else {"spans": spans, "branches": branches}
-    return DataProto.from_dict(
-        tensors, {name: object_array(column) for name, column in columns.items()}
-    )
+    columns = {"spans": object_array(spans)}
+    if branches is not None:
+        columns["branches"] = object_array(branches)
+    return DataProto.from_dict(tensors, columns)
 
 
 def naive_batch(data: DataProto) -> DataProto:
     """Every thought of every step as a row of its own, ``context + thought + action``, whose action
     is scored.
     """
-    rows, spans = [], []
-    for row, (row_spans, row_branches) in enumerate(
-        zip(data.non_tensor_batch["spans"], data.non_tensor_batch["branches"], strict=True)
-    ):
+    rows = []
+    spans = []
+    columns = zip(data.non_tensor_batch["spans"], data.non_tensor_batch["branches"], strict=True)
+    for row, (row_spans, row_branches) in enumerate(columns):
         tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
         whole = [(span, tokens[: span.end], span.start) for span in row_spans]
         for branch in row_branches:
@@ -167,11 +182,13 @@ def measure(
     scores.
     """
     data = make_batch(context, args)
-    plain, naive = data.select(list(data.batch.keys()), []), naive_batch(data)
-    own, others = int(data.batch["attention_mask"].sum()), int(naive.batch["attention_mask"].sum())
+    plain = data.select(list(data.batch.keys()), [])
+    naive = naive_batch(data)
+    own = int(data.batch["attention_mask"].sum())
+    others = int(naive.batch["attention_mask"].sum())
     branched = sum(len(b.token_ids) for row in data.non_tensor_batch["branches"] for b in row)
     costs = {"old": Cost(own), "shared": Cost(own + branched), "naive": Cost(own + others)}
-    found = {}
+    found: dict[str, RowScores] = {}
 
     def score(name: str, batch: DataProto) -> None:
         found[name] = score_rows(engine, batch, max_tokens=args.max_tokens)
@@ -187,8 +204,10 @@ def measure(
     return data, costs, largest_difference(found["shared"], found["naive"])
 
 
-def largest_difference(shared, naive) -> float:
+def largest_difference(shared: RowScores, naive: RowScores) -> float:
     """Between mean log-probs and entropies of the two ways, over all thoughts of all steps."""
+    if naive.span_scores is None or shared.span_scores is None or shared.branch_scores is None:
+        raise ValueError("neither spans nor branches were scored")
     expected = iter([record for row in naive.span_scores for record in row])
     worst = 0.0
     for spans, branches in zip(shared.span_scores, shared.branch_scores, strict=True):
@@ -201,7 +220,8 @@ def largest_difference(shared, naive) -> float:
 
 HEADER = """\
 | context | steps | tokens: old / shared / naive | wall s: old / shared / naive \
-| CPU s: old / shared / naive | naive / shared: tokens, wall, CPU | shared / old: tokens, wall, **per real token** | difference |
+| CPU s: old / shared / naive \
+| naive / shared: tokens, wall, CPU | shared / old: tokens, wall, **per real token** | difference |
 |---|---|---|---|---|---|---|---|"""
 
 
@@ -248,10 +268,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     engine = make_engine(args)
     size = sum(parameter.numel() for parameter in engine.module.parameters())
-    print(
-        f"{size / 1e6:.1f} million parameters, {args.dtype} on {engine.device}, "
-        f"{args.threads} threads\n\n{HEADER}"
-    )
+    place = f"{args.dtype} on {engine.device}, {args.threads} threads"
+    print(f"{size / 1e6:.1f} million parameters, {place}\n\n{HEADER}")
     for context in args.contexts:
         print(table_row(context, *measure(engine, context, args)), flush=True)
 

@@ -20,7 +20,6 @@ from scripts.mutants.warm import (
     play_functions,
     play_imports,
     prepare,
-    runs_at_import,
     trace,
 )
 
@@ -80,8 +79,8 @@ def _run_target(
 
 
 def _play(target: Target, pending: list[Mutant], progress: "_Progress", workers: int) -> None:
-    at_import = [mutant for mutant in pending if runs_at_import(mutant)]
-    in_functions = [mutant for mutant in pending if mutant not in at_import]
+    at_import = [mutant for mutant in pending if mutant.at_import]
+    in_functions = [mutant for mutant in pending if not mutant.at_import]
     work = partial(_warm_work, target, in_functions, pending, progress, workers)
     found = run_one(target.name, work, DAY)
     progress.count = len(in_functions)

@@ -5,7 +5,7 @@ text only.
 import hashlib
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -25,7 +25,9 @@ GUARDS = {"strict", "device", "non_blocking"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed module. ``lines`` are those of the changed statement in the original."""
+    """One changed module. ``lines`` are those of the changed statement in the original;
+    ``at_import`` says whether it runs when the module is imported, and not in a function.
+    """
 
     module: str
     function: str
@@ -34,6 +36,7 @@ class Mutant:
     after: str
     context: str
     source: str
+    at_import: bool = False
 
     @property
     def key(self) -> str:
@@ -61,9 +64,9 @@ def mutants_of(path: Path, root: Path) -> list[Mutant]:
         seen.add(fingerprint)
         # The same change of equal lines of one function: told apart by a count.
         count = repeated[mutant.key] = repeated.get(mutant.key, 0) + 1
-        if count > 1:
-            mutant = Mutant(**{**mutant.__dict__, "function": f"{mutant.function}#{count}"})
-        found.append(mutant)
+        function = f"{mutant.function}#{count}" if count > 1 else mutant.function
+        at_import = any(not is_function(old) for old, _ in changed)
+        found.append(replace(mutant, function=function, at_import=at_import))
     return found
 
 

@@ -75,11 +75,13 @@ def tests_hash(target: Target) -> str:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a survivor is left: ``change`` is ``before -> after`` as the page shows it."""
+    """Why some survivors of a function are left: ``changes`` as the page shows them, ``before ->
+    after``.
+    """
 
     module: str
     function: str
-    change: str
+    changes: list[str]
     reason: str
 
 
@@ -141,8 +143,9 @@ def row_of(module: str, mutants: Sequence[Mutant], results: Results) -> Row:
 def reason_for(mutant: Mutant, reasons: Iterable[Reason]) -> str | None:
     """The reason written down for ``mutant``; None where nobody did."""
     for reason in reasons:
-        same_place = (reason.module, reason.function) == (mutant.module, mutant.function)
-        if same_place and reason.change in (change_of(mutant), "*"):
+        function = mutant.function.partition("#")[0] or "module"
+        same_place = (reason.module, reason.function) == (mutant.module, function)
+        if same_place and change_of(mutant) in reason.changes:
             return reason.reason
     return None
 

@@ -16,7 +16,7 @@ from importlib.machinery import SourceFileLoader
 import pytest
 
 from scripts.mutants.forks import Done, Job, run_jobs, run_one, silence
-from scripts.mutants.generate import Mutant, children, differences, is_function
+from scripts.mutants.generate import Mutant, children, differences
 from scripts.mutants.targets import LIBRARIES, ROOT, Target
 
 TRACE_DEADLINE = 1800
@@ -32,14 +32,15 @@ class Trace:
     lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def reaching(self, mutant: Mutant, *, module_only: bool = False) -> list[str]:
-        """The tests that run a line of ``mutant`` (or any of its module), the fastest first."""
+    def reaching(self, mutant: Mutant) -> list[str]:
+        """The tests that can notice ``mutant``, the fastest first: those that run its lines, or all
+        where it runs at import.
+        """
         first, last = mutant.lines
         wanted = set(range(first, last + 1))
         found = []
         for test, modules in self.lines.items():
-            lines = modules.get(mutant.module, set())
-            if lines and (module_only or lines & wanted):
+            if mutant.at_import or modules.get(mutant.module, set()) & wanted:
                 found.append(test)
         return sorted(found, key=lambda test: self.seconds[test])
 
@@ -205,20 +206,12 @@ def _pairs(
             yield from _pairs(inner_old, inner_new)
 
 
-def runs_at_import(mutant: Mutant) -> bool:
-    """Whether the change lies in what a module runs when it is imported."""
-    path = ROOT / mutant.module
-    original = compile(path.read_text(), str(path), "exec")
-    changed = compile(mutant.source, str(path), "exec")
-    return any(not is_function(old) for old, _ in differences(original, changed))
-
-
 def play_imports(mutants: Sequence[Mutant], found: Trace, workers: int) -> Iterator[Done[Outcome]]:
     """Play mutants of what runs at import, in children of a process without the packages."""
 
     def jobs() -> Iterator[Job[Outcome]]:
         for mutant in mutants:
-            tests = found.reaching(mutant, module_only=True)
+            tests = found.reaching(mutant)
             yield Job(mutant.key, _import_work(mutant, tests), 60 + found.deadline(tests))
 
     yield from run_jobs(jobs(), workers)

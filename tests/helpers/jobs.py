@@ -62,7 +62,9 @@ class Job:
         return self.log.read_text(errors="replace")[-TAIL:]
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for a good end; otherwise end the whole family and fail with the job's last words."""
+        """Wait for a good end; otherwise end the whole family and fail with the job's last
+        words.
+        """
         status = self.wait(timeout_s)
         assert status == 0, f"exit status {status}\n{self.said()}"
 

@@ -12,9 +12,8 @@ from tests.helpers.jobs import Job, start
 
 STEPS = 3
 TIMEOUT_S = 420
-NEEDS_VLLM = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed"
-)  # not imported: it is slow
+# Looked for, not imported: that takes seconds.
+NEEDS_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 
 def smoke_words(root: Path, run: str, *more: str) -> list[str]:
@@ -26,8 +25,8 @@ def smoke_words(root: Path, run: str, *more: str) -> list[str]:
         "data.val_episodes=0",
         "data.noise=0.0",
         "data.tokens_per_batch=1024",
-        "trainer.total_training_steps=60",  # until most steps have the form of a step
-        "trainer.num_threads=1",  # threads that wait for each other take ages where other processes compute
+        "trainer.total_training_steps=60",  # until most answers have the form of a step
+        "trainer.num_threads=1",  # the other core belongs to whatever runs beside the test
         f"data.data_dir={root}/episodes",
         f"trainer.default_local_dir={root}/sft",
     ]

@@ -111,9 +111,8 @@ def test_iteration_runs_both_estimators_with_the_same_words(monkeypatch, tmp_pat
     class Done:
         returncode = 0
 
-    def run(command, **options):
+    def run(command, **_options):
         commands.append(command)
-        place = tmp_path / f"{len(commands)}"
         (place,) = [
             word.partition("=")[2]
             for word in command
@@ -177,12 +176,12 @@ def test_iteration_shows_why_a_run_failed(monkeypatch, tmp_path):
     class Failed:
         returncode = 2
 
-    def run(command, stdout, **options):
+    def run(_command, stdout, **_options):
         stdout.write(b"no such policy")
         return Failed()
 
     monkeypatch.setattr(iteration.subprocess, "run", run)
-    with pytest.raises(SystemExit, match="(?s)rlvcr ended with exit status 2.*no such policy"):
+    with pytest.raises(SystemExit, match=r"(?s)rlvcr ended with exit status 2.*no such policy"):
         iteration.main(["--keep", str(tmp_path), "--steps", "2"])
     with pytest.raises(SystemExit):
         iteration.main(["--steps", "1"])
@@ -224,7 +223,7 @@ def test_exactness_finds_nothing_in_what_was_played_and_everything_that_is_chang
     assert found["turns"] > len(rows) and found["gaps"] == found["turns"] - len(rows)
     assert [found[name] for name in wrong] == [0, 0, 0, 0]
     assert found["tokens"] == data.batch["response_mask"].sum()
-    assert exactness.check_logprobs(data, stage.path, "float32")[1] < 1e-3
+    assert exactness.check_logprobs(data, str(stage.path), "float32")[1] < 1e-3
     b = next(b for b, row in enumerate(rows) if len(row.turns) > 1)
     place = (
         data.batch["attention_mask"][b].argmax() + rows[b].turns[0].end

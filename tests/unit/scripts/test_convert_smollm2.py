@@ -4,6 +4,7 @@ the package.
 
 import importlib.util
 import json
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
@@ -16,11 +17,13 @@ installed = pytest.mark.skipif(
 
 
 class Tokens:
-    bos_token_id, eos_token_id, pad_token_id = 1, 2, 2
+    bos_token_id: int | None = 1
+    eos_token_id: int | None = 2
+    pad_token_id: int | None = 2
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(conversion.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(conversion.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr("sys.argv", ["convert_smollm2.py", "--out", str(tmp_path / "model")])
     assert conversion.main() == 1
     error = capsys.readouterr().err
@@ -29,10 +32,15 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, capsys
 
 
 def test_the_config_forgets_that_it_was_quantised():
-    source = LlamaConfig(
-        hidden_size=64, quantization_config={"quant_method": "gguf"}, bos_token_id=7, eos_token_id=7
+    source = LlamaConfig.from_dict(
+        {
+            "hidden_size": 64,
+            "quantization_config": {"quant_method": "gguf"},
+            "bos_token_id": 7,
+            "eos_token_id": 7,
+        }
     )
-    plain = conversion.plain_config(source, Tokens)
+    plain = conversion.plain_config(source, Tokens())
     assert "quantization_config" not in plain.to_dict() and plain.to_dict()["dtype"] == "bfloat16"
     assert (plain.bos_token_id, plain.eos_token_id, plain.pad_token_id) == (1, 2, 2)
     assert hasattr(source, "quantization_config") and plain.hidden_size == 64
@@ -43,7 +51,7 @@ def test_a_failed_conversion_leaves_what_was_there(monkeypatch, tmp_path):
     out.mkdir()
     (out / "config.json").write_text("old")
 
-    def fail(gguf):
+    def fail(_gguf):
         raise OSError("disk")
 
     monkeypatch.setattr(conversion, "load_tokenizer", fail)
@@ -59,9 +67,10 @@ def test_the_tokenizer_ends_turns_and_has_a_chat_template():
     tokenizer = conversion.load_tokenizer(conversion.find_gguf())
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert (
-        text
-        == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHello<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
     assert tokenizer.eos_token == "<|im_end|>" and len(tokenizer("<|im_end|>").input_ids) == 1
 
@@ -75,7 +84,8 @@ def test_the_directory_loads_and_answers(tmp_path):
     assert {"model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
         file.name for file in out.iterdir()
     }
-    tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    model: Any = AutoModelForCausalLM.from_pretrained(out)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True

@@ -132,7 +132,7 @@ def test_an_episode_is_determined_by_task_and_seed_however_often_it_is_played(na
 
     def episode():
         start = env.reset(task, 5)
-        seen = [(start.text, start.anchor)]
+        seen: list[tuple[object, ...]] = [(start.text, start.anchor)]
         for _ in range(4):
             action = (start.info["admissible_actions"])[-1]
             observation, reward, done, info = env.step(action)
@@ -176,6 +176,7 @@ def test_prompts_for_plain_actions_and_for_the_four_levels(name):
     train, _ = managers(name)
     prompts = train.package.prompts(train.settings)
     plain, levels = prompts.system(False), prompts.system(True)
+    assert plain is not None and levels is not None
     assert "<level>" not in plain and "<action>" in plain
     assert all(f"Level {level}: {level_prompts()[level]}" in levels for level in LEVELS)
     example = plain.rpartition("<action>")[2].removesuffix("</action>")

@@ -172,7 +172,7 @@ def test_trials_of_several_episodes_are_trained_as_one(tmp_path):
     assert all(len(spans) == 2 for spans in trainer._trials["episode_boundaries"])
 
 
-# ---- agents of other kinds -------------------------------------------------------------------------------------------
+# ---- agents of other kinds ----------------------------------------------------------------------
 
 
 def test_a_trial_has_room_for_all_its_turns_by_default(tmp_path):
@@ -233,7 +233,7 @@ def dataset(rows: int):
     return Dataset.from_dict({"n": list(range(rows))})
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
+# ---- refusals -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

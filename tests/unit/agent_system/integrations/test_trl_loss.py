@@ -6,6 +6,7 @@ random advantages.
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from verl.trainer.config.schema.actor import ActorConfig
 from verl.workers.policy_loss import PolicyLoss, denominators
 from verl.workers.rows import Rows
 
-MODES = {
+MODES: dict[str, Any] = {
     "grpo": "seq-mean-token-mean",
     "bnpo": "token-mean",
     "dapo": "token-mean",

@@ -31,6 +31,16 @@ def loss(old_log_prob, log_prob, advantages, response_mask):
     return old_log_prob, log_prob, advantages, response_mask
 
 
+def other_loss(old_log_prob, log_prob, advantages, response_mask):
+    """Another policy loss of tests."""
+    return log_prob, old_log_prob, advantages, response_mask
+
+
+def any_arguments(**given):
+    """An estimator that takes whatever it is given."""
+    return given["weights"], given["weights"]
+
+
 def test_declared_inputs_replace_the_conventional_ones():
     inputs = {"token_level_rewards": "won", "response_mask": "response_mask"}
     register_adv_est("mine", inputs=inputs)(estimator)
@@ -71,23 +81,25 @@ def test_the_same_function_may_be_registered_again():
         register_adv_est("mine")(estimator)
         register_policy_loss("mine")(loss)
     with pytest.raises(ValueError, match=r"advantage estimator 'mine' is already .*\.estimator$"):
-        register_adv_est("mine", inputs={"old_log_prob": "a"})(lambda old_log_prob: old_log_prob)
+        register_adv_est("mine", inputs={"old_log_prob": "a"})(
+            lambda old_log_prob: (old_log_prob, old_log_prob)
+        )
     with pytest.raises(ValueError, match=r"policy loss 'mine' is already registered by .*\.loss$"):
-        register_policy_loss("mine")(estimator)
+        register_policy_loss("mine")(other_loss)
 
 
 def test_what_nothing_fills_is_named_with_the_estimator():
     with pytest.raises(ValueError, match=r"estimator 'mine': declare where beta, gamma come from"):
-        register_adv_est("mine")(lambda index, beta, gamma: (index, beta, gamma))
+        register_adv_est("mine")(lambda index, beta, gamma: (index, beta * gamma))
     with pytest.raises(ValueError, match=r"estimator 'mine' takes no argument beta, gamma$"):
         register_adv_est("mine", params={"gamma": "x", "beta": "y"})(estimator)
     assert registry.ADV_ESTIMATORS == {}
 
 
 def test_an_estimator_of_any_arguments_takes_what_is_declared():
-    register_adv_est("any", inputs={"weights": "won"}, params={"beta": "x"})(lambda **given: given)
+    register_adv_est("any", inputs={"weights": "won"}, params={"beta": "x"})(any_arguments)
     assert get_adv_estimator_fn("any").inputs == {"weights": "won"}
-    register_adv_est("some")(lambda response_mask, *others: (response_mask, others))
+    register_adv_est("some")(lambda response_mask, *others: (response_mask, others[0]))
     assert get_adv_estimator_fn("some").inputs == {"response_mask": "response_mask"}
 
 
@@ -139,8 +151,9 @@ def test_conventional_names_and_where_they_are_found():
         step_index,
         anchor_obs=None,
     ):
-        every = (response_mask, reward_baselines, index, traj_index)
-        return token_level_rewards, values, every, (step_ids, step_rewards, step_index, anchor_obs)
+        del response_mask, reward_baselines, index, traj_index
+        del step_ids, step_rewards, step_index, anchor_obs
+        return token_level_rewards, values
 
     assert get_adv_estimator_fn("all").inputs == {
         "token_level_rewards": "token_level_rewards",

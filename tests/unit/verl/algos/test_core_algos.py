@@ -20,7 +20,7 @@ from verl.trainer.ppo import core_algos as algos
 
 
 def outcome(scores, width=3, lengths=None):
-    """Rows with their whole reward on the last sampled token: token_level_rewards, response_mask."""
+    """Rewards and mask of rows with their whole reward on the last sampled token."""
     lengths = lengths or [width] * len(scores)
     mask = torch.tensor([[int(t < n) for t in range(width)] for n in lengths])
     rewards = torch.zeros(len(scores), width)

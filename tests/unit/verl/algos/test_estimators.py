@@ -34,10 +34,10 @@ def per_row(result):
 
 
 def test_a_reward_before_the_first_sampled_token_counts_for_that_one():
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]])
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [3.0, 0.0, 2.0, 0.0]])
     mask = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 0]])
     _, returns = compute_reinforce_plus_plus_outcome_advantage(rewards, mask, gamma=0.5)
-    assert returns.tolist() == [[0, 0, 1, 0], [0, 2, 0, 0]]
+    assert returns.tolist() == [[0, 0, 1, 0], [0, 5, 0, 0]]
 
 
 def test_a_reward_stays_on_the_first_token_where_that_one_is_sampled():
@@ -116,6 +116,17 @@ def test_opo_of_a_group_that_sampled_one_token_or_none():
     assert per_row(compute_opo_outcome_advantage(rewards, mask, ["a", "a"])) == [0, 0]
     longer = torch.ones(2, 3, dtype=torch.long)
     assert per_row(compute_opo_outcome_advantage(rewards, longer, ["a", "a"])) == [1, -1]
+
+
+def test_opo_of_equal_returns_is_exactly_zero():
+    rewards, mask = rows(0.1, 0.1, 0.1, lengths=[3, 1, 2])
+    assert per_row(compute_opo_outcome_advantage(rewards, mask, ["a", "a", "a"])) == [0, 0, 0]
+
+
+def test_opo_of_a_trajectory_alone_is_its_return_however_many_rows_it_has():
+    rewards, mask = rows(4.0, 4.0)
+    advantages = compute_opo_outcome_advantage(rewards, mask, ["a", "a"], ["a/0", "a/0"])
+    assert per_row(advantages) == [4, 4]
 
 
 def test_gpg_by_hand():

@@ -58,6 +58,12 @@ def test_rows_of_a_trajectory_are_averaged():
     assert found.of_row.tolist() == [0, 0, 0, 1]
 
 
+def test_equal_rows_have_exactly_their_score():
+    scores = torch.full((3,), 0.1, dtype=torch.float64)
+    assert trajectories_of(scores, ["a"] * 3, ["x"] * 3).score.tolist() == [0.1]
+    assert trajectories_of(-scores, ["a"] * 3, ["x"] * 3).score.tolist() == [-0.1]
+
+
 def test_without_names_every_row_is_a_trajectory():
     found = trajectories_of(torch.tensor([1.0, 2.0]), ["a", "a"])
     assert found.of_row.tolist() == [0, 1]

@@ -1,6 +1,7 @@
 """Losses at their edges: limits of the ratio, defaults, arguments that reach the aggregation."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -113,12 +114,13 @@ def test_an_enormous_ratio_is_limited_and_finite():
 
 def test_the_policy_loss_hands_on_how_it_is_aggregated():
     log_prob = torch.zeros(2, 3)
-    for mode, kwargs in (
-        ("token-mean", {}),
-        ("seq-mean-token-sum", {"row_weights": WEIGHTS.float()}),
-        ("seq-mean-token-mean", {"denominator": 7.0}),
-        ("seq-mean-token-sum-norm", {"loss_scale_factor": 11.0}),
-    ):
+    cases: dict[str, dict[str, Any]] = {
+        "token-mean": {},
+        "seq-mean-token-sum": {"row_weights": WEIGHTS.float()},
+        "seq-mean-token-mean": {"denominator": 7.0},
+        "seq-mean-token-sum-norm": {"loss_scale_factor": 11.0},
+    }
+    for mode, kwargs in cases.items():
         loss, *_ = compute_policy_loss_vanilla(
             log_prob, log_prob, -MATRIX, MASK, loss_agg_mode=mode, **kwargs
         )
