@@ -11,7 +11,8 @@ _NAMES = {HOLE: "hole", GOAL: "goal"}
 
 def begin(text: str) -> str:
     """The map, then what ``shorten`` says."""
-    return f"{text}\n{shorten(text)}"
+    short = shorten(text)
+    return text if short == text else f"{text}\n{short}"
 
 
 def shorten(text: str) -> str:

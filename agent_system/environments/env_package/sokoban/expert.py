@@ -38,19 +38,16 @@ class SokobanPlayer:
         self.plan = list(task["solution"]) if found is None else found
 
     def act(self) -> Decision:
-        """The next move, with where player, boxes and free targets are."""
-        player, boxes = self.state
-        left = [box for box in boxes if box not in self.targets]
-        free = [target for target in self.targets if target not in boxes]
+        """The next move, with the moves that something gives way to."""
+        after = dict(self._after(self.state))
         decision = Decision(
             action=self.plan[0],
-            situation=f"at {_cells([player])} box {_cells(left)} target {_cells(free)}",
+            situation=f"free {' '.join(after)}",
             tried=self.tried.text,
             plan=" ".join(self.plan[:SHOWN]),
         )
         if not self.searches:
             return decision
-        after = dict(self._after(self.state))
         impossible = [move for move in MOVES if move not in after]
         return disturbed(decision, self.rng, self.noise, self._useless(after), impossible)
 
@@ -103,10 +100,6 @@ class SokobanPlayer:
         player = next(cell for cell, sign in cells.items() if sign in "@+")
         boxes = tuple(sorted(cell for cell, sign in cells.items() if sign in "$*"))
         self.state = (player, boxes)
-
-
-def _cells(cells: list[Cell]) -> str:
-    return " ".join(f"{row} {column}" for row, column in cells)
 
 
 def start(episode: EpisodeStart) -> SokobanPlayer:

@@ -14,6 +14,7 @@ from agent_system.environments.env_package.sokoban.levels import (
     levels,
     moved,
 )
+from agent_system.environments.env_package.sokoban.prompts import begin, shorten
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
 from verl.utils.seeds import derive_seed
 
@@ -107,7 +108,7 @@ class Sokoban:
 def prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
     """The rules, and how the room is shown; or the room alone."""
     if settings.prompt == "compact":
-        return CompactPrompts()
+        return CompactPrompts(shorten, begin, keep_first=True)
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 

@@ -170,3 +170,25 @@ def test_a_text_policy_is_refused_images_at_start_up():
     ):
         TrajectoryCollector(config, make_tiny_tokenizer())
     assert PACKAGE.images(read({})) is None
+
+
+def test_compact_prompts_draw_the_room_once_and_then_say_where_boxes_and_targets_are():
+    settings = PACKAGE.read({"prompt": "compact"})
+    env = PACKAGE.make(settings)
+    prompts = PACKAGE.prompts(settings)
+    start = env.reset(TASK, 0)
+    short = prompts.turn(start)
+    assert short == (
+        "up wall, down floor, left wall, right box; box 1 right, target 1 right; "
+        "box 1 down 2 right, target 1 up"
+    )
+    assert prompts.first(start, True) == f"{start.text}\n{short}"
+    pushed, *_ = env.step("right")
+    assert prompts.turn(pushed) == (
+        "up wall, down floor, left floor, right box; box 1 down 1 right, target 1 right"
+    )
+    refused, *_ = env.step("up")
+    assert prompts.turn(refused).startswith("Nothing moves.\nup wall")
+    env.step("right")
+    stuck, *_ = env.step("right")
+    assert "right stuck" in prompts.turn(stuck)
