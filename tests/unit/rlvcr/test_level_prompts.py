@@ -71,7 +71,7 @@ def test_alfworld_describes_levels_in_its_full_prompts():
 
 
 def test_keys_are_levels():
-    with pytest.raises(ValueError, match="key '5': allowed are 1, 2, 3, 4"):
+    with pytest.raises(ValueError, match="key 5: allowed are 1, 2, 3, 4"):
         NUMBER_LINE.prompts(NUMBER_LINE.read({"level_prompts": {"5": "dream"}}))
 
 
