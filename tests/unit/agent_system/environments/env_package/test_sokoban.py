@@ -79,7 +79,7 @@ def test_sparse_and_gym_rewards():
 def test_every_level_is_solved_by_its_solution_and_no_shorter_way(section):
     env = Sokoban(read(section))
     for task in tasks(read({**FEW, **section}), "train") + tasks(read({**FEW, **section}), "val"):
-        seen, *outcomes = played(env, task["solution"], task)
+        _seen, *outcomes = played(env, task["solution"], task)
         assert [done for _, _, done, _ in outcomes] == [False] * (len(outcomes) - 1) + [True]
         assert section.get("min_moves", 2) <= len(outcomes) <= section.get("search_depth", 12)
         assert task["level"].count("$") == section.get("num_boxes", 1) and "*" not in task["level"]
