@@ -232,7 +232,7 @@ def test_demonstrations_without_levels_are_bare_actions(written):
 
 
 def test_impossible_demonstrations_say_so(tmp_path):
-    with pytest.raises(ValueError, match="levels among 1..4"):
+    with pytest.raises(ValueError, match=r"levels among 1..4"):
         demonstrations.write_demonstrations(
             "alfworld", section(tmp_path), tmp_path, 4, 0, 0, 0.3, levels=(5,)
         )
