@@ -47,5 +47,5 @@ class RLVCRSettings(Section):
     """weight of the count bonus for rare levels in a group"""
     epsilon_levels: Share = 0.0
     """probability of a level drawn uniformly instead of by the policy"""
-    prompts: dict[str, str] = {}  # noqa: RUF012  pydantic copies defaults
+    prompts: dict[str, str] = {}
     """texts that replace the built-in description of levels 1 to 4"""

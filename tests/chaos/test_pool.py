@@ -1,4 +1,4 @@
-"""Whatever an environment does, only the trajectories it touches fail, and nothing is left behind."""
+"""Whatever an environment does, only trajectories it touches fail, and nothing is left behind."""
 
 import asyncio
 import contextlib

@@ -16,7 +16,7 @@ class CountTo(MultistepEnv):
     In the older style.
     """
 
-    def _initialize_episode(self, session_id, task_info) -> Any:  # noqa: ARG002  a hook
+    def _initialize_episode(self, session_id, task_info) -> Any:
         return {"at": 0, "target": task_info.get("target", 2), "done": False}
 
     def _format_prompt(self, state, step):
@@ -36,7 +36,7 @@ class OldModel:
     def __init__(self, token_ids=(5, 6, 7)):
         self.token_ids, self.prompts = list(token_ids), []
 
-    def generate(self, prompts, sampling_params=None, **kw) -> Any:  # noqa: ARG002  as vLLM's
+    def generate(self, prompts, sampling_params=None, **kw) -> Any:
         self.prompts.append(list(prompts))
         return [
             SimpleNamespace(outputs=[SimpleNamespace(token_ids=self.token_ids)]) for _ in prompts

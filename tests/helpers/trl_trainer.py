@@ -18,7 +18,7 @@ def import_trl_without_vllm() -> None:
     tests do not use it.
     """
     utils: Any = importlib.import_module("trl.import_utils")
-    utils.is_vllm_available = lambda *args, **kwargs: False  # noqa: ARG005  it is asked either way
+    utils.is_vllm_available = lambda *args, **kwargs: False
 
 
 def make_trainer(

@@ -32,9 +32,18 @@ def plan(actions: Iterable[str]) -> Act:
 
 
 def play_episodes(
-    env_name: str, policy: Policy, *, groups: int = 2, n: int = 2, history: Literal["append", "window"] = "append", levels: bool = False,
-    split: str = "train", max_steps: int = 40, processor: Any = None, **section: Any,
-) -> DataProto:  # fmt: skip
+    env_name: str,
+    policy: Policy,
+    *,
+    groups: int = 2,
+    n: int = 2,
+    history: Literal["append", "window"] = "append",
+    levels: bool = False,
+    split: str = "train",
+    max_steps: int = 40,
+    processor: Any = None,
+    **section: Any,
+) -> DataProto:
     """The rows of ``groups`` tasks of ``split`` that ``policy`` played ``n`` times each;
     ``section`` is env.kwargs.
     """

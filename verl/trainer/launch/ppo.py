@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from transformers import AutoTokenizer
 
-import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
+import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
 import rlvcr.sections  # noqa: F401  (console figures, report sections, validation metrics)
 from agent_system.environments import EnvironmentManagerBase, make_envs
 from agent_system.environments.jvm import JavaMissing

@@ -49,8 +49,9 @@ def test_a_task_that_is_told_once_stays_in_the_window():
 
 
 def test_only_the_present_image_is_in_a_window():
-    seen = ChatPrompts("R", "a").window(FIRST, [("<image>", "up"), ("Nothing moves.\n<image>", "up")],
-                                        Observation("<image>"), False)  # fmt: skip
+    seen = ChatPrompts("R", "a").window(
+        FIRST, [("<image>", "up"), ("Nothing moves.\n<image>", "up")], Observation("<image>"), False
+    )
     assert seen == "You did: up\n\nNothing moves.\n\nYou did: up\n\n<image>"
 
 

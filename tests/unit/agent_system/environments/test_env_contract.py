@@ -105,9 +105,11 @@ def test_same_config_and_seed_same_tasks(name):
 def test_another_process_makes_the_same_tasks():
     """Nothing may hang on the hash seed of a process."""
     code = (
-        "import hashlib, json, sys; from agent_system.environments.env_registry import get_package\n"
+        "import hashlib, json, sys\n"
+        "from agent_system.environments.env_registry import get_package\n"
         "cases = json.loads(sys.argv[1])\n"
-        "tasks = [get_package(name).tasks(get_package(name).read(section), s) for name, section in cases.items() for s in ('train', 'val')]\n"
+        "packages = [(get_package(name), section) for name, section in cases.items()]\n"
+        "tasks = [p.tasks(p.read(section), s) for p, section in packages for s in ('train', 'val')]\n"
         "print(hashlib.sha256(json.dumps(tasks).encode()).hexdigest())"
     )
     command = [sys.executable, "-c", code, json.dumps(CASES)]

@@ -231,7 +231,7 @@ def test_a_java_that_does_not_start_is_quoted(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\necho 'there is no room for a heap' >&2\nexit 1\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(jvm.JavaMissing, match="-Xmx128m .*:\nthere is no room for a heap"):
+    with pytest.raises(jvm.JavaMissing, match=r"-Xmx128m .*:\nthere is no room for a heap"):
         PACKAGE.make(read(SECTION))
 
     async def start():

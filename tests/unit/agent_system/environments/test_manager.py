@@ -19,10 +19,18 @@ from agent_system.environments.tasks import check_disjoint
 
 def config(shuffle=True, **changes) -> Any:
     env = {
-        "env_name": "number_line", "seed": 3, "max_steps": 6, "num_workers": 2, "envs_per_worker": 4,
-        "rollout": SimpleNamespace(n=4), "train_tasks": None, "val_tasks": 10, "kwargs": {"size": 8},
-        "reset_timeout_s": 20.0, "step_timeout_s": 20.0,
-    }  # fmt: skip
+        "env_name": "number_line",
+        "seed": 3,
+        "max_steps": 6,
+        "num_workers": 2,
+        "envs_per_worker": 4,
+        "rollout": SimpleNamespace(n=4),
+        "train_tasks": None,
+        "val_tasks": 10,
+        "kwargs": {"size": 8},
+        "reset_timeout_s": 20.0,
+        "step_timeout_s": 20.0,
+    }
     return SimpleNamespace(
         env=SimpleNamespace(**{**env, **changes}), data=SimpleNamespace(shuffle=shuffle)
     )

@@ -273,5 +273,8 @@ def test_without_trl_the_error_names_the_extra():
 
 
 def test_importing_the_adapter_does_not_import_trl():
-    code = "import sys, agent_system.integrations.trl; sys.exit(any(m in sys.modules for m in ('trl', 'torch')))"
+    code = (
+        "import sys, agent_system.integrations.trl; "
+        "sys.exit(any(m in sys.modules for m in ('trl', 'torch')))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

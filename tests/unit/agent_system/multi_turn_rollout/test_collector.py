@@ -332,7 +332,7 @@ def test_dynamic_sampling_plays_until_returns_differ(tokenizer):
 
 
 def test_a_group_that_will_be_left_out_does_not_count_as_found(tokenizer, monkeypatch):
-    """The first batch has groups with spread, each with a broken member: another batch is played."""
+    """The first batch has groups with spread, each with a broken member: another is played."""
     config = make_config(n=4)
     config.algorithm.filter_groups.enable = True
     group, envs, _ = make_world(tokenizer, config)

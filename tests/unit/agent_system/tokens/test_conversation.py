@@ -33,10 +33,10 @@ class Said:
 class Letters:
     """A tokenizer without a chat template: one token per character, its code point."""
 
-    def __call__(self, text, *, add_special_tokens=False, **options):  # noqa: ARG002  asked for
+    def __call__(self, text, *, add_special_tokens=False, **options):
         return {"input_ids": [ord(letter) for letter in text]}
 
-    def decode(self, token_ids, **options):  # noqa: ARG002  asked for
+    def decode(self, token_ids, **options):
         return "".join(map(chr, token_ids))
 
 

@@ -89,7 +89,7 @@ def test_a_users_estimator_is_found_with_conventional_inputs(monkeypatch):
     monkeypatch.setattr("verl.algos.algorithm_registry.ADV_ESTIMATORS", {})
 
     @register_adv_est("mine", params={"gamma": "algorithm.gamma"})
-    def mine(token_level_rewards, response_mask, gamma, index=None):  # noqa: ARG001  looked up
+    def mine(token_level_rewards, response_mask, gamma, index=None):
         return token_level_rewards, token_level_rewards
 
     assert get_adv_estimator_fn("mine").inputs == {

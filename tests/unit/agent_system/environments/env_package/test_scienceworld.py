@@ -143,7 +143,7 @@ def test_failing_takes_back_what_was_gained(env):
     env.reset(task)
     gained = sum(env.step(action)[1] for action in path[:2])
     assert gained > 0
-    observation, reward, done, info = env.step("focus on air")
+    _observation, reward, done, info = env.step("focus on air")
     assert done and not info["won"] and info["score"] == 0
     assert reward == pytest.approx(-gained)
 

@@ -485,7 +485,7 @@ def test_a_tokenizer_without_a_chat_template_joins_the_texts():
     """The source's literal tokenisation: prompt, answer, prompt, answer, nothing between them."""
 
     class Letters:
-        def __call__(self, text, add_special_tokens=True):  # noqa: ARG002  as transformers'
+        def __call__(self, text, add_special_tokens=True):
             return {"input_ids": [ord(c) for c in text], "attention_mask": [1] * len(text)}
 
     letters: Any = Letters()  # nothing else is asked of it
@@ -507,7 +507,7 @@ def test_direct_output_agent_reads_what_a_model_tells(tokenizer):
         def get_tokenizer(self):
             return tokenizer
 
-        def generate(self, prompts, sampling_params) -> Any:  # noqa: ARG002  as vLLM's
+        def generate(self, prompts, sampling_params) -> Any:
             self.prompts = prompts
             return [Result(outputs=[Result(**self.output)])]
 
@@ -531,7 +531,7 @@ def test_direct_output_agent_reads_what_a_model_tells(tokenizer):
 
 def test_a_model_that_loses_a_prompt_is_an_error():
     class Short(OldModel):
-        def generate(self, prompts, sampling_params=None, **kw) -> Any:  # noqa: ARG002  as vLLM's
+        def generate(self, prompts, sampling_params=None, **kw) -> Any:
             return super().generate(prompts)[:-1]
 
     with pytest.raises(ValueError, match="1 results for 2 prompts"):
