@@ -90,6 +90,7 @@ class AlternativeSampler:
         """
         if parsed.failure is not None or parsed.level is None:
             return []
+        # A draw by name and not from one generator: episodes end in another order every time.
         draw = derive_seed(self.settings.seed, "alternatives", traj_uid, step)
         if draw / SEED_RANGE >= self.settings.step_fraction:
             return []

@@ -91,9 +91,11 @@ def combine_advantages(
             raise ValueError(
                 "combine=reweight needs the tensor thinking_reweight [B, R] in the batch"
             )
+        # A factor is a ratio of exponentials and never 0, so 0 can only mean that none was placed.
         return trajectory * torch.where(reweight > 0, reweight, 1.0)
     added = step_advantage_w * thinking
     if combine == "gated":
+        # In a lost trajectory the thought that fitted best made a bad action likelier.
         added = added * trajectory.sign()
     elif combine == "success":
         if success is None:
@@ -206,6 +208,8 @@ def compute_rlvcr_outcome_advantage(
     advantages = combine_advantages(
         trajectory, thinking, step_advantage_w, combine, won, thinking_reweight
     )
+    # After combining, whose gates would close it: trying rare levels is worth as much in lost
+    # trajectories.
     if thinking_level_bonus is not None:
         advantages = advantages + thinking_level_bonus * response_mask.float()
     return advantages, trajectory
@@ -233,6 +237,7 @@ def compute_copo_outcome_advantage(
     """
     scores = token_level_rewards.double().sum(-1)
     trajectory = _trajectory_advantage(scores, response_mask, index, traj_index, mode, epsilon)
+    # Below 0 a factor would punish the confident choice of a failure harder than the unsure one.
     has_factor = (trajectory > 0) & (thinking_reweight > 0)
     factor = torch.where(has_factor, thinking_reweight.float(), 1.0)
     return trajectory * factor, trajectory

@@ -30,6 +30,7 @@ def level_metrics(
     total = counts.total()
     metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
     for level in LEVELS:
+        # A 0 would draw a level that nobody took as one that always loses.
         if counts[level]:
             metrics[f"rlvcr/level_success_{level}"] = wins[level] / counts[level]
     reasons = Counter(reason for reason in failures if reason is not None)

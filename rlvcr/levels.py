@@ -164,9 +164,12 @@ class ForcedThought:
         return self.thought_span[1] - self.thought_span[0]
 
 
+# Text without any tag. The look-ahead is repeated at every byte, so that a thought can never
+# swallow a tag, however the rest of the pattern backtracks.
 _TEXT = rb"(?:(?!</?level>|</?think>|</?action>).)*?"
 _LEVEL = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
 _ACTION = rb"<action>(?P<action>.*?)</action>"
+# Up to the end of what was sampled: the step was cut by its length.
 _OPEN_ACTION = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
 
 # Tried in turn. A pattern's groups say which parts it found; its failure says what was wrong with
@@ -218,6 +221,7 @@ class _Bytes:
         if start == end:
             first = bisect_left(self.starts, start)
             return first, first
+        # bisect_right passes over tokens without bytes, which start where the next one does.
         return bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
 
 
@@ -277,6 +281,8 @@ class LevelCodec:
         if not rest.startswith(spill):
             return None
         prefix = self.prefix_ids[level]
+        # Encoded anew only where a sampled token began the tag: all other contexts end with the
+        # same tokens.
         forced = self._encode(rest[len(spill) :]) if spill else list(self.close_ids)
         span = (len(prefix), len(prefix) + kept)
         thought = joined.text[:end].decode(errors="replace")
@@ -301,6 +307,7 @@ class LevelCodec:
         score = None
         if action is not None:
             start, end = match.span("action")
+            # One byte of "</action>" finds its first token, however the tokenizer cuts the tag.
             closed = joined.text[end:].startswith(ACTION_END.encode())
             score = joined.tokens(start, end + 1) if closed else action
             if failure is None and joined.starts[score[0]] != start:
@@ -347,6 +354,7 @@ class LevelCodec:
         for level, ids in self.prefix_ids.items():
             at = self._digit_position(level)
             around.add((tuple(ids[:at]), tuple(ids[at + 1 :])))
+        # Only the digit may differ, or the levels would be compared by how their tags are cut.
         if len(around) != 1 or len(set(self.digit_ids)) != len(LEVELS):
             raise ValueError(
                 "tokenizer renders the prefixes of the four levels with different tokens around "

@@ -118,6 +118,7 @@ def tabulate(
         by_step: dict[int, dict[int, SegmentScore]] = {}
         for answer in (*own, *others):
             by_step.setdefault(answer.step, {})[answer.label] = answer
+        # Nothing was asked about a step that could not be read: it has no valid context.
         entries.extend(by_step.get(step.step, {}) for step in row)
     steps = [step for row in rows for step in row]
     shape = (len(steps), len(LEVELS))

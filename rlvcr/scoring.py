@@ -55,6 +55,7 @@ def score_rows(
     branches, spans = build_queries(rows)
     asked.non_tensor_batch["branches"] = branches
     asked.non_tensor_batch["spans"] = spans
+    # For the old log-probs of the rows; branches and spans are always scored at temperature 1.
     asked.meta_info = {"temperature": config.actor_rollout_ref.rollout.temperature}
     answer = compute_log_prob(asked)
     for key in ("old_log_probs", "entropys"):

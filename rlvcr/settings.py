@@ -4,7 +4,7 @@ from typing import Literal
 
 from rlvcr.names import Combination, Score
 from verl.names import NormMode
-from verl.utils.settings import NonNegative, PositiveInt, Section, Share
+from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 
 
 class RLVCRSettings(Section):
@@ -13,7 +13,7 @@ class RLVCRSettings(Section):
     Defaults: the additive formula.
     """
 
-    enable: bool | None = None
+    enable: Derived[bool] = NULL
     """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
     score: Score = "entropy"
     """score of a context: -entropy, log-prob or prob of the action"""
@@ -47,5 +47,5 @@ class RLVCRSettings(Section):
     """weight of the count bonus for rare levels in a group"""
     epsilon_levels: Share = 0.0
     """probability of a level drawn uniformly instead of by the policy"""
-    prompts: dict[str, str] = {}  # noqa: RUF012  pydantic copies defaults
+    prompts: dict[str, str] = {}
     """texts that replace the built-in description of levels 1 to 4"""

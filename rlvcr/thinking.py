@@ -40,6 +40,7 @@ def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
     """
     if cost_max <= 0:
         raise ValueError(f"cost_max must be positive, got {cost_max}")
+    # The price has a ceiling, so that one endless thought does not decide the mean of its group.
     return cost_coef * tokens.double().clamp(max=cost_max) / cost_max
 
 
@@ -154,6 +155,7 @@ def thinking_reweight(
     tie = ~(distance > TIE)  # also where no context is valid and the distance is -inf
     share = (found.utility - low) / torch.where(tie, 1.0, distance)
     scaled = torch.where(found.valid & ~tie, share, 0.0)
+    # Utilities lie in [0, 1] here, so weights differ by e^2 = 7.4 at most.
     weight = torch.where(found.valid, (2 * scaled).exp(), 0.0)
     mean = weight.sum(-1, keepdim=True) / found.valid.sum(-1, keepdim=True).clamp(min=1)
     relative = weight / torch.where(mean > 0, mean, 1.0)
@@ -203,6 +205,7 @@ def level_count_bonus(levels: Column, group_index: Ids) -> PerStep:
     size = torch.zeros(int(groups.max()) + 1, dtype=torch.float64, device=levels.device)
     members = size.index_add(0, groups, ones)[groups]
     counts = torch.bincount(cells)[cells].double()
+    # Up to a constant, -log f is the slope of the levels' entropy: the bonus leads uphill.
     surprise = -(counts / members).log()
     bonus[known] = surprise - group_mean_std(surprise, groups).mean
     return bonus.float()

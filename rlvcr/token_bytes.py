@@ -5,6 +5,7 @@ re-tokenising anything.
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+# Holds what parsing depends on: tags beside text, digits, words with and without a space before.
 _PROBE = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
 
 
@@ -28,6 +29,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     """Byte of each character of byte-level BPE vocabularies: printable bytes are themselves, the
     others follow 255.
     """
+    # GPT-2's table, which the byte-level vocabularies of transformers share.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]

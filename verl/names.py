@@ -28,7 +28,9 @@ History = Literal["append", "window"]
 
 
 class AdvantageEstimator(StrEnum):
-    """Names of the estimators; the last two are registered when the package ``rlvcr`` is imported."""
+    """Names of the estimators; the last two are registered when the package ``rlvcr`` is
+    imported.
+    """
 
     GAE = "gae"
     GRPO = "grpo"
@@ -50,5 +52,6 @@ GROUP_ESTIMATORS = ("grpo", "gigpo", "rloo", "reinforce_plus_plus_baseline", "op
 POLICY_LOSSES = ("vanilla",)
 ENGINES = ("vllm", "hf")
 
-# Logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward recomputes.
+# Logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward
+# recomputes.
 MAX_LOGITS = 1 << 27

@@ -66,11 +66,11 @@ class Env(Protocol):
 class Prompts(Protocol):
     """How an environment speaks to the policy.
 
-    ``levels`` asks for the four thinking levels of RLVCR.
+    ``levels`` asks for the four thinking levels of RLVCR. Where ``settings.level_prompts`` replaces
+    descriptions of theirs, prompts say ``shows_level_prompts = True``.
     """
 
     asks_for_levels: bool  # False: the package has no level prompt and RLVCR refuses it
-    shows_level_prompts: bool  # settings.level_prompts replaces its descriptions; left out: False
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""
@@ -95,6 +95,11 @@ class Prompts(Protocol):
         action) texts.
         """
         ...
+
+
+def shows_level_prompts(prompts: Prompts) -> bool:
+    """Whether ``settings.level_prompts`` replaces its descriptions; no where it does not say."""
+    return bool(getattr(prompts, "shows_level_prompts", False))
 
 
 S = TypeVar("S", bound=EnvSettings)

@@ -3,7 +3,7 @@ actions in tags.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agent_system.environments.base import Observation
 from rlvcr.levels import level_instructions
@@ -85,13 +85,22 @@ class CompactPrompts:
     """Observations alone, for small policies that learn rules and answer format from
     demonstrations.
 
-    The plain and the four-level variant read the same. ``keep_first`` as in ``ChatPrompts``.
+    The plain and the four-level variant read the same. ``shorten`` makes an observation's text one
+    that is easy to read with few parameters; ``begin`` is the same for the first observation of an
+    episode (default: ``shorten``). ``keep_first`` as in ``ChatPrompts``.
     """
 
     asks_for_levels = True
     shows_level_prompts = False
 
-    def __init__(self, keep_first: bool = False) -> None:
+    def __init__(
+        self,
+        shorten: Callable[[str], str] = str,
+        begin: Callable[[str], str] | None = None,
+        keep_first: bool = False,
+    ) -> None:
+        self.shorten = shorten
+        self.begin = shorten if begin is None else begin
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
@@ -102,11 +111,11 @@ class CompactPrompts:
     def first(self, observation: Observation, levels: bool) -> str:
         """The first observation."""
         del levels  # both variants read the same
-        return observation.text
+        return self.begin(observation.text)
 
     def turn(self, observation: Observation) -> str:
         """What the last action brought about."""
-        return observation.text
+        return self.shorten(observation.text)
 
     def window(
         self,
@@ -118,9 +127,12 @@ class CompactPrompts:
         """The remembered turns, then the present; before them the first text where it is kept."""
         del levels  # both variants read the same
         shown = [seen for seen, _ in history] + [observation.text]
-        lines = [first.text] if self.keep_first and first.text not in shown else []
-        lines += [f"{seen}\n> {action}" for seen, action in history]
-        return "\n".join([*lines, observation.text])
+        lines = [self.begin(first.text)] if self.keep_first and first.text not in shown else []
+        lines += [f"{self._said(first, seen)}\n> {action}" for seen, action in history]
+        return "\n".join([*lines, self._said(first, observation.text)])
+
+    def _said(self, first: Observation, text: str) -> str:
+        return self.begin(text) if text == first.text else self.shorten(text)
 
 
 def project(text: str) -> tuple[str, bool]:

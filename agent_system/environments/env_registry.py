@@ -111,7 +111,8 @@ def get_package(env_name: str) -> EnvPackage:
         found = found()
     if not isinstance(found, EnvPackage):
         raise TypeError(
-            f"environment {env_name!r}: {entry.target} is a {type(found).__name__}, not an EnvPackage"
+            f"environment {env_name!r}: {entry.target} is a {type(found).__name__}, "
+            "not an EnvPackage"
         )
     return found
 

@@ -18,6 +18,7 @@ from typing import Any
 # One environment is called at a time: the serial collector and the quick compiler cost the least
 # memory and start-up.
 OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
+HOST = "127.0.0.1"
 EXIT_S = 5.0  # how long a JVM may take to end when asked
 
 
@@ -35,8 +36,8 @@ def find_java(env_name: str) -> str:
     if found is None:
         where = f"$JAVA_HOME/bin ({home}/bin)" if home else "the path"
         raise JavaMissing(
-            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {where}: install one, for "
-            "example with `apt-get install default-jre-headless`, or set JAVA_HOME"
+            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {where}: "
+            "install one, for example with `apt-get install default-jre-headless`, or set JAVA_HOME"
         )
     return found
 
@@ -54,7 +55,7 @@ class Jvm:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
         flags = [f"-Xmx{heap_mb}m", *OPTIONS, *options]
         try:
-            port, token, self.process = launch_gateway(
+            launched: Any = launch_gateway(
                 classpath=jar,
                 javaopts=flags,
                 java_path=find_java(env_name),
@@ -68,7 +69,11 @@ class Jvm:
             raise JavaMissing(
                 f"java did not start with {' '.join(flags)}:\n{self._said()}"
             ) from error
-        parameters = GatewayParameters(port=port, auth_token=token, auto_field=True)
+        # Its stub leaves open which of the arguments make it return what.
+        port, token, process = launched
+        self.process: subprocess.Popen[str] = process
+        self._finalizer_prefix = f"{HOST}{port}"
+        parameters = GatewayParameters(HOST, port, auth_token=token, auto_field=True)
         self.gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
 
     @property
@@ -78,12 +83,12 @@ class Jvm:
 
     def new(self, class_name: str) -> Any:
         """An object of the Java class; ``free`` gives it back."""
-        found = self.gateway.jvm
+        found: Any = self.gateway.jvm
         for part in class_name.split("."):
             found = getattr(found, part)
         return found()
 
-    def free(self, java_object: Any) -> None:
+    def free(self, java_object: object) -> None:
         """Let the JVM collect ``java_object``."""
         if self.alive:
             self.gateway.detach(java_object)
@@ -99,8 +104,9 @@ class Jvm:
         """End the process and wait for it."""
         self._forget_objects()
         self.gateway.close()
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+        if self.process.stdin is not None:  # the pipe whose end it waits for
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
         try:
             self.process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
@@ -113,13 +119,10 @@ class Jvm:
         """
         from py4j.finalizer import ThreadSafeFinalizer
 
-        where = self.gateway.gateway_parameters
-        for key in [
-            key
-            for key in ThreadSafeFinalizer.finalizers
-            if key.startswith(f"{where.address}{where.port}")
-        ]:
-            ThreadSafeFinalizer.remove_finalizer(key)
+        keys = list(ThreadSafeFinalizer.finalizers)
+        for key in keys:
+            if key.startswith(self._finalizer_prefix):
+                ThreadSafeFinalizer.remove_finalizer(key)
 
     def _said(self) -> str:
         self._words.seek(0)

@@ -1,9 +1,9 @@
 """The environment pool: every environment call has a deadline, and whatever breaks is replaced
 while others play.
 
-    trajectory coroutine ──session()──> a free slot ──reset/step──> worker process 0: environment 0, 1, 2 ...
-    trajectory coroutine ──session()──> (waits)                      worker process 1: environment 0, 1, 2 ...
-                                                                     spare process, if starting one is slow
+    trajectory ──session()──> a free slot ──reset/step──> worker process 0: environment 0, 1, 2 ...
+    trajectory ──session()──> (waits)                     worker process 1: environment 0, 1, 2 ...
+                                                          spare process, if starting one is slow
 
 A slot is one environment; it is reused from session to session. When a worker dies, hangs or talks
 garbage, the calls waiting for it raise ``EnvFailure``, its other sessions fail at their next call,
@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
 from agent_system.environments.base import Observation, Task
@@ -113,16 +113,15 @@ class EnvironmentPool:
         self.placement = self._placement(placement)
         self.counts: Counter[str] = Counter()
         self.wait_s = 0.0  # sessions waiting for a free slot, summed
-        self.busy_s = (
-            0.0  # inside environments (where one answers at a time: and in their queue), summed
-        )
+        # Inside environments (where one answers at a time: and in their queue), summed.
+        self.busy_s = 0.0
         self.replace_s = 0.0  # slowest replacement so far
         self._workers: list[WorkerProcess] = []
         self._spare: WorkerProcess | None = None
         self._keep_spare = False
         self._local: list[LocalSlot] = []
         self._board = SlotBoard()
-        self._tasks: set[asyncio.Task] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
@@ -133,7 +132,8 @@ class EnvironmentPool:
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that play (without the spare)."""
-        return [worker.pid for worker in self._workers if worker.alive]
+        pids = [worker.pid for worker in self._workers if worker.alive]
+        return [pid for pid in pids if pid is not None]
 
     async def start(self) -> "EnvironmentPool":
         """Start the workers and wait for them. Raises ``WorkerStartError`` or ``MissingExtra``."""
@@ -157,9 +157,8 @@ class EnvironmentPool:
             raise errors[0]
         for worker in own:
             self._enlist(worker)
-        self._keep_spare = (
-            max((worker.start_s for worker in self._workers), default=0.0) > SLOW_START_S
-        )
+        slowest = max((worker.start_s for worker in self._workers), default=0.0)
+        self._keep_spare = slowest > SLOW_START_S
         if self._keep_spare:
             self._background(self._make_spare())
         return self
@@ -203,12 +202,15 @@ class EnvironmentPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         spare, self._spare = self._spare, None
-        closing = [*self._workers, *([spare] if spare else []), *self._local]
+        closing: list[WorkerProcess | LocalSlot] = [*self._workers, *self._local]
+        if spare is not None:
+            closing.append(spare)
         await asyncio.gather(*(worker.close() for worker in closing))
-        self._workers, self._local = [], []
+        self._workers = []
+        self._local = []
         self._board.fail(RuntimeError("the environment pool is closed"))
 
-    # ---- workers ---------------------------------------------------------------------------------------------------
+    # ---- workers ----
 
     def _placement(self, placement: str | None) -> str:
         placement = placement or self.section.get("placement")
@@ -254,10 +256,11 @@ class EnvironmentPool:
         worker, self._spare = self._spare, None
         if worker is None:
             worker = await self._spawn_patiently()
-        self._workers = [w for w in self._workers if w is not dead] + ([worker] if worker else [])
+        self._workers = [other for other in self._workers if other is not dead]
         if worker is None:
             self._lost()
             return
+        self._workers.append(worker)
         self._enlist(worker)
         self.replace_s = max(self.replace_s, time.perf_counter() - began)
         if self._keep_spare:
@@ -293,7 +296,8 @@ class EnvironmentPool:
                 )
             )
 
-    def _background(self, coroutine: Any) -> None:
+    def _background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        # The loop holds tasks weakly: kept here, or one may be collected unfinished.
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -14,7 +14,7 @@ class SlotBoard:
 
     def __init__(self) -> None:
         self.free: list[Slot] = []
-        self._waiters: deque[asyncio.Future] = deque()
+        self._waiters: deque[asyncio.Future[Slot]] = deque()
         self._broken: Exception | None = None
 
     async def take(self, group: str | None = None) -> Slot:
@@ -27,11 +27,12 @@ class SlotBoard:
             raise self._broken
         if self.free:
             return self._pick(group)
-        waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
             return await waiter
         except asyncio.CancelledError:
+            # Given a slot and cancelled in the same moment: it must not be lost.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.put(waiter.result())
             raise
@@ -57,7 +58,8 @@ class SlotBoard:
                 waiter.set_exception(error)
 
     def _pick(self, group: str | None) -> Slot:
-        best = min(
-            range(len(self.free)), key=lambda i: (not self.free[i].plays(group), self.free[i].load)
-        )
-        return self.free.pop(best)
+        def unsuitability(place: int) -> tuple[bool, int]:
+            slot = self.free[place]
+            return (not slot.plays(group), slot.load)
+
+        return self.free.pop(min(range(len(self.free)), key=unsuitability))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.environments import pool_wire as wire
-from agent_system.environments.failure import EnvFailure, WorkerStartError
+from agent_system.environments.failure import EnvFailure, FailureKind, WorkerStartError
 
 logger = logging.getLogger(__name__)
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -29,7 +29,7 @@ EXIT_S = 2.0  # how long a worker may take to close its environments when asked 
 
 @dataclass(slots=True)
 class _Call:
-    future: asyncio.Future
+    future: asyncio.Future[dict[str, Any]]
     timeout_s: float
     what: str
     timer: asyncio.TimerHandle | None = None
@@ -101,7 +101,7 @@ class WorkerProcess(asyncio.Protocol):
         self._calls: dict[int, _Call] = {}
         self._next_id = 0
         self._buffer = bytearray()
-        self._hello: asyncio.Future | None = None
+        self._hello: asyncio.Future[dict[str, Any]] | None = None
         self._gone = asyncio.Event()
         self._process: subprocess.Popen | None = None
         self._transport: asyncio.Transport | None = None
@@ -117,15 +117,16 @@ class WorkerProcess(asyncio.Protocol):
 
         Raises ``WorkerStartError``.
         """
-        loop, began = asyncio.get_running_loop(), time.perf_counter()
-        self._hello = loop.create_future()
+        loop = asyncio.get_running_loop()
+        began = time.perf_counter()
+        answer: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._hello = answer
         channel = self._popen()
+        first = {"target": self.target, "section": self.section, "sys_path": sys.path}
         try:
             self._transport, _ = await loop.create_connection(lambda: self, sock=channel)
-            self._transport.write(
-                wire.encode({"target": self.target, "section": self.section, "sys_path": sys.path})
-            )
-            hello = await asyncio.wait_for(self._hello, timeout_s)
+            self._transport.write(wire.encode(first))
+            hello = await asyncio.wait_for(answer, timeout_s)
             if "hello" not in hello:
                 raise WorkerStartError(f"{hello['failed']}{self._said()}", hello.get("missing"))
         except TimeoutError:
@@ -133,13 +134,10 @@ class WorkerProcess(asyncio.Protocol):
                 f"environment worker not ready after {timeout_s:g} s{self._said()}"
             ) from None
         finally:
-            if (
-                self._hello.cancelled()
-                or not self._hello.done()
-                or "hello" not in self._hello.result()
-            ):
+            if answer.cancelled() or not answer.done() or "hello" not in answer.result():
                 self._die("dead", "it did not start")
-        self.alive, self.asynchronous = True, bool(hello["asynchronous"])
+        self.alive = True
+        self.asynchronous = bool(hello["asynchronous"])
         self.start_s = time.perf_counter() - began
         return self
 
@@ -147,20 +145,13 @@ class WorkerProcess(asyncio.Protocol):
         """Start the process; returns our end of its socket."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        environ = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")])),
-        }
+        paths = [ROOT, os.environ.get("PYTHONPATH")]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environ.setdefault("OMP_NUM_THREADS", "1")
+        module = f"{__package__}.pool_worker"
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    f"{__package__}.pool_worker",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
+                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
@@ -175,7 +166,7 @@ class WorkerProcess(asyncio.Protocol):
 
         Raises ``EnvFailure`` when the worker is or becomes unusable.
         """
-        if not self.alive:
+        if not self.alive or self._transport is None:
             raise EnvFailure("dead", "the environment worker of this session is gone")
         self._next_id += 1
         line = wire.encode({**message, "id": self._next_id})
@@ -187,7 +178,8 @@ class WorkerProcess(asyncio.Protocol):
 
     async def close(self) -> None:
         """Ask the process to exit, then make sure that it and its children are gone."""
-        self.closing, self.alive = True, False
+        self.closing = True
+        self.alive = False
         if self._transport is not None and not self._gone.is_set():
             self._transport.write(wire.encode({"op": "exit"}))
             with contextlib.suppress(TimeoutError):
@@ -205,7 +197,7 @@ class WorkerProcess(asyncio.Protocol):
             await asyncio.sleep(0.005)
         self._stderr.close()
 
-    # ---- asyncio.Protocol ------------------------------------------------------------------------------------------
+    # ---- asyncio.Protocol ----
 
     def data_received(self, data: bytes) -> None:
         """Split what arrived into lines and hand each to whoever waits for it."""
@@ -216,22 +208,22 @@ class WorkerProcess(asyncio.Protocol):
             if len(rest) > wire.MAX_LINE:
                 raise wire.GarbageReturn(f"a line longer than {wire.MAX_LINE} bytes")
             for line in lines:
-                self._received(wire.decode(line))
+                self._received(wire.decode(bytes(line)))
         except (wire.GarbageReturn, KeyError, TypeError, ValueError) as error:
             self._die("garbage", f"the environment worker sent {error}")
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  of asyncio.Protocol
         """The other end is closed: the process exited, was killed, or closed its socket."""
         self._gone.set()
         self._die("dead", f"the environment worker {self.pid} died")
 
     def _received(self, message: dict[str, Any]) -> None:
-        if not self._hello.done():
+        if self._hello is not None and not self._hello.done():
             self._hello.set_result(message)
             return
         call = self._calls.pop(message["id"])
         if "error" not in message:
-            float(message["seconds"])
+            float(message["seconds"])  # raises where it is no number: garbage
         elif not isinstance(message["detail"], str) or message["error"] not in ("error", "garbage"):
             raise wire.GarbageReturn(f"an error reply {message!r}")
         if call.timer is not None:
@@ -241,7 +233,7 @@ class WorkerProcess(asyncio.Protocol):
         self._arm()
 
     def _arm(self) -> None:
-        """Start the clock of every call the worker can be working on: all of them, or the oldest."""
+        """Start the clock of every call the worker can be working on: all, or the oldest one."""
         for number, call in self._calls.items():
             if call.timer is None:
                 loop = asyncio.get_running_loop()
@@ -250,36 +242,31 @@ class WorkerProcess(asyncio.Protocol):
                 return
 
     def _expired(self, number: int, call: _Call) -> None:
-        if number in self._calls:
-            self._fail(
-                self._calls.pop(number),
-                EnvFailure("timeout", f"{call.what} took over {call.timeout_s:g} s"),
-            )
-            self._die(
-                "timeout", f"the environment worker was killed: {call.what} of a neighbour hung"
-            )
+        if number not in self._calls:
+            return
+        late = EnvFailure("timeout", f"{call.what} took over {call.timeout_s:g} s")
+        self._fail(self._calls.pop(number), late)
+        self._die("timeout", f"the environment worker was killed: {call.what} of a neighbour hung")
 
-    def _die(self, kind: str, detail: str) -> None:
+    def _die(self, kind: FailureKind, detail: str) -> None:
         """Kill the process group, fail what waits, tell the pool; only the first call has an effect
         on each.
         """
-        was_alive, self.alive = self.alive, False
+        was_alive = self.alive
+        self.alive = False
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # not reaped yet, so the group's id cannot be another's
+            # Not reaped yet, so the group's id cannot be another's.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         if self._transport is not None:
             self._transport.abort()
         if self._hello is not None and not self._hello.done():
             self._hello.set_result({"failed": detail})
         calls, self._calls = self._calls, {}
+        # Who waited beside the call that hung is not late himself; garbage cannot be told apart.
+        felt: FailureKind = "garbage" if kind == "garbage" else "dead"
         for call in calls.values():
-            # Whoever waited beside the call that hung is not late himself; garbage cannot be told
-            # apart.
-            self._fail(
-                call, EnvFailure("garbage" if kind == "garbage" else "dead", detail + self._said())
-            )
+            self._fail(call, EnvFailure(felt, detail + self._said()))
         if was_alive and not self.closing:
             self.on_death(self, detail)
 
@@ -295,8 +282,7 @@ class WorkerProcess(asyncio.Protocol):
         if self._stderr.closed:
             return ""
         size = os.fstat(self._stderr.fileno()).st_size
-        tail = os.pread(
-            self._stderr.fileno(), 2000, max(0, size - 2000)
-        )  # the child shares the offset: do not seek
+        # The child shares the offset, so this must not seek.
+        tail = os.pread(self._stderr.fileno(), 2000, max(0, size - 2000))
         text = tail.decode(errors="replace").strip()
         return f"\nlast output of the worker:\n{text}" if text else ""

@@ -15,11 +15,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_system.environments import pool_wire as wire
 from agent_system.environments.base import Env, EnvPackage
 from agent_system.environments.failure import EnvFailure
+
+T = TypeVar("T")
 
 
 class _Late(Exception):
@@ -31,15 +33,23 @@ class _Late(Exception):
     inside = False
 
 
+@dataclass(frozen=True, slots=True)
+class _QueuedCall:
+    """``function(*args)``, to be made in the thread; ``future`` is for who waits for it."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    future: asyncio.Future[Any] | None = None
+
+
 class DaemonThread:
     """Runs functions one after another in a thread that never keeps the process alive."""
 
     def __init__(self) -> None:
-        self._pending: set[asyncio.Future] = (
-            set()
-        )  # calls neither finished nor given up at their deadline
-        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self._running: asyncio.Future | None = None
+        # Calls neither finished nor given up at their deadline.
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._calls: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
+        self._running: asyncio.Future[Any] | None = None
         threading.Thread(target=self._run, daemon=True, name="environment").start()
 
     async def call(self, timeout_s: float, function: Callable[..., Any], *args: Any) -> Any:
@@ -48,10 +58,10 @@ class DaemonThread:
 
         A call that is given up before its turn is never made.
         """
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         allowed_s = timeout_s * (len(self._pending) + 1)
         self._pending.add(future)
-        self._jobs.put((function, args, future))
+        self._calls.put(_QueuedCall(function, args, future))
         try:
             return await _within(allowed_s, future)
         except _Late as late:
@@ -61,24 +71,24 @@ class DaemonThread:
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
         """Queue ``function(*args)``, whose result nobody waits for."""
-        self._jobs.put((function, args, None))
+        self._calls.put(_QueuedCall(function, args))
 
     def stop(self) -> None:
         """End the thread after what is queued."""
-        self._jobs.put(None)
+        self._calls.put(None)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            function, args, future = job
-            result, error, self._running = None, None, future
+        while (call := self._calls.get()) is not None:
+            future = call.future
+            self._running = future
+            result: Any = None
+            error: Exception | None = None
             try:
                 if future is None or not future.cancelled():
-                    result = function(*args)
-            except (
-                BaseException
-            ) as raised:  # the environment boundary; SystemExit must not end the thread either
-                settable = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
-                error = raised if settable else RuntimeError(repr(raised))
+                    result = call.function(*call.args)
+            # The environment boundary; SystemExit must not end the thread either.
+            except BaseException as raised:
+                error = _settable(raised)
             self._running = None
             if future is not None:
                 self._pending.discard(future)
@@ -86,7 +96,14 @@ class DaemonThread:
                     future.get_loop().call_soon_threadsafe(_settle, future, result, error)
 
 
-def _settle(future: asyncio.Future, result: Any, error: Exception | None) -> None:
+def _settable(raised: BaseException) -> Exception:
+    """``raised`` as a future takes it: neither what ends a process nor ``StopIteration``."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    return RuntimeError(repr(raised))
+
+
+def _settle(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
     if future.done():
         return
     if error is None:
@@ -95,7 +112,7 @@ def _settle(future: asyncio.Future, result: Any, error: Exception | None) -> Non
         future.set_exception(error)
 
 
-async def _within(timeout_s: float, awaitable: Awaitable[Any]) -> Any:
+async def _within(timeout_s: float, awaitable: Awaitable[T]) -> T:
     """What ``awaitable`` comes to; it is cancelled at its deadline. Raises ``_Late``."""
     deadline = asyncio.timeout(timeout_s)
     try:
@@ -107,9 +124,8 @@ async def _within(timeout_s: float, awaitable: Awaitable[Any]) -> Any:
         raise
 
 
-_SHARED: dict[
-    str, DaemonThread
-] = {}  # of ``locked`` environments, by package name, for the whole process
+# The threads of ``locked`` environments, by package name, for the whole process.
+_SHARED: dict[str, DaemonThread] = {}
 _SHARED_LOCK = threading.Lock()
 
 
@@ -123,16 +139,15 @@ class LocalSlot:
     seconds: float = 0.0
     alive: bool = True
     load: int = 0
-    _made: list[Env] = field(
-        default_factory=list
-    )  # the environment; what a late ``make`` makes goes to its own list
+    # The environment; what a late ``make`` makes goes to a list that nobody reads any more.
+    _made: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
 
-    def plays(self, group: str | None) -> bool:
+    def plays(self, group: str | None) -> bool:  # noqa: ARG002  as of ProcessSlot
         """Nobody else is on this slot."""
         return False
 
-    def lend(self, group: str | None, by: int) -> None:
+    def lend(self, group: str | None, by: int) -> None:  # noqa: ARG002  as of ProcessSlot
         """Count a session that begins (1) or ends (-1)."""
         self.load += by
 
@@ -166,8 +181,10 @@ class LocalSlot:
             try:
                 result = await self._runner().call(timeout_s, self._begin, op, args, self._made)
             except _Late as late:
-                if late.inside and self._made and hasattr(self._made[0], "interrupt"):
-                    self._made[0].interrupt()
+                if late.inside and self._made:
+                    interrupt = getattr(self._made[0], "interrupt", None)
+                    if interrupt is not None:
+                        interrupt()
                 raise
         return await _within(timeout_s, result) if inspect.isawaitable(result) else result
 
@@ -176,11 +193,9 @@ class LocalSlot:
             if op == "step":
                 raise RuntimeError("step before reset")
             made.append(self.package.make(self.package.read(self.section)))
-        return (
-            made[0].reset(args["task"], args["seed"])
-            if op == "reset"
-            else made[0].step(args["action"])
-        )
+        if op == "reset":
+            return made[0].reset(args["task"], args["seed"])
+        return made[0].step(args["action"])
 
     def _runner(self) -> DaemonThread:
         if self.placement == "locked":
@@ -197,7 +212,8 @@ class LocalSlot:
         one.
         """
         made, self._made = self._made, []
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         if thread is None:
             _close_quietly(made)
             return

@@ -51,12 +51,12 @@ def unpack_observation(fields: list[Any]) -> Observation:
     return Observation(text=text, image=image, anchor=anchor, info=info)
 
 
-def check_reset(result: Any) -> Observation:
+def check_reset(result: object) -> Observation:
     """``result`` if it is what ``Env.reset`` must return; raises ``GarbageReturn`` otherwise."""
     return _check_observation(result, "reset")
 
 
-def check_step(result: Any) -> tuple[Observation, float, bool, dict[str, Any]]:
+def check_step(result: object) -> tuple[Observation, float, bool, dict[str, Any]]:
     """``result`` with plain types if it is what ``Env.step`` must return; raises ``GarbageReturn``
     otherwise.
     """
@@ -74,18 +74,19 @@ def check_step(result: Any) -> tuple[Observation, float, bool, dict[str, Any]]:
     return observation, float(reward), bool(done), info
 
 
-def _check_observation(value: Any, where: str) -> Observation:
+def _check_observation(value: object, where: str) -> Observation:
     if not isinstance(value, Observation):
         raise GarbageReturn(f"{where} returned {_short(value)}, not an Observation")
     if not _is_text(value.text) or not (value.anchor is None or _is_text(value.anchor)):
         raise GarbageReturn(
-            f"{where}: an Observation's text, anchor are {_short(value.text)}, {_short(value.anchor)}"
+            f"{where}: an Observation's text, anchor are {_short(value.text)}, "
+            f"{_short(value.anchor)}"
         )
     _check_info(value.info, where)
     return value
 
 
-def _check_info(info: Any, where: str) -> None:
+def _check_info(info: object, where: str) -> None:
     if not isinstance(info, dict):
         raise GarbageReturn(f"{where} returned info = {_short(info)}, not a dict")
     for key in ("won", "is_action_valid"):
@@ -98,16 +99,16 @@ def _check_info(info: Any, where: str) -> None:
         )
 
 
-def _is_text(value: Any) -> bool:
-    """Whether ``value`` is a string of whole characters: tokenizers refuse half a surrogate pair."""
+def _is_text(value: object) -> bool:
+    """Whether ``value`` is text of whole characters: tokenizers refuse half a surrogate pair."""
     return isinstance(value, str) and SURROGATES.search(value) is None
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{type(value).__name__} {str(value)[:80]!r}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) or hasattr(value, "__array_interface__"):

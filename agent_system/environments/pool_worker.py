@@ -6,7 +6,8 @@ when the parent dies (Linux), and a closed socket ends it.
 
     pool -> worker   {"target", "section", "sys_path"}                       once
     worker -> pool   {"hello", "asynchronous"} | {"failed", "missing"}       once
-    pool -> worker   {"id", "slot", "op": "reset", "task", "seed"}  |  {"id", "slot", "op": "step", "action"}
+    pool -> worker   {"id", "slot", "op": "reset", "task", "seed"}
+    pool -> worker   {"id", "slot", "op": "step", "action"}
     worker -> pool   {"id", "ok", "seconds"} | {"id", "error": kind, "detail"}
     pool -> worker   {"op": "exit"}
 """
@@ -19,6 +20,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 from agent_system.environments import pool_wire as wire
@@ -57,7 +59,7 @@ class Host:
             raise RuntimeError("step before reset")
         return self.envs[call["slot"]].step(call["action"])
 
-    def answer(self, call: dict[str, Any], result: Any, started: float) -> bytes:
+    def answer(self, call: dict[str, Any], result: object, started: float) -> bytes:
         """The reply line for what the environment returned; garbage becomes an error reply."""
         try:
             if call["op"] == "reset":
@@ -76,9 +78,8 @@ class Host:
         dropped.
         """
         self.drop(call["slot"])
-        detail = (
-            f"{call['op']}: {error!r}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}"
-        )
+        last_frames = "".join(traceback.format_tb(error.__traceback__)[-2:])
+        detail = f"{call['op']}: {error!r}\n{last_frames}"
         return wire.encode({"id": call["id"], "error": kind, "detail": detail})
 
     def drop(self, slot: int) -> None:
@@ -94,7 +95,7 @@ class Host:
             self.drop(slot)
 
 
-def serve_blocking(channel: socket.socket, lines: Any, host: Host) -> None:
+def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Host) -> None:
     """Answer calls one after another; the environments' code runs in this thread."""
     for line in lines:
         call = wire.decode(line)
@@ -116,7 +117,7 @@ async def serve_async(channel: socket.socket, host: Host) -> None:
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE)
     locks: dict[int, asyncio.Lock] = {}
-    running: set[asyncio.Task] = set()
+    running: set[asyncio.Task[None]] = set()  # keeps what the loop itself holds weakly
 
     async def answer(call: dict[str, Any]) -> None:
         async with locks.setdefault(call["slot"], asyncio.Lock()):

@@ -77,7 +77,7 @@ class VectorisedPlay:
         return _columns([result[0] for result in results]), rewards, dones, infos
 
     def success_evaluator(
-        self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str]
+        self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str] | np.ndarray
     ) -> dict[str, np.ndarray]:
         """``success_rate`` [B] (0 or 1 per episode) over all rows, and
         ``<data_source>_success_rate`` for each source.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent_system.config import CollectorConfig, EnvConfig, with_method
-from agent_system.environments.base import EnvPackage, Prompts
+from agent_system.environments.base import EnvPackage, Prompts, shows_level_prompts
 from agent_system.environments.env_registry import env_settings
 from agent_system.tokens.conversation import Limits
 from rlvcr.alternatives import AlternativeSettings
@@ -136,7 +136,7 @@ def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:
             "algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and env.levels left unset"
         )
     texts = with_method(config).algorithm.rlvcr.prompts
-    if texts and not prompts.shows_level_prompts:
+    if texts and not shows_level_prompts(prompts):
         raise ValueError(
             f"algorithm.rlvcr.prompts={texts!r}: the prompts of {where} describe no levels, so "
             "nobody would read the texts; allowed: {}; fix: remove them, or use prompts that "

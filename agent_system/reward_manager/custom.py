@@ -1,17 +1,23 @@
 """A function of the user's own, by path and name."""
 
-import difflib
 import hashlib
+import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-FIX = "allowed: a function that the file defines; fix: custom_reward_function.path=FILE custom_reward_function.name=NAME"
+from verl.utils.hints import did_you_mean
+
+FIX = (
+    "allowed: a function that the file defines; "
+    "fix: custom_reward_function.path=FILE custom_reward_function.name=NAME"
+)
 
 
-def load_function(path: str, name: str) -> Callable:
+def load_function(path: str, name: str) -> Callable[..., Any]:
     """Import the Python file ``path`` and return its function ``name``.
 
     Raises:
@@ -26,8 +32,7 @@ def load_function(path: str, name: str) -> Callable:
     module = _import(file)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
-        nearest = difflib.get_close_matches(name, public, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = did_you_mean(name, public)
         raise AttributeError(
             f"custom_reward_function.name={name!r} is not defined in {path}{hint}; {FIX}"
         )
@@ -42,12 +47,17 @@ def _import(file: Path) -> ModuleType:
     for it there.
     """
     place = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
-    spec = importlib.util.spec_from_file_location(f"_custom_reward_function_{place}", file)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    name = f"_custom_reward_function_{place}"
+    loader = importlib.machinery.SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_loader(name, loader)
+    if spec is None:
+        raise ImportError(f"custom_reward_function.path={str(file)!r} is no module; {FIX}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except Exception as error:  # the user's own code
-        del sys.modules[spec.name]
+        del sys.modules[name]
         raise ImportError(
             f"custom_reward_function.path={str(file)!r} does not import: {error!r}; {FIX}"
         ) from error

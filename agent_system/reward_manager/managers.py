@@ -17,11 +17,11 @@ import logging
 import numbers
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
+from agent_system.config import RewardConfig
 from agent_system.reward_manager.custom import load_function
 from verl.protocol import DataProto
 from verl.utils.torch_functional import last_selected
@@ -37,8 +37,8 @@ class EpisodeRewardManager:
     The outcome is the return of the episode, or what ``compute_score`` says, minus
     ``invalid_action_penalty`` for each step whose action was not valid.
     ``compute_score(data_source, steps, extra_info)`` receives the steps of the whole trajectory in
-    order, each as a dictionary with the keys of a rollout file, and a dictionary with ``task_id``, ``episode_reward``, ``won`` and ``uid``,
-    and returns a finite number.
+    order, each as a dictionary with the keys of a rollout file, and a dictionary with ``task_id``,
+    ``episode_reward``, ``won`` and ``uid``, and returns a finite number.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class EpisodeRewardManager:
         valid = [flag for row in rows for flag in columns["is_action_valid"][row]]
         base = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:
-            base = self._custom(data, rows)
+            base = self._custom(self.compute_score, data, rows)
         return base - self.invalid_action_penalty * (len(valid) - sum(valid))
 
-    def _custom(self, data: DataProto, rows: list[int]) -> float:
+    def _custom(self, score_of: ScoreFunction, data: DataProto, rows: list[int]) -> float:
         columns, first = data.non_tensor_batch, rows[0]
         steps = sorted(
             (step for row in rows for step in columns["steps"][row]), key=lambda step: step.step
@@ -84,12 +84,12 @@ class EpisodeRewardManager:
             "won": bool(columns["won"][first]),
             "uid": columns["uid"][first],
         }
-        score = self.compute_score(
+        score = score_of(
             data_source=columns["data_source"][first],
             steps=[step.to_json() for step in steps],
             extra_info=extra,
         )
-        name = getattr(self.compute_score, "__name__", repr(self.compute_score))
+        name = getattr(score_of, "__name__", repr(score_of))
         return _finite(score, f"custom_reward_function {name}, task_id {extra['task_id']!r}")
 
 
@@ -107,8 +107,9 @@ class StepRewardManager(EpisodeRewardManager):
     ) -> None:
         if compute_score is not None:
             raise ValueError(
-                "reward_model.reward_manager=step and custom_reward_function.path exclude each other: the function "
-                "scores whole trajectories; allowed: one of them; fix: reward_model.reward_manager=episode"
+                "reward_model.reward_manager=step and custom_reward_function.path exclude each "
+                "other: the function scores whole trajectories; allowed: one of them; "
+                "fix: reward_model.reward_manager=episode"
             )
         super().__init__(invalid_action_penalty)
 
@@ -139,7 +140,7 @@ REWARD_MANAGERS: dict[str, type[EpisodeRewardManager]] = {
 }
 
 
-def load_reward_manager(config: Any) -> EpisodeRewardManager:
+def load_reward_manager(config: RewardConfig) -> EpisodeRewardManager:
     """The reward manager that ``config`` (the whole typed configuration) asks for.
 
     Raises ``ValueError`` for an unknown manager or arguments that it does not take, and what
@@ -149,24 +150,28 @@ def load_reward_manager(config: Any) -> EpisodeRewardManager:
     if name not in REWARD_MANAGERS:
         known = ", ".join(REWARD_MANAGERS)
         raise ValueError(
-            f"reward_model.reward_manager={name!r}: unknown; allowed: {known}; fix: name one of them"
+            f"reward_model.reward_manager={name!r}: unknown; allowed: {known}; "
+            "fix: name one of them"
         )
-    actor, custom = config.actor_rollout_ref.actor, config.custom_reward_function
+    actor = config.actor_rollout_ref.actor
+    custom = config.custom_reward_function
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
     function = load_function(custom.path, custom.name) if custom.path else None
-    manager, kwargs = REWARD_MANAGERS[name], config.reward_model.reward_kwargs
+    manager = REWARD_MANAGERS[name]
+    kwargs = config.reward_model.reward_kwargs
     try:
         inspect.signature(manager).bind(penalty, function, **kwargs)
     except TypeError as error:
         allowed = ", ".join(list(inspect.signature(manager).parameters)[2:]) or "none"
         raise ValueError(
-            f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (what {manager.__name__} takes beside "
-            "the penalty and the function); fix: leave the others out"
+            f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (what "
+            f"{manager.__name__} takes beside the penalty and the function); "
+            "fix: leave the others out"
         ) from error
     return manager(penalty, function, **kwargs)
 
 
-def _finite(score: Any, who: str) -> float:
+def _finite(score: object, who: str) -> float:
     """The number that ``who`` returned, a Python one or a scalar of numpy or torch, if float32 can
     hold it.
     """
@@ -174,9 +179,13 @@ def _finite(score: Any, who: str) -> float:
         score = score.item()
     if not isinstance(score, numbers.Real):
         raise TypeError(f"{who}: it returned a {type(score).__name__}, not a number")
-    if not abs(score) <= LARGEST:  # NaN is not either
+    try:
+        value = float(score)
+    except OverflowError:  # an integer beyond float64
+        value = float("inf")
+    if not abs(value) <= LARGEST:  # NaN is not either
         raise ValueError(f"{who}: it returned {score}, not a finite number")
-    return float(score)
+    return value
 
 
 def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:

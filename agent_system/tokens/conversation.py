@@ -31,7 +31,7 @@ class Limits:
     turn: int = 0
 
     def allow_turn(self, prompt: int, response: int) -> bool:
-        """Whether a turn may begin after a first prompt of ``prompt`` tokens and ``response`` more."""
+        """Whether a turn may begin after ``prompt`` tokens of prompt and ``response`` more."""
         longest = response + self.turn
         return prompt <= self.prompt and longest <= self.response and prompt + longest <= self.total
 

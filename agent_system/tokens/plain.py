@@ -36,7 +36,7 @@ class PlainBridge:
 
     def between(
         self,
-        sampled_ids: Sequence[int],
+        sampled_ids: Sequence[int],  # noqa: ARG002  nothing closes a turn here
         observation: str,
     ) -> Bridge:
         """The tokens of ``observation``; there is nothing around it."""

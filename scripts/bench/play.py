@@ -13,7 +13,7 @@ from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.rollout_loop import jobs_of
 from agent_system.multi_turn_rollout.trajectory import Job
 from verl.single_controller.ray import init_ray
-from verl.trainer.config.load import load_config
+from verl.trainer.launch.extensions import load_config
 from verl.workers.rollout import RolloutWorker
 
 

@@ -1,4 +1,4 @@
-r"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
+"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
 thought.
 
     python scripts/bench/scoring.py     # a policy of the quickstart's size, random weights

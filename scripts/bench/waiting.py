@@ -7,6 +7,8 @@ from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.env_package.number_line.package import NumberLinePrompts, project
+from agent_system.environments.env_package.number_line.settings import LineSettings
+from agent_system.environments.settings import EnvSettings
 
 SHORTEST_S, LONGEST_S = 0.01, 1.0
 STEPS = (4, 12)  # fewest and most of an episode
@@ -21,7 +23,7 @@ class WaitingEnv:
 
     placement = "inline"
 
-    def __init__(self, section: dict[str, Any]) -> None:  # noqa: ARG002  of EnvPackage.make
+    def __init__(self, settings: EnvSettings) -> None:  # noqa: ARG002  of EnvPackage.make
         self._left = 0
         self._said = [""]
 
@@ -47,7 +49,7 @@ class WaitingEnv:
         return Observation(f"You are at {self._left}. The target is 0.")
 
 
-def tasks(section: dict[str, Any], split: str) -> list[Task]:  # noqa: ARG001  of EnvPackage.tasks
+def tasks(settings: EnvSettings, split: str) -> list[Task]:  # noqa: ARG001  of EnvPackage.tasks
     """200 tasks, the same in every process."""
     names = [f"waiting/{split}/{number}" for number in range(200)]
     return [
@@ -58,5 +60,11 @@ def tasks(section: dict[str, Any], split: str) -> list[Task]:  # noqa: ARG001  o
 
 # Any policy says one of these soon, so that turns are short and none is cut.
 PACKAGE = EnvPackage(
-    "waiting", WaitingEnv, tasks, NumberLinePrompts, project, stop=tuple("aeiou .<>")
+    name="waiting",
+    settings=LineSettings,
+    make=WaitingEnv,  # pyright: ignore[reportArgumentType]  its step is a coroutine, as Env allows
+    tasks=tasks,
+    prompts=NumberLinePrompts,
+    project=project,
+    stop=tuple("aeiou .<>"),
 )

@@ -1,4 +1,4 @@
-"""Whatever an environment does, only the trajectories it touches fail, and nothing is left behind."""
+"""Whatever an environment does, only trajectories it touches fail, and nothing is left behind."""
 
 import asyncio
 import contextlib
@@ -419,7 +419,7 @@ def test_a_start_past_its_deadline_is_refused():
         await EnvironmentPool(FAULTY, {"start_s": 30}, 1, 1, start_timeout_s=0.5).start()
 
     known = children()
-    with pytest.raises(WorkerStartError, match="not ready after 0.5 s"):
+    with pytest.raises(WorkerStartError, match=r"not ready after 0.5 s"):
         asyncio.run(start())
     assert not children() - known
 
@@ -453,6 +453,7 @@ def test_workers_die_with_a_killed_parent():
         asyncio.run(main())
     """)
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2 and all(alive(pid) for pid in pids)
     parent.kill()

@@ -17,6 +17,7 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS
+from verl.names import History
 from verl.protocol import DataProto, object_array
 from verl.record.rollout_log import rollout_lines
 from verl.records import Branch, SegmentScore, Span
@@ -101,7 +102,7 @@ def frozen_scores(data: DataProto) -> DataProto:
     )
 
 
-def collect(history: str, tokenizer: PreTrainedTokenizerFast) -> DataProto:
+def collect(history: History, tokenizer: PreTrainedTokenizerFast) -> DataProto:
     """The rows of the frozen play."""
     config = make_config(
         "tests.golden.two_doors:PACKAGE", history, n=2, levels=True, kwargs={}, max_steps=3
@@ -119,7 +120,7 @@ def collect(history: str, tokenizer: PreTrainedTokenizerFast) -> DataProto:
         collector.close()
 
 
-def play(history: str) -> dict:
+def play(history: History) -> dict:
     """The rows of the frozen play as plain data."""
     data = collect(history, byte_tokenizer())
     columns = {key: column.tolist() for key, column in sorted(data.non_tensor_batch.items())}

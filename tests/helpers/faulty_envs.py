@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -46,12 +47,14 @@ DEEDS = {
     "noise": noise,
     "print": lambda: print("printed by the environment", flush=True),
 }
+NO_TEXT: Any = [1, 2]
+NO_PROMPTS: Any = None
 RETURNS = {
     "none": None,
     "nan": (Observation("x"), float("nan"), False, {}),
     "unsendable": (Observation("x"), 0.0, False, {"score": object()}),
     "half a character": (Observation("bad \ud83d"), 0.0, False, {}),
-    "anchor": (Observation("x", anchor=[1, 2]), 0.0, False, {}),
+    "anchor": (Observation("x", anchor=NO_TEXT), 0.0, False, {}),
     "actions": (Observation("x", info={"admissible_actions": [1, 2]}), 0.0, False, {}),
     "won": (Observation("x"), 0.0, False, {"won": "no"}),
 }
@@ -81,14 +84,14 @@ class FaultyEnv:
         if settings.missing:
             raise ModuleNotFoundError("No module named 'no_such_engine'", name="no_such_engine")
 
-    def reset(self, task, seed):
+    def reset(self, task, seed) -> Any:
         self.steps = 0
         self._misbehave(task.get("fault", ""))
         return Observation(
             f"start {task['task_id']} {seed} pid {os.getpid()}", info={"env": id(self)}
         )
 
-    def step(self, action):
+    def step(self, action) -> Any:
         self.steps += 1
         bad = self._misbehave(action)
         if bad is not None:
@@ -127,10 +130,10 @@ class LocalFaultyEnv(FaultyEnv):
 class AsyncEnv(FaultyEnv):
     """Coroutines; ``sleep`` lets the others of the process play on."""
 
-    async def reset(self, task, seed):
+    async def reset(self, task, seed) -> Any:
         return FaultyEnv.reset(self, task, seed)
 
-    async def step(self, action):
+    async def step(self, action) -> Any:
         if action == "sleep":
             await asyncio.sleep(0.3)
         if action == "hang":
@@ -202,7 +205,7 @@ def package(make):
         settings=FaultySettings,
         make=make,
         tasks=tasks,
-        prompts=lambda settings: None,
+        prompts=lambda settings: NO_PROMPTS,
         project=lambda text: (text, True),
     )
 

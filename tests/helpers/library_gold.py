@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from agent_system.environments.base import Env, Task
 from tests.helpers.winning import Act, Policy, plan
@@ -12,7 +13,13 @@ FEEDBACK = re.compile(
 )
 
 
-def gold(env: Env) -> Policy:
+class GoldenEnv(Env, Protocol):
+    """An environment that knows a solution of each task."""
+
+    def gold_path(self, task: Task) -> list[str]: ...
+
+
+def gold(env: GoldenEnv) -> Policy:
     """The actions that the library itself gives, without those that its own list of possible
     actions does not hold.
 
@@ -30,7 +37,8 @@ def gold(env: Env) -> Policy:
     def winning_actions(task: Task) -> list[str]:
         path = env.gold_path(task)
         possible = env.reset(task, 0).info.get("admissible_actions")
-        actions = []
+        actions: list[str] = []
+        info: dict[str, Any] = {"won": False}
         for action in path:
             if possible is not None and action not in possible:
                 continue

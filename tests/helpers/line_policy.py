@@ -13,10 +13,11 @@ from agent_system.environments.env_package.number_line.package import (
     NumberLinePrompts,
     tasks,
 )
+from agent_system.environments.env_package.number_line.settings import LineSettings
 from tests.helpers.jobs import Job
 from tests.helpers.tiny_model import make_tiny_policy
 
-SECTION = {"size": 4, "max_steps": 4}  # so small that rewards come
+SETTINGS = LineSettings(size=4, max_steps=4)  # so small that rewards come
 THOUGHTS = {
     1: "",
     2: "I am at {position}.",
@@ -34,7 +35,7 @@ def write_line_policy(directory: Path) -> Path:
     """
     episodes = directory / "episodes.jsonl"
     draw = random.Random(0)
-    train = tasks(SECTION, "train")
+    train = tasks(SETTINGS, "train")
     lines = [
         {"task_id": str(i), "messages": _episode(draw.choice(train), draw)} for i in range(EPISODES)
     ]
@@ -50,15 +51,16 @@ def write_line_policy(directory: Path) -> Path:
         "env.env_name=number_line",
         "optim.lr=1e-2",
     ]
-    Job([sys.executable, "-m", "verl.trainer.main_sft", *words], directory / "sft.log").finish(
-        TIMEOUT_S
-    )
+    job = Job([sys.executable, "-m", "verl.trainer.main_sft", *words], directory / "sft.log")
+    job.finish(TIMEOUT_S)
     return directory / "policy"
 
 
 def _episode(task: dict, draw: random.Random) -> list[dict[str, str]]:
-    env, prompts = NumberLineEnv(SECTION), NumberLinePrompts(SECTION)
-    seen, done = env.reset(task, 0), False
+    env = NumberLineEnv(SETTINGS)
+    prompts = NumberLinePrompts(SETTINGS)
+    seen = env.reset(task, 0)
+    done = False
     messages = [
         {"role": "system", "content": prompts.system(True)},
         {"role": "user", "content": seen.text},

@@ -3,6 +3,7 @@ write them.
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 from agent_system.agents import Action
 from agent_system.environments.multistep import MultistepEnv
@@ -15,13 +16,13 @@ class CountTo(MultistepEnv):
     In the older style.
     """
 
-    def _initialize_episode(self, session_id, task_info):
+    def _initialize_episode(self, session_id, task_info) -> Any:
         return {"at": 0, "target": task_info.get("target", 2), "done": False}
 
     def _format_prompt(self, state, step):
         return f"step {step}: at {state['at']} of {state['target']}"
 
-    def _step_episode(self, session_id, action):
+    def _step_episode(self, session_id, action) -> Any:
         state = dict(self.active_states[session_id])
         right = action.strip() == str(state["at"] + 1)
         state["at"] += 1
@@ -35,7 +36,7 @@ class OldModel:
     def __init__(self, token_ids=(5, 6, 7)):
         self.token_ids, self.prompts = list(token_ids), []
 
-    def generate(self, prompts, sampling_params=None, **kw):
+    def generate(self, prompts, sampling_params=None, **kw) -> Any:
         self.prompts.append(list(prompts))
         return [
             SimpleNamespace(outputs=[SimpleNamespace(token_ids=self.token_ids)]) for _ in prompts

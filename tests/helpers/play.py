@@ -4,7 +4,7 @@ target.
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from agent_system.environments.manager import make_envs
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -26,7 +26,11 @@ class Group:
 
 
 def make_config(
-    env_name: str = "number_line", history: str = "append", n: int = 2, levels: bool = False, **env
+    env_name: str = "number_line",
+    history: Literal["append", "window"] = "append",
+    n: int = 2,
+    levels: bool = False,
+    **env,
 ):
     config = default_config()
     config.env.env_name = env_name

@@ -19,6 +19,7 @@ from agent_system.environments.env_package.number_line.package import (
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.records import MEASURES, ThinkingStep, ThoughtContext
 from tests.helpers.play import PLACE, make_config, make_world
+from verl.names import History
 from verl.protocol import DataProto
 
 STEPS = 4
@@ -65,7 +66,7 @@ def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Cal
     return script
 
 
-def thinking_config(history: str = "append", n: int = 2, **rlvcr: Any):
+def thinking_config(history: History = "append", n: int = 2, **rlvcr: Any):
     """RLVCR on the number line, with values of ``algorithm.rlvcr``.
 
     A window shows the whole play.

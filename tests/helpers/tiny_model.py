@@ -6,6 +6,7 @@ but seeded.
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|pad|>")
 TAGS = ("<level>", "</level>", "<think>", "</think>", "<action>", "</action>")
@@ -46,7 +47,7 @@ def _corpus() -> list[str]:
     return lines
 
 
-def make_tiny_tokenizer(vocab: int = 400):
+def make_tiny_tokenizer(vocab: int = 400) -> Any:
     """A ``PreTrainedTokenizerFast`` of at most ``vocab`` tokens; digits, tags and specials are
     single tokens.
     """

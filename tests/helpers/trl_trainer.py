@@ -17,7 +17,8 @@ def import_trl_without_vllm() -> None:
     """TRL imports all of vLLM where it is installed, for half a minute on a busy machine; these
     tests do not use it.
     """
-    importlib.import_module("trl.import_utils").is_vllm_available = lambda *args, **kwargs: False
+    utils: Any = importlib.import_module("trl.import_utils")
+    utils.is_vllm_available = lambda *args, **kwargs: False
 
 
 def make_trainer(
@@ -37,7 +38,7 @@ def make_trainer(
     if not with_vllm:
         import_trl_without_vllm()
     from transformers import AutoTokenizer
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
     from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv
     from agent_system.integrations.trl import GRPOEnvTrainer

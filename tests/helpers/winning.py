@@ -9,7 +9,7 @@ text.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from agent_system.environments.base import Task
 from agent_system.environments.manager import make_envs
@@ -32,9 +32,18 @@ def plan(actions: Iterable[str]) -> Act:
 
 
 def play_episodes(
-    env_name: str, policy: Policy, *, groups: int = 2, n: int = 2, history: str = "append", levels: bool = False,
-    split: str = "train", max_steps: int = 40, processor: Any = None, **section: Any,
-) -> DataProto:  # fmt: skip
+    env_name: str,
+    policy: Policy,
+    *,
+    groups: int = 2,
+    n: int = 2,
+    history: Literal["append", "window"] = "append",
+    levels: bool = False,
+    split: str = "train",
+    max_steps: int = 40,
+    processor: Any = None,
+    **section: Any,
+) -> DataProto:
     """The rows of ``groups`` tasks of ``split`` that ``policy`` played ``n`` times each;
     ``section`` is env.kwargs.
     """
@@ -43,9 +52,11 @@ def play_episodes(
     )
     config.env.num_workers = 1
     config.env.envs_per_worker = groups * n
-    config.data.max_prompt_length, config.data.max_response_length = PROMPT_TOKENS, RESPONSE_TOKENS
+    config.data.max_prompt_length = PROMPT_TOKENS
+    config.data.max_response_length = RESPONSE_TOKENS
     tokenizer = make_tiny_tokenizer()
-    envs = dict(zip(("train", "val"), make_envs(config), strict=True))[split]
+    train, val = make_envs(config)
+    envs = {"train": train, "val": val}[split]
     batch = envs.gen_batch(1, groups)
     engines = [
         ScriptedEngine(tokenizer, _speak(policy(task), levels))

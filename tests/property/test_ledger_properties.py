@@ -11,8 +11,13 @@ from tests.helpers.tiny_model import SPECIAL, TAGS, make_tiny_tokenizer
 
 
 @cache
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+@cache
 def bridge() -> ChatBridge:
-    return ChatBridge(make_tiny_tokenizer())
+    return ChatBridge(tokenizer())
 
 
 ODD = ["You see a desk.", "\n", "  ", "cabinet 10", "<|im_", "end|>", "\u00fc\u4e16"]
@@ -67,11 +72,11 @@ def test_segments_tile_the_ledger_and_masks_agree(turns):
 @settings(max_examples=100, deadline=None)
 @given(TEXT)
 def test_environment_text_never_holds_a_control_token(text):
-    tokenizer = bridge().tokenizer
-    control = {tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
+    vocabulary = tokenizer().get_vocab()
+    control = {vocabulary[token] for token in SPECIAL}
     observation = bridge().between([], text).observation
     assert not control & set(observation)
-    assert tokenizer.decode(observation, skip_special_tokens=False) == text
+    assert tokenizer().decode(list(observation), skip_special_tokens=False) == text
 
 
 @settings(max_examples=60, deadline=None)

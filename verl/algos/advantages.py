@@ -83,6 +83,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     returns = torch.zeros_like(rewards)
     running = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
+        # As in GAE, time stands still between sampled tokens.
         running = torch.where(sampled[:, t], rewards[:, t] + gamma * running, running)
         returns[:, t] = running
     returns = torch.where(sampled, returns, 0.0)
@@ -201,6 +202,7 @@ def compute_gpg_outcome_advantage(
     return != 0.
     """
     trajectories = trajectories_of(token_level_rewards.double().sum(-1), index, traj_index)
+    # Trajectories of return 0 are taken to teach nothing; alpha gives their share to the others.
     alpha = len(trajectories.score) / trajectories.score.count_nonzero().clamp(min=1)
     stats = group_mean_std(trajectories.score, trajectories.group)
     centred = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)

@@ -81,6 +81,8 @@ def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[S
     merged: dict[StateKey, StateKey] = {}
     for uid, anchor in dict.fromkeys(states):
         known = leaders.setdefault(uid, [])
+        # Against the first member alone: likeness is not transitive, and a chain of small
+        # differences could join states that have nothing in common.
         match = next((leader for leader in known if _ratio(leader, anchor) >= threshold), None)
         if match is None:
             known.append(anchor)
@@ -157,6 +159,7 @@ def compute_gigpo_outcome_advantage(
         steps = steps._replace(state=merge_similar_states(steps.state, similarity_thresh))
     returns = discounted_step_returns(steps, gamma)
     stats = group_mean_std(returns, factorize(steps.state))
+    # A state that was seen once is its own mean: exactly 0.
     step_advantages = returns - stats.mean
     if by_std:
         step_advantages = step_advantages / (stats.std + epsilon)

@@ -38,6 +38,7 @@ def kl_penalty(logprob: PerPosition, ref_logprob: PerPosition, kl_penalty: str) 
         return 0.5 * difference.square()
     # exp of an unlimited difference would overflow on a token the reference finds impossible.
     limited = difference.clamp(-20.0, 20.0)
+    # k3 is never negative, and it varies less than k1, from which it differs by a term of mean 0.
     return ((-limited).exp() - 1 + limited).clamp(-10.0, 10.0)
 
 
@@ -79,6 +80,7 @@ class AdaptiveKLController:
 
     def update(self, current_kl: float, n_steps: int) -> None:
         """Adapt to the mean KL ``current_kl`` (nats) measured over ``n_steps`` samples."""
+        # Clipped, so that one unusual batch cannot throw the coefficient off.
         error = min(max(current_kl / self.target - 1, -0.2), 0.2)
         self.value *= 1 + error * n_steps / self.horizon
 

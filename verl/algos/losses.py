@@ -34,6 +34,7 @@ def loss_denominator(
     """
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
     tokens = loss_mask.bool().sum(-1)
+    # Rows that only fill up a batch have no sampled token: they must not count as sequences.
     per_row = tokens if loss_agg_mode == "token-mean" else tokens > 0
     return (_weights(loss_mask, row_weights) * per_row).sum()
 
@@ -114,6 +115,7 @@ def compute_policy_loss_vanilla(
     # What is not sampled may hold anything, NaN included; where() keeps it out of the gradient.
     advantages = torch.where(mask, advantages, 0.0)
     difference = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
+    # Beyond the bound the gradient is 0: such a ratio is clipped already, or as good as 0.
     ratio = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - low, 1 + high)
@@ -151,6 +153,7 @@ def compute_value_loss(
     clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
     plain_error = (vpreds - returns) ** 2
     clipped_error = (clipped - returns) ** 2
+    # The larger of both, as in the policy's surrogate: leaving the bounds never lowers the loss.
     losses = 0.5 * torch.maximum(plain_error, clipped_error)
     loss = agg_loss(
         losses, response_mask, loss_agg_mode, row_weights, denominator, loss_scale_factor

@@ -13,6 +13,7 @@ Example: a row of 6 tokens with two branches at 4 and one at 2 is packed as ::
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -54,11 +55,10 @@ def pack(
     if min(lengths, default=1) < 1:
         raise ValueError("a packed row needs at least one token")
     layout = layout_of_rows(lengths, device)
-    ids, positions = list(rows), [torch.arange(length) for length in lengths]
-    offsets, cursor = [], 0
-    for length in lengths:
-        offsets.append(cursor)
-        cursor += length
+    ids = list(rows)
+    positions = [torch.arange(length) for length in lengths]
+    offsets = [0, *accumulate(lengths)]
+    cursor = offsets.pop()  # the end of the last row, where the first branch begins
     branch_offsets: list[list[int]] = []
     blocks: list[BranchBlock] = []
     for row, offset, length in zip(branches or [], offsets, lengths, strict=bool(branches)):
@@ -68,10 +68,11 @@ def pack(
             first = cursor
             for index in block:
                 branch = row[index]
+                size = len(branch.token_ids)
                 where[index] = cursor
                 ids.append(torch.as_tensor(branch.token_ids, dtype=torch.long))
-                positions.append(torch.arange(branch.start, branch.start + len(branch.token_ids)))
-                cursor += len(branch.token_ids)
+                positions.append(torch.arange(branch.start, branch.start + size))
+                cursor += size
             blocks.append(_branch_block([row[index] for index in block], first, offset, device))
         branch_offsets.append(where)
     return PackedBranches(
@@ -96,7 +97,9 @@ def _check(row: Sequence[Branch], length: int) -> None:
 def _blocks(row: Sequence[Branch]) -> list[list[int]]:
     """Indices of the branches, by start, cut into blocks of about ``BLOCK_QUERIES`` tokens."""
     blocks: list[list[int]] = []
+    # As if a block were full: the first branch opens one.
     queries = BLOCK_QUERIES
+    # A block's keys reach to its largest start: of neighbours the mask hides least.
     for index in sorted(range(len(row)), key=lambda i: row[i].start):
         # branches with one start are kept together: they share all of their prefix
         same = bool(blocks) and row[blocks[-1][-1]].start == row[index].start
@@ -113,16 +116,14 @@ def _branch_block(
 ) -> BranchBlock:
     sizes = torch.tensor([len(branch.token_ids) for branch in block])
     starts = torch.tensor([branch.start for branch in block])
-    queries, prefix = int(sizes.sum()), int(starts.max())
-    owner = torch.repeat_interleave(torch.arange(len(block)), sizes)  # [Q]
+    queries = int(sizes.sum())
+    prefix = int(starts.max())
+    owner = torch.repeat_interleave(torch.arange(len(block)), sizes)  # [Q], the branch of a query
     order = torch.arange(queries)
-    visible = torch.cat(
-        [
-            torch.arange(prefix)[None, :] < starts[owner][:, None],
-            (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :]),
-        ],
-        dim=1,
-    )
+    # a query sees its row up to the start of its branch, and of the block its own branch causally
+    in_row = torch.arange(prefix)[None, :] < starts[owner][:, None]
+    in_branch = (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :])
+    visible = torch.cat([in_row, in_branch], dim=1)
     mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
     return BranchBlock(first, first + queries, trunk, prefix, mask.to(device))
 
@@ -133,10 +134,10 @@ def naive_sequences(
     """Reference: each branch as the plain sequence ``row[:start] + token_ids``, to be forwarded on
     its own.
     """
-    return [
-        [
-            torch.cat([tokens[: b.start], torch.as_tensor(b.token_ids, dtype=torch.long)])
-            for b in row
-        ]
-        for tokens, row in zip(rows, branches, strict=True)
-    ]
+    found: list[list[torch.Tensor]] = []
+    for tokens, row in zip(rows, branches, strict=True):
+        found.append([])
+        for branch in row:
+            own = torch.as_tensor(branch.token_ids, dtype=torch.long)
+            found[-1].append(torch.cat([tokens[: branch.start], own]))
+    return found

@@ -48,6 +48,7 @@ def tied_names(lm: nn.Module) -> set[str]:
     seen: set[int] = set()
     repeated: set[str] = set()
     for name, parameter in lm.named_parameters(remove_duplicate=False):
+        # Identity and not equality: fresh layers can hold equal values without being tied.
         if id(parameter) in seen:
             repeated.add(name)
         seen.add(id(parameter))
@@ -95,5 +96,6 @@ def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
 
 def _copy_tokenizer(source: Path, directory: Path) -> None:
     for name in TOKENIZER_FILES:
+        # The config of generation has just been written, and is newer than the source's.
         if (source / name).is_file() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+# Without the weights for other frameworks, which repositories often hold as well.
 FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", "*.safetensors", "pytorch_model*.bin"]
 
 
@@ -19,14 +20,10 @@ def model_directory(path: str) -> str:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        found = Path(snapshot_download(path, allow_patterns=FILES))
-    except (
-        HfHubHTTPError,
-        HFValidationError,
-        OSError,
-    ) as error:  # OSError: no connection, nothing in the cache
+        return str(Path(snapshot_download(path, allow_patterns=FILES)))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        # OSError: no connection, and nothing in the cache
         why = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
             f"{path!r} is neither a directory nor a model that the hub gives: {why}"
         ) from error
-    return str(found)

@@ -72,6 +72,7 @@ def load_causal_lm(
     if not has_weights(directory):
         raise FileNotFoundError(f"'{directory}' has a config.json but no weights (*.safetensors)")
     if external_lib:
+        # Imported for what it registers with transformers.
         importlib.import_module(external_lib)
     # never the network: what the hub has to give was fetched once, before any worker started
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
@@ -102,6 +103,7 @@ def prepare_for_training(
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:
+        # The reentrant kind needs an input with a gradient; below LoRA's adapters all is frozen.
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 

@@ -80,6 +80,7 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
             merged[name] = tensor
             continue
         if leaf == "weight":
+            # In float32: an adapter's update is often smaller than what bfloat16 rounds away.
             low = state[f"{module}.lora_A.{ADAPTER}.weight"].float()  # [rank, in]
             high = state[f"{module}.lora_B.{ADAPTER}.weight"].float()  # [out, rank]
             tensor = (tensor.float() + scales[module] * (high @ low)).to(tensor.dtype)

@@ -75,6 +75,7 @@ def build_policy(
         eos_token_id=ids[END],
         pad_token_id=ids[PAD],
     )
+    # The caller's random numbers go on as if no model had been made.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).float()
@@ -108,8 +109,10 @@ def build_tokenizer(
         )
     split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     counts = count_words(split, [*words, *_without_tags(texts, tags)])
+    # Ties by the word itself: the same texts give the same ids on every machine.
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     longer = [word for word, _ in frequent if len(word) > 1]  # single bytes are entries already
+    # Words take most of the room, but a quarter of it at most is kept for merges.
     whole = longer[: max(0, room - min(MAX_MERGES, room // 4))]
     merges = train_merges(longer, counts, alphabet, room - len(whole))
     merged = [left + right for left, right in merges]

@@ -41,6 +41,7 @@ def summary(metrics: Mapping[str, float | None]) -> dict[str, str]:
     for figure in arrange(FIGURES, added):
         values = [metrics.get(name) for name in figure.metrics]
         numbers = [float(value) for value in values if value is not None]
+        # All numbers of a figure or none: beside a gap nobody could tell which is missing.
         if len(numbers) == len(figure.metrics):
             shown[figure.label] = " ".join(figure.form.format(number) for number in numbers)
     return shown
@@ -55,6 +56,7 @@ class TrainingConsole:
     def __init__(
         self, total_steps: int | None = None, first_step: int = 0, console: Console | None = None
     ) -> None:
+        # stdout is left to what a command has to say, so that it can be piped.
         self.console = console or Console(stderr=True)
         self._header: list[str] = []
         self._progress: Progress | None = None
@@ -80,6 +82,7 @@ class TrainingConsole:
         self.console.print(self._table(step, figures))
 
     def _table(self, step: int, figures: dict[str, str]) -> Table:
+        # A header again only where columns change, as they do at a validation.
         table = Table(
             box=None, show_header=list(figures) != self._header, pad_edge=False, header_style="dim"
         )

@@ -87,12 +87,14 @@ def _git(root: Path) -> dict[str, Any] | None:
         return None
     return {
         "revision": revision,
+        # Files that git does not know are notes and data; they do not change what the code does.
         "changed": bool(_run_git(root, "status", "--porcelain", "--untracked-files=no")),
     }
 
 
 def _run_git(root: Path, *args: str) -> str | None:
     try:
+        # A deadline, because a checkout on a slow network disk must not hold up the start.
         done = subprocess.run(
             ["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10
         )

@@ -78,6 +78,7 @@ class Journal:
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics; where it holds a validation, the report is renewed."""
         self._trackers.log(metrics, step)
+        # A report reads all that was ever logged: at every step it would cost more each time.
         if "val/success_rate" in metrics:
             refresh_report(self.run.path)
 

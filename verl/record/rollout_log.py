@@ -34,7 +34,7 @@ class Decoder(Protocol):
     """A tokenizer that turns ids into text."""
 
     # Transformers promises a text or a list of texts, whatever the ids are: a text for one list.
-    def decode(self, token_ids: list[int]) -> Any: ...
+    def decode(self, token_ids: list[int], /) -> Any: ...
 
 
 def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, Any]]:

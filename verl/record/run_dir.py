@@ -60,6 +60,7 @@ class RunDirectory:
         """
         for folder in (self.rollouts, self.logs, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
+        # Before any file is written: a second run must leave those of the first alone.
         self._take_lock()
         self._write_config(config)
         self._write_facts(environment_facts(seeds))
@@ -127,6 +128,7 @@ class RunDirectory:
 
     def _write_config(self, config: object) -> None:
         new = jsonl.plain(as_dict(config))
+        # The file of the last start is the only record of its settings and about to be replaced.
         if self.config_path.exists():
             self._tell_changes(yaml.safe_load(self.config_path.read_text()) or {}, new)
         jsonl.write_text(self.config_path, yaml.safe_dump(new, sort_keys=False, allow_unicode=True))
@@ -149,6 +151,7 @@ class RunDirectory:
         starts = []
         if self.env_path.exists():
             starts = json.loads(self.env_path.read_text()).get("starts", [])
+        # Facts in full are those of the last start; of the others remains what tells them apart.
         brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
         whole = jsonl.plain({**facts, "starts": [*starts, brief]})
         jsonl.write_text(self.env_path, json.dumps(whole, indent=2))

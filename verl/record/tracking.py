@@ -81,6 +81,7 @@ class Tracking:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """Write, show and send ``data`` (metric name -> number) as the metrics of ``step``."""
+        # The file first: whatever the terminal or a service does then, the numbers are safe.
         jsonl.append(self.path, {"step": step, "time": time.time(), **data})
         if self.console is not None:
             self.console.step(step, data)
@@ -206,6 +207,7 @@ class Service:
     def _arguments(self, project: str, experiment: str, directory: Path) -> dict[str, str]:
         """What this service calls project, experiment and directory."""
         place = str(directory)
+        # Accelerate hands these on to each service's own function, which has its own words.
         if self.name in ("tensorboard", "aim"):
             return {"run_name": experiment, "logging_dir": place}
         if self.name == "wandb":

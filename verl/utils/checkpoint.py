@@ -70,7 +70,7 @@ class CheckpointManager:
         self.root = Path(root)
         self.max_to_keep = max_to_keep
 
-    def save(self, step: int, writer: Callable[[Path], None], state: dict[str, Any]) -> Path:
+    def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         """Make ``root/global_step_<step>`` and retire old checkpoints; returns the new directory.
 
         ``writer(directory)`` writes the tensors; ``state`` must be JSON. A checkpoint of the same
@@ -193,6 +193,7 @@ def _write_state_and_manifest(directory: Path, step: int, encoded_state: str) ->
     (directory / STATE).write_text(encoded_state, encoding="utf-8")
     files = {}
     for path in sorted(directory.rglob("*")):
+        # What a link leads to can change after its digest was taken.
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise CheckpointError(f"{path}: a checkpoint holds plain files and directories only")
         flush_to_disk(path)
@@ -262,6 +263,7 @@ def _is_abandoned(path: Path) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
+    # There is such a process; it belongs to somebody else.
     except PermissionError:
         return False
     return False

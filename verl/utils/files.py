@@ -19,6 +19,7 @@ def atomic_write(path: str | Path) -> Iterator[IO[str]]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target: a rename is one step only within a file system.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:

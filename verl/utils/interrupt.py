@@ -41,6 +41,7 @@ class Interruption:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        # Only what a signal has raised ends here: an interrupt of another origin goes on.
         return kind is KeyboardInterrupt and self.signal is not None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

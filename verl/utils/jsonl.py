@@ -19,6 +19,7 @@ def plain(value: object) -> Any:
     if isinstance(value, (str, bool)) or value is None:
         return value
     if isinstance(value, float):
+        # Python would write NaN and Infinity, which no other reader of JSON takes.
         return value if math.isfinite(value) else None
     if isinstance(value, int):
         return value

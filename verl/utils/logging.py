@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# These report every request or file at INFO.
 QUIET = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 
 # The root logger's handlers that are ours: others (pytest's, a notebook's) are left alone.

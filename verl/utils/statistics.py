@@ -22,6 +22,7 @@ def bootstrap_interval(
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     if len(sample) == 0:
         return float("nan"), float("nan")
+    # All resamples at once: 80 MB of indices for a panel of 1,000 tasks.
     drawn = np.random.default_rng(seed).integers(0, len(sample), size=(resamples, len(sample)))
     tails = [(1 - confidence) / 2, (1 + confidence) / 2]
     low, high = np.quantile(sample[drawn].mean(axis=1), tails)

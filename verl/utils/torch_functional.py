@@ -62,6 +62,7 @@ def masked_whiten(values: Values, mask: Mask, shift_mean: bool = True) -> Values
     selected.
     """
     mean = masked_mean(values, mask)
+    # 1e-8 only keeps equal values from 0 / 0: they become 0.
     whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
     if not shift_mean:
         whitened = whitened + mean

@@ -142,7 +142,7 @@ class MultistepEnv:
         free = " It does not count." if number < self.free_shots else ""
         return f"Episode {number + 1} of {self.episodes_per_trial}.{free}"
 
-    def _format_outcome(self, state: Any) -> str:
+    def _format_outcome(self, state: Any) -> str:  # noqa: ARG002  a child reads it
         """What the agent is told of the end of an episode when another one follows."""
         return ""
 
@@ -168,7 +168,7 @@ class MultistepEnv:
         self,
         completions: Sequence[object] | None = None,
         session_ids: Sequence[str] | None = None,
-        **columns: object,
+        **columns: object,  # noqa: ARG002  trainers hand over every column of the dataset
     ) -> list[float | None]:
         """The return of every session; 0.0 with a warning for an unknown one, None for one that was
         aborted.

@@ -26,8 +26,12 @@ def check(
 def _tokens(env: MultistepEnv, processing_class: Any) -> Iterator[str]:
     if env.tokenizer is None:
         yield "it trains on tokens: give the environment a tokenizer"
-    elif processing_class is not None and processing_class.get_vocab() != env.tokenizer.get_vocab():
+    elif processing_class is not None and not _same_vocabulary(processing_class, env.tokenizer):
         yield "processing_class and the environment's tokenizer differ: use one for both"
+
+
+def _same_vocabulary(one: Any, other: Any) -> bool:
+    return one.get_vocab() == other.get_vocab()
 
 
 def _choices(old_logps: str, loss_path: str) -> Iterator[str]:
@@ -41,23 +45,35 @@ def _choices(old_logps: str, loss_path: str) -> Iterator[str]:
 
 def _sampling(args: Any) -> Iterator[str]:
     if args.remove_unused_columns:
-        yield "remove_unused_columns=True drops the columns that the environment needs: set it to False"
+        yield (
+            "remove_unused_columns=True drops the columns that the environment needs: "
+            "set it to False"
+        )
     if args.chat_template_kwargs:
-        yield "chat_template_kwargs are not applied, the environment renders its trials: set tokenizer.chat_template"
+        yield (
+            "chat_template_kwargs are not applied, the environment renders its trials: "
+            "set tokenizer.chat_template"
+        )
     colocated = args.use_vllm and args.vllm_mode == "colocate"
     if not colocated and (args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs):
-        yield "min_p, repetition_penalty and generation_kwargs are applied with use_vllm=True vllm_mode='colocate' only"
+        yield (
+            "min_p, repetition_penalty and generation_kwargs are applied with "
+            "use_vllm=True vllm_mode='colocate' only"
+        )
     if colocated and args.vllm_enable_sleep_mode:
-        yield "turns are sampled one by one, and TRL wakes a sleeping engine for one: vllm_enable_sleep_mode=False"
+        yield (
+            "turns are sampled one by one, and TRL wakes a sleeping engine for one: "
+            "vllm_enable_sleep_mode=False"
+        )
     if not args.use_vllm and (args.fsdp or args.deepspeed) and args.world_size > 1:
         yield (
-            "to sample from a sharded model, all processes must sample every token together, and trials differ in "
-            "length: use_vllm=True"
+            "to sample from a sharded model, all processes must sample every token together, and "
+            "trials differ in length: use_vllm=True"
         )
     if args.use_vllm and args.vllm_mode == "colocate" and args.vllm_tensor_parallel_size > 1:
         yield (
-            "with vllm_tensor_parallel_size > 1, all processes must sample every turn together, and trials differ in "
-            "length: vllm_mode='server'"
+            "with vllm_tensor_parallel_size > 1, all processes must sample every turn together, "
+            "and trials differ in length: vllm_mode='server'"
         )
 
 
@@ -71,6 +87,9 @@ def _full_sequence(args: Any, old_logps: str) -> Iterator[str]:
         args.top_entropy_quantile < 1,
     )
     if any(extra):
-        yield "loss_path='full_sequence' has neither entropy terms nor an off-policy mask: loss_path='trl'"
+        yield (
+            "loss_path='full_sequence' has neither entropy terms nor an off-policy mask: "
+            "loss_path='trl'"
+        )
     if args.use_vllm and old_logps == "recompute":
         yield "loss_path='full_sequence' with vLLM takes old_logps='sampling'"

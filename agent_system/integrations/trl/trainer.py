@@ -1,8 +1,9 @@
 """``GRPOEnvTrainer``: TRL's GRPO on trials of a ``MultistepEnv``.
 
-    dataset rows ─▶ _generate_and_score_completions ─▶ env.run_trial(agent) ─▶ tokens, masks, log-probs, session ids
-                                   │                                               │
-    TRL: rewards by session ids, advantages, loss on the agent's tokens, logging ◀─┘
+    dataset rows ─▶ _generate_and_score_completions ─▶ env.run_trial(agent) ─▶ tokens, masks,
+                                   │                          log-probs, session ids
+                                   │                                     │
+    TRL: rewards by session ids, advantages, loss on the agent's tokens ◀┘
 
 TRL's part is untouched: a trial comes back as one prompt (up to the first sampled token) and one
 completion, in which ``env_mask`` is 1 on the tokens of the agent and 0 on those of the environment.
@@ -13,15 +14,17 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
-from trl import GRPOConfig, GRPOTrainer
-from trl.models import unwrap_model_for_generation
+from trl.models.utils import unwrap_model_for_generation
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
-from agent_system.agents import DirectOutputAgent
+from agent_system.agents import Agent, DirectOutputAgent
 from agent_system.environments.multistep import MultistepEnv
+from agent_system.integrations.trl import vllm_on_cpu
 from agent_system.integrations.trl.checks import check
 from agent_system.integrations.trl.full_sequence import (
     full_sequence_batch,
@@ -66,7 +69,11 @@ class GRPOEnvTrainer(GRPOTrainer):
         ValueError: A combination that cannot work; the message says which and what to do.
     """
 
-    _tag_names = ["trl", "grpo", "multistep-env"]
+    _tag_names: ClassVar = ["trl", "grpo", "multistep-env"]
+    # What TRL's own trainer sets, more precisely than it says.
+    args: GRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride]  it is given no other
+    model: Any
+    max_completion_length: int  # pyright: ignore[reportIncompatibleVariableOverride]  see checks
 
     def __init__(
         self,
@@ -77,12 +84,12 @@ class GRPOEnvTrainer(GRPOTrainer):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
-        callbacks: list | None = None,
-        optimizers: tuple = (None, None),
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
         peft_config: Any = None,
         *,
-        agent: Any = None,
-        sampling_params: Any = None,
+        agent: Agent | None = None,
+        sampling_params: object = None,
         max_turn_tokens: int | None = None,
         old_logps: str = "sampling",
         loss_path: str = "trl",
@@ -92,45 +99,40 @@ class GRPOEnvTrainer(GRPOTrainer):
         check(env, args, processing_class, old_logps, loss_path)
         on_cpu = args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
         if on_cpu:
-            from agent_system.integrations.trl.vllm_on_cpu import prepare_process, weight_sync
-
-            prepare_process()
-        if (
-            args.use_vllm
-            and _takes_sampled(args, old_logps)
-            and args.vllm_importance_sampling_correction
-        ):
-            logger.info(
-                "old log-probs are those of sampling: vllm_importance_sampling_correction is switched off"
-            )
-            args.vllm_importance_sampling_correction = False
+            vllm_on_cpu.prepare_process()  # vLLM reads it when TRL imports it
+        if args.use_vllm and _takes_sampled(args, old_logps):
+            _switch_correction_off(args)
         if eval_dataset is None and args.eval_strategy != "no":
             eval_dataset = env.get_eval_dataset()
+        rubric: Any = env.get_rubric() if reward_funcs is None else reward_funcs
+        processing: Any = env.tokenizer if processing_class is None else processing_class
         super().__init__(
             model=model,
-            reward_funcs=env.get_rubric() if reward_funcs is None else reward_funcs,
+            reward_funcs=rubric,
             args=args,
             train_dataset=env.get_train_dataset() if train_dataset is None else train_dataset,
             eval_dataset=eval_dataset,
-            processing_class=env.tokenizer if processing_class is None else processing_class,
+            processing_class=processing,
             callbacks=callbacks,
             optimizers=optimizers,
             peft_config=peft_config,
         )
-        self.env, self.old_logps, self.loss_path = env, old_logps, loss_path
+        self.env = env
+        self.old_logps = old_logps
+        self.loss_path = loss_path
         self.allow_retokenized = allow_retokenized
         self.max_turn_tokens = max_turn_tokens or _turn_tokens(env, self.max_completion_length)
         if on_cpu:
-            self.vllm_generation.sync_weights = weight_sync(self.vllm_generation)
-        self.agent = self._make_agent(sampling_params) if agent is None else agent
+            self.vllm_generation.sync_weights = vllm_on_cpu.weight_sync(self.vllm_generation)
+        self.agent: Agent = self._make_agent(sampling_params) if agent is None else agent
         self.rollout_func = self._rollout
         self._rows: list[dict[str, Any]] = []
         self._openings: list[list[dict[str, str]]] = []
         self._trials: dict[str, list] = {}
 
-    # ---- playing ---------------------------------------------------------------------------------------------------
+    # ---- playing ----
 
-    def _make_agent(self, sampling_params: Any) -> DirectOutputAgent:
+    def _make_agent(self, sampling_params: object) -> DirectOutputAgent:
         if self.use_vllm and self.vllm_mode == "colocate":
             return DirectOutputAgent(
                 self.vllm_generation.llm, sampling_params or self._vllm_sampling()
@@ -164,16 +166,18 @@ class GRPOEnvTrainer(GRPOTrainer):
             "skip_special_tokens": False,
             "logprobs": 0,
         }
-        return SamplingParams(**(options | (self.args.generation_kwargs or {})))
+        further: Any = self.args.generation_kwargs or {}  # parsed by now
+        return SamplingParams(**(options | further))
 
     @contextlib.contextmanager
     def _borrow_model(self) -> Iterator[Any]:
         """The policy in evaluation mode, unwrapped, for sampling."""
+        checkpointing: Any = self.args.gradient_checkpointing_kwargs  # parsed by now
         with unwrap_model_for_generation(
             self.model_wrapped,
             self.accelerator,
             gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-            gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            gradient_checkpointing_kwargs=checkpointing,
         ) as model:
             training = model.training
             model.eval()
@@ -191,10 +195,14 @@ class GRPOEnvTrainer(GRPOTrainer):
         if not (self.use_vllm and self.vllm_mode == "server"):
             return self._run_trial(rows)
         everything = gather_object(rows)
-        box = [self._run_trial(everything) if self.accelerator.is_main_process else None]
-        broadcast_object_list(box, from_process=0)
+        # The list is filled in place on the other processes.
+        shared: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            shared = [self._run_trial(everything)]
+        broadcast_object_list(shared, from_process=0)
         start = self.accelerator.process_index * len(rows)
-        mine = {name: values[start : start + len(rows)] for name, values in box[0].items()}
+        end = start + len(rows)
+        mine = {name: values[start:end] for name, values in shared[0].items()}
         self.env.completed_episodes |= dict(zip(mine["session_ids"], mine["records"], strict=True))
         return mine
 
@@ -213,13 +221,13 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._trials = trials = self._play(self._rows)
         if any(trials["retokenized"]) and not self.allow_retokenized:
             raise ValueError(
-                "the agent tells no sampled tokens: its words were tokenised again, and those are not what the policy "
-                "sampled. Use an agent that returns agent_system.agents.Action, or allow_retokenized=True"
+                "the agent tells no sampled tokens: its words were tokenised again, and those are "
+                "not what the policy sampled. Use an agent that returns "
+                "agent_system.agents.Action, or allow_retokenized=True"
             )
         for opening, record in zip(self._openings, trials["records"], strict=True):
-            opening[:] = _opening_of(
-                record["messages"]
-            )  # TRL holds these lists: they go to reward functions and logs
+            # In place: TRL holds these lists, they go to reward functions and logs.
+            opening[:] = _opening_of(record["messages"])
         rows = [self._completion(trials, index) for index in range(len(self._rows))]
         names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
@@ -232,18 +240,21 @@ class GRPOEnvTrainer(GRPOTrainer):
 
         A trial that came to its end gets an end token, not trained.
         """
-        ids, start = trials["full_token_ids"][index], trials["prompt_lengths"][index]
-        end = self._tokenizer.eos_token_id
-        completion, mask = ids[start:], trials["completion_only_mask"][index][start:]
-        logprobs = trials["logprobs"][index][start:]
-        complete = (
-            trials["truncated"][index] in (None, "steps") and trials["aborted"][index] is None
-        )
+        ids: list[int] = trials["full_token_ids"][index]
+        start: int = trials["prompt_lengths"][index]
+        end: Any = self._tokenizer.eos_token_id
+        completion = ids[start:]
+        mask: list[int] = trials["completion_only_mask"][index][start:]
+        logprobs: list[float] = trials["logprobs"][index][start:]
+        unbroken = trials["aborted"][index] is None
+        complete = unbroken and trials["truncated"][index] in (None, "steps")
         if not completion or (complete and completion[-1] not in self.eos_token_ids):
-            completion, mask, logprobs = [*completion, end], [*mask, 0], [*logprobs, 0.0]
+            completion = [*completion, end]
+            mask = [*mask, 0]
+            logprobs = [*logprobs, 0.0]
         return ids[:start] or [end], completion, logprobs, mask
 
-    # ---- TRL's hooks -----------------------------------------------------------------------------------------------
+    # ---- TRL's hooks ----
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._rows = [dict(row) for row in inputs]
@@ -259,7 +270,11 @@ class GRPOEnvTrainer(GRPOTrainer):
         return output
 
     def _calculate_rewards(
-        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+        self,
+        inputs: Any,
+        prompts: Any,
+        completions: Any,  # noqa: ARG002  decoded of the whole trial; see below
+        completion_ids_list: Any,
     ) -> torch.Tensor:
         """Reward functions see the agent's last message, not the whole trial decoded as one."""
         return super()._calculate_rewards(
@@ -284,7 +299,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         windows = self.current_gradient_accumulation_steps if self.model.training else 1
         num_tokens = inputs.get("num_items_in_batch")
         if num_tokens is not None:  # of all processes and of the whole generation batch
-            share = windows / self.args.steps_per_generation if self.model.training else 1.0
+            steps: Any = self.args.steps_per_generation  # TRL has filled it in
+            share = windows / steps if self.model.training else 1.0
             num_tokens = num_tokens.clamp(min=1.0) / self.accelerator.num_processes * share
         loss = masked_grpo_loss(
             logps,
@@ -300,6 +316,16 @@ class GRPOEnvTrainer(GRPOTrainer):
             num_tokens=num_tokens,
         )
         return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
+
+
+def _switch_correction_off(args: GRPOConfig) -> None:
+    """Log-probs of sampling are corrected for already, as the old policy's."""
+    if args.vllm_importance_sampling_correction:
+        logger.info(
+            "old log-probs are those of sampling: "
+            "vllm_importance_sampling_correction is switched off"
+        )
+        args.vllm_importance_sampling_correction = False
 
 
 def _takes_sampled(args: GRPOConfig, old_logps: str) -> bool:

@@ -38,7 +38,8 @@ def weight_sync(generation: Any) -> Callable[[], None]:
         )
         if not generation.llm.reset_prefix_cache():
             raise RuntimeError(
-                "vLLM kept its prefix cache after a weight update: cached keys would be of old weights"
+                "vLLM kept its prefix cache after a weight update: "
+                "cached keys would be of old weights"
             )
 
     return sync

@@ -116,8 +116,13 @@ def test_the_original_level_is_not_thought_again_and_level_one_needs_no_engine(t
 
 def levels_for(codec, tokenizer, settings, text=None, count=400):
     parsed = codec.parse_step(tokenizer(text or STEP.format(level=2, thought="x"))["input_ids"])
-    sampler = AlternativeSampler(settings, codec, None, None)
-    return [tuple(sampler.levels_for(parsed, f"t{n}", n % 7)) for n in range(count)]
+    engine = Engine(tokenizer, {})
+    sampler = AlternativeSampler(
+        settings, codec, engine.sample, lambda t: tokenizer(t)["input_ids"]
+    )
+    levels = [tuple(sampler.levels_for(parsed, f"t{n}", n % 7)) for n in range(count)]
+    assert engine.asked == []
+    return levels
 
 
 def test_one_alternative_is_drawn_uniformly_and_repeatably(tokenizer, codec):
@@ -183,6 +188,7 @@ def test_thoughts_are_asked_for_while_the_environment_steps(tokenizer):
     assert kinds.index("thought") < last_turn, "alternatives do not wait for the end of the play"
     for trajectory in trajectories:
         for turn in trajectory.turns:
+            assert turn.alternatives is not None and turn.parsed is not None
             levels = {thought.level for thought in turn.alternatives.thoughts} | {turn.parsed.level}
             assert levels == {1, 2, 3, 4}
             prompt = trajectory.ledgers[turn.ledger].ids[: turn.start]
@@ -209,5 +215,6 @@ def test_mixed_groups_only(tokenizer, mixed):
     expanded = [turn for t in trajectories for turn in t.turns if turn.alternatives is not None]
     assert bool(expanded) == mixed
     if mixed:
-        parsed = [turn for t in trajectories for turn in t.turns if turn.parsed.failure is None]
-        assert len(expanded) == len(parsed)
+        steps = [turn.parsed for t in trajectories for turn in t.turns]
+        readable = [step for step in steps if step is not None and step.failure is None]
+        assert len(expanded) == len(readable)

@@ -91,6 +91,7 @@ def test_rule_13_a_forced_level_enters_neither_entropy_nor_cost_nor_loss(
     for row, record in steps_of(data):
         own = prefix_of(data, row, record, tokenizer)
         digit = data.batch["responses"][row][own].tolist()[:-1]  # level 1 may go without a thought
+        assert record.level is not None
         assert digit == codec.prefix_ids[record.level][:-1]
         nothing = {
             key: data.batch[key][row][own] == 0
@@ -149,10 +150,10 @@ def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, to
         )
         worker.init_model()
         worker.update_actor(data)
-        return dict(worker.export_weights())
+        return {name: torch.as_tensor(value) for name, value in worker.export_weights()}
 
     plain, loud = update(0.0), update(100.0)
-    assert all((plain[name] == loud[name]).all() for name in plain)
+    assert all(plain[name].equal(loud[name]) for name in plain)
 
 
 def test_forced_levels_count_neither_as_choices_nor_against_collapse(tokenizer, scorer):
@@ -198,10 +199,10 @@ def test_a_forced_level_and_what_follows_fit_the_turn(history, tokenizer, scorer
 
     data = collect(tokenizer, scorer, config, script)
     length = len(LevelCodec(tokenizer).prefix_ids[1])
-    assert all(
-        record.num_tokens == config.env.max_turn_tokens - length for _, record in steps_of(data)
-    )
-    assert data.batch["responses"].shape[1] <= config.env.max_turn_tokens
+    limit = config.env.max_turn_tokens
+    assert limit is not None
+    assert all(record.num_tokens == limit - length for _, record in steps_of(data))
+    assert data.batch["responses"].shape[1] <= limit
     assert all(
         len(real_tokens(data, row)) <= data.batch["input_ids"].shape[1] for row in range(len(data))
     )

@@ -4,6 +4,7 @@ continues.
 
 import pytest
 
+from agent_system.environments.base import shows_level_prompts
 from agent_system.environments.env_package.alfworld.package import PACKAGE as ALFWORLD
 from agent_system.environments.env_package.number_line.package import LEVEL_TEXTS, LEVELS
 from agent_system.environments.env_package.number_line.package import PACKAGE as NUMBER_LINE
@@ -63,24 +64,28 @@ def test_a_policy_that_is_asked_for_no_levels_sees_none():
 
 def test_alfworld_describes_levels_in_its_full_prompts():
     section = {"prompt": "full", "level_prompts": {3: "think of the drawer."}}
-    text = ALFWORLD.prompts(section).system(True)
+    full = ALFWORLD.prompts(ALFWORLD.read(section))
+    text = full.system(True)
+    without = full.system(False)
+    assert text is not None and without is not None
     assert "\n3: think of the drawer.\n" in text and "\n4: as 3," in text
-    assert "drawer" not in ALFWORLD.prompts(section).system(False)
-    assert ALFWORLD.prompts(section).shows_level_prompts
-    assert not ALFWORLD.prompts({"prompt": "compact"}).shows_level_prompts
+    assert "drawer" not in without
+    assert shows_level_prompts(full)
+    assert not shows_level_prompts(ALFWORLD.prompts(ALFWORLD.read({"prompt": "compact"})))
 
 
 def test_keys_are_levels():
-    with pytest.raises(ValueError, match="key '5': allowed are 1, 2, 3, 4"):
-        NUMBER_LINE.prompts({"level_prompts": {"5": "dream"}})
+    with pytest.raises(ValueError, match="key 5: allowed are 1, 2, 3, 4"):
+        NUMBER_LINE.prompts(NUMBER_LINE.read({"level_prompts": {"5": "dream"}}))
 
 
 def test_prompts_that_describe_no_levels_refuse_texts_for_them():
-    config = load_config("quickstart", ["algorithm.rlvcr.prompts.2=look"])
+    words = ["algorithm.rlvcr.prompts.2=look"]
+    config = load_config("quickstart", words)
     with pytest.raises(
         ValueError,
         match=r"algorithm\.rlvcr\.prompts=.*describe no levels.*allowed: .*fix: remove them",
     ):
         check_prompts(config, ALFWORLD)
-    config.env.alfworld.prompt = "full"
-    check_prompts(config, ALFWORLD)
+    full = load_config("quickstart", [*words, "env.alfworld.prompt=full"])
+    check_prompts(full, ALFWORLD)

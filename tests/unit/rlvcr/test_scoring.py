@@ -15,6 +15,7 @@ from rlvcr.scoring import RowStep, build_queries, tabulate
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.play import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from verl.names import History
 from verl.records import SegmentScore, Span
 
 
@@ -32,7 +33,7 @@ def scorer(tmp_path_factory):
     )
 
 
-def collect(tokenizer, scorer, history="append", script=None, **rlvcr):
+def collect(tokenizer, scorer, history: History = "append", script=None, **rlvcr):
     config = make_config(history=history, levels=True, n=2)
     config.algorithm.adv_estimator = "rlvcr"
     config.algorithm.rlvcr.enable = True

@@ -14,7 +14,9 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
         low, high = (low - spread, low + spread) if spread else (0.0, 1.0)
     raw = (high - low) / max(1, count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
+    # Multiples that are read at a glance; 0.999 forgives the rounding of the division.
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    # 0.3 / 0.1 is 2.9999999999999996: a tick must not be lost to that.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
@@ -23,6 +25,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten that cover [low, high]; at most about six of them."""
     first = math.floor(math.log10(low) + 1e-9)
+    # At least one decade, or the axis would have no length.
     last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
     stride = max(1, math.ceil((last - first) / 5))
     return [10.0**power for power in range(first, last + stride, stride)]
@@ -63,6 +66,7 @@ def number(value: float) -> str:
     if value == 0:
         return "0"
     if size >= 10_000_000 or size < 1e-3:
+        # Python writes two digits of an exponent at least.
         return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
     if size >= 1000:
         return f"{value:,.0f}"

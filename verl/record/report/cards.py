@@ -35,6 +35,7 @@ def cards(run: RunData) -> list[Card]:
 def _success(run: RunData) -> list[Card]:
     xs, ys = run.points("val/success_rate")
     if not xs:
+        # One step plays a handful of tasks; its rate alone jumps too much to be a key figure.
         last = run.last("episode/success_rate", 5)
         if last is None:
             return []

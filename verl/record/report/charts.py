@@ -34,6 +34,7 @@ class Series:
 
     def thinned(self) -> "Series":
         """Every n-th point so that at most ``MAX_POINTS`` remain; the last one always stays."""
+        # Rounded up: rounded down, up to twice as many points would remain.
         stride = -(-len(self.xs) // MAX_POINTS)
         if stride <= 1:
             return self
@@ -126,6 +127,7 @@ def _hover(series: Series, form: str) -> dict[str, Any]:
             f"{show(low)} to {show(high)}"
             for low, high in zip(series.low, series.high, strict=True)
         ]
+    # As text: the page's script would need the same formats again.
     values = [show(value) for value in series.ys]
     return {
         "name": series.name,
@@ -158,6 +160,7 @@ def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[floa
     values: list[float] = []
     steps: list[int] = []
     for layer in layers:
+        # Intervals count, for their whiskers must not leave the chart.
         values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
         steps += layer.xs
     values = values or [0.0, 1.0]
@@ -170,9 +173,12 @@ def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[floa
     else:
         ticks = nice_ticks(low, high, max(3, chart.height // 48))
     if chart.y_range[1] is not None:
+        # A bound that was asked for holds: no 120% above a share of 1.
         ticks = [tick for tick in ticks if tick <= high + 1e-9]
     right = chart.width - RIGHT
+    # A single step needs an axis with a length, too.
     x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right)
+    # Without the ticks beyond the bound, values can reach above the last one.
     highest = ticks[-1] if chart.log else max(ticks[-1], high)
     y = Scale(ticks[0], highest, chart.height - BOTTOM, TOP, chart.log)
     return x, y, ticks

@@ -36,6 +36,7 @@ class EpisodeView:
     @property
     def scale(self) -> float:
         """The advantage (absolute) at which colours are full: 95% of the tokens lie below it."""
+        # Not the largest one: a single outlier would leave all other tokens without colour.
         sizes = sorted(
             abs(value or 0.0) for step in self.steps for _, value in step.get("token_credit", [])
         )

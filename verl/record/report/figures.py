@@ -181,6 +181,7 @@ def _series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
     if isinstance(curve, CurveFamily):
         metrics = [name for name in run.names if name.startswith(curve.prefix)]
         return [
+            # Colours go round, which neighbours in a chart do not notice.
             Series(name.removeprefix(curve.prefix), *run.points(name), _time_color(index))
             for index, name in enumerate(metrics)
         ]
@@ -214,6 +215,7 @@ def success(run: RunData) -> Section:
     sources = [
         name for name in run.names if name.startswith("val/") and name.endswith("/success_rate")
     ]
+    # A single source is the whole panel, which the first chart shows.
     if len(sources) > 1:
         charts.append(_source_chart(run, sources))
     lead = "Held-out tasks are a frozen panel that is never trained on."
@@ -232,6 +234,7 @@ def _success_chart(run: RunData) -> Chart:
     return Chart(
         "Success rate",
         "episodes won",
+        # In the order of drawing: what counts lies on top.
         [raw, smooth, held_out],
         form="percent",
         width=WIDE,
@@ -243,6 +246,7 @@ def _success_chart(run: RunData) -> Chart:
 
 def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
     lines = []
+    # Sources beyond the colours are left out: two lines of one colour could not be told apart.
     for metric, color in zip(sources, SOURCE_COLORS, strict=False):
         source = metric.split("/")[1]
         lines.append(Series(source, *run.points(metric), color, markers=True))

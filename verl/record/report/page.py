@@ -47,6 +47,7 @@ def refresh_report(run_dir: str | Path) -> Path | None:
 def render_report(run: RunData) -> str:
     """The HTML text: no file, script, font or address outside of it."""
     loader = FileSystemLoader(HERE)
+    # Observations and answers are foreign text: none of it may become markup.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=_number, draw=draw, seconds=duration)
     return environment.get_template("page.html.j2").render(
@@ -78,6 +79,7 @@ def _head(run: RunData) -> dict[str, Any]:
         "progress": f"step {last} of {total}" if total else f"step {last}",
         "finished": bool(total) and last >= total,
         "written": time.strftime("%Y-%m-%d %H:%M"),
+        # By the clock: what lay between two starts of a run is in it.
         "elapsed": duration(times[-1] - times[0]) if len(times) > 1 else "",
         "tags": _tags(run),
     }

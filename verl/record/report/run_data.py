@@ -74,6 +74,7 @@ class RunData:
 
 
 def _is_number(value: object) -> bool:
+    # To Python a bool is an int; as a point of a curve it would be 0 or 1.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return not math.isnan(value)

@@ -37,6 +37,7 @@ class WorkerHost:
         import ray
 
         address = ray.util.get_node_ip_address()
+        # Kept open until rank 0 takes it over: a port that is only chosen may be gone by then.
         listener = socket.create_server((address, 0), backlog=512)
         port = listener.getsockname()[1]
         os.environ[LISTEN_FD] = str(listener.detach())
@@ -48,6 +49,7 @@ class WorkerHost:
         Has to come before ``start``, whose arguments import the workers' modules.
         """
         os.environ.update(env)
+        # Behind what this process has: its own packages keep their precedence.
         sys.path.extend(entry for entry in import_path if entry not in sys.path)
 
     def start(self, role: str, worker_cls: type, args: tuple, kwargs: dict[str, Any]) -> None:

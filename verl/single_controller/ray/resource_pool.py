@@ -102,15 +102,18 @@ class RayResourcePool:
         return {"scheduling_strategy": self.slots()[device].strategy, **self.actor_resources()}
 
     def _reserve(self) -> None:
+        # CPUs are not shared as the GPU is: every group that may come needs its own.
         bundle: dict[str, float] = {"CPU": self.cpus_per_worker * self.max_colocate_count}
         if self.use_gpu:
             bundle["GPU"] = 1.0
         deadline = time.monotonic() + self.timeout_s
         for k, count in enumerate(self.process_on_nodes):
+            # One placement group per node, because Ray packs bundles strictly only within a group.
             group = placement_group(
                 [dict(bundle)] * count, strategy="STRICT_PACK", name=f"{self.name_prefix}_{k}"
             )
             self._groups.append(group)
+            # A moment even past the deadline: what is free is granted almost at once.
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
                 free = _readable(ray.available_resources())
                 self.shutdown()

@@ -133,7 +133,9 @@ def _show(name: str, args: argparse.Namespace, schema: Schema) -> str:
 
 
 def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[Draft]:
-    """The configs of a multirun, each with an experiment name (and so a run directory) of its own."""
+    """The configs of a multirun, each with an experiment name, and so a run directory, of its
+    own.
+    """
     own_names = any(
         word.lstrip("+").startswith("trainer.experiment_name=") for word in args.overrides
     )

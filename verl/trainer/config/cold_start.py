@@ -24,11 +24,12 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
     ]
     if own:
         raise ConfigError(
-            f"cold_start.overrides={own!r}: taken from this run; fix: set env.* and model.path of the run"
+            f"cold_start.overrides={own!r}: taken from this run; "
+            "fix: set env.* and model.path of the run"
         )
     sft = load_config(cfg.cold_start.config_name, cfg.cold_start.overrides, SFTConfig)
     sft.env = copy.deepcopy(cfg.env)
     sft.data.apply_chat_template_kwargs = copy.deepcopy(cfg.data.apply_chat_template_kwargs)
-    sft.model.save_path = cfg.actor_rollout_ref.model.path
+    sft.model.save_path = str(cfg.actor_rollout_ref.model.path)
     sft.trainer.device = cfg.trainer.device
     return sft

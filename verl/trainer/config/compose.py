@@ -99,7 +99,7 @@ def _prepare(
         if refusal:
             problems.append(refusal)
         else:
-            words.append("++" + override.input_line.lstrip("+"))
+            words.append("++" + str(override.input_line).lstrip("+"))
     return words, problems
 
 

@@ -67,6 +67,10 @@ def _row_tokens(cfg: PPOConfig) -> int:
     return cfg.data.max_prompt_length + cfg.data.max_response_length
 
 
+def _no_levels(_cfg: PPOConfig) -> bool:
+    return False
+
+
 def _response_tokens(cfg: PPOConfig) -> float:
     return float(cfg.data.max_response_length)
 
@@ -113,7 +117,7 @@ def derive(cfg: Config) -> Config:
             _fill(cfg, path, rule)
         for extension in EXTENSIONS.values():
             _let(extension.derive, cfg)
-        _fill(cfg, "env.levels", lambda cfg: False)
+        _fill(cfg, "env.levels", _no_levels)
     if isinstance(cfg, SFTConfig):
         _fill(cfg, "env.levels", lambda cfg: bool(cfg.data.levels))
     return cfg

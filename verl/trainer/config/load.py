@@ -54,8 +54,8 @@ def read_config(
     Raises ConfigError where there is nothing to read: no such config, or no such file.
     """
     tree, problems = compose_tree(name, overrides, schema, config_path)
-    written = OmegaConf.to_container(tree, resolve=False)
-    draft = _draft(written if isinstance(written, dict) else {}, schema)
+    written: Any = OmegaConf.to_container(tree, resolve=False)
+    draft = _draft(written, schema)
     draft.problems = [*problems, *draft.problems]
     return draft
 
@@ -109,8 +109,9 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     made = dict(base)
     for name, value in changes.items():
         old = made.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        made[name] = merged(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merged(old, value)
+        made[name] = value
     return made
 
 

@@ -79,15 +79,11 @@ class Plan:
         yield from self._play_lines() if self.engines else ()
         passes = _count(self.epochs, "epoch")
         if self.engines:
+            batches = _count(self.mini_batches, "mini-batch", "es")
             steps = _count(self.optimizer_steps, "optimizer step")
-            yield (
-                "updates",
-                f"{_count(self.mini_batches, 'mini-batch', 'es')} x {passes} = {steps} per iteration",
-            )
-            yield (
-                "in all",
-                f"{_known(self.iterations)} iterations, {_known(self.total_optimizer_steps)} optimizer steps",
-            )
+            in_all = f"{_known(self.total_optimizer_steps)} optimizer steps"
+            yield "updates", f"{batches} x {passes} = {steps} per iteration"
+            yield "in all", f"{_known(self.iterations)} iterations, {in_all}"
         else:
             yield "updates", f"{passes}, {_known(self.total_optimizer_steps)} optimizer steps"
         yield "policy", f"{_known(self.parameters)} parameters"
@@ -131,10 +127,14 @@ class Plan:
 
     def problems(self) -> list[str]:
         """What cannot work on this machine: on CPU, memory that is not there."""
-        needed, there = self.memory_gb, self.machine_memory_gb
+        needed = self.memory_gb
+        there = self.machine_memory_gb
         if self.device != "cpu" or needed is None or there is None or needed <= there:
             return []
-        fix = "fewer tokens or rows per micro-batch, fewer engines, a smaller actor_rollout_ref.rollout.kv_cache_gb"
+        fix = (
+            "fewer tokens or rows per micro-batch, fewer engines, "
+            "a smaller actor_rollout_ref.rollout.kv_cache_gb"
+        )
         return [f"plan: needs {_memory(needed, there)}; fix: {fix}"]
 
     def as_dict(self) -> dict[str, Any]:
@@ -169,10 +169,8 @@ def gather_facts(cfg: Any) -> Facts:
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
     parameters, vocab = _policy_size(Path(path)) if path else (None, None)
     if path is None and isinstance(cfg, SFTConfig):
-        parameters, vocab = (
-            _new_policy_size(cfg.model.new, cfg.model.vocab_size),
-            cfg.model.vocab_size,
-        )
+        vocab = cfg.model.vocab_size
+        parameters = _new_policy_size(cfg.model.new, vocab)
     return Facts(
         cores=available_cpus(),
         memory_gb=pages / GIB if pages else None,
@@ -220,12 +218,10 @@ def make_plan(cfg: Any, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
 
 
 def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
-    env, data, actor, rollout = (
-        cfg.env,
-        cfg.data,
-        cfg.actor_rollout_ref.actor,
-        cfg.actor_rollout_ref.rollout,
-    )
+    env = cfg.env
+    data = cfg.data
+    actor = cfg.actor_rollout_ref.actor
+    rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
     append = env.history == "append"
     played = trajectories_per_iteration(cfg)
@@ -240,8 +236,9 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         if append
         else env.max_turn_tokens
     )
+    run = f"{trainer.project_name}/{trainer.experiment_name}"
     return Plan(
-        title=f"{trainer.project_name}/{trainer.experiment_name}: {cfg.algorithm.adv_estimator} on {env.env_name}",
+        title=f"{run}: {cfg.algorithm.adv_estimator} on {env.env_name}",
         device=facts.device,
         run_dir=trainer.default_local_dir,
         train_tasks=train_tasks,
@@ -281,16 +278,14 @@ def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
     if facts.parameters is None and facts.device != "cpu":
         return None
     parameters = facts.parameters or 0
-    actor, rollout, trainer = (
-        cfg.actor_rollout_ref.actor,
-        cfg.actor_rollout_ref.rollout,
-        cfg.trainer,
-    )
+    actor = cfg.actor_rollout_ref.actor
+    rollout = cfg.actor_rollout_ref.rollout
+    trainer = cfg.trainer
     row = cfg.data.max_prompt_length + cfg.data.max_response_length
     micro = (
         actor.ppo_max_token_len_per_gpu
         if actor.use_dynamic_bsz
-        else row * actor.ppo_micro_batch_size_per_gpu
+        else row * (actor.ppo_micro_batch_size_per_gpu or 1)
     )
     trained = 1 + bool(cfg.critic.enable)
     reference = 4 if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else 0
@@ -308,13 +303,15 @@ def _logit_bytes(tokens: int, facts: Facts) -> int:
 
 
 def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:
-    trainer, data = cfg.trainer, cfg.data
+    trainer = cfg.trainer
+    data = cfg.data
     memory = None
     if facts.parameters is not None:
         logits = _logit_bytes(data.max_token_len_per_gpu, facts)
         memory = (facts.parameters * TRAINING_BYTES + logits * trainer.n_gpus_per_node) / GIB
+    run = f"{trainer.project_name}/{trainer.experiment_name}"
     return Plan(
-        title=f"{trainer.project_name}/{trainer.experiment_name}: imitation of {data.episodes:,} episodes",
+        title=f"{run}: imitation of {data.episodes:,} episodes",
         device=facts.device,
         run_dir=trainer.default_local_dir,
         epochs=trainer.total_epochs,

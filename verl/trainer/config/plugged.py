@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from verl.trainer.config.problems import Context, Problems
-from verl.trainer.config.schema import PPOConfig
-from verl.utils.settings import Key, Section, keys_of
+from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.utils.settings import Key, Section, keys_of, plugged_key
 
 
 class SectionSource(Protocol):
@@ -31,24 +31,40 @@ class SectionSource(Protocol):
         ...
 
 
+def _nothing_to_derive(_cfg: PPOConfig) -> None:
+    pass
+
+
+def _nothing_to_say(_cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
+    return iter(())
+
+
+def _no_columns(_cfg: PPOConfig) -> Mapping[str, str]:
+    return {}
+
+
+def _no_tokens(_cfg: PPOConfig, _steps: int) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Extension:
     """What one package adds.
 
     ``sources`` maps a section of the schema to what may stand below it. ``derive`` fills in values
     that follow from others, ``check`` finds combinations that cannot work. ``columns`` are columns
-    of the batch, each with "" where the config provides it, else how to get it. ``group_estimators``
+    of the batch, each with "" where the config gives it, else how to get it. ``group_estimators``
     compare the plays of a task. ``sampled_tokens`` is what is sampled besides the turns of so many
     steps, at most.
     """
 
     name: str
     sources: Mapping[str, SectionSource] = field(default_factory=dict)
-    derive: Callable[[PPOConfig], None] = lambda cfg: None
-    check: Callable[[PPOConfig, Context], Problems] = lambda cfg, ctx: iter(())
-    columns: Callable[[PPOConfig], Mapping[str, str]] = lambda cfg: {}
+    derive: Callable[[PPOConfig], None] = _nothing_to_derive
+    check: Callable[[PPOConfig | SFTConfig, Context], Problems] = _nothing_to_say
+    columns: Callable[[PPOConfig], Mapping[str, str]] = _no_columns
     group_estimators: tuple[str, ...] = ()
-    sampled_tokens: Callable[[PPOConfig, int], int] = lambda cfg, steps: 0
+    sampled_tokens: Callable[[PPOConfig, int], int] = _no_tokens
 
 
 EXTENSIONS: dict[str, Extension] = {}
@@ -88,5 +104,6 @@ def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
         for name in source.names():
             found = source.section(name)
             if found is not None:
+                keys[f"{section}.{name}"] = plugged_key(f"{section}.{name}", found)
                 keys.update(keys_of(found, f"{section}.{name}."))
     return keys

@@ -91,7 +91,9 @@ def _known(
 
 
 def batch_columns(cfg: PPOConfig) -> dict[str, str]:
-    """Columns that depend on the config: each with "" where it will be there, else how to get it."""
+    """Columns that depend on the config: each with "" where it will be there, else how to get
+    it.
+    """
     algorithm = cfg.algorithm
     actor = "actor_rollout_ref.actor"
     use_kl = f"{actor}.use_kl_loss=true or algorithm.use_kl_in_reward=true"

@@ -6,6 +6,7 @@ everything found.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,12 @@ def _is_local(path: str) -> bool:
 
 def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
     """There is a policy, or a way to make one."""
-    key, path = "actor_rollout_ref.model.path", cfg.actor_rollout_ref.model.path
-    fix = "name an existing directory in Hugging Face format, or make one first with cold_start.enable=true"
+    key = "actor_rollout_ref.model.path"
+    path = cfg.actor_rollout_ref.model.path
+    fix = (
+        "name an existing directory in Hugging Face format, "
+        "or make one first with cold_start.enable=true"
+    )
     if path is None:
         yield problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
     elif (
@@ -65,9 +70,10 @@ def group_estimators() -> tuple[str, ...]:
     return (*GROUP_ESTIMATORS, *plugged)
 
 
-def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
     """The estimator has the group and the critic it needs."""
-    name, n = cfg.algorithm.adv_estimator, cfg.env.rollout.n
+    name = cfg.algorithm.adv_estimator
+    n = cfg.env.rollout.n
     if name == "gae" and not cfg.critic.enable:
         yield problem(
             cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
@@ -85,12 +91,15 @@ def check_estimator(cfg: PPOConfig, ctx: Context) -> Problems:
         yield problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
 
 
-def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Rows fit into the engine's context and into micro-batches."""
-    data, rollout, actor = cfg.data, cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref.actor
+    data = cfg.data
+    rollout = cfg.actor_rollout_ref.rollout
+    actor = cfg.actor_rollout_ref.actor
     row = data.max_prompt_length + data.max_response_length
     if rollout.max_model_len < row:
-        why = f"the engine must hold a whole row, data.max_prompt_length + data.max_response_length = {row} tokens"
+        lengths = f"data.max_prompt_length + data.max_response_length = {row} tokens"
+        why = f"the engine must hold a whole row, {lengths}"
         fix = "raise it or set it to null, or lower the two lengths"
         yield problem(
             cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix
@@ -109,10 +118,8 @@ def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
         why = (
             "with env.history=append the response holds the whole play, and one turn could fill it"
         )
-        allowed, fix = (
-            f"less than {data.max_response_length}",
-            "set it to the longest turn, in tokens",
-        )
+        allowed = f"less than {data.max_response_length}"
+        fix = "set it to the longest turn, in tokens"
         yield problem(cfg, "env.max_turn_tokens", why, allowed, fix)
     if (
         not rollout.enable_chunked_prefill
@@ -143,9 +150,10 @@ def check_lengths(cfg: PPOConfig, ctx: Context) -> Problems:
         )
 
 
-def check_batches(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Mini-batches divide the batch and give every rank something to do."""
-    actor, tasks = cfg.actor_rollout_ref.actor, cfg.data.train_batch_size
+    actor = cfg.actor_rollout_ref.actor
+    tasks = cfg.data.train_batch_size
     played, ranks = (
         trajectories_per_iteration(cfg),
         cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes,
@@ -170,9 +178,10 @@ def check_batches(cfg: PPOConfig, ctx: Context) -> Problems:
         )
 
 
-def check_losses(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Clip ranges and optimiser settings that make sense."""
-    actor, prefix = cfg.actor_rollout_ref.actor, "actor_rollout_ref.actor"
+    actor = cfg.actor_rollout_ref.actor
+    prefix = "actor_rollout_ref.actor"
     if actor.clip_ratio_low >= 1:
         yield problem(
             cfg,
@@ -202,13 +211,15 @@ def check_losses(cfg: PPOConfig, ctx: Context) -> Problems:
             fix = f"{key}=[model,optimizer,extra]"
             yield problem(cfg, key, "nothing could be resumed", "a list with model in it", fix)
         elif where == "critic" and "hf_model" in contents:
-            why, allowed = "a value model has no Hugging Face form", "model, optimizer, extra"
+            why = "a value model has no Hugging Face form"
+            allowed = "model, optimizer, extra"
             yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
 
 
-def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
     """There is such an engine, and plays of one task can differ."""
-    rollout, prefix = cfg.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
+    rollout = cfg.actor_rollout_ref.rollout
+    prefix = "actor_rollout_ref.rollout"
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
         key = f"{prefix}.temperature" if rollout.temperature == 0 else f"{prefix}.do_sample"
         fix = f"{prefix}.temperature=1.0 {prefix}.do_sample=true (val_kwargs govern validation)"
@@ -243,10 +254,12 @@ def check_sampling(cfg: PPOConfig, ctx: Context) -> Problems:
 
 def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
     """Ranks and engines fit the devices."""
-    trainer, rollout = cfg.trainer, cfg.actor_rollout_ref.rollout
+    trainer = cfg.trainer
+    rollout = cfg.actor_rollout_ref.rollout
     ranks = trainer.n_gpus_per_node * trainer.nnodes
     if ctx.device == "cuda" and rollout.num_workers * rollout.tensor_model_parallel_size > ranks:
-        why = f"{rollout.num_workers} engines of {rollout.tensor_model_parallel_size} devices on {ranks} devices"
+        size = rollout.tensor_model_parallel_size
+        why = f"{rollout.num_workers} engines of {size} devices on {ranks} devices"
         fix = "fewer engines, smaller engines, or more devices"
         yield problem(
             cfg, "actor_rollout_ref.rollout.num_workers", why, "what fits the devices", fix
@@ -264,7 +277,7 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
             )
 
 
-def check_ray(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
     """What only a Ray that is started here can be told."""
     if cfg.ray_init.address is None:
         return
@@ -290,7 +303,8 @@ def check_run(cfg: Any, ctx: Context) -> Problems:
     elif (
         trainer.resume_from_path and ctx.check_files and not Path(trainer.resume_from_path).is_dir()
     ):
-        why, fix = "no such directory", "name an existing checkpoint"
+        why = "no such directory"
+        fix = "name an existing checkpoint"
         yield problem(cfg, "trainer.resume_from_path", why, "a checkpoint directory", fix)
     paths = (
         ["custom_reward_function.path", "data.custom_cls.path"]
@@ -306,7 +320,10 @@ def check_run(cfg: Any, ctx: Context) -> Problems:
     if isinstance(cfg, PPOConfig) and (cfg.data.custom_cls.path is None) != (
         cfg.data.custom_cls.name is None
     ):
-        yield "data.custom_cls: only one of path and name is set; allowed: both or neither; fix: set the other"
+        yield (
+            "data.custom_cls: only one of path and name is set; "
+            "allowed: both or neither; fix: set the other"
+        )
 
 
 def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
@@ -333,7 +350,9 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
 
 def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
     """The policy can be built and its episodes fit."""
-    model, data, new = cfg.model, cfg.data, cfg.model.new
+    model = cfg.model
+    data = cfg.data
+    new = cfg.model.new
     if ctx.check_files and model.path and _is_local(model.path) and not Path(model.path).is_dir():
         yield problem(
             cfg,
@@ -415,17 +434,23 @@ def find_problems(
     ends there.
     """
     ctx = Context(names or Names(), check_files, guess_device(_device(cfg)))
-    checks = PPO_CHECKS if isinstance(cfg, PPOConfig) else SFT_CHECKS
-    plugged = [extension.check for extension in EXTENSIONS.values()]
-    found = []
-    for check in (*checks, *plugged):
+    found: list[str] = []
+    for problems in _checks(cfg, ctx):
         try:
-            for message in check(cfg, ctx):
+            for message in problems:
                 found.append(message)
         except MissingKey:
             if not partial:
                 raise
     return found
+
+
+def _checks(cfg: PPOConfig | SFTConfig, ctx: Context) -> Iterator[Problems]:
+    if isinstance(cfg, PPOConfig):
+        yield from (check(cfg, ctx) for check in PPO_CHECKS)
+    else:
+        yield from (check(cfg, ctx) for check in SFT_CHECKS)
+    yield from (extension.check(cfg, ctx) for extension in EXTENSIONS.values())
 
 
 def _device(cfg: PPOConfig | SFTConfig) -> str:

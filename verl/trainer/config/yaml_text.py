@@ -10,7 +10,9 @@ _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Dumper(_Base):
-    """Quotes text that some reader of YAML takes for something else: 1e-6 for a number, n for no."""
+    """Quotes text that some readers of YAML take for something else: 1e-6 for a number, n for
+    no.
+    """
 
 
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -1,4 +1,4 @@
-"""The environments as an extension of the configuration: each has a section of its name in ``env``."""
+"""The environments as an extension of the configuration: ``env.<name>`` is the section of each."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -31,7 +31,7 @@ class EnvironmentSections:
         return (name,) if name in REGISTRY else ()
 
 
-def check(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
     """``env.kwargs`` holds keys of the environment that is played."""
     env = cfg.env
     cls = EnvironmentSections().section(env.name) if env.name in REGISTRY else None

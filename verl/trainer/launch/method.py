@@ -24,10 +24,11 @@ class MethodSection:
 
     def section(self, name: str) -> type[Section] | None:
         """The settings of the method."""
-        return RLVCRSettings
+        return RLVCRSettings if name == "rlvcr" else None
 
     def present(self, values: Mapping[str, Any]) -> Collection[str]:
-        """Always."""
+        """Always, whatever is written."""
+        del values
         return ("rlvcr",)
 
 
@@ -37,7 +38,9 @@ def settings_of(cfg: PPOConfig) -> RLVCRSettings:
 
 
 def derive(cfg: PPOConfig) -> None:
-    """Where nothing else is said, the estimator turns the method on, and the method asks for levels."""
+    """Where nothing else is said, the estimator turns the method on, and the method asks for
+    levels.
+    """
     settings = settings_of(cfg)
     if settings.enable is None:
         settings.enable = cfg.algorithm.adv_estimator in ESTIMATORS
@@ -45,7 +48,7 @@ def derive(cfg: PPOConfig) -> None:
         cfg.env.levels = settings.enable
 
 
-def check(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
     """Settings of the method that contradict each other or the rest."""
     if isinstance(cfg, PPOConfig):
         yield from _switches(cfg)

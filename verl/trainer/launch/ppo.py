@@ -1,6 +1,7 @@
 """The composition root of a PPO run: the one module that knows the concrete classes of every room.
 
-    environments ─▶ policy ─▶ tokenizer ─▶ checks ─▶ Ray ─▶ worker groups and engines ─▶ collector ─▶ trainer.fit()
+    environments ─▶ policy ─▶ tokenizer ─▶ checks ─▶ Ray ─▶ worker groups and engines
+        ─▶ collector ─▶ trainer.fit()
 
 Everything that can be refused is refused before Ray starts.
 """
@@ -16,7 +17,7 @@ from typing import Any
 import ray
 from transformers import AutoTokenizer
 
-import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
+import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
 import rlvcr.sections  # noqa: F401  (console figures, report sections, validation metrics)
 from agent_system.environments import EnvironmentManagerBase, make_envs
 from agent_system.environments.jvm import JavaMissing
@@ -30,13 +31,14 @@ from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
 from verl.utils.processes import die_with_parent
-from verl.utils.settings import ConfigError
+from verl.utils.settings import ConfigError, Section
 from verl.utils.threads import threads_per_process
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import resolve_device
@@ -44,9 +46,8 @@ from verl.workers.critic import CriticWorker
 from verl.workers.rollout import RolloutWorker
 
 logger = logging.getLogger(__name__)
-CPU_SHARE = (
-    0.1  # of a CPU per worker: on CPU, thread counts bound what workers use, not Ray's accounting
-)
+# Of a CPU per worker: on CPU, thread counts bound what workers use, not Ray's accounting.
+CPU_SHARE = 0.1
 
 
 def run_ppo(cfg: PPOConfig) -> None:
@@ -105,14 +106,17 @@ def ensure_policy(cfg: PPOConfig) -> None:
 
     Raises ``ConfigError`` for a policy that is nowhere, ``RuntimeError`` when the cold start fails.
     """
-    models = {"actor_rollout_ref.model.path": cfg.actor_rollout_ref.model}
+    policy = cfg.actor_rollout_ref.model
+    models: list[tuple[str, ModelConfig | CriticModelConfig]] = [
+        ("actor_rollout_ref.model.path", policy)
+    ]
     if cfg.critic.enable:
-        models["critic.model.path"] = cfg.critic.model
-    if cfg.cold_start.enable and not Path(cfg.actor_rollout_ref.model.path).exists():
+        models.append(("critic.model.path", cfg.critic.model))
+    if cfg.cold_start.enable and not Path(str(policy.path)).exists():
         make_policy(cfg)
-    for key, model in models.items():
+    for key, model in models:
         try:
-            model.path = model_directory(model.path)
+            model.path = model_directory(str(model.path))
         except FileNotFoundError as error:
             fix = "fix: mend the path, or make a policy there with cold_start.enable=true"
             raise ConfigError(f"{key}={model.path!r}: {error}; {fix}") from error
@@ -123,7 +127,7 @@ def make_policy(cfg: PPOConfig) -> None:
 
     Raises ``RuntimeError`` when that run fails.
     """
-    path = Path(cfg.actor_rollout_ref.model.path)
+    path = Path(str(cfg.actor_rollout_ref.model.path))
     logger.info("no policy at %s: cold start with config %s", path, cfg.cold_start.config_name)
     process = multiprocessing.get_context("spawn").Process(
         target=cold_start, args=(cold_start_config(cfg),)
@@ -132,7 +136,7 @@ def make_policy(cfg: PPOConfig) -> None:
     try:
         process.join()
     finally:
-        process.kill()  # nothing half-written counts; after a good end there is nothing left to kill
+        process.kill()  # nothing half-written counts; after a good end nothing is left to kill
         process.join()
     if process.exitcode != 0 or not path.exists():
         raise RuntimeError(
@@ -151,7 +155,8 @@ def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
     """Tell the optimizers how many steps they will take, where the config does not: ratios and
     cosines need it.
     """
-    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    actor = cfg.actor_rollout_ref.actor
+    critic = cfg.critic
     total = iterations(cfg, train_tasks)
     for section, steps in ((actor, total - cfg.trainer.critic_warmup), (critic, total)):
         if section.optim.total_training_steps < 1:
@@ -161,7 +166,9 @@ def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
 
 
 def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorkers:
-    """Start Ray, the rollout engines and the training groups; ``stack`` ends them in reverse order."""
+    """Start Ray, the rollout engines and the training groups; ``stack`` ends them in reverse
+    order.
+    """
     use_gpu = resolve_device(cfg.trainer.device) == "cuda"
     facts = init_ray(cfg.ray_init)
     stack.callback(ray.shutdown)
@@ -178,7 +185,8 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     pools.create_resource_pool()
     stack.callback(pools.shutdown)
     rollout_workers = start_rollout_workers(cfg, pools)
-    stack.callback(lambda: [ray.kill(worker) for worker in rollout_workers])
+    for worker in rollout_workers:
+        stack.callback(ray.kill, worker)
     workers = TrainingWorkers.start(specs, pools, rollout_workers)
     stack.callback(workers.shutdown)
     return workers
@@ -186,18 +194,14 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
 
 def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     """The worker class of every training role this configuration needs."""
-    trainer, policy = cfg.trainer, cfg.actor_rollout_ref
+    trainer = cfg.trainer
+    policy = cfg.actor_rollout_ref
     threads = trainer.num_threads or threads_per_process(trainer.n_gpus_per_node)
     env_vars = {"OMP_NUM_THREADS": str(threads)}
 
-    def spec(cls: type, section: Any, **kwargs: Any) -> RayClassWithInitArgs:
-        arguments = {
-            "seed": trainer.seed,
-            "num_threads": threads,
-            "device": trainer.device,
-            **kwargs,
-        }
-        return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments)
+    def spec(cls: type, section: Section, **more: str) -> RayClassWithInitArgs:
+        arguments = {"seed": trainer.seed, "num_threads": threads, "device": trainer.device}
+        return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **more)
 
     specs = {Role.Actor: spec(ActorWorker, policy, role="actor")}
     if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
@@ -209,12 +213,16 @@ def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
 
 def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
     """Start one engine per rollout worker; they load while the training groups do."""
-    rollout, policy = cfg.actor_rollout_ref.rollout, cfg.actor_rollout_ref
+    policy = cfg.actor_rollout_ref
+    rollout = policy.rollout
     threads = rollout.num_threads or threads_per_process(rollout.num_workers)
-    pool, remote = pools.get_resource_pool(Role.Rollout), ray.remote(RolloutWorker)
-    return [
-        remote.options(
-            max_concurrency=64, **pool.guest_options(index * rollout.tensor_model_parallel_size)
-        ).remote(policy, policy.model.path, seed=rollout.seed + index, num_threads=threads)
-        for index in range(rollout.num_workers)
-    ]
+    pool = pools.get_resource_pool(Role.Rollout)
+    remote = ray.remote(RolloutWorker)
+    workers = []
+    for index in range(rollout.num_workers):
+        place = pool.guest_options(index * rollout.tensor_model_parallel_size)
+        # Many trajectories ask one engine at once; it batches them itself.
+        worker = remote.options(max_concurrency=64, **place)
+        seed = rollout.seed + index
+        workers.append(worker.remote(policy, policy.model.path, seed=seed, num_threads=threads))
+    return workers

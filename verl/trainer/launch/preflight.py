@@ -26,7 +26,9 @@ ENGINE = "actor_rollout_ref.rollout.name"
 
 
 def start_problems(cfg: PPOConfig) -> list[str]:
-    """Messages of all checks on a config that has no other problem: key, value, why, allowed, fix."""
+    """Messages of all checks on a config that has no other problem: key, value, why, allowed,
+    fix.
+    """
     return [
         *_environment_problems(cfg),
         *_tokenizer_problems(cfg),
@@ -45,7 +47,10 @@ def _environment_problems(cfg: PPOConfig) -> Iterator[str]:
         yield from error.problems
         return
     except (UnknownEnvironment, MissingExtra, AttributeError, TypeError, ValueError) as error:
-        yield f"env.env_name={name!r}: {error}; allowed: an environment that is installed; fix: docs/environments.md"
+        yield (
+            f"env.env_name={name!r}: {error}; allowed: an environment that is installed; "
+            "fix: docs/environments.md"
+        )
         return
     try:
         check_prompts(cfg, package)
@@ -70,8 +75,9 @@ def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
         )
     except ValueError as error:
         yield (
-            f"{PATH}={str(path)!r}: {error}; allowed: a tokenizer in which each of the digits 1, 2, 3, 4 between "
-            "<level> and </level> is a token of its own; fix: add them to the tokenizer and train the policy with them"
+            f"{PATH}={str(path)!r}: {error}; allowed: a tokenizer in which each of the digits "
+            "1, 2, 3, 4 between <level> and </level> is a token of its own; "
+            "fix: add them to the tokenizer and train the policy with them"
         )
 
 
@@ -92,7 +98,9 @@ def _tokenizer_path(cfg: PPOConfig) -> Path | None:
 
 
 def _engine_problems(cfg: PPOConfig) -> Iterator[str]:
-    """The engine says with which log-probs it sampled: PPO's ratio and the token ledger need them."""
+    """The engine says with which log-probs it sampled: PPO's ratio and the token ledger need
+    them.
+    """
     name = cfg.actor_rollout_ref.rollout.name
     allowed = f"{', '.join(ENGINES)}, or module:Class of an engine that gives them"
     try:

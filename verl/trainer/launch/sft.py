@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 from agent_system.environments.demonstrations import (
     NoExpert,
@@ -65,9 +65,11 @@ def run_sft(cfg: SFTConfig) -> Path:
         train, held_out = load_records(cfg)
         with tempfile.TemporaryDirectory(prefix="policy-") as scratch:
             source = starting_policy(cfg, train, Path(scratch))
-            place, trust = cfg.model.tokenizer_path or source, cfg.model.trust_remote_code
+            place = cfg.model.tokenizer_path or source
+            trust = cfg.model.trust_remote_code
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
-            rows, val_rows = make_rows(cfg, train, tokenizer), make_rows(cfg, held_out, tokenizer)
+            rows = make_rows(cfg, train, tokenizer)
+            val_rows = make_rows(cfg, held_out, tokenizer)
             save_path = train_and_save(cfg, run, source, tokenizer, rows, val_rows)
     logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - started)
     return save_path
@@ -77,7 +79,8 @@ def train_and_save(
     cfg: SFTConfig, run: RunDirectory, source: Path, tokenizer, rows, val_rows
 ) -> Path:
     """Train the policy at ``source`` on ``rows`` and write it to ``model.save_path``."""
-    trainer, data = cfg.trainer, cfg.data
+    trainer = cfg.trainer
+    data = cfg.data
     lengths = [len(row) for row in rows]
     batches = plan_batches(
         lengths,
@@ -190,7 +193,9 @@ def _read_all(files: Iterable[str]) -> list[Record]:
 
 def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTRow]:
     """Rows of token records as they are, and of message records as a rollout would write them."""
-    bridge, rows, dropped = None, [], 0
+    bridge = None
+    rows = []
+    dropped = 0
     for record in records:
         if "input_ids" in record:
             rows.append(token_row(record))
@@ -221,18 +226,21 @@ def encode_episode(
     if not first:
         raise ValueError("an episode needs a prompt and an assistant message after it")
     ids = bridge.first_prompt(messages[:first])
-    weights, whole_turns = [env_weight] * len(ids), 0
+    weights = [env_weight] * len(ids)
+    whole_turns = 0
     end = [bridge.end_of_turn_id] if bridge.end_of_turn_id is not None else []
     for said, heard in _turns(messages[first:]):
         spoken = [*bridge.encode_text(said), *end]
-        ids, weights = ids + spoken, weights + [AGENT_WEIGHT] * len(spoken)
+        ids = ids + spoken
+        weights = weights + [AGENT_WEIGHT] * len(spoken)
         if len(ids) > max_length:
             break
         whole_turns = len(ids)
         if heard is not None:
             link = bridge.between(spoken, heard)
             between = [*link.before, *link.observation, *link.after]
-            ids, weights = ids + between, weights + [env_weight] * len(between)
+            ids = ids + between
+            weights = weights + [env_weight] * len(between)
     return SFTRow(tuple(ids[:whole_turns]), tuple(weights[:whole_turns])) if whole_turns else None
 
 
@@ -258,7 +266,8 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
     """
     if cfg.model.path:
         return Path(model_directory(cfg.model.path))
-    new, key = cfg.model.new, cfg.data.messages_key
+    new = cfg.model.new
+    key = cfg.data.messages_key
     texts = (message["content"] for record in records for message in record.get(key, ()))
     return build_policy(
         scratch,
@@ -285,7 +294,7 @@ def _words_of(env_name: str) -> Sequence[str]:
 
 
 def save_policy(
-    lm: torch.nn.Module, weights: dict[str, torch.Tensor], tokenizer, target: Path
+    lm: PreTrainedModel, weights: dict[str, torch.Tensor], tokenizer, target: Path
 ) -> Path:
     """Write the Hugging Face directory ``target`` so that it is there whole or not at all; an older
     one is replaced.

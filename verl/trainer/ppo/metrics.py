@@ -60,6 +60,7 @@ def probability_drift(batch: DataProto) -> dict[str, float]:
     return {
         "training/rollout_probs_diff_mean": diff.mean().item(),
         "training/rollout_probs_diff_max": diff.max().item(),
+        # Not the unbiased one, which is NaN for a single token.
         "training/rollout_probs_diff_std": diff.std(unbiased=False).item(),
         "training/rollout_log_probs_diff_max": (rollout - trainer).abs().max().item(),
     }
@@ -78,6 +79,7 @@ def throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[s
 def first_rows(batch: DataProto) -> np.ndarray:
     """Index of the first row of every trajectory, in order of appearance."""
     _, index = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
+    # unique orders by name; in the order of rows, trajectories stay as they were played.
     return np.sort(index)
 
 

@@ -230,6 +230,7 @@ class RayPPOTrainer(Generic[TasksT]):
                 self.add_baselines(tasks, batch)
         self.clock.add(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
+        # Engines give their memory back before the training workers need it.
         with self.clock.measure("sleep"):
             self.workers.sleep_engines()
         return self.balance(batch)

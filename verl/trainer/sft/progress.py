@@ -29,6 +29,7 @@ class SFTProgress:
 
     def __init__(self, cfg: SFTConfig, run_dir: Path, total: int, first: int = 0) -> None:
         trainer = cfg.trainer
+        # The console of training shows figures of episodes; the bar below takes its place.
         services = [name for name in trainer.logger if name != "console"]
         resumed = first if first else None
         self.tracking = Tracking(

@@ -77,6 +77,7 @@ class SFTTrainer:
         """Take the remaining steps; ``on_step`` hears of each, and of the state before the first as
         step 0.
         """
+        # A run that goes on has measured this in its first life.
         if self.step == 0:
             on_step(StepRecord(0, self.evaluate(), last=False))
         while self.step < len(self.batches):
@@ -110,6 +111,7 @@ class SFTTrainer:
             cuts = micro_batches([len(row) for row in rows], max_tokens=self.max_tokens)
             for number, cut in enumerate(cuts, start=1):
                 loss = self._weighted_sum([rows[i] for i in cut], sums)
+                # Over the weight of the whole batch: gradients do not depend on how it is cut.
                 self.engine.backward(loss / weight, last=number == len(cuts))
             report = self.engine.step()
         return _means("train", sums) | {
@@ -127,6 +129,7 @@ class SFTTrainer:
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
         # Only positions that count are scored: most of a row can be observations of weight 0.
         where = weights.nonzero().squeeze(-1)
+        # A token is predicted at the position before it.
         targets = Targets(where - 1, packed.input_ids[where])
         scores = self.engine.module(
             packed.input_ids, packed.position_ids, packed.layout, [targets]

@@ -5,9 +5,11 @@ doc, bounds · ``reading`` from plain values to sections, every mistake named.
 """
 
 from verl.utils.settings.errors import ConfigError, MissingKey, Refusal
-from verl.utils.settings.keys import Key, keys_of, lookup
+from verl.utils.settings.keys import Key, keys_of, lookup, plugged_key
 from verl.utils.settings.reading import read, read_or_raise
 from verl.utils.settings.section import (
+    NULL,
+    Derived,
     GpuOnly,
     NonNegative,
     NonNegativeInt,
@@ -19,7 +21,9 @@ from verl.utils.settings.section import (
 )
 
 __all__ = [
+    "NULL",
     "ConfigError",
+    "Derived",
     "GpuOnly",
     "Key",
     "MissingKey",
@@ -33,6 +37,7 @@ __all__ = [
     "Unused",
     "keys_of",
     "lookup",
+    "plugged_key",
     "read",
     "read_or_raise",
 ]

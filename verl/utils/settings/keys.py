@@ -1,8 +1,12 @@
-"""Keys of sections as data: path, type, default, doc and bounds. Help texts and messages read it."""
+"""Keys of sections as data: path, type, default, doc and bounds.
+
+Help texts and messages read it.
+"""
 
 import ast
 import functools
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Mapping
@@ -59,8 +63,8 @@ def shape_of(annotation: Any, markers: tuple[Any, ...] = ()) -> Shape:
         return Shape(_literal_words(arguments), choices=arguments)
     if origin in (Union, types.UnionType):
         return _union_shape(arguments, markers)
-    low = next((marker.ge for marker in markers if isinstance(marker, Ge)), None)
-    high = next((marker.le for marker in markers if isinstance(marker, Le)), None)
+    low = next((_number(marker.ge) for marker in markers if isinstance(marker, Ge)), None)
+    high = next((_number(marker.le) for marker in markers if isinstance(marker, Le)), None)
     if origin in (list, tuple):
         return _list_shape(origin, arguments)
     if origin is dict:
@@ -68,6 +72,10 @@ def shape_of(annotation: Any, markers: tuple[Any, ...] = ()) -> Shape:
     if annotation is Any:
         return Shape("any value", free=True)
     return Shape(_words(annotation), low=low, high=high)
+
+
+def _number(bound: object) -> float | None:
+    return bound if isinstance(bound, int | float) else None
 
 
 def _union_shape(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> Shape:
@@ -140,7 +148,7 @@ class Key:
     @property
     def doc(self) -> str:
         """The help text: the docstring below the key."""
-        return doc_of(self.owner, self.name)
+        return self.field.description or doc_of(self.owner, self.name)
 
     @property
     def unused(self) -> str:
@@ -191,8 +199,16 @@ def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
     return types.MappingProxyType(keys)
 
 
+def plugged_key(path: str, cls: type[Section]) -> Key:
+    """The section ``cls`` at ``path``, where no class declares it as an attribute."""
+    summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+    field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
+    return Key(path, cls, field, section=cls)
+
+
 def doc_of(cls: type, name: str) -> str:
     """The docstring below attribute ``name`` of ``cls`` or of a class it inherits from."""
+    # From the class itself upwards: a key that is declared anew has a text of its own.
     for base in cls.__mro__:
         if name in vars(base).get("__annotations__", {}):
             return _attribute_docs(base).get(name, "")
@@ -205,7 +221,7 @@ def _attribute_docs(cls: type) -> Mapping[str, str]:
     # for texts that only --help shows.
     body = _class_bodies(cls.__module__).get(cls.__name__, [])
     docs = {}
-    for statement, below in zip(body, body[1:], strict=False):
+    for statement, below in itertools.pairwise(body):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):

@@ -57,6 +57,7 @@ def read(
     reading: Reading[S] = Reading()
     left = with_tuples(values, cls)
     refused: list[Key] = []
+    # Once more without what was refused: checks of the other keys can then go on.
     while True:
         try:
             reading.section = cls.model_validate(left)
@@ -66,13 +67,14 @@ def read(
         for mistake in mistakes:
             reading.problems.setdefault(mistake.path, mistake.text(known))
             refused += [mistake.key] if mistake.key else []
-        shorter = left
+        shorter: dict[str, Any] = left
         for mistake in mistakes:
             shorter = _without(shorter, mistake.path.removeprefix(prefix).split("."))
         if shorter == left:  # a refusal of the defaults themselves: nothing can be kept
             return reading
         left = shorter
     for key in refused:
+        # A refused key must not be read as if its default had been written.
         _forget(reading.section, key.path.removeprefix(prefix))
     return reading
 
@@ -125,6 +127,7 @@ class _Mistake:
         choices = key.shape.choices
         given = self.value if isinstance(self.value, list | tuple) else [self.value]
         wrong = [str(item) for item in given if choices and item not in choices]
+        # Choices are few and short: a distant likeness is a better guess than none.
         guess = nearest_name(wrong[0], map(str, choices), cutoff=0.4) if wrong else None
         if guess:
             return f"did you mean {guess}?"
@@ -136,7 +139,7 @@ def _shown(value: Any) -> str:
 
 
 def _without(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
-    kept = dict(values)
+    kept: dict[str, Any] = dict(values)
     name = parts[0]
     below = kept.get(name)
     if len(parts) > 1 and isinstance(below, Mapping):
@@ -151,7 +154,7 @@ def _forget(section: Section, path: str) -> None:
     *parents, name = path.split(".")
     for parent in parents:
         section = getattr(section, parent)
-    section.__dict__.pop(name, None)
+    vars(section).pop(name, None)
 
 
 # ---- what is written, and what is meant -----------------------------------------------------
@@ -203,6 +206,7 @@ def _translated(value: Any, shape: Shape) -> Any:
         return _as_text(value)
     if isinstance(value, str):
         return _number(value, shape.words.removesuffix(" | None"))
+    # type() and not isinstance(): a bool is an int, too.
     if type(value) is int and value in (0, 1) and shape.words.startswith("bool"):
         return bool(value)
     return value

@@ -12,7 +12,7 @@ A section of one's own::
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict
@@ -23,6 +23,20 @@ PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
+NULL: Any = None  # the default of a derived key
+
+if TYPE_CHECKING:
+    T = TypeVar("T")
+    Derived = Annotated[T, "filled in before anybody reads it"]
+else:
+
+    class Derived:
+        """``Derived[int]``: null until it is filled in from other keys; whoever is handed a config
+        reads a value.
+        """
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return Optional[kind]  # noqa: UP045  kind may be any type expression
 
 
 class Section(BaseModel):

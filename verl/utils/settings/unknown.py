@@ -34,6 +34,7 @@ def nearest(path: str, keys: Mapping[str, Key]) -> str | None:
     similar path.
     """
     section, _, name = path.rpartition(".")
+    # Within the section first: a slip of the finger is likelier than a wrong section.
     sibling = nearest_name(name, children(section, keys), cutoff=0.75)
     if sibling:
         return f"{section}.{sibling}" if section else sibling

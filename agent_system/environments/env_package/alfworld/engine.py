@@ -180,7 +180,8 @@ class MemoState(PddlState):
     def __init__(self, downward_lib, translation: "Translation", logic: MemoLogic) -> None:
         self._logic = logic
         self.downward_lib = downward_lib
-        self.task, self.sas = translation.task, translation.sas
+        self.task = translation.task
+        self.sas = translation.sas
         self.name2type = translation.name2type
         self._actions = translation.actions
         self._known = translation.known
@@ -213,7 +214,8 @@ class MemoState(PddlState):
         operators = (fast_downward.Operator * count)()
         self.downward_lib.get_applicable_operators(operators)
         self._operators = {operator.id: operator for operator in operators}
-        actions, seen = [], set()
+        actions = []
+        seen = set()
         for number in self._operators:
             name, action = self._known.get(number) or self._know(number)
             if name not in seen:
@@ -278,7 +280,8 @@ def translate(domain: str, problem: str) -> Translation:
 
 
 def _types(task) -> textworld.logic.TypeHierarchy:
-    hierarchy, seen = textworld.logic.TypeHierarchy(), set()
+    hierarchy = textworld.logic.TypeHierarchy()
+    seen = set()
     for kind in task.types:
         if kind.name not in seen:  # the translator lists "object" twice: its own and the domain's
             seen.add(kind.name)
@@ -292,9 +295,11 @@ def _proposition(atom, types: dict[str, str]):
     """
     translator = vars(fast_downward.translate)["pddl"]  # a module that it imports for itself
     if isinstance(atom, translator.conditions.Atom) and atom.predicate != "=":
-        name, arguments = atom.predicate, atom.args
+        name = atom.predicate
+        arguments = atom.args
     elif isinstance(atom, translator.f_expression.Assign) and atom.fluent.symbol != "total-cost":
-        name, arguments = str(atom.expression.value), atom.fluent.args
+        name = str(atom.expression.value)
+        arguments = atom.fluent.args
     else:
         return None
     if name.isdigit():

@@ -209,7 +209,8 @@ class AlfworldPlayer:
         if found is None:
             return self._search(f"hold {self.held} need {self.asked.lamp}")
         lamp, place = found
-        use, situation = f"use {lamp}", f"{lamp} in {place}"
+        use = f"use {lamp}"
+        situation = f"{lamp} in {place}"
         return (
             self._say(use, situation, use) if self.at == place else self._go(place, use, situation)
         )

@@ -104,12 +104,14 @@ def holds(condition: str, context: dict[str, Any]) -> bool:
 
 def matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
     """One context per match of ``expression``, variables bound, in the engine's (sorted) order."""
-    entities, found = context["entity_infos"], []
+    entities = context["entity_infos"]
+    found = []
     for mapping in context["state"].all_assignments(parse_query(expression), context["mapping"]):
         named = {
             placeholder.name: entities[variable.name] for placeholder, variable in mapping.items()
         }
-        variables, bound = {**context["variables"], **named}, {**context["mapping"], **mapping}
+        variables = {**context["variables"], **named}
+        bound = {**context["mapping"], **mapping}
         found.append({**context, "variables": variables, "mapping": bound})
     return found
 

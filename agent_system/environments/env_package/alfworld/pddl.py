@@ -56,7 +56,8 @@ def _receptacle_facts(receptacles) -> list[str]:
 
 
 def _object_facts(thing, receptacle) -> list[str]:
-    symbol, table = mangle(thing.id), layout.constants().VAL_ACTION_OBJECTS
+    symbol = mangle(thing.id)
+    table = layout.constants().VAL_ACTION_OBJECTS
     facts = [
         f"(objectType {symbol} {thing.cls}Type)",
         f"(inReceptacle {symbol} {mangle(receptacle.id)})",

@@ -134,7 +134,9 @@ class Store:
         return folder
 
     def _write(self, folder: Path) -> None:
-        lines, entries, start = [], [], 0
+        lines = []
+        entries = []
+        start = 0
         for number in range(self.size):
             game = games.generate(self.settings, self.split, number)
             line = json.dumps(game).encode() + b"\n"

@@ -14,11 +14,16 @@ from agent_system.environments.base import (
     Noise,
     Observation,
 )
+from agent_system.environments.env_package.frozen_lake.drawing import (
+    GOAL,
+    HERE,
+    HOLE,
+    SIDES,
+    Cell,
+    read,
+)
 from agent_system.environments.experts import Tried, disturbed, shortest_way
 
-Cell = tuple[int, int]
-MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
-HOLE, GOAL, HERE = "OGP"
 MAX_CELLS = 400  # more than the largest lake has
 
 
@@ -35,20 +40,19 @@ class LakePlayer:
         self._read(first)
 
     def act(self) -> Decision:
-        """The next move, with where it stands and where it can go without falling."""
+        """The next move, with where it can go without falling."""
         way = self._way(self.here)
         if way is None:
             raise ValueError("there is no way over this lake")
         safe = dict(self._after(self.here))
-        row, column = self.here
         decision = Decision(
             action=way[0],
-            situation=f"at {row} {column} free {' '.join(safe)}",
+            situation=f"free {' '.join(safe)}",
             tried=self.tried.text,
             plan=" ".join(way),
         )
         useless = [move for move, cell in safe.items() if len(self._way(cell) or ()) >= len(way)]
-        impossible = [move for move in MOVES if move not in self.possible]
+        impossible = [move for move in SIDES if move not in self.possible]
         return disturbed(decision, self.rng, self.noise, useless, impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
@@ -61,19 +65,13 @@ class LakePlayer:
         return shortest_way(cell, self._after, lambda at: self.cells[at] == GOAL, MAX_CELLS)
 
     def _after(self, cell: Cell) -> Iterator[tuple[str, Cell]]:
-        for move, (down, right) in MOVES.items():
+        for move, (down, right) in SIDES.items():
             further = (cell[0] + down, cell[1] + right)
             if self.cells.get(further, HOLE) != HOLE:
                 yield move, further
 
     def _read(self, observation: Observation) -> None:
-        lines = [line.split() for line in observation.text.splitlines()]
-        drawn = [line for line in lines if all(len(sign) == 1 for sign in line)]
-        self.cells = {
-            (row, column): sign
-            for row, line in enumerate(drawn)
-            for column, sign in enumerate(line)
-        }
+        _, self.cells = read(observation.text)
         self.here = next(cell for cell, sign in self.cells.items() if sign == HERE)
         self.possible = list(observation.info["admissible_actions"])
 

@@ -9,6 +9,7 @@ from gymnasium.envs.toy_text import frozen_lake as rules
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
+from agent_system.environments.env_package.frozen_lake.prompts import begin, shorten
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
 from verl.utils.seeds import derive_seed
 
@@ -78,7 +79,8 @@ class FrozenLake:
         return divmod(int(self._lake.s), len(self._map))
 
     def _possible(self) -> list[str]:
-        (row, column), size = self._place(), len(self._map)
+        row, column = self._place()
+        size = len(self._map)
         inside = {
             m
             for m, (_, down, right) in MOVES.items()
@@ -100,7 +102,7 @@ class FrozenLake:
 def prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
     """The rules of this kind of ice, or the lake alone."""
     if settings.prompt == "compact":
-        return CompactPrompts()
+        return CompactPrompts(shorten, begin, keep_first=True)
     return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
 
 
@@ -139,7 +141,8 @@ def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
             ["F" if draw.random() < settings.frozen else "H" for _ in range(size)]
             for _ in range(size)
         ]
-        board[0][0], board[-1][-1] = "S", "G"
+        board[0][0] = "S"
+        board[-1][-1] = "G"
         if rules.is_valid(board, size):
             return tuple(map("".join, board))
 

@@ -40,7 +40,7 @@ class LinePlayer:
         side = "right" if self.distance > 0 else "left"
         decision = Decision(
             action=way[0],
-            situation=f"{abs(self.distance)} to the {side}",
+            situation=f"{abs(self.distance)} {side}",
             tried=self.tried.text,
             plan=" then ".join(way),
         )

@@ -11,6 +11,7 @@ from typing import Any
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import CompactPrompts
 from agent_system.environments.env_package.number_line.expert import EXPERT
+from agent_system.environments.env_package.number_line.prompts import shorten
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from rlvcr.levels import level_prompts
 
@@ -135,7 +136,7 @@ def tasks(settings: LineSettings, split: str) -> list[Task]:
 
 def prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
     """Rules, answer format and places, or the places alone."""
-    return CompactPrompts() if settings.prompt == "compact" else NumberLinePrompts(settings)
+    return CompactPrompts(shorten) if settings.prompt == "compact" else NumberLinePrompts(settings)
 
 
 def project(text: str) -> tuple[str, bool]:

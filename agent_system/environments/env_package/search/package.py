@@ -57,7 +57,8 @@ class SearchEnv:
     def reset(self, task: Task, seed: int) -> Observation:
         """Ask ``task["question"]``; nothing is drawn, so ``seed`` has no effect."""
         del seed  # the task says it all
-        self._task, self._seen = task, set()
+        self._task = task
+        self._seen = set()
         return self._look(f"Question: {task['question']}")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
@@ -114,7 +115,8 @@ def f1(given: str, answers: list[str]) -> float:
     """The best harmonic mean of word precision and recall over ``answers``, in 0..1."""
 
     def score(answer: str) -> float:
-        ours, theirs = normalized(given).split(), normalized(answer).split()
+        ours = normalized(given).split()
+        theirs = normalized(answer).split()
         common = sum((Counter(ours) & Counter(theirs)).values())
         return 2 * common / (len(ours) + len(theirs)) if common else float(ours == theirs)
 

@@ -26,9 +26,11 @@ def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
     """
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
     world = _entities(tables)
-    documents, questions = {}, []
+    documents = {}
+    questions = []
     for kind, entities in world.items():
-        sentences, asked = tables["kinds"][kind]["documents"], tables["kinds"][kind]["questions"]
+        sentences = tables["kinds"][kind]["documents"]
+        asked = tables["kinds"][kind]["questions"]
         for number, entity in enumerate(entities):
             shown = {field: _text(value) for field, value in entity.items()}
             documents[entity["name"]] = sentences[number % len(sentences)].format(**shown)
@@ -41,7 +43,8 @@ def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
 def _entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
     """All entities by kind; a kind may only refer to those above it."""
     draw = random.Random(derive_seed("search", "world"))
-    words, world = tables["words"], {}
+    words = tables["words"]
+    world = {}
     for kind, form in tables["kinds"].items():
         heads, between, tails = form["name"]
         names = [between.join(pair) for pair in itertools.product(words[heads], words[tails])]

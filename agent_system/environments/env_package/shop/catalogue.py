@@ -16,7 +16,10 @@ TABLES = Path(__file__).with_name("catalogue.json")
 ATTRIBUTES = 4  # of a product; two of them are in its title, all of them among its features
 CHOICES = 3  # values of an option that a product comes in
 WANTED = 2  # attributes that a goal asks for
-ANY_KIND, SAME_DEPARTMENT, SAME_KIND = 0.1, 0.5, 1.0  # what the kind of a product is worth
+# What the kind of a product is worth.
+ANY_KIND = 0.1
+SAME_DEPARTMENT = 0.5
+SAME_KIND = 1.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def goal(product: Product, number: int) -> dict[str, Any]:
     attributes = draw.sample(product.attributes, WANTED)
     options = {name: draw.choice(values) for name, values in product.options.items()}
     max_price = (int(product.price) // 10 + draw.randint(1, 3)) * 10
-    color, size = options["color"], options["size"]
+    color = options["color"]
+    size = options["size"]
     return {
         "item_id": product.item_id,
         "kind": product.kind,

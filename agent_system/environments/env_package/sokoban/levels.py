@@ -99,7 +99,8 @@ def draw_level(
 
 def canonical(level: str) -> str:
     """The same text for a level, its rotations and its mirror images."""
-    rows, same = level.split("\n"), []
+    rows = level.split("\n")
+    same = []
     for _ in range(4):
         rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]
         same += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
@@ -113,7 +114,8 @@ def _room(settings: SokobanSettings, draw: random.Random) -> set[Cell]:
     left = {cell for cell in cells if draw.random() >= WALL_SHARE}
     largest: set[Cell] = set()
     while left:
-        part, edge = set(), [min(left)]
+        part = set()
+        edge = [min(left)]
         while edge:
             cell = edge.pop()
             if cell in left:
@@ -150,7 +152,8 @@ def _before(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
     """
     player, boxes = state
     for move, step in MOVES.items():
-        came_from, ahead = moved(player, step, -1), moved(player, step)
+        came_from = moved(player, step, -1)
+        ahead = moved(player, step)
         if came_from not in floor or came_from in boxes:
             continue
         yield move, (came_from, boxes)

@@ -88,7 +88,8 @@ class Sokoban:
         return sum(box in self._targets for box in self._boxes)
 
     def _free(self, step: Cell) -> bool:
-        ahead, behind = moved(self._player, step), moved(self._player, step, 2)
+        ahead = moved(self._player, step)
+        behind = moved(self._player, step, 2)
         return ahead in self._floor and (
             ahead not in self._boxes or behind in self._floor - self._boxes
         )

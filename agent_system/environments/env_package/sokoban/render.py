@@ -11,9 +11,13 @@ from agent_system.environments.env_package.sokoban.levels import (
     WALL,
 )
 
-WALL_COLOUR, FLOOR_COLOUR = (110, 60, 45), (235, 225, 200)
-TARGET_COLOUR, PLAYER_COLOUR = (200, 40, 40), (40, 110, 60)
-BOX_COLOUR, PLACED_COLOUR, EDGE_COLOUR = (190, 140, 70), (220, 90, 50), (80, 55, 25)
+WALL_COLOUR = (110, 60, 45)
+FLOOR_COLOUR = (235, 225, 200)
+TARGET_COLOUR = (200, 40, 40)
+PLAYER_COLOUR = (40, 110, 60)
+BOX_COLOUR = (190, 140, 70)
+PLACED_COLOUR = (220, 90, 50)
+EDGE_COLOUR = (80, 55, 25)
 
 
 def text(level: str) -> str:
@@ -37,7 +41,8 @@ def _tile(sign: str, size: int) -> np.ndarray:
     cell = np.empty((size, size, 3), dtype=np.uint8)
     cell[:] = WALL_COLOUR if sign == WALL else FLOOR_COLOUR
     across = np.abs(np.arange(size) - (size - 1) / 2) / (size / 2)  # 0 in the middle, 1 at the edge
-    rows, columns = across[:, None], across[None, :]
+    rows = across[:, None]
+    columns = across[None, :]
     if sign in (TARGET, PLAYER_ON_TARGET):
         cell[rows + columns < 0.7] = TARGET_COLOUR
     if sign in (BOX, BOX_ON_TARGET):

@@ -41,7 +41,8 @@ class GameStore:
     def __init__(self, data_dir: str, spec: dict[str, Any], counts: dict[str, int]) -> None:
         self.root = Path(data_dir).expanduser().absolute()
         self.games = self.root / "games"
-        self.spec, self.counts = spec, counts
+        self.spec = spec
+        self.counts = counts
 
     def hashes(self, split: str) -> list[str]:
         """The games of ``split``; both splits are made first where they are not there.
@@ -116,7 +117,8 @@ class GameStore:
             )
         with tempfile.TemporaryDirectory(dir=self.games) as folder:
             options = textworld.GameOptions()
-            options.path, options.file_ext = f"{folder}/{name}.z8", ".z8"
+            options.path = f"{folder}/{name}.z8"
+            options.file_ext = ".z8"
             compile_game(game, options)
             os.replace(options.path, self.games / f"{name}.z8")
 

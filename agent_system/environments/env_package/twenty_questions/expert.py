@@ -9,7 +9,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import Ans
 from agent_system.environments.env_package.twenty_questions.player import Player
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 
-NAMED = 3  # candidates: as many are named in a plan
+NAMED = 4  # candidates: as many are named, more are counted
 FACTS = 6  # the latest ones are told
 _SAID = {Answer.YES: "", Answer.NO: "not ", Answer.UNKNOWN: "maybe "}
 
@@ -21,21 +21,19 @@ class ThinkingPlayer:
         self.player = player
 
     def act(self) -> Decision:
-        """The next question or guess, with the facts it is based on."""
+        """The next question or guess, with the words that fit and the facts that say so."""
         facts = [f"{_SAID[said]}{_spoken(name)}" for name, said in self.player.facts[-FACTS:]]
         candidates = self.player.candidates
-        situation = ", ".join(facts) or "nothing known"
-        tried = f"asked {len(self.player.facts)}, {len(candidates)} words fit"
+        few = ", ".join(candidates) if len(candidates) <= NAMED else str(len(candidates))
+        situation = f"{few} fit"
+        tried = ", ".join(facts) or "tried nothing"
         attribute = self.player.choose()
         blind = self.player.blind
         if attribute is None:
             guess = f"[{self.player.guess()}]"
             return Decision(guess, situation, tried, f"guess {guess}", slip=blind)
-        plan = f"ask {_spoken(attribute)}"
-        if len(candidates) <= NAMED and not blind:
-            plan += f" to tell {' from '.join(candidates)}"
         question = knowledge().attributes[attribute].question
-        return Decision(question, situation, tried, plan, slack=blind)
+        return Decision(question, situation, tried, f"ask {_spoken(attribute)}", slack=blind)
 
     def observe(self, action: str, observation: Observation) -> None:
         """The reply to a question; a guess ends the game."""

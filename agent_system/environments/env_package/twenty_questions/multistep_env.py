@@ -51,7 +51,8 @@ class TwentyQuestionsEnv(MultistepEnv):
         **options: Any,
     ) -> None:
         self.gamemaster = EmbeddedGamemaster() if gamemaster is None else gamemaster
-        self.words, self.seed = words, seed
+        self.words = words
+        self.seed = seed
         embedded = isinstance(self.gamemaster, EmbeddedGamemaster)
         unknown = unknown_words(words or ()) if embedded else []
         if unknown:

@@ -43,7 +43,8 @@ class OpenAIGamemaster:
     ) -> None:
         if not base_url or not model:
             raise ValueError("an OpenAI-compatible gamemaster needs base_url and model")
-        self.url, self.model = f"{base_url.rstrip('/')}/chat/completions", model
+        self.url = f"{base_url.rstrip('/')}/chat/completions"
+        self.model = model
         key = os.environ.get(api_key_env)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(timeout=timeout_s, headers=headers)

@@ -3,7 +3,7 @@
 import pytest
 
 from agent_system.environments.base import Observation
-from agent_system.environments.chat_prompts import MAX_LENGTH, ChatPrompts, project
+from agent_system.environments.chat_prompts import MAX_LENGTH, ChatPrompts, CompactPrompts, project
 
 FIRST = Observation("The task.", info={"admissible_actions": ["a", "b"]})
 NOW = Observation("The present.", info={"admissible_actions": ["b", "c"]})
@@ -49,6 +49,19 @@ def test_a_task_that_is_told_once_stays_in_the_window():
 
 
 def test_only_the_present_image_is_in_a_window():
-    seen = ChatPrompts("R", "a").window(FIRST, [("<image>", "up"), ("Nothing moves.\n<image>", "up")],
-                                        Observation("<image>"), False)  # fmt: skip
+    seen = ChatPrompts("R", "a").window(
+        FIRST, [("<image>", "up"), ("Nothing moves.\n<image>", "up")], Observation("<image>"), False
+    )
     assert seen == "You did: up\n\nNothing moves.\n\nYou did: up\n\n<image>"
+
+
+def test_compact_prompts_are_observations_alone():
+    prompts = CompactPrompts()
+    assert prompts.system(True) is prompts.system(False) is None
+    assert prompts.first(FIRST, True) == prompts.first(FIRST, False) == "The task."
+    assert prompts.turn(NOW) == "The present."
+    window = prompts.window(FIRST, [("Before.", "up")], NOW, True)
+    assert window == "Before.\n> up\nThe present."
+    kept = CompactPrompts(keep_first=True).window(FIRST, [("Before.", "up")], NOW, True)
+    assert kept == "The task.\n" + window
+    assert CompactPrompts(keep_first=True).window(FIRST, [], FIRST, True) == "The task."

@@ -105,9 +105,11 @@ def test_same_config_and_seed_same_tasks(name):
 def test_another_process_makes_the_same_tasks():
     """Nothing may hang on the hash seed of a process."""
     code = (
-        "import hashlib, json, sys; from agent_system.environments.env_registry import get_package\n"
+        "import hashlib, json, sys\n"
+        "from agent_system.environments.env_registry import get_package\n"
         "cases = json.loads(sys.argv[1])\n"
-        "tasks = [get_package(name).tasks(get_package(name).read(section), s) for name, section in cases.items() for s in ('train', 'val')]\n"
+        "packages = [(get_package(name), section) for name, section in cases.items()]\n"
+        "tasks = [p.tasks(p.read(section), s) for p, section in packages for s in ('train', 'val')]\n"
         "print(hashlib.sha256(json.dumps(tasks).encode()).hexdigest())"
     )
     command = [sys.executable, "-c", code, json.dumps(CASES)]
@@ -132,7 +134,7 @@ def test_an_episode_is_determined_by_task_and_seed_however_often_it_is_played(na
 
     def episode():
         start = env.reset(task, 5)
-        seen = [(start.text, start.anchor)]
+        seen: list[tuple[object, ...]] = [(start.text, start.anchor)]
         for _ in range(4):
             action = (start.info["admissible_actions"])[-1]
             observation, reward, done, info = env.step(action)
@@ -176,6 +178,7 @@ def test_prompts_for_plain_actions_and_for_the_four_levels(name):
     train, _ = managers(name)
     prompts = train.package.prompts(train.settings)
     plain, levels = prompts.system(False), prompts.system(True)
+    assert plain is not None and levels is not None
     assert "<level>" not in plain and "<action>" in plain
     assert all(f"Level {level}: {level_prompts()[level]}" in levels for level in LEVELS)
     example = plain.rpartition("<action>")[2].removesuffix("</action>")

@@ -64,7 +64,8 @@ def test_the_environment_layer_imports_neither_torch_nor_ray():
     code = (
         "import sys, agent_system.environments.pool, agent_system.environments.manager, "
         "agent_system.environments.pool_worker; "
-        "from agent_system.environments.env_registry import get_package; get_package('number_line'); "
+        "from agent_system.environments.env_registry import get_package; "
+        "get_package('number_line'); "
         "sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'transformers', 'tensordict')))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,8 @@ class pool_of:
 
 @java
 def test_environments_of_a_process_share_one_bounded_jvm_that_ends_with_the_last():
-    first, second = PACKAGE.make(read(SECTION)), PACKAGE.make(read(SECTION))
+    first: Any = PACKAGE.make(read(SECTION))
+    second: Any = PACKAGE.make(read(SECTION))
     (pid,) = jvms_of(os.getpid())
     with open(f"/proc/{pid}/cmdline") as file:
         flags = file.read().split("\0")
@@ -95,7 +97,7 @@ def test_environments_of_a_process_share_one_bounded_jvm_that_ends_with_the_last
 
 @java
 def test_a_dead_jvm_is_replaced_for_the_next_environment():
-    env = PACKAGE.make(read(SECTION))
+    env: Any = PACKAGE.make(read(SECTION))
     start = env.reset(TASK)
     (pid,) = jvms_of(os.getpid())
     os.kill(pid, signal.SIGKILL)
@@ -103,7 +105,7 @@ def test_a_dead_jvm_is_replaced_for_the_next_environment():
     with pytest.raises(py4j.Py4JError):
         env.step("inventory")
     env._jvm.process.wait()
-    fresh = PACKAGE.make(read(SECTION))
+    fresh: Any = PACKAGE.make(read(SECTION))
     assert fresh.reset(TASK) == start
     env.close()
     assert fresh.step("inventory")[0].text, "closing the dead one leaves the fresh one alone"
@@ -174,11 +176,12 @@ def test_a_jvm_ends_by_itself_when_its_process_is_killed():
     code = (
         "import sys, time\n"
         "from agent_system.environments.env_package.textworld_express.package import PACKAGE\n"
-        "env = PACKAGE.make({'game': 'coin'})\n"
+        "env = PACKAGE.make(PACKAGE.read({'game': 'coin'}))\n"
         "print(env._jvm.process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     pid = int(process.stdout.readline())
     assert jvms_of(process.pid) == [pid]
     process.kill()
@@ -191,7 +194,7 @@ def test_missing_java_is_said_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        jvm.JavaMissing, match="'textworld_express' needs Java 8 .* no java on the path"
+        jvm.JavaMissing, match=r"'textworld_express' needs Java 8 .* no java on the path"
     ):
         make_envs(make_config("textworld_express", kwargs={}))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
@@ -228,7 +231,7 @@ def test_a_java_that_does_not_start_is_quoted(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\necho 'there is no room for a heap' >&2\nexit 1\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(jvm.JavaMissing, match="-Xmx128m .*:\nthere is no room for a heap"):
+    with pytest.raises(jvm.JavaMissing, match=r"-Xmx128m .*:\nthere is no room for a heap"):
         PACKAGE.make(read(SECTION))
 
     async def start():

@@ -1,6 +1,7 @@
 """Which tasks are played when, and playing them in lock-step."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,20 @@ from agent_system.environments.manager import (
 from agent_system.environments.tasks import check_disjoint
 
 
-def config(shuffle=True, **changes):
+def config(shuffle=True, **changes) -> Any:
     env = {
-        "env_name": "number_line", "seed": 3, "max_steps": 6, "num_workers": 2, "envs_per_worker": 4,
-        "rollout": SimpleNamespace(n=4), "train_tasks": None, "val_tasks": 10, "kwargs": {"size": 8},
-        "reset_timeout_s": 20.0, "step_timeout_s": 20.0,
-    }  # fmt: skip
+        "env_name": "number_line",
+        "seed": 3,
+        "max_steps": 6,
+        "num_workers": 2,
+        "envs_per_worker": 4,
+        "rollout": SimpleNamespace(n=4),
+        "train_tasks": None,
+        "val_tasks": 10,
+        "kwargs": {"size": 8},
+        "reset_timeout_s": 20.0,
+        "step_timeout_s": 20.0,
+    }
     return SimpleNamespace(
         env=SimpleNamespace(**{**env, **changes}), data=SimpleNamespace(shuffle=shuffle)
     )
@@ -120,15 +129,14 @@ def test_train_tasks_limits_how_many_are_used():
 
 
 def test_the_section_takes_what_it_leaves_open_from_env():
-    settings = env_settings(
-        SimpleNamespace(
-            env_name="number_line/x",
-            number_line={"size": 1, "max_steps": None},
-            kwargs={"size": 2},
-            max_steps=7,
-            seed=1,
-        )
+    env_config: Any = SimpleNamespace(
+        env_name="number_line/x",
+        number_line={"size": 1, "max_steps": None},
+        kwargs={"size": 2},
+        max_steps=7,
+        seed=1,
     )
+    settings: Any = env_settings(env_config)
     assert (settings.size, settings.max_steps, settings.seed) == (2, 7, 1)
 
 
@@ -154,7 +162,8 @@ def test_a_scripted_policy_wins_in_lock_step(placement):
     batch = manager.panel_batch()
     observations, infos = manager.reset(batch)
     assert len(observations["text"]) == 10 and "admissible_actions" in infos[0]
-    total, done = 0.0, [False]
+    total: Any = 0.0
+    done: Any = [False]
     for _ in range(6):
         observations, rewards, done, infos = manager.step(
             [shortest_move(a) for a in observations["anchor"]]

@@ -172,7 +172,7 @@ def test_trials_of_several_episodes_are_trained_as_one(tmp_path):
     assert all(len(spans) == 2 for spans in trainer._trials["episode_boundaries"])
 
 
-# ---- agents of other kinds -------------------------------------------------------------------------------------------
+# ---- agents of other kinds ----------------------------------------------------------------------
 
 
 def test_a_trial_has_room_for_all_its_turns_by_default(tmp_path):
@@ -233,7 +233,7 @@ def dataset(rows: int):
     return Dataset.from_dict({"n": list(range(rows))})
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
+# ---- refusals -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -273,5 +273,8 @@ def test_without_trl_the_error_names_the_extra():
 
 
 def test_importing_the_adapter_does_not_import_trl():
-    code = "import sys, agent_system.integrations.trl; sys.exit(any(m in sys.modules for m in ('trl', 'torch')))"
+    code = (
+        "import sys, agent_system.integrations.trl; "
+        "sys.exit(any(m in sys.modules for m in ('trl', 'torch')))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

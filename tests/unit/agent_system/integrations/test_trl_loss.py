@@ -6,6 +6,7 @@ random advantages.
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from verl.trainer.config.schema.actor import ActorConfig
 from verl.workers.policy_loss import PolicyLoss, denominators
 from verl.workers.rows import Rows
 
-MODES = {
+MODES: dict[str, Any] = {
     "grpo": "seq-mean-token-mean",
     "bnpo": "token-mean",
     "dapo": "token-mean",
@@ -147,8 +148,12 @@ def test_a_batch_of_whole_sequences_is_taken_as_it_is(tmp_path):
     batch = perturbed_batch(trainer, 0.0)
     whole = full_sequence_batch(batch)
     assert set(whole) == {
-        "prompt_completion_ids", "attention_mask", "completion_only_mask", "old_per_token_logps", "advantages"
-    }  # fmt: skip
+        "prompt_completion_ids",
+        "attention_mask",
+        "completion_only_mask",
+        "old_per_token_logps",
+        "advantages",
+    }
     assert trainer.compute_loss(trainer.model, whole).item() == pytest.approx(
         trainer.compute_loss(trainer.model, batch).item(), abs=1e-5
     )

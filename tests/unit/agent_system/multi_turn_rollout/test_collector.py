@@ -3,6 +3,7 @@ model.
 """
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,9 @@ def test_append_and_window_play_the_same_episodes(play):
 
 def test_window_prompt_shows_the_last_turns_only(play):
     config = make_config(history="window", history_length=1, n=1)
-    data, (engine,) = play(config, script=lambda request, prompt: "<action>stay</action>", groups=1)
+    _data, (engine,) = play(
+        config, script=lambda request, prompt: "<action>stay</action>", groups=1
+    )
     prompts = [engine.tokenizer.decode(request.prompt_ids) for request in engine.requests]
     assert [prompt.count("You chose: stay") for prompt in prompts[:3]] == [0, 1, 1]
     assert all(prompt.count("<|im_start|>") == 3 for prompt in prompts)
@@ -233,7 +236,7 @@ def test_other_tasks_are_played_where_a_whole_batch_broke(play, monkeypatch, lev
 
 def test_an_environment_that_always_breaks_is_an_error(play, monkeypatch):
     broken_reset(monkeypatch, seeds_to_break=99)
-    with pytest.raises(RuntimeError, match="nothing is left to train on: .*left_out_aborted': 16"):
+    with pytest.raises(RuntimeError, match=r"nothing is left to train on: .*left_out_aborted': 16"):
         play(make_config(n=2), groups=2)
 
 
@@ -306,9 +309,9 @@ def test_dynamic_sampling_plays_until_returns_differ(tokenizer):
         walks = draws and int(request.request_id.rsplit("-", 1)[1]) % 2
         return f"<action>{walk(prompt)}</action>" if walks else "look " * 40
 
-    def gen_batch(step, size, draw=0):
+    def gen_batch(step, batch_size, draw=0):
         draws.append(draw)
-        return batches(step, size, draw)
+        return batches(step, batch_size, draw)
 
     envs.gen_batch = gen_batch
     collector = TrajectoryCollector(config, tokenizer)
@@ -329,7 +332,7 @@ def test_dynamic_sampling_plays_until_returns_differ(tokenizer):
 
 
 def test_a_group_that_will_be_left_out_does_not_count_as_found(tokenizer, monkeypatch):
-    """The first batch has groups with spread, each with a broken member: another batch is played."""
+    """The first batch has groups with spread, each with a broken member: another is played."""
     config = make_config(n=4)
     config.algorithm.filter_groups.enable = True
     group, envs, _ = make_world(tokenizer, config)
@@ -387,13 +390,13 @@ def test_settings_that_cannot_work_are_refused(tokenizer):
         PlaySettings.from_config(
             make_config(history="window", max_turn_tokens=2000), package, is_train=True
         )
-    with pytest.raises(ValueError, match="env.levels is false"):
+    with pytest.raises(ValueError, match=r"env.levels is false"):
         PlaySettings.from_config(make_config(levels=False), package, is_train=True, thinking=True)
     forgetful = make_tiny_tokenizer()
     forgetful.chat_template = forgetful.chat_template.replace(
         "in messages -%}", "in messages[-1:] -%}"
     )
-    with pytest.raises(TemplateUnsupported, match="env.history=window"):
+    with pytest.raises(TemplateUnsupported, match=r"env.history=window"):
         TrajectoryCollector(make_config(), forgetful)
     TrajectoryCollector(make_config(history="window"), forgetful)
 
@@ -417,14 +420,14 @@ def test_environment_without_level_prompt_is_refused(tokenizer, monkeypatch):
     config = make_config(levels=True)
     group, envs, _ = make_world(tokenizer, config)
     monkeypatch.setattr(NumberLinePrompts, "asks_for_levels", False)
-    with pytest.raises(ValueError, match="env.levels"):
+    with pytest.raises(ValueError, match=r"env.levels"):
         TrajectoryCollector(config, tokenizer).multi_turn_loop(envs.gen_batch(1, 1), group, envs)
 
 
-# ---- engine client ---------------------------------------------------------------------------------------------------
+# ---- engine client ------------------------------------------------------------------------------
 
 
-def ask_many(engine, count: int, timeout_s: float = 5.0, **options):
+def ask_many(engine, count: int, timeout_s: float = 5.0, **options) -> list[Any]:
     async def run():
         client = EngineClient([engine], "me", timeout_s)
         try:
@@ -470,7 +473,7 @@ class SilentEngine(ScriptedEngine):
 
 
 def test_a_request_past_its_deadline_is_given_up(tokenizer):
-    results = ask_many(SilentEngine(tokenizer, None), 2, timeout_s=0.05)
+    results = ask_many(SilentEngine(tokenizer, lambda request, prompt: ""), 2, timeout_s=0.05)
     assert all(isinstance(result, EngineAborted) for result in results)
 
 

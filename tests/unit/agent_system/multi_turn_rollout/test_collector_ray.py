@@ -2,6 +2,8 @@
 them.
 """
 
+from typing import Any
+
 import pytest
 import ray
 
@@ -35,7 +37,7 @@ def test_ray_collectors_play_what_one_in_this_process_plays():
     group, envs, _ = make_world(tokenizer, config)
     batch = envs.gen_batch(1, 3)
     here, there = TrajectoryCollector(config, tokenizer), TrajectoryCollector(config, tokenizer)
-    engine = (
+    engine: Any = (
         ray.remote(ScriptedEngine)
         .options(num_cpus=0)
         .remote(tokenizer, walking_policy(levels=True))

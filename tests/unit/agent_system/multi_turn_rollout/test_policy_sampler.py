@@ -115,7 +115,7 @@ def test_a_thought_that_is_given_up_is_none_and_a_turn_raises():
         asyncio.run(sampler.agent(JOB).act([4]))
 
 
-def sampled_moves(request, prompt):  # noqa: ARG001  of Script
+def sampled_moves(request, prompt):
     """A policy whose draws depend on the request's seed alone, as those of an engine do."""
     move = np.random.default_rng(request.seed).choice(["left", "right", "stay"])
     return f"<action>{move}</action>"

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from fractions import Fraction
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def tokenizer():
     return make_tiny_tokenizer()
 
 
-def played(tokenizer, history: str):
+def played(tokenizer, history: Literal["append", "window"]):
     """Two groups of two; the first move of every play is not valid."""
     config, walks = make_config(history=history), walking_policy()
 
@@ -124,7 +125,8 @@ def returning(value):
 @pytest.mark.parametrize("value", ["good", None, np.ones(1), torch.ones(2), 1j])
 def test_a_custom_function_must_return_a_number(episode, value):
     with pytest.raises(
-        TypeError, match="custom_reward_function mine, task_id '.+': it returned a .*, not a number"
+        TypeError,
+        match=r"custom_reward_function mine, task_id '.+': it returned a .*, not a number",
     ):
         returning(value)(episode)
 
@@ -175,7 +177,8 @@ def test_arguments_that_the_manager_does_not_take_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="allowed: scale "):
         load_reward_manager(config)
     config.reward_model.reward_kwargs = {"scale": 2.0}
-    assert load_reward_manager(config).scale == 2.0
+    manager: Any = load_reward_manager(config)
+    assert manager.scale == 2.0
 
 
 def test_a_custom_file_may_do_what_modules_do(tmp_path):
@@ -198,7 +201,7 @@ def test_a_custom_file_may_do_what_modules_do(tmp_path):
 def test_a_custom_file_that_raises_is_named_and_leaves_no_module(tmp_path):
     (tmp_path / "broken.py").write_text("f = 1 / 0\n")
     known = set(sys.modules)
-    with pytest.raises(ImportError, match="broken.py' does not import: .*ZeroDivisionError"):
+    with pytest.raises(ImportError, match=r"broken.py' does not import: .*ZeroDivisionError"):
         load_function(str(tmp_path / "broken.py"), "f")
     assert set(sys.modules) == known
 

@@ -98,7 +98,7 @@ def test_end_of_turn_is_kept_when_sampled_and_inserted_when_missing(tokenizer):
     assert bridge.end_of_turn_id == end
     assert inserted.before[0] == end
     assert kept.before == inserted.before[1:]
-    assert sampled + joined(inserted) == sampled + [end] + joined(kept)
+    assert sampled + joined(inserted) == [*sampled, end, *joined(kept)]
     assert tokenizer.decode(kept.before).startswith("\n"), "the separator newline must not be lost"
 
 
@@ -162,11 +162,11 @@ def test_template_that_forgets_needs_window_and_says_so():
     probe = probe_template(tokenizer)
     assert probe.verdict is Verdict.WINDOW
     probe.require("window")
-    with pytest.raises(TemplateUnsupported, match="env.history=window"):
+    with pytest.raises(TemplateUnsupported, match=r"env.history=window"):
         probe.require("append")
     bridge = ChatBridge(tokenizer)
     assert bridge.first_prompt([{"role": "user", "content": "A desk."}])
-    with pytest.raises(TemplateUnsupported, match="env.history=window"):
+    with pytest.raises(TemplateUnsupported, match=r"env.history=window"):
         bridge.between([], "A desk.")
 
 

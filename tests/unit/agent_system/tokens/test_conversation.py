@@ -33,10 +33,10 @@ class Said:
 class Letters:
     """A tokenizer without a chat template: one token per character, its code point."""
 
-    def __call__(self, text, *, add_special_tokens=False, **options):  # noqa: ARG002  asked for
+    def __call__(self, text, *, add_special_tokens=False, **options):
         return {"input_ids": [ord(letter) for letter in text]}
 
-    def decode(self, token_ids, **options):  # noqa: ARG002  asked for
+    def decode(self, token_ids, **options):
         return "".join(map(chr, token_ids))
 
 
@@ -48,7 +48,7 @@ def kinds(conversation):
     return [(s.kind, s.turn, s.episode, len(s.ids)) for s in conversation.ledger.segments]
 
 
-# ---- what joins -------------------------------------------------------------------------------
+# ---- what joins ---------------------------------------------------------------------------------
 
 
 def test_a_conversation_is_prompt_turn_bridge_turn():
@@ -143,7 +143,7 @@ def test_turn_and_episode_of_what_is_heard():
     assert [(s.turn, s.episode) for s in heard] == [(4, 2), (5, 3)]
 
 
-# ---- whether it fits --------------------------------------------------------------------------
+# ---- whether it fits ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_no_turn_begins_that_could_break_a_limit(texts, turns, prompt, response,
         assert len(conversation.ledger) - first <= response
 
 
-# ---- messages ---------------------------------------------------------------------------------
+# ---- messages -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

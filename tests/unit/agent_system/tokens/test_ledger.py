@@ -1,5 +1,7 @@
 """TokenLedger: append-only segments, and masks that follow from their kinds."""
 
+from typing import Any
+
 import pytest
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
@@ -40,8 +42,9 @@ def test_segments_know_where_they_lie_and_cannot_be_changed():
         (9, 10),
     ]
     assert [s.policy_version for s in ledger.agent_segments] == [None, 3]
+    segment: Any = ledger.segments[0]
     with pytest.raises(AttributeError):
-        ledger.segments[0].kind = SegmentKind.AGENT
+        segment.kind = SegmentKind.AGENT
 
 
 @pytest.mark.parametrize("logprobs", [None, [], [-0.1], [-0.1, -0.2, -0.3]])

@@ -20,7 +20,7 @@ from verl.trainer.ppo import core_algos as algos
 
 
 def outcome(scores, width=3, lengths=None):
-    """Rows with their whole reward on the last sampled token: token_level_rewards, response_mask."""
+    """Rewards and mask of rows with their whole reward on the last sampled token."""
     lengths = lengths or [width] * len(scores)
     mask = torch.tensor([[int(t < n) for t in range(width)] for n in lengths])
     rewards = torch.zeros(len(scores), width)
@@ -89,7 +89,7 @@ def test_a_users_estimator_is_found_with_conventional_inputs(monkeypatch):
     monkeypatch.setattr("verl.algos.algorithm_registry.ADV_ESTIMATORS", {})
 
     @register_adv_est("mine", params={"gamma": "algorithm.gamma"})
-    def mine(token_level_rewards, response_mask, gamma, index=None):  # noqa: ARG001  looked up
+    def mine(token_level_rewards, response_mask, gamma, index=None):
         return token_level_rewards, token_level_rewards
 
     assert get_adv_estimator_fn("mine").inputs == {

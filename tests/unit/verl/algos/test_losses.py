@@ -12,12 +12,6 @@ from verl.algos.losses import compute_entropy_loss, loss_denominator
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
 MATRIX = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0]])
 WEIGHTS = torch.tensor([1.0, 3.0], dtype=torch.float64)
-AGGREGATIONS: list[tuple[str, dict[str, Any]]] = [
-    ("token-mean", {}),
-    ("seq-mean-token-sum", {"row_weights": WEIGHTS.float()}),
-    ("seq-mean-token-mean", {"denominator": 7.0}),
-    ("seq-mean-token-sum-norm", {"loss_scale_factor": 11.0}),
-]
 
 
 def policy_loss(ratio, advantage, **kwargs):
@@ -96,22 +90,6 @@ def test_by_default_the_dual_clip_is_three():
     assert policy_loss(10.0, -1.0, clip_ratio_c=1.5)[0] == pytest.approx(1.5)
 
 
-def test_the_dual_clip_binds_above_its_bound_only():
-    ratio = torch.tensor(math.log(2.0)).exp().item()
-    assert policy_loss(2.0, -1.0, clip_ratio_c=ratio)[3] == 0.0
-    assert policy_loss(2.1, -1.0, clip_ratio_c=ratio)[3] == 1.0
-
-
-def test_the_ratio_is_that_of_the_new_policy_to_the_old():
-    old = torch.tensor([[math.log(0.5)]])
-    new = torch.tensor([[math.log(0.55)]])
-    ones = torch.ones(1, 1)
-    loss, clipped, kl, _ = compute_policy_loss_vanilla(old, new, ones, ones)
-    assert loss.item() == pytest.approx(-1.1)
-    assert clipped.item() == 0.0
-    assert kl.item() == pytest.approx(-math.log(1.1))
-
-
 def test_only_negative_advantages_have_a_ceiling():
     assert policy_loss(10.0, 0.0)[3] == 0.0
     assert policy_loss(0.1, 0.5, cliprange=0.2)[3] == 0.0
@@ -136,7 +114,13 @@ def test_an_enormous_ratio_is_limited_and_finite():
 
 def test_the_policy_loss_hands_on_how_it_is_aggregated():
     log_prob = torch.zeros(2, 3)
-    for mode, kwargs in AGGREGATIONS:
+    cases: dict[str, dict[str, Any]] = {
+        "token-mean": {},
+        "seq-mean-token-sum": {"row_weights": WEIGHTS.float()},
+        "seq-mean-token-mean": {"denominator": 7.0},
+        "seq-mean-token-sum-norm": {"loss_scale_factor": 11.0},
+    }
+    for mode, kwargs in cases.items():
         loss, *_ = compute_policy_loss_vanilla(
             log_prob, log_prob, -MATRIX, MASK, loss_agg_mode=mode, **kwargs
         )
@@ -168,7 +152,15 @@ def test_predictions_are_clipped_on_both_sides():
     assert clipped.item() == 1.0
 
 
-@pytest.mark.parametrize(("mode", "kwargs"), AGGREGATIONS)
+@pytest.mark.parametrize(
+    ("mode", "kwargs"),
+    [
+        ("token-mean", {}),
+        ("seq-mean-token-sum", {"row_weights": WEIGHTS.float()}),
+        ("seq-mean-token-mean", {"denominator": 7.0}),
+        ("seq-mean-token-sum-norm", {"loss_scale_factor": 11.0}),
+    ],
+)
 def test_value_and_entropy_loss_hand_on_how_they_are_aggregated(mode, kwargs):
     expected = agg_loss(MATRIX, MASK, mode, **kwargs).item()
     entropy = compute_entropy_loss(MATRIX, MASK, mode, **kwargs)

@@ -9,6 +9,7 @@ from tests.helpers.play import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
+from verl.record.tracking import Tracking
 from verl.utils import jsonl
 
 
@@ -17,14 +18,14 @@ def tokenizer():
     return make_tiny_tokenizer()
 
 
-class Texts:
+class Texts(Tracking):
     """Stands for the trackers; keeps what was sent."""
 
     def __init__(self) -> None:
         self.sent: list = []
 
-    def log_texts(self, *message) -> None:
-        self.sent.append(message)
+    def log_texts(self, name, columns, rows, step) -> None:
+        self.sent.append((name, columns, rows, step))
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
@@ -43,16 +44,17 @@ def test_rollouts_go_to_a_second_place_and_a_few_plays_to_the_trackers(
     batch = collector.multi_turn_loop(envs.gen_batch(1, 3), group, envs, is_train=False)
     collector.close()
     journal = Journal(RunDirectory(tmp_path / "run").open({}), config, tokenizer)
-    journal.tracking = Texts()
+    texts = Texts()
+    journal.tracking = texts
     journal.log_rollouts(4, batch)
-    assert journal.tracking.sent == []
+    assert texts.sent == []
     journal.log_rollouts(4, batch, validation=True)
     for place, name in (("train", "4.jsonl"), ("val", "val_4.jsonl")):
         own, second = tmp_path / "run" / "rollouts" / name, tmp_path / place / "4.jsonl"
         assert list(jsonl.read(second)) == list(jsonl.read(own)) and len(
             list(jsonl.read(own))
         ) == len(batch)
-    ((name, columns, plays, step),) = journal.tracking.sent
+    ((name, columns, plays, step),) = texts.sent
     assert (name, columns, step) == ("val/plays", ["task", "return", "play"], 4)
     assert len(plays) == 2 and all(reward == "1" for _, reward, _ in plays)
     assert plays[0][2].count("> You are at") == plays[0][2].count("<action>") >= 3

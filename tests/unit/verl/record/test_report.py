@@ -63,6 +63,13 @@ class Tags(html.parser.HTMLParser):
         self.text.append(data)
 
 
+def hover_of(chart):
+    """What the script of the page is told about a chart."""
+    found = re.search(r'data-hover="([^"]*)"', chart)
+    assert found is not None
+    return json.loads(html.unescape(found[1]))
+
+
 def parse(page):
     tags = Tags()
     tags.feed(page)
@@ -103,7 +110,7 @@ def test_labels_and_units_are_on_every_chart(page):
             and chart.count('class="label"') == 2
             and 'class="tick"' in chart
         )
-        hover = json.loads(html.unescape(re.search(r'data-hover="([^"]*)"', chart)[1]))
+        hover = hover_of(chart)
         assert all(len(s["x"]) == len(s["y"]) > 0 for s in hover["series"])
 
 
@@ -212,7 +219,7 @@ def test_long_runs_are_thinned():
 def test_stacked_layers_add_up():
     layers = [Series("a", [1, 2], [0.25, 0.5], "ramp-1"), Series("b", [2], [0.5], "ramp-2")]
     svg = draw(Chart("t", "y", layers, "stacked", y_range=(0.0, 1.0), height=148))
-    hover = json.loads(html.unescape(re.search(r'data-hover="([^"]*)"', svg)[1]))
+    hover = hover_of(svg)
     assert [s["y"] for s in hover["series"]] == [["0.25", "0.5"], ["0", "0.5"]]
     assert "526 10L" in svg or "526.0 10.0L" in svg  # the sum 1.0 reaches the top
 

@@ -66,6 +66,7 @@ def test_two_runs_cannot_share_a_directory_and_a_killed_one_frees_it(tmp_path):
         [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     try:
+        assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(RunDirectoryInUse, match=f"in use by process {other.pid}"):
             RunDirectory(tmp_path).open({})

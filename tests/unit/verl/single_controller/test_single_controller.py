@@ -139,7 +139,7 @@ def sockets_before():
 
 
 @pytest.fixture(scope="module")
-def cluster(sockets_before):  # noqa: ARG001  counted before Ray opens any
+def cluster(sockets_before):
     facts = init_ray({"num_cpus": 4}, object_store_gb=0.2)
     yield facts
     import ray
@@ -148,7 +148,7 @@ def cluster(sockets_before):  # noqa: ARG001  counted before Ray opens any
 
 
 @pytest.fixture(scope="module")
-def pool(cluster):  # noqa: ARG001  Ray has to run
+def pool(cluster):
     with RayResourcePool([2], max_colocate_count=2, cpus_per_worker=0.5) as pool:
         yield pool
 

@@ -1,4 +1,4 @@
-"""The update: what moves the weights, and that cutting a mini-batch does not change where they go."""
+"""The update: what moves the weights, and that the cuts of a mini-batch do not change where to."""
 
 from dataclasses import replace
 
@@ -114,7 +114,7 @@ def test_rows_without_advantage_are_not_computed_and_change_nothing(policy, monk
     [
         {"entropy_coeff": 0.1},
         {"use_kl_loss": True},
-        {"policy_loss": PolicyLossConfig("of_this_test")},
+        {"policy_loss": PolicyLossConfig(loss_mode="of_this_test")},
     ],
 )
 def test_another_term_of_the_loss_is_computed_on_all_rows(policy, monkeypatch, term):

@@ -1,4 +1,4 @@
-"""The typed configuration: one pydantic model per section, every key with its type, default and doc.
+"""The typed configuration: a pydantic model per section, every key with type, default and doc.
 
 ``PPOConfig`` is what ``main_ppo`` and ``main_eval`` read, ``SFTConfig`` what ``main_sft`` reads.
 """

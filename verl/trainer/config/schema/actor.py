@@ -1,4 +1,6 @@
-"""``actor_rollout_ref``: the policy as it is trained (actor), compared with (ref) and played (rollout)."""
+"""``actor_rollout_ref``: the policy as it is trained (actor), compared with (ref) and played
+(rollout).
+"""
 
 from typing import Annotated
 
@@ -7,7 +9,7 @@ from annotated_types import Ge
 from verl.names import KLEstimator, LossAggMode, Strategy, TrainDtype
 from verl.trainer.config.schema.model import CheckpointConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.trainer.config.schema.rollout import RolloutConfig
-from verl.utils.settings import NonNegative, PositiveInt, Section, Unused
+from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Unused
 
 
 class PolicyLossConfig(Section):
@@ -29,7 +31,7 @@ class ActorConfig(Section):
     """compute dtype; master weights stay float32"""
     ppo_mini_batch_size: PositiveInt = 256
     """tasks per optimizer step, times the group size; capped at the batch"""
-    ppo_mini_batches: PositiveInt | None = None
+    ppo_mini_batches: Derived[PositiveInt] = NULL
     """optimizer steps per epoch; overrides ppo_mini_batch_size"""
     ppo_micro_batch_size_per_gpu: PositiveInt | None = 8
     """rows per forward/backward and device"""
@@ -43,15 +45,15 @@ class ActorConfig(Section):
     """largest gradient norm"""
     clip_ratio: NonNegative = 0.2
     """PPO clip range on both sides"""
-    clip_ratio_low: NonNegative | None = None
+    clip_ratio_low: Derived[NonNegative] = NULL
     """clip range below 1; null: clip_ratio"""
-    clip_ratio_high: NonNegative | None = None
+    clip_ratio_high: Derived[NonNegative] = NULL
     """clip range above 1; null: clip_ratio"""
     clip_ratio_c: Annotated[float, Ge(1)] = 3.0
     """dual clip: bound of the ratio for negative advantages"""
     loss_agg_mode: LossAggMode = "token-mean"
     """how token losses become one number"""
-    loss_scale_factor: Annotated[float, Ge(1)] | None = None
+    loss_scale_factor: Derived[Annotated[float, Ge(1)]] = NULL
     """what seq-mean-token-sum-norm divides token sums by; null: data.max_response_length"""
     entropy_coeff: float = 0.0
     """weight of the entropy bonus"""
@@ -86,13 +88,13 @@ class RefConfig(Section):
 
     strategy: Strategy = "fsdp2"
     """how the model is sharded"""
-    dtype: TrainDtype | None = None
+    dtype: Derived[TrainDtype] = NULL
     """compute dtype of the reference policy; null: actor.dtype"""
     log_prob_micro_batch_size_per_gpu: PositiveInt | None = None
     """rows per forward and device; null: actor.ppo_micro_batch_size_per_gpu"""
-    log_prob_use_dynamic_bsz: bool | None = None
+    log_prob_use_dynamic_bsz: Derived[bool] = NULL
     """form micro-batches by tokens; null: actor.use_dynamic_bsz"""
-    log_prob_max_token_len_per_gpu: PositiveInt | None = None
+    log_prob_max_token_len_per_gpu: Derived[PositiveInt] = NULL
     """tokens per micro-batch; null: actor.ppo_max_token_len_per_gpu"""
     fsdp_config: FSDPConfig = FSDPConfig()
     """placement of parameters"""

@@ -1,4 +1,6 @@
-"""``critic``, ``reward_model`` and ``custom_reward_function``: where values and extra rewards come from."""
+"""``critic``, ``reward_model`` and ``custom_reward_function``: where values and extra rewards come
+from.
+"""
 
 from typing import Annotated, Any
 
@@ -10,7 +12,7 @@ from verl.trainer.config.schema.model import (
     CriticModelConfig,
     OptimConfig,
 )
-from verl.utils.settings import NonNegative, PositiveInt, Section, Unused
+from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Unused
 
 UNUSED_REWARD_MODEL = (
     "no reward model is run; environments and custom_reward_function give the reward"
@@ -20,27 +22,27 @@ UNUSED_REWARD_MODEL = (
 class CriticConfig(Section):
     """The value model; it exists only where the estimator needs values (gae)."""
 
-    enable: bool | None = None
+    enable: Derived[bool] = NULL
     """train a value model; null: where algorithm.adv_estimator is gae"""
     strategy: Strategy = "fsdp2"
     """how the model is sharded"""
-    dtype: TrainDtype | None = None
+    dtype: Derived[TrainDtype] = NULL
     """compute dtype of the value model; null: actor.dtype"""
-    ppo_mini_batch_size: PositiveInt | None = None
+    ppo_mini_batch_size: Derived[PositiveInt] = NULL
     """tasks per optimizer step of the critic; null: actor.ppo_mini_batch_size"""
-    ppo_mini_batches: PositiveInt | None = None
+    ppo_mini_batches: Derived[PositiveInt] = NULL
     """optimizer steps of the critic per epoch; null: actor.ppo_mini_batches"""
     ppo_micro_batch_size_per_gpu: PositiveInt | None = None
     """rows per forward/backward; null: actor.ppo_micro_batch_size_per_gpu"""
     forward_micro_batch_size_per_gpu: PositiveInt | None = None
     """rows per forward; null: critic.ppo_micro_batch_size_per_gpu"""
-    use_dynamic_bsz: bool | None = None
+    use_dynamic_bsz: Derived[bool] = NULL
     """form micro-batches by tokens; null: actor.use_dynamic_bsz"""
-    ppo_max_token_len_per_gpu: PositiveInt | None = None
+    ppo_max_token_len_per_gpu: Derived[PositiveInt] = NULL
     """tokens per forward/backward; null: actor.ppo_max_token_len_per_gpu"""
-    forward_max_token_len_per_gpu: PositiveInt | None = None
+    forward_max_token_len_per_gpu: Derived[PositiveInt] = NULL
     """tokens per forward; null: critic.ppo_max_token_len_per_gpu"""
-    ppo_epochs: PositiveInt | None = None
+    ppo_epochs: Derived[PositiveInt] = NULL
     """passes of the critic over the rows; null: actor.ppo_epochs"""
     shuffle: bool = False
     """cut other mini-batches in every one of ppo_epochs"""
@@ -50,7 +52,7 @@ class CriticConfig(Section):
     """how far a value may move from the old one before it is clipped"""
     loss_agg_mode: LossAggMode = "token-mean"
     """how token losses become one number"""
-    loss_scale_factor: Annotated[float, Ge(1)] | None = None
+    loss_scale_factor: Derived[Annotated[float, Ge(1)]] = NULL
     """what seq-mean-token-sum-norm divides token sums by; null: data.max_response_length"""
     ulysses_sequence_parallel_size: Annotated[int, Unused("rows are not split over devices")] = 1
     """sequence parallelism"""

@@ -3,7 +3,15 @@
 from typing import Annotated, Any, Literal
 
 from verl.names import History
-from verl.utils.settings import NonNegative, NonNegativeInt, PositiveInt, Section, Unused
+from verl.utils.settings import (
+    NULL,
+    Derived,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    Unused,
+)
 from verl.utils.settings.section import OpenSection
 
 IN_A_POOL = Unused("environments run in processes of a pool (env.num_workers)")
@@ -44,9 +52,9 @@ class EnvConfig(OpenSection):
     prompt"""
     history_length: NonNegativeInt = 2
     """past steps that a window prompt shows"""
-    levels: bool | None = None
+    levels: Derived[bool] = NULL
     """ask the policy for thinking levels; null: where the method needs them"""
-    max_turn_tokens: PositiveInt | None = None
+    max_turn_tokens: Derived[PositiveInt] = NULL
     """tokens sampled per turn; null: data.max_response_length"""
     rollout: EnvRollout = EnvRollout()
     """how often a task is played"""

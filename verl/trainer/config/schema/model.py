@@ -1,4 +1,6 @@
-"""``actor_rollout_ref.model``, and the optimiser, sharding and checkpoint sections that actor and critic share."""
+"""``actor_rollout_ref.model``, and the optimiser, sharding and checkpoint sections that actor and
+critic share.
+"""
 
 from typing import Annotated, Any, Literal
 

@@ -8,6 +8,8 @@ from verl.names import (
     EngineDtype,
 )
 from verl.utils.settings import (
+    NULL,
+    Derived,
     GpuOnly,
     NonNegative,
     NonNegativeInt,
@@ -65,7 +67,7 @@ class RolloutConfig(Section):
     """share of a GPU the engine may use"""
     tensor_model_parallel_size: Annotated[PositiveInt, GpuOnly()] = 1
     """devices per engine"""
-    max_model_len: PositiveInt | None = None
+    max_model_len: Derived[PositiveInt] = NULL
     """context of the engine; null: max_prompt_length + max_response_length"""
     max_num_seqs: PositiveInt = 256
     """sequences decoded at once"""
@@ -79,9 +81,9 @@ class RolloutConfig(Section):
     """split long prompts over engine steps"""
     log_prob_micro_batch_size_per_gpu: PositiveInt | None = None
     """rows per forward of the old-log-prob pass; null: actor.ppo_micro_batch_size_per_gpu"""
-    log_prob_use_dynamic_bsz: bool | None = None
+    log_prob_use_dynamic_bsz: Derived[bool] = NULL
     """form micro-batches of the old-log-prob pass by tokens; null: actor.use_dynamic_bsz"""
-    log_prob_max_token_len_per_gpu: PositiveInt | None = None
+    log_prob_max_token_len_per_gpu: Derived[PositiveInt] = NULL
     """tokens per micro-batch of the old-log-prob pass; null: actor.ppo_max_token_len_per_gpu"""
     engine_kwargs: dict[str, Any] = {}
     """arguments of the engine's constructor, as they are"""

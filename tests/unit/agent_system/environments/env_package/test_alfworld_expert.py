@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("alfworld")
 
+import itertools
+
 from agent_system.environments import demonstrations
 from agent_system.environments.base import Decision, Noise
 from agent_system.environments.env_package.alfworld import layout
@@ -127,7 +129,7 @@ def test_slips_fail_are_named_and_do_not_mislead_the_expert(tmp_path):
         won, decisions, invalid = play(env, task, slips=0.3, seed=number)
         assert won
         assert invalid == sum(decision.slip for decision in decisions)
-        for before, after in zip(decisions, decisions[1:], strict=False):
+        for before, after in itertools.pairwise(decisions):
             assert (after.tried == f"failed {before.action}") == before.slip
     env.close()
 
@@ -140,7 +142,7 @@ def test_thoughts_grow_with_the_level_and_the_plan_names_the_action():
     assert thoughts[0] == ""
     assert all(
         longer.startswith(shorter) and longer != shorter
-        for shorter, longer in zip(thoughts, thoughts[1:], strict=False)
+        for shorter, longer in itertools.pairwise(thoughts)
     )
     assert decision.action in thoughts[3]
     assert (
@@ -230,7 +232,7 @@ def test_demonstrations_without_levels_are_bare_actions(written):
 
 
 def test_impossible_demonstrations_say_so(tmp_path):
-    with pytest.raises(ValueError, match="levels among 1..4"):
+    with pytest.raises(ValueError, match=r"levels among 1..4"):
         demonstrations.write_demonstrations(
             "alfworld", section(tmp_path), tmp_path, 4, 0, 0, 0.3, levels=(5,)
         )

@@ -7,7 +7,8 @@ from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.prompts import CompactPrompts, FullPrompts
 
 ROOM = (
-    "You are in the middle of a room. Looking quickly around you, you see a bed 1, a desk 2, and a desk 1.\n\n"
+    "You are in the middle of a room. Looking quickly around you, you see a bed 1, a desk 2, "
+    "and a desk 1.\n\n"
     "Your task is to: put a mug in desk."
 )
 FIRST = Observation(ROOM, info={"admissible_actions": ["go to bed 1", "help", "look"]})
@@ -42,7 +43,8 @@ def test_projection(text, command, well_formed):
         ("You arrive at drawer 2. The drawer 2 is closed.", "drawer 2 closed"),
         ("You open the drawer 2. The drawer 2 is open. In it, you see a key 1.", "drawer 2: key 1"),
         (
-            "You arrive at drawer 2. The drawer 2 is open. In it, you see a key 1, a cd 2, and a cd 1.",
+            "You arrive at drawer 2. The drawer 2 is open. In it, you see a key 1, a cd 2, "
+            "and a cd 1.",
             "drawer 2: key 1, cd 2, cd 1",
         ),
         ("You pick up the mug 2 from the desk 1.", "You pick up the mug 2 from the desk 1"),
@@ -65,9 +67,9 @@ def test_compact_window_shows_the_recent_past():
         ("You arrive at bed 1. On the bed 1, you see nothing.", "look"),
     ]
     shown = CompactPrompts().window(FIRST, history, Observation("Nothing happens."), True)
-    assert (
-        shown
-        == "put a mug in desk. bed 1, desk 2, desk 1\n> go to bed 1\nbed 1: nothing > look\nNothing happens"
+    assert shown == (
+        "put a mug in desk. bed 1, desk 2, desk 1\n"
+        "> go to bed 1\nbed 1: nothing > look\nNothing happens"
     )
 
 

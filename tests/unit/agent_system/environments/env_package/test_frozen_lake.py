@@ -82,3 +82,20 @@ def test_a_lake_too_small_gives_what_there_is():
     assert 0 < len(val) < len(train) < 100 and len(
         {task["task_id"] for task in train + val}
     ) == len(train + val)
+
+
+def test_compact_prompts_draw_the_map_once_and_then_say_what_is_around():
+    settings = PACKAGE.read({"prompt": "compact"})
+    env = PACKAGE.make(settings)
+    prompts = PACKAGE.prompts(settings)
+    first = env.reset(LAKE, 0)
+    around = "0 0: left edge, down ice, right ice, up edge"
+    assert prompts.system(True) is None
+    assert prompts.first(first, True) == f"{first.text}\n{around}"
+    bumped, *_ = env.step("up")
+    assert prompts.turn(bumped) == f"That is not possible here.\n{around}"
+    for move in ("right", "down", "down"):
+        seen, *_ = env.step(move)
+    assert prompts.turn(seen) == "2 1: left hole, down edge, right goal, up ice"
+    window = prompts.window(first, [(bumped.text, "down")], seen, True)
+    assert window.startswith(f"{first.text}\n{around}\nThat is not possible")

@@ -143,7 +143,7 @@ def test_failing_takes_back_what_was_gained(env):
     env.reset(task)
     gained = sum(env.step(action)[1] for action in path[:2])
     assert gained > 0
-    observation, reward, done, info = env.step("focus on air")
+    _observation, reward, done, info = env.step("focus on air")
     assert done and not info["won"] and info["score"] == 0
     assert reward == pytest.approx(-gained)
 
@@ -160,8 +160,8 @@ def test_valid_actions_are_listed_where_they_are_asked_for(env):
 
 def test_unknown_experiments_are_refused_with_the_known_ones():
     with pytest.raises(
-        ValueError, match=r"env.scienceworld.task_names=\('cook',\): allowed: a list of boil, "
+        ValueError, match=r"env.scienceworld.task_names=\['cook'\]: .*allowed: any of boil, "
     ):
         tasks(read({"task_names": ["cook"]}), "train")
-    with pytest.raises(ValueError, match="task_names='boil': allowed: a list of"):
+    with pytest.raises(ValueError, match="task_names='boil': wrong type; allowed: list"):
         tasks(read({"task_names": "boil"}), "train")

@@ -144,7 +144,7 @@ def test_questions_may_come_from_files(tmp_path):
     )
 
 
-# ---- a retrieval server ----------------------------------------------------------------------------------------------
+# ---- a retrieval server --------------------------------------------------------------------------
 
 
 @contextmanager
@@ -250,12 +250,12 @@ def test_a_server_that_fails_is_named_with_the_reason(reply, attempts, why):
 def test_nobody_at_the_address():
     with server((200, {})) as (url, _):
         pass
-    with pytest.raises(RetrievalError, match="no answer in 2 attempts .*ConnectError"):
+    with pytest.raises(RetrievalError, match=r"no answer in 2 attempts .*ConnectError"):
         RemoteRetriever(url, 0.5, 2).search("x", 1)
 
 
 def test_what_is_no_url_is_refused_before_anything_starts():
-    with pytest.raises(ValueError, match="env.search.search_url='localhost:8000'"):
+    with pytest.raises(ValueError, match=r"env.search.search_url='localhost:8000'"):
         tasks(read({"search_url": "localhost:8000"}), "train")
 
 

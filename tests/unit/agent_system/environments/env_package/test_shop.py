@@ -73,8 +73,14 @@ def test_the_item_page_its_options_and_details(env, task):
     outcome = to_the_item(env, task)
     product = catalogue(60)[task["goal"]["item_id"]]
     values = [f"click[{value}]" for option in product.options.values() for value in option]
-    assert can(outcome) == ["click[back to search]", "click[< prev]", "click[description]", "click[features]",
-                            *values, "click[buy now]"]  # fmt: skip
+    assert can(outcome) == [
+        "click[back to search]",
+        "click[< prev]",
+        "click[description]",
+        "click[features]",
+        *values,
+        "click[buy now]",
+    ]
     features = env.step("click[features]")
     assert all(attribute in features[0].text for attribute in product.attributes)
     assert can(features) == ["click[back to search]", "click[< prev]"]
@@ -167,7 +173,7 @@ def test_webshop_keys_have_the_one_value_that_is_true_here():
     assert tasks(read({**FEW, "use_small": True, "human_goals": False}), "val") == tasks(
         read(FEW), "val"
     )
-    with pytest.raises(ValueError, match="env.shop.use_small=False: .*allowed: one of True"):
+    with pytest.raises(ValueError, match=r"env.shop.use_small=False: .*allowed: one of True"):
         tasks(read({"use_small": False}), "val")
 
 

@@ -1,4 +1,4 @@
-"""Sokoban: levels are solvable and mean what they say, moves push, images show what the text shows."""
+"""Sokoban: levels are solvable and mean what they say, moves push, images show what texts show."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_sparse_and_gym_rewards():
 def test_every_level_is_solved_by_its_solution_and_no_shorter_way(section):
     env = Sokoban(read(section))
     for task in tasks(read({**FEW, **section}), "train") + tasks(read({**FEW, **section}), "val"):
-        seen, *outcomes = played(env, task["solution"], task)
+        _seen, *outcomes = played(env, task["solution"], task)
         assert [done for _, _, done, _ in outcomes] == [False] * (len(outcomes) - 1) + [True]
         assert section.get("min_moves", 2) <= len(outcomes) <= section.get("search_depth", 12)
         assert task["level"].count("$") == section.get("num_boxes", 1) and "*" not in task["level"]
@@ -125,8 +125,10 @@ def test_settings_without_levels_are_refused():
 def test_the_image_shows_the_level():
     picture = render.image(LEVEL, 8)
     assert picture.shape == (32, 48, 3) and picture.dtype == np.uint8
-    tiles = {sign: picture[8 * r : 8 * r + 8, 8 * c : 8 * c + 8] for r, c, sign in
-             ((0, 0, "#"), (1, 1, "@"), (1, 2, "$"), (1, 3, "."), (1, 4, "_"))}  # fmt: skip
+    tiles = {
+        sign: picture[8 * r : 8 * r + 8, 8 * c : 8 * c + 8]
+        for r, c, sign in ((0, 0, "#"), (1, 1, "@"), (1, 2, "$"), (1, 3, "."), (1, 4, "_"))
+    }
     seven = [*tiles.values(), *(render.image(sign, 8) for sign in "*+")]
     assert len({tile.tobytes() for tile in seven}) == 7, "every sign looks different"
     assert (picture[:8, 8:16] == tiles["#"]).all(), "and the same everywhere"

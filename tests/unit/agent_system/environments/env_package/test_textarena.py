@@ -42,7 +42,7 @@ def test_groups_start_alike_and_train_and_val_hold_different_starts(game):
     train, val = make_envs(make_config("textarena", kwargs={"game": game, **SMALL}, n=3))
     train.reset(train.gen_batch(1, 3))  # raises GroupMismatch unless they start alike
     train.close()
-    env = PACKAGE.make(read(train.section))
+    env = PACKAGE.make(train.settings)
 
     def starts(tasks):
         found = set()
@@ -112,7 +112,8 @@ def test_admissible_moves_are_accepted():
 
 def test_an_unknown_game_is_refused_with_the_known_ones():
     with pytest.raises(
-        ValueError, match=r"env.textarena.game='Wordle': allowed: one of GuessTheNumber, FrozenLake"
+        ValueError,
+        match=r"env.textarena.game='Wordle': .*allowed: one of GuessTheNumber, FrozenLake",
     ):
         make_envs(make_config("textarena", kwargs={"game": "Wordle"}))
 
@@ -124,8 +125,8 @@ def test_nothing_asks_for_the_network():
         "socket.getaddrinfo = socket.create_connection = socket.socket.connect = refuse\n"
         "from agent_system.environments.env_package.textarena.package import GAMES, PACKAGE\n"
         "for game in GAMES:\n"
-        "    env = PACKAGE.make({'game': game})\n"
-        "    env.reset(PACKAGE.tasks({'game': game, 'train_games': 2}, 'train')[0])\n"
+        "    env = PACKAGE.make(PACKAGE.read({'game': game}))\n"
+        "    env.reset(PACKAGE.tasks(PACKAGE.read({'game': game, 'train_games': 2}), 'train')[0])\n"
         "    env.step('1')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

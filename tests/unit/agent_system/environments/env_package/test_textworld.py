@@ -153,8 +153,8 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(section):
 
 def test_impossible_settings_are_refused():
     with pytest.raises(
-        ValueError, match="env.textworld.level=31: treasure_hunter has the levels 1 to 30"
+        ValueError, match=r"env.textworld.level=31: treasure_hunter has the levels 1 to 30"
     ):
         tasks(read({"level": 31}), "train")
-    with pytest.raises(ValueError, match="env.textworld.take=2: at most env.textworld.recipe=1"):
+    with pytest.raises(ValueError, match=r"env.textworld.take=2: .*at most env.textworld.recipe=1"):
         tasks(read({"game": "cooking", "take": 2}), "train")

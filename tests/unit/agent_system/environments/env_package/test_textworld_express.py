@@ -126,7 +126,10 @@ def test_no_game_comes_up_twice_with_the_params_of_the_config(env):
 
 def test_tasks_are_the_same_in_another_process():
     section = {"game": "coin", **SMALL["coin"]}
-    code = f"import json; from {package.__name__} import tasks; print(json.dumps(tasks({section!r}, 'train')))"
+    code = (
+        f"import json; from {package.__name__} import PACKAGE; "
+        f"print(json.dumps(PACKAGE.tasks(PACKAGE.read({section!r}), 'train')))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )

@@ -33,7 +33,7 @@ read = PACKAGE.read
 
 YES, NO, UNKNOWN = ANSWERS
 
-# ---- the table -------------------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 
 def test_every_word_can_be_told_from_every_other():
@@ -74,7 +74,7 @@ def test_a_broken_table_is_refused(text, complaint):
         parse(text)
 
 
-# ---- free text -------------------------------------------------------------------------------------------------------
+# ---- free text -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,16 +118,23 @@ def test_any_text_gets_one_of_the_three_answers():
         assert answer("dog", text) in ANSWERS
 
 
-# ---- gamemasters -----------------------------------------------------------------------------------------------------
+# ---- gamemasters ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
-        ("Yes", YES), ("yes, it is.", YES), ("No.", NO), ("I don't know", UNKNOWN), ("I do not know, yes?", UNKNOWN),
-        ("It depends", UNKNOWN), ("The word is dog", UNKNOWN), ("", UNKNOWN), ("Nobody knows", UNKNOWN),
+        ("Yes", YES),
+        ("yes, it is.", YES),
+        ("No.", NO),
+        ("I don't know", UNKNOWN),
+        ("I do not know, yes?", UNKNOWN),
+        ("It depends", UNKNOWN),
+        ("The word is dog", UNKNOWN),
+        ("", UNKNOWN),
+        ("Nobody knows", UNKNOWN),
     ],
-)  # fmt: skip
+)
 def test_a_gamemasters_reply_is_read_as_one_of_three_answers(reply, expected):
     assert read_answer(reply) == expected
 
@@ -229,7 +236,7 @@ def test_no_server_at_all_is_named_as_well():
         OpenAIGamemaster("", "m")
 
 
-# ---- the rules -------------------------------------------------------------------------------------------------------
+# ---- the rules -----------------------------------------------------------------------------------
 
 
 def played(*moves: str, solution: str = "dog", max_steps: int = 20):
@@ -330,7 +337,24 @@ def test_the_script_imitates_games_about_training_words_only(tmp_path, monkeypat
     assert secrets == set(game.words_of("train", words))
 
 
-# ---- the package -----------------------------------------------------------------------------------------------------
+def test_a_clue_opens_the_game_and_openings_are_held_out_instead_of_words():
+    settings = PACKAGE.read({"words": ["car", "dog", "piano"], "clues": True, "max_steps": 9})
+    train = PACKAGE.tasks(settings, "train")
+    val = PACKAGE.tasks(settings, "val")
+    assert {task["solution"] for task in train} == {"car", "dog", "piano"}
+    assert {task["solution"] for task in val} <= {"car", "dog", "piano"}
+    assert not {task["task_id"] for task in train} & {task["task_id"] for task in val}
+    assert 0 < len(val) < len(train)
+    env = PACKAGE.make(settings)
+    for task in train + val:
+        question = knowledge().attributes[task["clue"]].question
+        assert answer(task["solution"], question) == Answer.YES
+        seen = env.reset(task, 0)
+        assert seen.text == f"I am thinking of a word. {question} Yes. 9 left."
+        assert question in seen.state
+
+
+# ---- the package ---------------------------------------------------------------------------------
 
 REPLY = re.compile(r"(Yes|No|I don't know)\. \d+ left\.")
 
@@ -369,7 +393,9 @@ def test_members_of_a_group_start_alike_and_anchors_do_not_depend_on_the_order_o
 
 
 def test_the_section_is_checked():
-    with pytest.raises(ValueError, match="gamemastr.*did you mean env.twenty_questions.gamemaster"):
+    with pytest.raises(
+        ValueError, match=r"gamemastr.*did you mean env.twenty_questions.gamemaster"
+    ):
         package.tasks(read({"gamemastr": "openai"}), "train")
     with pytest.raises(ValueError, match="embedded"):
         package.tasks(read({"gamemaster": "oracle"}), "train")

@@ -7,6 +7,7 @@ Items: 1 return-key aliases, 2 constructor defaults, 3 the original ``generate``
 
 import inspect
 import logging
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def tokenizer():
     return make_tiny_tokenizer()
 
 
-# ---- the list, item by item ------------------------------------------------------------------------------------------
+# ---- the list, item by item ---------------------------------------------------------------------
 
 
 def test_item_1_aliases_of_the_return_keys(tokenizer):
@@ -158,7 +159,8 @@ def test_an_agent_or_a_model_is_needed_and_the_model_makes_an_agent():
     with pytest.raises(ValueError, match="agent"):
         CountTo().run_trial([{}])
     with pytest.raises(TypeError, match="act_batch nor get_action"):
-        CountTo().run_trial([{}], agent=object())
+        nobody: Any = object()
+        CountTo().run_trial([{}], agent=nobody)
     assert CountTo().run_trial([{}], llm=OldModel())["messages"] == [
         [{"role": "assistant", "content": "5 6 7"}]
     ]
@@ -222,11 +224,12 @@ def test_a_child_says_what_it_must():
 
 def test_children_of_the_older_interface_may_ask_for_what_they_know_in_calculate_reward():
     class ByState(CountTo):
-        def _calculate_reward(self, session_id, state):
+        # Parameters are filled by their names.
+        def _calculate_reward(self, session_id, state):  # pyright: ignore[reportIncompatibleMethodOverride]
             return state["at"] + 0.5 * (session_id in self.active_states)
 
     class ByEpisode(CountTo):
-        def _calculate_reward(self, episode_data):
+        def _calculate_reward(self, episode_data):  # pyright: ignore[reportIncompatibleMethodOverride]
             return len(episode_data["llm_actions"]) + episode_data["turn_rewards"][0]
 
     assert ByState().run_trial([{}], agent=Speaker("x"))["rewards"] == [2.5]
@@ -246,7 +249,7 @@ def test_a_child_may_change_active_states_itself():
     assert InPlace().run_trial([{}], agent=Speaker("1", "2"))["rewards"] == [2.0]
 
 
-# ---- trials ----------------------------------------------------------------------------------------------------------
+# ---- trials -------------------------------------------------------------------------------------
 
 
 def test_a_trial_counts_the_episodes_after_the_free_shots():
@@ -373,7 +376,7 @@ def test_only_the_last_sessions_are_remembered(monkeypatch):
     assert list(env.completed_episodes) == sessions[-3:]
 
 
-# ---- tokens ----------------------------------------------------------------------------------------------------------
+# ---- tokens -------------------------------------------------------------------------------------
 
 
 def test_what_was_sampled_is_what_is_trained(tokenizer):
@@ -485,12 +488,13 @@ def test_a_tokenizer_without_a_chat_template_joins_the_texts():
         def __call__(self, text, add_special_tokens=True):
             return {"input_ids": [ord(c) for c in text], "attention_mask": [1] * len(text)}
 
-    results = CountTo(Letters()).run_trial([{}], agent=Speaker("1", "2"))
+    letters: Any = Letters()  # nothing else is asked of it
+    results = CountTo(letters).run_trial([{}], agent=Speaker("1", "2"))
     assert "".join(map(chr, results["ids"][0])) == "step 0: at 0 of 21step 1: at 1 of 22"
     assert sum(results["mask"][0]) == 2
 
 
-# ---- DirectOutputAgent -----------------------------------------------------------------------------------------------
+# ---- DirectOutputAgent --------------------------------------------------------------------------
 
 
 def test_direct_output_agent_reads_what_a_model_tells(tokenizer):
@@ -503,7 +507,7 @@ def test_direct_output_agent_reads_what_a_model_tells(tokenizer):
         def get_tokenizer(self):
             return tokenizer
 
-        def generate(self, prompts, sampling_params):
+        def generate(self, prompts, sampling_params) -> Any:
             self.prompts = prompts
             return [Result(outputs=[Result(**self.output)])]
 
@@ -527,7 +531,7 @@ def test_direct_output_agent_reads_what_a_model_tells(tokenizer):
 
 def test_a_model_that_loses_a_prompt_is_an_error():
     class Short(OldModel):
-        def generate(self, prompts, sampling_params=None, **kw):
+        def generate(self, prompts, sampling_params=None, **kw) -> Any:
             return super().generate(prompts)[:-1]
 
     with pytest.raises(ValueError, match="1 results for 2 prompts"):

@@ -1,4 +1,4 @@
-"""The shared command line: what it shows, what it runs, in which order, and with which exit status."""
+"""The shared command line: what it shows, what it runs, in which order, with which exit status."""
 
 import os
 import subprocess

@@ -17,7 +17,7 @@ def test_a_policy_that_is_nowhere_is_refused_and_not_replaced_by_another(tmp_pat
         config = make_config()
         config.actor_rollout_ref.model.path = config.critic.model.path = path
         with pytest.raises(
-            ConfigError, match="actor_rollout_ref.model.path.*neither a directory nor a model"
+            ConfigError, match=r"actor_rollout_ref.model.path.*neither a directory nor a model"
         ):
             launch.ensure_policy(config)
 
@@ -50,7 +50,7 @@ def test_a_critic_that_nobody_asked_for_needs_no_model(tmp_path):
     config.critic.enable = False
     launch.ensure_policy(config)
     config.critic.enable = True
-    with pytest.raises(ConfigError, match="critic.model.path.*neither a directory nor a model"):
+    with pytest.raises(ConfigError, match=r"critic.model.path.*neither a directory nor a model"):
         launch.ensure_policy(config)
 
 

@@ -12,12 +12,22 @@ from agent_system.tokens.bridge import ChatBridge
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
+from verl.trainer.config import load_config
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.config.schema.model import OptimConfig
-from verl.trainer.launch.sft import encode_episode, hold_out, make_rows, run_sft, save_policy
+from verl.trainer.launch.sft import (
+    check_expert,
+    encode_episode,
+    hold_out,
+    load_records,
+    make_rows,
+    run_sft,
+    save_policy,
+)
 from verl.trainer.sft.rows import SFTRow, plan_batches, read_records
 from verl.trainer.sft.trainer import SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
+from verl.utils.settings import ConfigError
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
 
@@ -265,3 +275,41 @@ def test_run_sft_makes_a_policy_from_files(policy, tmp_path, new):
         log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
     weights = torch.tensor(row.loss_weights[1:])
     assert float(-(weights * log_probs).sum() / weights.sum()) == pytest.approx(after, abs=1e-4)
+
+
+def number_line_config(tmp_path, *words):
+    """Few demonstrations of the number line, written below ``tmp_path``."""
+    return load_config(
+        "sft_trainer",
+        [
+            "env.env_name=number_line",
+            "env.max_steps=12",
+            "data.episodes=30",
+            "data.val_episodes=6",
+            "data.num_workers=1",
+            f"data.data_dir={tmp_path}",
+            *words,
+        ],
+        SFTConfig,
+    )
+
+
+def test_whoever_has_an_expert_is_imitated(tmp_path):
+    train, held_out = load_records(number_line_config(tmp_path))
+    assert len(held_out) == 6 and 12 <= len(train) <= 30
+    assert not {r["task_id"] for r in train} & {r["task_id"] for r in held_out}
+    assert {level for record in train for level in record["levels"]} == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("levels", "drawn"), [("[1,4]", {1, 4}), ("[]", {None})])
+def test_levels_are_those_asked_for(tmp_path, levels, drawn):
+    train, _ = load_records(number_line_config(tmp_path, f"data.levels={levels}"))
+    assert {level for record in train for level in record["levels"]} == drawn
+    said = train[0]["messages"][-1]["content"]
+    assert said.startswith("<level>") == bool(drawn - {None})
+
+
+def test_an_environment_without_expert_is_told_who_has_one(tmp_path):
+    cfg = number_line_config(tmp_path, "env.env_name=shop")
+    with pytest.raises(ConfigError, match=r"'shop': no expert .*number_line.*data\.train_files"):
+        check_expert(cfg)
