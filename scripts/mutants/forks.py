@@ -75,7 +75,8 @@ def run_one(name: str, work: Callable[[], Answer], deadline: float) -> Answer:
     """``work()`` done in a child. Raises ``RuntimeError`` when it died or its time was up."""
     done = next(run_jobs([Job(name, work, deadline)], workers=1))
     if done.answer is None:
-        raise RuntimeError(f"{name} gave no answer within {deadline:.0f} s")
+        how = f"was not done after {deadline:.0f} s" if done.timed_out else "died, see above"
+        raise RuntimeError(f"{name} {how}")
     return done.answer
 
 
