@@ -16,6 +16,7 @@ def check(
     """Raise ``ValueError`` with everything that is wrong and how to mend it; ``args`` is a
     ``trl.GRPOConfig``.
     """
+    # Everything that is wrong at once: each further attempt would cost another start.
     problems = [*_tokens(env, processing_class), *_choices(old_logps, loss_path), *_sampling(args)]
     if loss_path == "full_sequence":
         problems += _full_sequence(args, old_logps)
@@ -31,6 +32,7 @@ def _tokens(env: MultistepEnv, processing_class: Any) -> Iterator[str]:
 
 
 def _same_vocabulary(one: Any, other: Any) -> bool:
+    # By content: the same tokenizer is often loaded twice.
     return one.get_vocab() == other.get_vocab()
 
 
@@ -55,6 +57,7 @@ def _sampling(args: Any) -> Iterator[str]:
             "set tokenizer.chat_template"
         )
     colocated = args.use_vllm and args.vllm_mode == "colocate"
+    # A live model and a server are told what ``TurnSampling`` holds, and nothing else.
     if not colocated and (args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs):
         yield (
             "min_p, repetition_penalty and generation_kwargs are applied with "
@@ -91,5 +94,6 @@ def _full_sequence(args: Any, old_logps: str) -> Iterator[str]:
             "loss_path='full_sequence' has neither entropy terms nor an off-policy mask: "
             "loss_path='trl'"
         )
+    # That loss has no factor for the gap between vLLM's log-probs and the trainer's.
     if args.use_vllm and old_logps == "recompute":
         yield "loss_path='full_sequence' with vLLM takes old_logps='sampling'"

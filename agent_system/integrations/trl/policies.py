@@ -75,6 +75,7 @@ class LivePolicy:
                 engine.add(self._request(str(number), prompt, sampling_params))
             results = {}
             while engine.has_work():
+                # They come as they end, short turns first.
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
         return [
@@ -94,6 +95,7 @@ class LivePolicy:
             sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
+            # "No truncation" is 0 in TRL's settings and -1 in the engine's.
             top_k=sampling.top_k or -1,
             stop=sampling.stop,
         )
@@ -117,6 +119,7 @@ class ServerPolicy:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_tokens,
+            # 0: the log-prob of the sampled token, and of no other.
             logprobs=0,
             generation_kwargs={"stop": list(sampling.stop), "include_stop_str_in_output": True},
         )

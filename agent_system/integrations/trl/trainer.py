@@ -99,7 +99,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         check(env, args, processing_class, old_logps, loss_path)
         on_cpu = args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
         if on_cpu:
-            vllm_on_cpu.prepare_process()  # vLLM reads it when TRL imports it
+            # Before TRL imports vLLM, which reads it then.
+            vllm_on_cpu.prepare_process()
         if args.use_vllm and _takes_sampled(args, old_logps):
             _switch_correction_off(args)
         if eval_dataset is None and args.eval_strategy != "no":
@@ -252,12 +253,15 @@ class GRPOEnvTrainer(GRPOTrainer):
             completion = [*completion, end]
             mask = [*mask, 0]
             logprobs = [*logprobs, 0.0]
+        # A trial that broke before its first prompt still needs a token to stand for one.
         return ids[:start] or [end], completion, logprobs, mask
 
     # ---- TRL's hooks ----
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._rows = [dict(row) for row in inputs]
+        # Placeholders: what opens a trial is known once it has begun; ``_rollout`` fills them in.
+        # TRL gives its rollout function the prompts alone, so that rows are put aside as well.
         self._openings = [[{"role": "user", "content": ""}] for _ in inputs]
         rows = [
             {**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)
@@ -266,6 +270,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         if _takes_sampled(self.args, self.old_logps) and _all_known(self._trials):
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
         elif "sampling_per_token_logps" in output:
+            # NaN is a log-prob that nobody told; in TRL's figures it would swallow the others.
             output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
         return output
 
@@ -315,6 +320,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
             num_tokens=num_tokens,
         )
+        # ``dapo`` has been divided by its share of all tokens; the others are means, of which the
+        # accumulated windows are averaged.
         return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
 
 
