@@ -34,6 +34,7 @@ from agent_system.environments.base import (
     Expert,
     ExpertPlayer,
     Noise,
+    Observation,
     Prompts,
     Task,
 )
@@ -297,7 +298,9 @@ def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str 
 class Episode:
     """One expert episode as it is played, and the row it becomes."""
 
-    def __init__(self, env: Env, prompts: Prompts, task: Task, first: Any, asks: bool) -> None:
+    def __init__(
+        self, env: Env, prompts: Prompts, task: Task, first: Observation, asks: bool
+    ) -> None:
         self.env = env
         self.prompts = prompts
         self.task = task
@@ -337,10 +340,13 @@ class Episode:
         self.messages.append({"role": role, "content": content})
 
 
-def _now(value: Any) -> Any:
+def _now(value: object) -> Any:
     """What an environment returned, awaited where it is a coroutine."""
+    if not inspect.isawaitable(value):
+        return value
 
+    # ``run`` takes coroutines only, and any awaitable may come back.
     async def waited() -> Any:
         return await value
 
-    return asyncio.run(waited()) if inspect.isawaitable(value) else value
+    return asyncio.run(waited())

@@ -52,7 +52,7 @@ class DaemonThread:
         self._running: asyncio.Future[Any] | None = None
         threading.Thread(target=self._run, daemon=True, name="environment").start()
 
-    async def call(self, timeout_s: float, function: Callable[..., Any], *args: Any) -> Any:
+    async def call(self, timeout_s: float, function: Callable[..., Any], *args: object) -> Any:
         """``function(*args)`` within ``timeout_s``, and as much again for each call before it.
         Raises ``_Late``.
 
@@ -69,7 +69,7 @@ class DaemonThread:
             late.inside = self._running is future
             raise
 
-    def post(self, function: Callable[..., Any], *args: Any) -> None:
+    def post(self, function: Callable[..., Any], *args: object) -> None:
         """Queue ``function(*args)``, whose result nobody waits for."""
         self._calls.put(_QueuedCall(function, args))
 

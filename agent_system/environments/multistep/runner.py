@@ -35,7 +35,7 @@ class TrialHooks(Protocol):
 
     def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> Any: ...
 
-    def _format_prompt(self, state: Any, step: int) -> str: ...
+    def _format_prompt(self, state: object, step: int) -> str: ...
 
     def _step_episode(
         self, session_id: str, action: str
@@ -46,7 +46,7 @@ class TrialHooks(Protocol):
 
     def _format_episode(self, number: int) -> str: ...
 
-    def _format_outcome(self, state: Any) -> str: ...
+    def _format_outcome(self, state: object) -> str: ...
 
     def close_session(self, trial: Trial) -> None:
         """Take note of a trial that is over."""
@@ -128,7 +128,7 @@ class TrialRunner:
         episode.truncated = None if episode.done else "steps"
         self._end_episode(trial)
 
-    def _store(self, trial: Trial, state: Any) -> None:
+    def _store(self, trial: Trial, state: object) -> None:
         """Keep the state that a hook returned; one that returned None has changed ``active_states``
         itself.
         """
@@ -184,7 +184,7 @@ class TrialRunner:
         play on.
         """
 
-        def guarded(trial: Trial, *values: Any) -> None:
+        def guarded(trial: Trial, *values: object) -> None:
             try:
                 function(trial, *values)
             # Any other exception is a mistake in the environment and ends the run.
@@ -201,7 +201,9 @@ class TrialRunner:
             list(pool.map(guarded, trials, *columns))
 
 
-def _call_with(function: Callable[..., float], known: Mapping[str, Any], otherwise: Any) -> float:
+def _call_with(
+    function: Callable[..., float], known: Mapping[str, Any], otherwise: object
+) -> float:
     """Call ``function`` with the ``known`` values of its parameters' names; ``otherwise`` for a
     required other one.
     """

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from agent_system.tokens.tokenizer import TextTokenizer
 from verl.utils.sampling import SamplingRequest
 from verl.utils.seeds import derive_seed
 from verl.workers.rollout.hf import HFEngine
@@ -52,7 +53,7 @@ class LivePolicy:
     def __init__(
         self,
         borrow: Callable[[], AbstractContextManager[Any]],
-        tokenizer: Any,
+        tokenizer: TextTokenizer,
         end_ids: Iterable[int],
         seed: int = 0,
         max_num_seqs: int = 128,
@@ -83,7 +84,9 @@ class LivePolicy:
             for t in turns
         ]
 
-    def _request(self, name: str, prompt: Any, sampling: TurnSampling) -> SamplingRequest:
+    def _request(
+        self, name: str, prompt: Mapping[str, Sequence[int]] | str, sampling: TurnSampling
+    ) -> SamplingRequest:
         ids = (
             prompt["prompt_token_ids"]
             if isinstance(prompt, Mapping)
@@ -104,7 +107,7 @@ class LivePolicy:
 class ServerPolicy:
     """Samples through TRL's client of a vLLM server (``vllm_mode="server"``)."""
 
-    def __init__(self, client: Any, tokenizer: Any, end_ids: Iterable[int]) -> None:
+    def __init__(self, client: Any, tokenizer: TextTokenizer, end_ids: Iterable[int]) -> None:
         self.client, self.tokenizer, self._end_ids = client, tokenizer, frozenset(end_ids)
 
     def generate(

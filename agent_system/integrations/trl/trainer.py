@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -32,6 +32,12 @@ from agent_system.integrations.trl.full_sequence import (
     per_token_logps,
 )
 from agent_system.integrations.trl.policies import LivePolicy, ServerPolicy, TurnSampling
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from peft import PeftConfig
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from trl.trainer.grpo_trainer import RewardFunc
 
 logger = logging.getLogger(__name__)
 MIN_TURN_TOKENS = 16
@@ -77,16 +83,16 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def __init__(
         self,
-        model: Any,
+        model: "str | PreTrainedModel",
         env: MultistepEnv,
-        reward_funcs: Any = None,
+        reward_funcs: "RewardFunc | list[RewardFunc] | None" = None,
         args: GRPOConfig | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
+        train_dataset: "Dataset | None" = None,
+        eval_dataset: "Dataset | None" = None,
+        processing_class: "PreTrainedTokenizerBase | None" = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
-        peft_config: Any = None,
+        peft_config: "PeftConfig | None" = None,
         *,
         agent: Agent | None = None,
         sampling_params: object = None,
@@ -276,10 +282,10 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def _calculate_rewards(
         self,
-        inputs: Any,
-        prompts: Any,
-        completions: Any,  # noqa: ARG002  decoded of the whole trial; see below
-        completion_ids_list: Any,
+        inputs: list[dict[str, Any]],
+        prompts: list[Any],
+        completions: list[Any],  # noqa: ARG002  decoded of the whole trial; see below
+        completion_ids_list: list[list[int]],
     ) -> torch.Tensor:
         """Reward functions see the agent's last message, not the whole trial decoded as one."""
         return super()._calculate_rewards(
@@ -288,10 +294,10 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def compute_loss(
         self,
-        model: Any,
+        model: torch.nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """TRL's loss; with ``loss_path="full_sequence"``, or for a batch of whole sequences,
         ``masked_grpo_loss``.
