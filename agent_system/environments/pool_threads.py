@@ -84,6 +84,7 @@ class DaemonThread:
             result: Any = None
             error: Exception | None = None
             try:
+                # Looked at in its turn: who gave up meanwhile no longer wants it to be made.
                 if future is None or not future.cancelled():
                     result = call.function(*call.args)
             # The environment boundary; SystemExit must not end the thread either.
@@ -160,6 +161,7 @@ class LocalSlot:
         began = time.perf_counter()
         try:
             result = await self._play(op, args, timeout_s)
+            # The other placements have been stopped at their deadline already.
             if time.perf_counter() - began > timeout_s and self.placement == "inline":
                 raise _Late
             self.seconds = time.perf_counter() - began
@@ -211,6 +213,7 @@ class LocalSlot:
         """Drop the environment and close it after what runs in its thread: it may tolerate no other
         one.
         """
+        # A new list: a ``make`` that is still under way must not fill the slot it was taken from.
         made, self._made = self._made, []
         thread = self._thread
         self._thread = None
@@ -218,6 +221,7 @@ class LocalSlot:
             _close_quietly(made)
             return
         thread.post(_close_quietly, made)
+        # A shared thread serves others and stays.
         if self.placement == "thread":
             thread.stop()
 

@@ -116,8 +116,8 @@ def shard_by_group(jobs: Sequence[Job], shards: int) -> list[list[Job]]:
     number: dict[str, int] = {}
     dealt: list[list[Job]] = [[] for _ in range(shards)]
     for job in jobs:
-        # Members of a group stay together: with ``mixed_groups`` all of their returns decide whether
-        # thoughts are sampled.
+        # Members of a group stay together: with ``mixed_groups`` all of their returns decide
+        # whether thoughts are sampled.
         group = number.setdefault(job.uid, len(number))
         dealt[group % shards].append(job)
     return dealt
