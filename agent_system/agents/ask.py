@@ -27,8 +27,11 @@ def ask(
     actions: list[Action | str] = []
     new_states: list[Any] = []
     for conversation, state in zip(conversations, states, strict=True):
-        messages = [dict(message) for message in conversation.messages]  # the agent's own copies
+        # The agent's own copies: what it changes in them must not reach the transcript.
+        messages = [dict(message) for message in conversation.messages]
         said = agent.get_action(messages, state)
+        # A bare answer keeps the state of the turn before. An ``Action`` is no tuple: a tuple can
+        # only be a pair with a state.
         action, state = said if isinstance(said, tuple) else (said, state)
         if not isinstance(action, (str, Action)):
             raise TypeError(

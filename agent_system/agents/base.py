@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from verl.utils.sampling import StopReason
 
-Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+# {"role": "system" | "user" | "assistant", "content": text}
+Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

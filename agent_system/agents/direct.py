@@ -63,6 +63,7 @@ class DirectOutputAgent:
         self.llm = llm
         self.sampling_params = sampling_params
         self._tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(llm)
+        # vLLM draws a progress bar for every turn by default; others need not know the option.
         self._options = {"use_tqdm": False} if _accepts(llm.generate, "use_tqdm") else {}
 
     @property
@@ -91,6 +92,8 @@ class DirectOutputAgent:
         return [self._action(result.outputs[0]) for result in results]
 
     def _prompt(self, conversation: Conversation) -> dict[str, list[int]] | str:
+        # Ids before messages: a conversation that is rendered and encoded again has other tokens
+        # than the policy has seen.
         if conversation.prompt_ids is not None:
             return {"prompt_token_ids": list(conversation.prompt_ids)}
         messages = list(conversation.messages)
@@ -103,6 +106,7 @@ class DirectOutputAgent:
 
     def _action(self, output: SampledOutput) -> Action:
         ids = [int(token) for token in output.token_ids]
+        # A model that tells no reason is taken to have finished its turn.
         reason = _REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
         version = getattr(output, "policy_version", 0)
         return Action(
@@ -141,6 +145,7 @@ def _logprobs(output: SampledOutput, ids: list[int]) -> list[float]:
         return [math.nan] * len(ids)
     values: list[float] = []
     for entry, token in zip(told, ids, strict=True):
+        # vLLM may list likelier tokens beside the sampled one, which is always among them.
         found = entry[token] if isinstance(entry, Mapping) else entry
         number = getattr(found, "logprob", found)
         values.append(math.nan if number is None else float(number))

@@ -70,7 +70,8 @@ class Prompts(Protocol):
     descriptions of theirs, prompts say ``shows_level_prompts = True``.
     """
 
-    asks_for_levels: bool  # False: the package has no level prompt and RLVCR refuses it
+    # False: the package has no level prompt, and RLVCR refuses it.
+    asks_for_levels: bool
 
     def system(self, levels: bool) -> str | None:
         """The system message, or None where the chat has none."""
@@ -169,10 +170,12 @@ class Expert(Generic[S]):
     """
 
     start: Callable[[EpisodeStart[S]], ExpertPlayer]
-    levels: tuple[int, ...] = (1, 2, 3, 4)  # the thinking levels it has thoughts for
+    # The thinking levels it has thoughts for.
+    levels: tuple[int, ...] = (1, 2, 3, 4)
     tasks: Callable[[S, int], list[Task]] | None = None  # None: training tasks
     episodes_per_task: int = 1
-    version: int = 1  # raise it when the same settings would give other episodes
+    # Raise it when the same settings would give other episodes: it is part of the file's name.
+    version: int = 1
     key: Callable[[S], list[Any]] | None = None  # None: version and all settings
     # What tasks can name though no demonstration says it, each word with the space before it.
     words: Callable[[], Sequence[str]] = tuple
@@ -196,6 +199,7 @@ class EnvPackage(Generic[S]):
     tasks: Callable[[S, str], list[Task]]
     prompts: Callable[[S], Prompts]
     project: Callable[[str], tuple[str, bool]]
+    # What follows an action would be invented: the environment has not answered yet.
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
     expert: Expert[S] | None = None

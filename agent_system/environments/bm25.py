@@ -25,5 +25,6 @@ class KeywordIndex:
         ``query`` are left out.
         """
         scores = self._index.get_scores(words(query))
+        # Stable: equal scores stay in the order of the texts, on every machine.
         order = np.argsort(-scores, kind="stable")[:count]
         return [int(position) for position in order if scores[position] > 0]

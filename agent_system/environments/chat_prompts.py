@@ -66,6 +66,7 @@ class ChatPrompts:
         """
         del levels  # the system message asks for them
         shown = [observation.text, *(seen for seen, _ in history)]
+        # Not where the window still shows it: a prompt would tell the task twice.
         parts = [first.text] if self.keep_first and first.text not in shown else []
         for seen, action in history:
             # A prompt carries one image: the present observation's.
@@ -132,6 +133,7 @@ class CompactPrompts:
         return "\n".join([*lines, self._said(first, observation.text)])
 
     def _said(self, first: Observation, text: str) -> str:
+        # By its text: a remembered turn no longer says that it was the first.
         return self.begin(text) if text == first.text else self.shorten(text)
 
 
@@ -146,14 +148,17 @@ def project(text: str) -> tuple[str, bool]:
     closed = _CLOSED.findall(text)
     if closed:
         action = " ".join(closed[0].split())
+        # Judged before it is cut to length: a long action is cut and also counts as not valid.
         well_formed = (
             len(closed) == 1 and 0 < len(action) <= MAX_LENGTH and _TAG.search(action) is None
         )
         return action[:MAX_LENGTH], well_formed
+    # An open tag still names an action, though it does not count as valid.
     opened = _OPEN.search(text)
     if opened is not None:
         rest = opened.group(1)
     else:
         lines = text.strip().splitlines()
+        # Some action must be played; that it is not valid is said beside it.
         rest = lines[-1] if lines else ""
     return " ".join(rest.split())[:MAX_LENGTH], False

@@ -34,6 +34,7 @@ from agent_system.environments.base import (
     Expert,
     ExpertPlayer,
     Noise,
+    Observation,
     Prompts,
     Task,
 )
@@ -47,8 +48,10 @@ from verl.utils.seeds import derive_seed
 logger = logging.getLogger(__name__)
 
 LEVELS = (1, 2, 3, 4)
-MAX_STEPS = 15  # of an episode, where the settings do not say
-TASKS_AT_A_TIME = 32  # that a worker is handed, at most
+# Of an episode, where the settings do not say.
+MAX_STEPS = 15
+# That a worker is handed, at most: few, so that the last one to finish is not waited for long.
+TASKS_AT_A_TIME = 32
 TIMEOUT_S = 1800
 FACTS = ("task_id", "data_source", "kind")  # of a task that a line repeats
 
@@ -85,6 +88,7 @@ def thought(level: int, decision: Decision) -> str:
     """The thought of ``level`` about a decision; each level says all that the level below says, and
     more.
     """
+    # Level 1 thinks nothing: place 0 is a stand-in that no level takes.
     parts = ("", decision.situation, decision.tried, f"plan {decision.plan}")
     return " ".join(f"{part}." for part in parts[1:level])
 
@@ -180,6 +184,7 @@ def write_demonstrations(
         )
     shape = Shape(num_episodes, seed, Noise(slack, slips), tuple(levels))
     path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, settings, shape)}.jsonl"
+    # The name is a hash of all that shapes the file, and a file appears whole or not at all.
     if path.exists():
         logger.info("demonstrations: re-using %s", path)
         return path
@@ -202,6 +207,7 @@ def write_demonstrations(
 def plan_of(package: EnvPackage, expert: Expert, settings: EnvSettings, shape: Shape) -> list[Play]:
     """Which task is played how often: next to each other, so that a hold-out takes few tasks."""
     repetitions = expert.episodes_per_task
+    # Rounded up, as below; the surplus is cut off after playing.
     count = -(-shape.num_episodes // repetitions)
     tasks = expert.tasks(settings, count) if expert.tasks else _training_tasks(package, settings)
     if len(tasks) < count:
@@ -215,6 +221,7 @@ def plan_of(package: EnvPackage, expert: Expert, settings: EnvSettings, shape: S
 
 def _training_tasks(package: EnvPackage, settings: EnvSettings) -> list[Task]:
     """The training tasks in an order of their own, so that a part of them is a fair sample."""
+    # A package may list tasks of a kind together: the first so many would be one-sided.
     tasks = package.tasks(settings, "train")
     return sorted(tasks, key=lambda task: derive_seed("demonstrations", task["task_id"]))
 
@@ -250,6 +257,7 @@ def _play_all(
     place = resolve(env_name).target
     if num_workers == 0:
         return play_tasks(place, settings, plan)
+    # At least one chunk for each worker, where there are tasks enough.
     size = max(1, min(TASKS_AT_A_TIME, -(-len(plan) // num_workers)))
     chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
     # A fork would copy the threads of torch and Ray.
@@ -280,6 +288,7 @@ def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str 
     try:
         for play in plan:
             for repetition in range(play.repetitions):
+                # Of task and repetition alone: the number of workers must not show in the lines.
                 seed = derive_seed(play.seed, repetition)
                 first = _now(env.reset(play.task, derive_seed(seed, "env") & SEED_BITS))
                 rng = random.Random(seed)
@@ -288,6 +297,7 @@ def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str 
                 asks = bool(play.levels)
                 episode = Episode(env, prompts, play.task, first, asks)
                 won = episode.run(player, levels, _max_steps(settings))
+                # A lost episode keeps its place: the caller counts episodes, not lines.
                 lines.append(json.dumps(episode.row()) if won else None)
     finally:
         env.close()
@@ -297,7 +307,9 @@ def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str 
 class Episode:
     """One expert episode as it is played, and the row it becomes."""
 
-    def __init__(self, env: Env, prompts: Prompts, task: Task, first: Any, asks: bool) -> None:
+    def __init__(
+        self, env: Env, prompts: Prompts, task: Task, first: Observation, asks: bool
+    ) -> None:
         self.env = env
         self.prompts = prompts
         self.task = task
@@ -337,10 +349,13 @@ class Episode:
         self.messages.append({"role": role, "content": content})
 
 
-def _now(value: Any) -> Any:
+def _now(value: object) -> Any:
     """What an environment returned, awaited where it is a coroutine."""
+    if not inspect.isawaitable(value):
+        return value
 
+    # ``run`` takes coroutines only, and any awaitable may come back.
     async def waited() -> Any:
         return await value
 
-    return asyncio.run(waited()) if inspect.isawaitable(value) else value
+    return asyncio.run(waited())

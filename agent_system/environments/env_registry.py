@@ -83,6 +83,7 @@ def register_env(name: str, target: str | None = None, extra: str | None = None)
 
 def resolve(env_name: str) -> Entry:
     """The entry of ``env_name``. Raises ``UnknownEnvironment``."""
+    # A place is taken as it is: it names a module that any process can import.
     if ":" in env_name:
         return Entry(env_name)
     name = env_name.split("/", 1)[0]
@@ -107,6 +108,7 @@ def get_package(env_name: str) -> EnvPackage:
         found = getattr(importlib.import_module(module_name), attribute or "PACKAGE")
     except ModuleNotFoundError as error:
         raise missing_extra(env_name, error) from error
+    # A decorated function: it makes the package only when it is asked for.
     if callable(found) and not isinstance(found, EnvPackage):
         found = found()
     if not isinstance(found, EnvPackage):
@@ -124,6 +126,7 @@ def settings_class(env_name: str) -> type[EnvSettings]:
     Raises what ``get_package`` raises.
     """
     place = resolve(env_name).settings
+    # Without a place for the settings alone, the whole package has to be there to check them.
     if not place:
         return get_package(env_name).settings
     module_name, _, attribute = place.partition(":")
@@ -162,8 +165,10 @@ def env_settings(env_config: EnvChoice) -> EnvSettings:
     ``ConfigError`` for what the package does not know, and what ``get_package`` raises.
     """
     name = env_config.env_name.split("/", 1)[0]
+    # The place of a package (``my_lab.grid:PACKAGE``) is no attribute: its keys come in ``kwargs``.
     own = getattr(env_config, name, None) if name.isidentifier() else None
     written = own.model_dump(exclude_unset=True) if isinstance(own, EnvSettings) else own
+    # ``kwargs`` wins: it is the way that works whatever the section is called.
     section = {**(written or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings = read_or_raise(settings_class(env_config.env_name), section, label)

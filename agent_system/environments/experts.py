@@ -23,7 +23,8 @@ def shortest_way(
     """
     came_from: dict[State, tuple[str, State] | None] = {start: None}
     edge = [start]
-    for state in edge:  # grows while it is read
+    # The list grows while it is read: the states ahead are those still to be looked at.
+    for state in edge:
         if solved(state):
             return _back(state, came_from)
         if len(came_from) >= max_states:
@@ -55,6 +56,7 @@ def disturbed(
 
     The thoughts stay but for the plan, which names the action: what is imitated must fit together.
     """
+    # One draw for both kinds: slips take [0, slips), slack the interval after it.
     draw = rng.random()
     if draw < noise.slips and impossible:
         action = rng.choice(impossible)

@@ -17,6 +17,7 @@ def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | No
     for uid, start in zip(uids, starts, strict=True):
         if start is None:
             continue
+        # Against the first member: equality is transitive, so that no pairs are needed.
         expected = first.setdefault(uid, start)
         if expected != start:
             raise GroupMismatch(

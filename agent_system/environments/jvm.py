@@ -19,7 +19,8 @@ from typing import Any
 # memory and start-up.
 OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
 HOST = "127.0.0.1"
-EXIT_S = 5.0  # how long a JVM may take to end when asked
+# Seconds that a JVM may take to end when asked.
+EXIT_S = 5.0
 
 
 class JavaMissing(RuntimeError):
@@ -52,6 +53,7 @@ class Jvm:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
         self.users = 0
+        # A file and no pipe: nobody reads along, and a full pipe would stop the JVM.
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
         flags = [f"-Xmx{heap_mb}m", *OPTIONS, *options]
         try:
@@ -59,6 +61,7 @@ class Jvm:
                 classpath=jar,
                 javaopts=flags,
                 java_path=find_java(env_name),
+                # Its standard input is a pipe of ours, and it ends when that closes.
                 die_on_exit=True,
                 enable_auth=True,  # others on this machine can reach the port
                 cwd=os.path.dirname(jar),
@@ -158,6 +161,8 @@ def release(jvm: Jvm) -> None:
         jvm.users -= 1
         if jvm.users > 0:
             return
+        # By identity: a JVM that died has been replaced under the same jar, and that one stays.
         for jar in [jar for jar, running in _RUNNING.items() if running is jvm]:
             del _RUNNING[jar]
+    # Outside the lock: it may take ``EXIT_S``, and another jar's environments need not wait.
     jvm.stop()

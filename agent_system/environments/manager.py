@@ -93,6 +93,7 @@ class EnvironmentManagerBase(VectorisedPlay):
 
     def panel_batch(self) -> "DataProto":
         """The frozen panel, one row per task; the columns of ``gen_batch``."""
+        # Its seeds hang on the tasks, not on the run: runs with other seeds start alike.
         groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.panel]
         return self._rows(groups, 1)
 
@@ -105,6 +106,7 @@ class EnvironmentManagerBase(VectorisedPlay):
 
     def _epoch(self, draw: int, epoch: int) -> list[int]:
         key = (self.env_config.seed, self.split, "order", draw, epoch)
+        # Only the last epoch is kept: steps come in order, and any other one can be made again.
         if self._order[0] != key:
             count = len(self.tasks)
             order = epoch_order(count, *key) if self.shuffle else list(range(count))

@@ -30,7 +30,8 @@ __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
 logger = logging.getLogger(__name__)
 PLACEMENTS = ("inline", "thread", "locked", "process")
-SLOW_START_S = 1.0  # a worker that takes longer to start is worth a spare
+# Seconds; a worker that takes longer to start is worth a spare.
+SLOW_START_S = 1.0
 START_ATTEMPTS = 3
 FAILURES = ("dead", "timeout", "error", "garbage")
 
@@ -38,6 +39,7 @@ FAILURES = ("dead", "timeout", "error", "garbage")
 def _as_section(settings: EnvSettings | Mapping[str, Any] | None) -> dict[str, Any]:
     """The settings as they cross a socket: JSON, which the worker reads into the same settings."""
     if isinstance(settings, EnvSettings):
+        # Without nulls, which mean "left out", so that a worker fills in the same defaults.
         return settings.model_dump(mode="json", exclude_none=True)
     return dict(settings or {})
 
@@ -112,7 +114,8 @@ class EnvironmentPool:
         self.start_timeout_s = start_timeout_s
         self.placement = self._placement(placement)
         self.counts: Counter[str] = Counter()
-        self.wait_s = 0.0  # sessions waiting for a free slot, summed
+        # Seconds that sessions waited for a free slot, summed.
+        self.wait_s = 0.0
         # Inside environments (where one answers at a time: and in their queue), summed.
         self.busy_s = 0.0
         self.replace_s = 0.0  # slowest replacement so far
@@ -153,6 +156,7 @@ class EnvironmentPool:
         self._workers = [*self._workers, *own]
         errors = [error for error in started if isinstance(error, BaseException)]
         if errors:
+            # Some may have started: without this they would outlive the error.
             await self.close()
             raise errors[0]
         for worker in own:
@@ -180,6 +184,7 @@ class EnvironmentPool:
         try:
             yield PoolSession(self, slot)
         finally:
+            # First counted out, then offered: who gets it next looks at the load.
             slot.lend(group, -1)
             if slot.alive and not self._closed:
                 self._board.put(slot)
@@ -253,6 +258,7 @@ class EnvironmentPool:
 
     async def _replace(self, dead: WorkerProcess) -> None:
         began = time.perf_counter()
+        # Taken before anything is awaited: two workers may die at the same time.
         worker, self._spare = self._spare, None
         if worker is None:
             worker = await self._spawn_patiently()
@@ -270,6 +276,7 @@ class EnvironmentPool:
         spare = await self._spawn_patiently()
         if spare is not None and self._spare is None:
             self._spare = spare
+        # Somebody else was quicker: a second spare would only take memory.
         elif spare is not None:
             await spare.close()
 
@@ -284,6 +291,7 @@ class EnvironmentPool:
                     START_ATTEMPTS,
                     error,
                 )
+                # 0.2, 0.4, 0.8 s: what was short of memory or processes may have recovered by then.
                 await asyncio.sleep(0.2 * 2**attempt)
         return None
 

@@ -48,6 +48,7 @@ class SlotBoard:
 
     def drop_dead(self) -> None:
         """Forget the free slots that can no longer take calls."""
+        # Slots that are lent out are not here; their sessions fail at the next call.
         self.free = [slot for slot in self.free if slot.alive]
 
     def fail(self, error: Exception) -> None:
@@ -60,6 +61,7 @@ class SlotBoard:
     def _pick(self, group: str | None) -> Slot:
         def unsuitability(place: int) -> tuple[bool, int]:
             slot = self.free[place]
+            # False sorts first: a worker of the group before the least busy one.
             return (not slot.plays(group), slot.load)
 
         return self.free.pop(min(range(len(self.free)), key=unsuitability))

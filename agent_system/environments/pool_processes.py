@@ -23,8 +23,10 @@ from agent_system.environments.failure import EnvFailure, FailureKind, WorkerSta
 
 logger = logging.getLogger(__name__)
 ROOT = str(Path(__file__).resolve().parents[2])
-REAP_S = 5.0  # how long a killed process may take to be gone
-EXIT_S = 2.0  # how long a worker may take to close its environments when asked to exit
+# Seconds that a killed process may take to be gone.
+REAP_S = 5.0
+# Seconds that a worker may take to close its environments when asked to exit.
+EXIT_S = 2.0
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class ProcessSlot:
         groups = self.worker.groups
         groups[group] += by
         if not groups[group]:
+            # Else the counter would keep every group that was ever played.
             del groups[group]
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
@@ -145,8 +148,10 @@ class WorkerProcess(asyncio.Protocol):
         """Start the process; returns our end of its socket."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        # The worker must find this package wherever it is started from.
         paths = [ROOT, os.environ.get("PYTHONPATH")]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        # Many workers share the cores: threads of numpy in each would only get in their way.
         environ.setdefault("OMP_NUM_THREADS", "1")
         module = f"{__package__}.pool_worker"
         with theirs:
@@ -202,6 +207,7 @@ class WorkerProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Split what arrived into lines and hand each to whoever waits for it."""
         self._buffer += data
+        # What comes last is an unfinished line, or nothing.
         *lines, rest = self._buffer.split(b"\n")
         self._buffer = bytearray(rest)
         try:
@@ -221,6 +227,7 @@ class WorkerProcess(asyncio.Protocol):
         if self._hello is not None and not self._hello.done():
             self._hello.set_result(message)
             return
+        # A reply to no call raises ``KeyError``, and the worker is taken for broken.
         call = self._calls.pop(message["id"])
         if "error" not in message:
             float(message["seconds"])  # raises where it is no number: garbage
@@ -238,6 +245,7 @@ class WorkerProcess(asyncio.Protocol):
             if call.timer is None:
                 loop = asyncio.get_running_loop()
                 call.timer = loop.call_later(call.timeout_s, self._expired, number, call)
+            # The oldest comes first: a dict keeps the order in which calls were made.
             if not self.asynchronous:
                 return
 

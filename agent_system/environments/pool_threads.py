@@ -52,7 +52,7 @@ class DaemonThread:
         self._running: asyncio.Future[Any] | None = None
         threading.Thread(target=self._run, daemon=True, name="environment").start()
 
-    async def call(self, timeout_s: float, function: Callable[..., Any], *args: Any) -> Any:
+    async def call(self, timeout_s: float, function: Callable[..., Any], *args: object) -> Any:
         """``function(*args)`` within ``timeout_s``, and as much again for each call before it.
         Raises ``_Late``.
 
@@ -69,7 +69,7 @@ class DaemonThread:
             late.inside = self._running is future
             raise
 
-    def post(self, function: Callable[..., Any], *args: Any) -> None:
+    def post(self, function: Callable[..., Any], *args: object) -> None:
         """Queue ``function(*args)``, whose result nobody waits for."""
         self._calls.put(_QueuedCall(function, args))
 
@@ -84,6 +84,7 @@ class DaemonThread:
             result: Any = None
             error: Exception | None = None
             try:
+                # Looked at in its turn: who gave up meanwhile no longer wants it to be made.
                 if future is None or not future.cancelled():
                     result = call.function(*call.args)
             # The environment boundary; SystemExit must not end the thread either.
@@ -160,6 +161,7 @@ class LocalSlot:
         began = time.perf_counter()
         try:
             result = await self._play(op, args, timeout_s)
+            # The other placements have been stopped at their deadline already.
             if time.perf_counter() - began > timeout_s and self.placement == "inline":
                 raise _Late
             self.seconds = time.perf_counter() - began
@@ -211,6 +213,7 @@ class LocalSlot:
         """Drop the environment and close it after what runs in its thread: it may tolerate no other
         one.
         """
+        # A new list: a ``make`` that is still under way must not fill the slot it was taken from.
         made, self._made = self._made, []
         thread = self._thread
         self._thread = None
@@ -218,6 +221,7 @@ class LocalSlot:
             _close_quietly(made)
             return
         thread.post(_close_quietly, made)
+        # A shared thread serves others and stays.
         if self.placement == "thread":
             thread.stop()
 

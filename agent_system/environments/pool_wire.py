@@ -15,7 +15,8 @@ import numpy as np
 
 from agent_system.environments.base import Observation
 
-MAX_LINE = 64 * 1024 * 1024  # bytes; a longer line is garbage
+# Bytes; a longer line is garbage. Room for 4000 x 4000 pixels of three bytes in base64.
+MAX_LINE = 64 * 1024 * 1024
 SURROGATES = re.compile("[\ud800-\udfff]")
 _ARRAY = "__array__"
 
@@ -66,6 +67,7 @@ def check_step(result: object) -> tuple[Observation, float, bool, dict[str, Any]
         )
     observation, reward, done, info = result
     _check_observation(observation, "step")
+    # NaN or an infinite reward would spread over the advantages of the whole group.
     if not isinstance(reward, (numbers.Real, np.number, np.bool_)) or not math.isfinite(reward):
         raise GarbageReturn(f"step returned the reward {_short(reward)}, not a finite number")
     if not isinstance(done, (bool, np.bool_)):
@@ -113,6 +115,7 @@ def _plain(value: object) -> object:
         return value.item()
     if isinstance(value, np.ndarray) or hasattr(value, "__array_interface__"):
         array = np.ascontiguousarray(value)
+        # Its bytes are pointers, which mean nothing in another process.
         if array.dtype.hasobject:
             raise TypeError("an array of objects cannot be sent")
         return {
@@ -121,6 +124,7 @@ def _plain(value: object) -> object:
             "shape": array.shape,
         }
     if isinstance(value, (set, frozenset)):
+        # JSON has no sets; sorted, because their order differs from process to process.
         return sorted(value)
     raise TypeError(f"{type(value).__name__} cannot be sent as JSON")
 

@@ -55,6 +55,7 @@ class Host:
         """Make the call; what comes back may be a coroutine."""
         if call["op"] == "reset":
             return self.env(call["slot"]).reset(call["task"], call["seed"])
+        # Not made here: after a failure the episode is gone, and a fresh one would hide that.
         if call["slot"] not in self.envs:
             raise RuntimeError("step before reset")
         return self.envs[call["slot"]].step(call["action"])
@@ -141,6 +142,7 @@ async def serve_async(channel: socket.socket, host: Host) -> None:
 
 def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:
     """Import the package and make the first environment; return the host and the hello line."""
+    # At the end: what this process finds by itself stays what it finds.
     sys.path.extend(entry for entry in first["sys_path"] if entry not in sys.path)
     try:
         host = Host(get_package(first["target"]), first["section"])
@@ -158,10 +160,13 @@ def main(fd: int, parent: int) -> None:
     closed.
     """
     die_with_parent()
-    if os.getppid() != parent:  # it died before the kernel knew what we ask
+    # The parent died before the kernel knew what we ask: no signal will come.
+    if os.getppid() != parent:
         return
+    # What an environment starts must not hold the socket open after this process has died.
     os.set_inheritable(fd, False)
-    os.dup2(2, 1)  # what an environment prints must not look like a reply
+    # What an environment prints goes to the file of its last words, as errors do.
+    os.dup2(2, 1)
     channel = socket.socket(fileno=fd)
     lines = channel.makefile("rb")
     first = lines.readline()

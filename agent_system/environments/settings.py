@@ -26,6 +26,7 @@ class EnvSettings(Section):
     level_prompts: dict[Annotated[int, Strict(False)], str] = {}
     """texts that replace descriptions of thinking levels; algorithm.rlvcr.prompts wins"""
 
+    # Through JSON: pydantic hashes the fields of a frozen model, and a dict has no hash.
     def __hash__(self) -> int:
         return hash((type(self), self.model_dump_json()))
 

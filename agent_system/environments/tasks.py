@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from agent_system.environments.base import Task
 from verl.utils.seeds import derive_seed
 
+# 31 bits: what every environment's random generator takes, also as a signed integer.
 SEED_BITS = 0x7FFFFFFF
 
 
 def epoch_order(count: int, *parts: int | str) -> list[int]:
     """A permutation of ``range(count)`` that depends on ``parts`` alone."""
+    # Sorted by hashes: no generator whose algorithm a library may change.
     return sorted(range(count), key=lambda index: derive_seed(*parts, index))
 
 

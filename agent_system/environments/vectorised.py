@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 StepResult = tuple[Observation, float, bool, dict[str, Any]]
-SLACK_S = 300.0  # a call waits this much longer than the deadlines behind it add up to
+# Seconds that a call waits longer than the deadlines behind it add up to.
+SLACK_S = 300.0
 
 
 class VectorisedPlay:

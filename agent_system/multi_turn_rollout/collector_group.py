@@ -20,6 +20,7 @@ from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job
 
 logger = logging.getLogger(__name__)
+# Seconds. The start is that of environments and, on a fresh machine, of Ray's worker processes.
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
 
@@ -41,6 +42,7 @@ class CollectorGroup:
     ) -> None:
         self._env = env_config
         self._remote: list[Any] = []  # actor handles: their methods are made at run time
+        # Both or neither: the worker in this process and the loop that it lives in.
         self._local: CollectorWorker | None = None
         self._runner: asyncio.Runner | None = None
         if not isinstance(rollout_workers[0], ActorHandle):
@@ -66,6 +68,7 @@ class CollectorGroup:
             if shard
         ]
         parts: list[Collected] = ray.get(pending, timeout=self._deadline(len(jobs), settings))
+        # Shards come back as they were dealt; rows are wanted in the order of the jobs.
         by_index = {
             trajectory.job.index: trajectory for part in parts for trajectory in part.trajectories
         }
@@ -103,6 +106,7 @@ class CollectorGroup:
         env = self._env
         rounds = math.ceil(jobs / (env.num_workers * env.envs_per_worker))
         step_s = env.step_timeout_s + REQUEST_TIMEOUT_S
+        # All slots of a round play at once, so that one episode's waits count for each round.
         episode_s = env.reset_timeout_s + settings.max_steps * step_s
         return START_TIMEOUT_S + rounds * episode_s + REQUEST_TIMEOUT_S
 
@@ -112,6 +116,8 @@ def shard_by_group(jobs: Sequence[Job], shards: int) -> list[list[Job]]:
     number: dict[str, int] = {}
     dealt: list[list[Job]] = [[] for _ in range(shards)]
     for job in jobs:
+        # Members of a group stay together: with ``mixed_groups`` all of their returns decide
+        # whether thoughts are sampled.
         group = number.setdefault(job.uid, len(number))
         dealt[group % shards].append(job)
     return dealt

@@ -84,12 +84,14 @@ class CollectorWorker:
         external_lib: str | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        # First of all: it registers environments under the name that is looked up next.
         if external_lib:
             importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
         self._env_config = env_config
         self._bridge = ChatBridge(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
+        # Made when levels are first asked for: not every tokenizer can read them.
         self._codec: LevelCodec | None = None
         self._engine: TokenSource = EngineClient(rollout_workers, name)
         self._pool = EnvironmentPool(
@@ -109,6 +111,7 @@ class CollectorWorker:
         Raises ``RolloutWorkerFailed`` when a rollout worker failed and ``WorkerStartError`` when no
         environment can be started; everything smaller is in the trajectories.
         """
+        # Two calls may overlap, and the pool is to be started once.
         async with self._start_lock:
             if not self._started:
                 await self._pool.start()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 
+# Seconds. Short beside the time of a token, long enough to gather turns that end together.
 GATHER_S = 0.002
 REQUEST_TIMEOUT_S = 600.0
 
@@ -69,6 +70,7 @@ RolloutWorkerHandle = Any
 def call(worker: RolloutWorkerHandle, method: str, *args: object) -> Awaitable[Any]:
     """Call an asynchronous method of a Ray actor handle, or of a plain object in this process."""
     bound = getattr(worker, method)
+    # Only the methods of an actor handle have ``remote``, and they cannot be called directly.
     remote = getattr(bound, "remote", None)
     return bound(*args) if remote is None else remote(*args)
 
@@ -98,6 +100,7 @@ class _Connection:
         future: asyncio.Future[SamplingResult] = loop.create_future()
         deadline = time.monotonic() + self._timeout_s
         self._awaited[request.request_id] = _Awaited(future, deadline)
+        # The first request of a batch starts its clock; those behind it wait the rest of it.
         if not self._queue:
             loop.call_later(GATHER_S, self._flush)
         self._queue.append(request)
@@ -150,6 +153,7 @@ class _Connection:
         now = time.monotonic()
         late = [name for name, awaited in self._awaited.items() if awaited.deadline < now]
         for request_id in late:
+            # The worker is not told: a result that still arrives is dropped in ``_deliver``.
             future = self._awaited.pop(request_id).future
             if not future.done():
                 future.set_exception(
@@ -169,6 +173,7 @@ class _Connection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._awaited:
             self._awaited.clear()
+            # Else the worker would go on sampling for somebody who is gone.
             await asyncio.wait_for(call(self._worker, "abort", self._client), self._timeout_s)
 
 
@@ -217,6 +222,7 @@ class EngineClient:
             seed=seed,
             client=self._client,
         )
+        # By route and not by load: the worker that has the prefix in its cache is the fastest.
         return await self._connections[route % len(self._connections)].ask(request)
 
     async def close(self) -> None:

@@ -51,6 +51,7 @@ class _Conversations:
         system = self._prompts.system(self._settings.levels)
         opening = [] if system is None else [{"role": "system", "content": system}]
         conversation = TokenConversation(self._bridge, self._settings.limits, opening)
+        # Before the ledger is listed: a conversation that does not fit is no row.
         if not conversation.hear(user, step):
             return None
         self.ledgers.append(conversation.ledger)

@@ -33,6 +33,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[s
     metrics |= {f"rollout/aborted_{reason}": float(n) for reason, n in sorted(reasons.items())}
     return metrics | {
         f"rollout/truncated_{reason}": cuts[reason] / count
+        # Every reason, also at 0: a chart with gaps could not tell "none" from "not measured".
         for reason in ("steps", "length", "budget")
     }
 
@@ -59,6 +60,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     sources: dict[str, list[bool]] = {}
     for trajectory in played:
         sources.setdefault(trajectory.job.data_source, []).append(trajectory.won)
+    # Of a single source the rate is ``episode/success_rate`` already.
     if len(sources) > 1:
         metrics |= {
             f"episode/{source}/success_rate": float(np.mean(won)) for source, won in sources.items()
@@ -76,6 +78,7 @@ def _thinking_metrics(steps: Sequence[tuple[Trajectory, Turn]]) -> dict[str, flo
     for trajectory, turn in steps:
         if turn.parsed is None:
             continue
+        # None where the level was forced: shares of levels are of the policy's own choices.
         levels.append(turn.chosen_level)
         won.append(trajectory.won)
         failures.append(turn.parsed.failure)
@@ -110,6 +113,7 @@ def play_split(
             if turn.alternatives is not None:
                 thoughts += turn.alternatives.sampled_tokens
     turns = sum(t.sampled_tokens for t in trajectories)
+    # Tokens of turns and thoughts are taken to cost the same: they run in the same batches.
     thinking_s = engine_s * thoughts / max(thoughts + turns, 1)
     return {
         "gen_engine": engine_s - thinking_s,

@@ -68,6 +68,7 @@ def select_trajectories(
             left_out["aborted"] += 1
         elif on_abort == "drop_group" and trajectory.job.uid in broken_groups:
             left_out["group_of_aborted"] += 1
+        # After the check of its group: an empty member is not broken, and its group stays.
         elif not trajectory.turns:
             left_out["without_turn"] += 1
         else:
@@ -81,11 +82,13 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
     """
     rows: list[Row] = []
     for trajectory in trajectories:
+        # A ledger without a turn is left out: a window prompt whose turn was never sampled.
         by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             by_ledger.setdefault(turn.ledger, []).append(turn)
         for ledger, turns in by_ledger.items():
             rows.append(Row(trajectory, trajectory.ledgers[ledger], turns))
+        # Validation counts it as lost, for which it has to be in the batch.
         if not by_ledger:
             rows.append(Row(trajectory, TokenLedger(), []))
     return rows
@@ -118,6 +121,7 @@ def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
     input_ids = np.full(whole, pad_token_id, dtype=np.int64)
     attention = np.zeros(whole, dtype=np.int64)
     mask = np.zeros(response, dtype=np.int64)
+    # -1 and not 0, which is the first step.
     step_ids = np.full(response, -1, dtype=np.int64)
     log_probs = np.zeros(response, dtype=np.float32)
     for b, row in enumerate(rows):
@@ -164,6 +168,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
         "episode_lengths": np.array([len(row.trajectory.turns) for row in rows], dtype=np.int64),
         "won": np.array([row.trajectory.won for row in rows], dtype=bool),
         "aborted": np.array([row.trajectory.aborted is not None for row in rows], dtype=bool),
+        # Text, so that the column has one type; "" where the episode came to its own end.
         "truncated": [row.trajectory.truncated or "" for row in rows],
         "steps": [[step_record(turn) for turn in row.turns] for row in rows],
     }

@@ -43,6 +43,7 @@ class PlaySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # With one step, or with a row for each, a turn may fill the row.
         turns_share_a_row = self.history == "append" and self.max_steps > 1
         if turns_share_a_row and self.max_turn_tokens >= self.max_response_length:
             raise ValueError(
@@ -94,12 +95,14 @@ class PlaySettings:
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,
             levels=asks_for_levels(config),
+            # Temperature 0 is how the engines are asked for the likeliest token.
             temperature=sampling.temperature if sampling.do_sample else 0.0,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             stop=package.stop,
             alternatives=alternatives,
             level_prompts=level_prompts(rlvcr.prompts, {}),
+            # Validation measures the levels that the policy chooses itself.
             epsilon_levels=rlvcr.epsilon_levels if thinking else 0.0,
             seed=rollout.seed,
         )

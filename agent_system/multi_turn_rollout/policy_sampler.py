@@ -62,5 +62,6 @@ class PolicySampler:
                 route=route,
                 seed=seed,
             )
+        # A turn without one of its thoughts can still be learnt from; without a token it cannot.
         except EngineAborted:
             return None

@@ -91,6 +91,7 @@ class TrajectoryCollector:
         if processor is None:
             refuse_images(config)
         probe = probe_template(tokenizer, config.data.apply_chat_template_kwargs)
+        # A mistake of the configuration must not wait for the first turn.
         probe.require(config.env.history)
         if config.env.history == "append" and not probe.keeps_thoughts:
             logger.warning(
@@ -185,12 +186,14 @@ class TrajectoryCollector:
         usable: list[Trajectory] = []
         batches = 0
         while batches < limit and len(kept) < wanted:
+            # ``batches`` is the draw: the first batch is given, each further one has other tasks.
             batch = envs.gen_batch(step, wanted, batches) if batches else gen_batch
             played = self._play(batch, actor_rollout_wg, settings)
             batches += 1
             every.add(played)
             whole = select_trajectories(played.trajectories, self.config.env.on_abort)[0]
             kept += groups_with_spread(whole, wanted - len(kept))
+            # Kept for the case that no group has a spread: a step without rows would end the run.
             usable = whole or usable
         if len(kept) < wanted:
             logger.warning(
@@ -257,6 +260,7 @@ class TrajectoryCollector:
         every = self._play(gen_batch, actor_rollout_wg, settings)
         for draw in range(1, REDRAWS + 1):
             usable, left_out = select_trajectories(every.trajectories, self.config.env.on_abort)
+            # Other tasks help against breaks alone, not where every first prompt is too long.
             if usable or not left_out["rollout/left_out_aborted"]:
                 break
             logger.warning(
@@ -265,6 +269,7 @@ class TrajectoryCollector:
                 REDRAWS,
             )
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
+            # Replaced, so that the result names the tasks that were played last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             every.add(self._play(gen_batch, actor_rollout_wg, settings))
         data, rows = self._rows(every)
@@ -347,6 +352,7 @@ def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
     jobs: list[Job] = []
     for task, uid, member, seed in rows:
         for play in range(plays):
+            # Unique in its group: seeds of what is sampled hang on ``traj_uid``.
             number = int(member) * plays + play
             jobs.append(
                 Job(
@@ -371,4 +377,5 @@ def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[l
         for members in groups.values()
         if len({trajectory.reward for trajectory in members}) > 1
     ]
+    # A negative limit would cut from the end.
     return spread[: max(limit, 0)]

@@ -90,7 +90,8 @@ class Trajectory:
     abort_detail: str = ""
     start_state: tuple[str, str] | None = None
     active_s: float = 0.0
-    ended_at: float = 0.0  # on the clock of its collector worker
+    # On the clock of its collector worker: not to be compared with another one's.
+    ended_at: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
 

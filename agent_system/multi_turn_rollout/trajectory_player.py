@@ -81,6 +81,7 @@ async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
+        # The cancelled ones are awaited too: they give environments back before anybody goes on.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -99,6 +100,7 @@ class TrajectoryPlayer:
         """
         try:
             await self._play(pool)
+            # Out of the session: the environment plays for others while thoughts are still sampled.
             await asyncio.gather(*self._thoughts)
         finally:
             for thought in self._thoughts:
@@ -133,7 +135,9 @@ class TrajectoryPlayer:
             if conversation is None:
                 trajectory.truncated = "budget"
                 return
+            # The turn joins the trajectory before it is played: a break in the step cannot lose it.
             turn = await self._sample(conversation, observation, step)
+            # What was cut is no action; the turn itself has been noted and is trained on.
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
                 return
@@ -170,6 +174,7 @@ class TrajectoryPlayer:
         self.trajectory.turns.append(turn)
         if context.codec is not None:
             turn.parsed = context.codec.parse_step(ledger.ids[start:])
+        # Not awaited here: thoughts are sampled while the environment steps.
         if context.alternatives is not None and context.alternatives.settings.expand == "all":
             thinking = expand_turn(context, self.trajectory, turn)
             self._thoughts.append(asyncio.create_task(thinking))
@@ -199,6 +204,7 @@ class TrajectoryPlayer:
         turn.done = bool(done)
         turn.is_action_valid = bool(formed and info.get("is_action_valid", True))
         self.trajectory.reward += turn.reward
+        # Overwritten at each step: what counts is how the episode ended.
         self.trajectory.won = bool(info.get("won", False))
         return observation
 

@@ -46,6 +46,7 @@ def _import(file: Path) -> ModuleType:
     """The module, anew at each call; ``sys.modules`` knows it, since dataclasses and pickle look
     for it there.
     """
+    # The whole path: two files of the same name must not share an entry of ``sys.modules``.
     place = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
     name = f"_custom_reward_function_{place}"
     loader = importlib.machinery.SourceFileLoader(name, str(file))
@@ -53,6 +54,7 @@ def _import(file: Path) -> ModuleType:
     if spec is None:
         raise ImportError(f"custom_reward_function.path={str(file)!r} is no module; {FIX}")
     module = importlib.util.module_from_spec(spec)
+    # Before it runs: a dataclass looks its module up while it is being defined.
     sys.modules[name] = module
     try:
         loader.exec_module(module)

@@ -28,6 +28,7 @@ from verl.utils.torch_functional import last_selected
 
 logger = logging.getLogger(__name__)
 ScoreFunction = Callable[..., float]
+# Scores become float32; what is larger would be infinite there.
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -67,6 +68,7 @@ class EpisodeRewardManager:
 
     def _outcome(self, data: DataProto, rows: list[int]) -> float:
         columns = data.non_tensor_batch
+        # Over all rows of the trajectory, since each of them must sum to the same outcome.
         valid = [flag for row in rows for flag in columns["is_action_valid"][row]]
         base = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:
@@ -75,6 +77,7 @@ class EpisodeRewardManager:
 
     def _custom(self, score_of: ScoreFunction, data: DataProto, rows: list[int]) -> float:
         columns, first = data.non_tensor_batch, rows[0]
+        # With ``window`` history a trajectory's steps lie in several rows.
         steps = sorted(
             (step for row in rows for step in columns["steps"][row]), key=lambda step: step.step
         )
@@ -118,6 +121,7 @@ class StepRewardManager(EpisodeRewardManager):
         scores = super().__call__(data)
         columns = data.non_tensor_batch
         for row in range(len(data)):
+            # A part of a trajectory keeps the outcome of the whole: its sum must be that.
             if len(columns["step_index"][row]) != columns["episode_lengths"][row]:
                 continue
             scores[row] = 0.0
@@ -160,6 +164,7 @@ def load_reward_manager(config: RewardConfig) -> EpisodeRewardManager:
     manager = REWARD_MANAGERS[name]
     kwargs = config.reward_model.reward_kwargs
     try:
+        # Bound without being called: a ``TypeError`` from inside the manager is no wrong setting.
         inspect.signature(manager).bind(penalty, function, **kwargs)
     except TypeError as error:
         allowed = ", ".join(list(inspect.signature(manager).parameters)[2:]) or "none"
@@ -183,7 +188,8 @@ def _finite(score: object, who: str) -> float:
         value = float(score)
     except OverflowError:  # an integer beyond float64
         value = float("inf")
-    if not abs(value) <= LARGEST:  # NaN is not either
+    # Not ``>``: NaN compares false with everything and must be refused too.
+    if not abs(value) <= LARGEST:
         raise ValueError(f"{who}: it returned {score}, not a finite number")
     return value
 

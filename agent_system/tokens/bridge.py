@@ -22,7 +22,8 @@ from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported
 from agent_system.tokens.tokenizer import ChatTokenizer, end_of_sequence
 
-TAG = re.compile(r"</?(level|think|action)>")  # prompts show these as the policy says them
+# Prompts show these as the policy says them.
+TAG = re.compile(r"</?(level|think|action)>")
 # Distinct texts whose tokens are remembered: observations repeat within a group.
 ENCODED_TEXTS = 8192
 
@@ -130,17 +131,20 @@ class ChatBridge:
         visible.
         """
         said = without_end(sampled_ids, self.end_ids)
+        # The library's clean-up would drop spaces that were sampled: text and tokens would differ.
         return self.tokenizer.decode(
             said, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
     def _content(self, message: Message) -> tuple[int, ...]:
         text = message["content"]
+        # As the template would have trimmed it, which never sees the real text.
         return self.encode_text(text.strip() if self.template.trims else text)
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
         cuts: list[int] = []
         if self._unmarked is not None:
+            # One character in, so that neither part spells the token.
             cuts = [found.start() + 1 for found in self._unmarked.finditer(text)]
         ids: list[int] = []
         for start, end in pairwise([0, *cuts, len(text)]):
@@ -160,6 +164,7 @@ class ChatBridge:
         written = {end_of_sequence(self.tokenizer)}.union(*map(self.encode_template, pieces))
         texts: list[str] = []
         for number, token in self.tokenizer.added_tokens_decoder.items():
+            # Special ones are split by the tokenizer; white space and our own tags may stay whole.
             splits = token.special or not token.content.strip() or TAG.fullmatch(token.content)
             if number in written and not splits:
                 texts.append(token.content)

@@ -25,6 +25,7 @@ class Limits:
     ``turn`` is the longest turn; as many tokens must be free before one is asked for.
     """
 
+    # Numbers of tokens; floats only because "no bound" is infinite.
     prompt: float = math.inf
     response: float = math.inf
     total: float = math.inf

@@ -82,6 +82,7 @@ class TokenLedger:
                 segment after an agent segment.
         """
         told = () if logprobs is None else tuple(logprobs)
+        # A sampled token without its log-prob would read as one of probability 1.
         if kind is SegmentKind.AGENT and not retokenized and len(told) != len(ids):
             raise ValueError(
                 f"an agent segment of {len(ids)} tokens came with {len(told)} log-probs"
@@ -159,6 +160,7 @@ class TokenLedger:
         """
         values = [0.0] * len(self._ids)
         for segment in self.agent_segments:
+            # As many as there are: a retokenized segment has none and keeps its zeros.
             values[segment.start : segment.start + len(segment.logprobs)] = segment.logprobs
         return values
 

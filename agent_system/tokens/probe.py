@@ -19,6 +19,7 @@ from agent_system.tokens.template import (
 )
 from agent_system.tokens.tokenizer import ChatTokenizer
 
+# Three turns have two bridges, the least that shows whether they depend on their place.
 TURNS = 3
 THINK = "<think>"
 
@@ -81,6 +82,7 @@ def probe_template(
         thoughts = [_why_not_prefix(template, words) for words in _thinking_turns(opened)]
     except TemplateUnsupported as error:
         return TemplateProbe(Verdict.WINDOW, str(error), opens_thought, False)
+    # An empty reason is success, and one way of handing thoughts over is enough.
     keeps_thoughts = "" in thoughts
     # Where the template opens the thought, a turn without one is not what the policy writes.
     reason = plain
@@ -108,6 +110,7 @@ def _why_not_prefix(template: ChatTemplate, words: Words) -> str:
     prompt = ""
     tails: set[str] = set()
     for turn in range(TURNS):
+        # 100 and up, apart from the anchors of the assistant, which count from 0.
         messages.append({"role": "user", "content": anchor(100 + turn)})
         try:
             text = template.render(messages)
@@ -127,6 +130,7 @@ def _why_not_prefix(template: ChatTemplate, words: Words) -> str:
             tails.add(tail.replace(anchor(100 + turn), ""))
         prompt = text
         messages.append({"role": "assistant", **words(turn)})
+    # The bridge is encoded once and put between all turns, so it may not vary.
     if len(tails) > 1:
         return "the text it puts between two turns depends on how many came before"
     return ""
@@ -136,6 +140,7 @@ def _shows(shown: str, answer: Message) -> bool:
     content = answer["content"]
     thought = answer.get("reasoning_content", "")
     visible = content
-    if content.startswith(THINK):  # the tag itself may stand in the prompt, which opens the thought
+    # The tag itself may stand in the prompt, which opens the thought.
+    if content.startswith(THINK):
         visible = content.partition(THINK)[2].lstrip("\n")
     return visible in shown and thought in shown

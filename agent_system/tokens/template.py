@@ -14,9 +14,12 @@ from jinja2.exceptions import TemplateError
 
 from agent_system.tokens.tokenizer import ChatTokenizer
 
-Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+# {"role": "system" | "user" | "assistant", "content": text}
+Message = dict[str, str]
 
+# The letter at the end keeps message 1 apart from message 10.
 ANCHOR = re.compile(r"xANCHOR(\d+)x")
+# What a template raises on purpose, and by accident over roles or fields it does not expect.
 RENDER_ERRORS = (TemplateError, TypeError, KeyError, ValueError, AttributeError)
 
 
@@ -119,6 +122,7 @@ class ChatTemplate:
         return before, after
 
     def _wants_parts(self) -> bool:
+        # Strings first: a template that takes both is used in the simpler way.
         for parts in (False, True):
             if self._shows_once([("user", anchor(0))], parts):
                 return parts

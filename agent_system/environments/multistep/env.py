@@ -26,6 +26,7 @@ from agent_system.tokens.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 TRIAL_MODES = ("all_episodes", "last_episode")
+# Rewards are asked for soon after a trial; without a bound a long run would keep every message.
 KEPT_SESSIONS = 8192
 
 # Columns, or rows, or messages that open the conversations.
@@ -66,7 +67,8 @@ class MultistepEnv:
         TemplateUnsupported: The chat template rewrites earlier turns.
     """
 
-    stop: tuple[str, ...] = ()  # strings that end a turn; trainers hand them to their samplers
+    # Strings that end a turn; trainers hand them to their samplers.
+    stop: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -183,6 +185,7 @@ class MultistepEnv:
         if record is None:
             logger.warning("no finished session is called %r: its reward is 0", session_id)
             return 0.0
+        # A broken trial says nothing about the policy: trainers take None as not scored.
         return None if record["aborted"] else float(record["reward"])
 
     def generate(
@@ -255,6 +258,7 @@ class MultistepEnv:
         length = self.max_length or getattr(self.tokenizer, "model_max_length", None)
         return Limits(
             response=completion or math.inf,
+            # Transformers says 1e30 for a tokenizer without a bound, which does no harm.
             total=length if isinstance(length, int) else math.inf,
             turn=getattr(agent, "max_turn_tokens", None) or 0,
         )

@@ -35,7 +35,7 @@ class TrialHooks(Protocol):
 
     def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> Any: ...
 
-    def _format_prompt(self, state: Any, step: int) -> str: ...
+    def _format_prompt(self, state: object, step: int) -> str: ...
 
     def _step_episode(
         self, session_id: str, action: str
@@ -46,7 +46,7 @@ class TrialHooks(Protocol):
 
     def _format_episode(self, number: int) -> str: ...
 
-    def _format_outcome(self, state: Any) -> str: ...
+    def _format_outcome(self, state: object) -> str: ...
 
     def close_session(self, trial: Trial) -> None:
         """Take note of a trial that is over."""
@@ -67,6 +67,8 @@ class TrialRunner:
         for trial in trials:
             trial.transcript = self._transcript(trial)
         self._each(self._begin_episode, trials)
+        # One call of the agent for a turn of every trial that is left: an engine is fastest with
+        # large batches.
         while playing := [trial for trial in trials if not trial.over]:
             conversations = [trial.transcript.conversation() for trial in playing]
             states = [trial.agent_state for trial in playing]
@@ -93,8 +95,10 @@ class TrialRunner:
             said.append(env._format_outcome(trial.episode.state))
         elif number:
             trial.transcript = self._transcript(trial)
+            # A conversation of its own: the agent may not remember the last one either.
             trial.agent_state = None
         trial.episodes.append(Episode(number, free=number < env.free_shots))
+        # A copy: a hook may change it, and the next episode starts from the same task.
         self._store(trial, env._initialize_episode(trial.session_id, dict(trial.task_info)))
         if self._remembers and env.episodes_per_trial > 1:
             said.append(env._format_episode(number))
@@ -124,7 +128,7 @@ class TrialRunner:
         episode.truncated = None if episode.done else "steps"
         self._end_episode(trial)
 
-    def _store(self, trial: Trial, state: Any) -> None:
+    def _store(self, trial: Trial, state: object) -> None:
         """Keep the state that a hook returned; one that returned None has changed ``active_states``
         itself.
         """
@@ -134,6 +138,8 @@ class TrialRunner:
 
     def _tell(self, trial: Trial, text: str) -> None:
         if not trial.transcript.hear(text, trial.turn, trial.episode.number):
+            # This may begin the next episode, whose prompt may not fit either: the recursion is no
+            # deeper than there are episodes.
             trial.episode.truncated = "budget"
             self._end_episode(trial)
 
@@ -178,14 +184,16 @@ class TrialRunner:
         play on.
         """
 
-        def guarded(trial: Trial, *values: Any) -> None:
+        def guarded(trial: Trial, *values: object) -> None:
             try:
                 function(trial, *values)
+            # Any other exception is a mistake in the environment and ends the run.
             except EnvFailure as failure:
                 logger.warning("session %s is aborted: %s", trial.session_id, failure)
                 trial.aborted = str(failure)
                 self._close(trial)
 
+        # In the caller's thread by default: an environment need not be safe to call from others.
         if self.env.step_workers == 1 or len(trials) < 2:
             list(map(guarded, trials, *columns))
             return
@@ -193,7 +201,9 @@ class TrialRunner:
             list(pool.map(guarded, trials, *columns))
 
 
-def _call_with(function: Callable[..., float], known: Mapping[str, Any], otherwise: Any) -> float:
+def _call_with(
+    function: Callable[..., float], known: Mapping[str, Any], otherwise: object
+) -> float:
     """Call ``function`` with the ``known`` values of its parameters' names; ``otherwise`` for a
     required other one.
     """

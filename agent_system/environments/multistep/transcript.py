@@ -40,6 +40,7 @@ class Transcript:
         """Add what the environment says before ``turn``; False (and nothing added) where that turn
         would not fit.
         """
+        # Tokens first: where the turn does not fit, the messages must not grow either.
         if self._tokens is not None and not self._tokens.hear(text, turn, episode):
             return False
         self.messages = with_user(self.messages, text)
@@ -61,6 +62,7 @@ class Transcript:
             reason = action.stop_reason
             if self._tokens is not None:
                 self._tokens.say(action, turn, episode)
+        # A new list: an agent may still hold the old one as its ``Conversation``.
         self.messages = [*self.messages, {"role": "assistant", "content": text}]
         return text, reason
 

@@ -78,6 +78,7 @@ class Trial:
         trial as reward.
         """
         episodes = [episode.record() for episode in self.episodes]
+        # A trial that broke at its start has no episode; readers find every key all the same.
         last = episodes[-1] if episodes else Episode(0).record()
         return {
             **last,

@@ -1,21 +1,25 @@
 """Settings of ``GRPOEnvTrainer`` that cannot work, refused before a model is loaded."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.integrations.trl.full_sequence import LOSS_TYPES
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_config import GRPOConfig
 
 OLD_LOGPS = ("sampling", "recompute")
 LOSS_PATHS = ("trl", "full_sequence")
 
 
 def check(
-    env: MultistepEnv, args: Any, processing_class: Any, old_logps: str, loss_path: str
+    env: MultistepEnv, args: "GRPOConfig", processing_class: object, old_logps: str, loss_path: str
 ) -> None:
     """Raise ``ValueError`` with everything that is wrong and how to mend it; ``args`` is a
     ``trl.GRPOConfig``.
     """
+    # Everything that is wrong at once: each further attempt would cost another start.
     problems = [*_tokens(env, processing_class), *_choices(old_logps, loss_path), *_sampling(args)]
     if loss_path == "full_sequence":
         problems += _full_sequence(args, old_logps)
@@ -23,7 +27,7 @@ def check(
         raise ValueError("GRPOEnvTrainer: " + "; ".join(problems))
 
 
-def _tokens(env: MultistepEnv, processing_class: Any) -> Iterator[str]:
+def _tokens(env: MultistepEnv, processing_class: object) -> Iterator[str]:
     if env.tokenizer is None:
         yield "it trains on tokens: give the environment a tokenizer"
     elif processing_class is not None and not _same_vocabulary(processing_class, env.tokenizer):
@@ -31,6 +35,7 @@ def _tokens(env: MultistepEnv, processing_class: Any) -> Iterator[str]:
 
 
 def _same_vocabulary(one: Any, other: Any) -> bool:
+    # By content: the same tokenizer is often loaded twice.
     return one.get_vocab() == other.get_vocab()
 
 
@@ -43,7 +48,7 @@ def _choices(old_logps: str, loss_path: str) -> Iterator[str]:
             yield f"{name}={value!r}: allowed are {', '.join(allowed)}"
 
 
-def _sampling(args: Any) -> Iterator[str]:
+def _sampling(args: "GRPOConfig") -> Iterator[str]:
     if args.remove_unused_columns:
         yield (
             "remove_unused_columns=True drops the columns that the environment needs: "
@@ -55,6 +60,7 @@ def _sampling(args: Any) -> Iterator[str]:
             "set tokenizer.chat_template"
         )
     colocated = args.use_vllm and args.vllm_mode == "colocate"
+    # A live model and a server are told what ``TurnSampling`` holds, and nothing else.
     if not colocated and (args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs):
         yield (
             "min_p, repetition_penalty and generation_kwargs are applied with "
@@ -77,7 +83,7 @@ def _sampling(args: Any) -> Iterator[str]:
         )
 
 
-def _full_sequence(args: Any, old_logps: str) -> Iterator[str]:
+def _full_sequence(args: "GRPOConfig", old_logps: str) -> Iterator[str]:
     if args.loss_type not in LOSS_TYPES:
         yield f"loss_path='full_sequence' knows loss_type {', '.join(LOSS_TYPES)}"
     extra = (
@@ -91,5 +97,6 @@ def _full_sequence(args: Any, old_logps: str) -> Iterator[str]:
             "loss_path='full_sequence' has neither entropy terms nor an off-policy mask: "
             "loss_path='trl'"
         )
+    # That loss has no factor for the gap between vLLM's log-probs and the trainer's.
     if args.use_vllm and old_logps == "recompute":
         yield "loss_path='full_sequence' with vLLM takes old_logps='sampling'"

@@ -30,6 +30,7 @@ def full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if inputs.get(name) is not None:
             values = inputs[name]
             batch[name] = torch.cat([values.new_zeros(prompt.shape), values], dim=1)
+    # One advantage per row, [B] or [B, 1], is broadcast and needs no padding.
     if batch["advantages"].dim() == 2 and batch["advantages"].shape[1] > 1:
         batch["advantages"] = torch.cat(
             [batch["advantages"].new_zeros(prompt.shape), batch["advantages"]], dim=1
@@ -41,6 +42,8 @@ def per_token_logps(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Te
     """Log-prob [B, T] of every token of ``ids`` [B, T] under ``logits`` [B, T, V]; 0 for the first
     token.
     """
+    # The logits at position t are about token t + 1. In float32: a ratio is made of small
+    # differences, which half precision loses.
     scaled = logits[:, :-1].float() / temperature
     chosen = torch.log_softmax(scaled, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
     return torch.nn.functional.pad(chosen, (1, 0))
@@ -80,6 +83,8 @@ def masked_grpo_loss(
     advantages = (
         batch["advantages"] if batch["advantages"].dim() == 2 else batch["advantages"].unsqueeze(1)
     )
+    # Masked before ``exp``: a ratio that overflows on a token of the environment would come back as
+    # inf * 0 = NaN.
     new = logps * mask
     old = batch.get("old_per_token_logps")
     old = new.detach() if old is None else old * mask
@@ -88,10 +93,13 @@ def masked_grpo_loss(
         log_ratio = (log_ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    # Where the advantage is negative, the minimum takes the unclipped side, which only ``delta``
+    # bounds.
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     losses = -torch.min(bounded * advantages, clipped * advantages)
     if beta:
         gap = batch["ref_per_token_logps"] * mask - new
+        # An estimate of KL(new || ref) from one sample that is never negative.
         penalty = gap.exp() - gap - 1
         losses = losses + beta * (penalty * ratio if bias_correction else penalty)
     losses = losses * mask

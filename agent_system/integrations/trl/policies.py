@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from agent_system.tokens.tokenizer import TextTokenizer
 from verl.utils.sampling import SamplingRequest
 from verl.utils.seeds import derive_seed
 from verl.workers.rollout.hf import HFEngine
@@ -52,7 +53,7 @@ class LivePolicy:
     def __init__(
         self,
         borrow: Callable[[], AbstractContextManager[Any]],
-        tokenizer: Any,
+        tokenizer: TextTokenizer,
         end_ids: Iterable[int],
         seed: int = 0,
         max_num_seqs: int = 128,
@@ -75,6 +76,7 @@ class LivePolicy:
                 engine.add(self._request(str(number), prompt, sampling_params))
             results = {}
             while engine.has_work():
+                # They come as they end, short turns first.
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
         return [
@@ -82,7 +84,9 @@ class LivePolicy:
             for t in turns
         ]
 
-    def _request(self, name: str, prompt: Any, sampling: TurnSampling) -> SamplingRequest:
+    def _request(
+        self, name: str, prompt: Mapping[str, Sequence[int]] | str, sampling: TurnSampling
+    ) -> SamplingRequest:
         ids = (
             prompt["prompt_token_ids"]
             if isinstance(prompt, Mapping)
@@ -94,6 +98,7 @@ class LivePolicy:
             sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
+            # "No truncation" is 0 in TRL's settings and -1 in the engine's.
             top_k=sampling.top_k or -1,
             stop=sampling.stop,
         )
@@ -102,7 +107,7 @@ class LivePolicy:
 class ServerPolicy:
     """Samples through TRL's client of a vLLM server (``vllm_mode="server"``)."""
 
-    def __init__(self, client: Any, tokenizer: Any, end_ids: Iterable[int]) -> None:
+    def __init__(self, client: Any, tokenizer: TextTokenizer, end_ids: Iterable[int]) -> None:
         self.client, self.tokenizer, self._end_ids = client, tokenizer, frozenset(end_ids)
 
     def generate(
@@ -117,6 +122,7 @@ class ServerPolicy:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_tokens,
+            # 0: the log-prob of the sampled token, and of no other.
             logprobs=0,
             generation_kwargs={"stop": list(sampling.stop), "include_stop_str_in_output": True},
         )

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -32,6 +32,12 @@ from agent_system.integrations.trl.full_sequence import (
     per_token_logps,
 )
 from agent_system.integrations.trl.policies import LivePolicy, ServerPolicy, TurnSampling
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from peft import PeftConfig
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from trl.trainer.grpo_trainer import RewardFunc
 
 logger = logging.getLogger(__name__)
 MIN_TURN_TOKENS = 16
@@ -77,16 +83,16 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def __init__(
         self,
-        model: Any,
+        model: "str | PreTrainedModel",
         env: MultistepEnv,
-        reward_funcs: Any = None,
+        reward_funcs: "RewardFunc | list[RewardFunc] | None" = None,
         args: GRPOConfig | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
+        train_dataset: "Dataset | None" = None,
+        eval_dataset: "Dataset | None" = None,
+        processing_class: "PreTrainedTokenizerBase | None" = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
-        peft_config: Any = None,
+        peft_config: "PeftConfig | None" = None,
         *,
         agent: Agent | None = None,
         sampling_params: object = None,
@@ -99,7 +105,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         check(env, args, processing_class, old_logps, loss_path)
         on_cpu = args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
         if on_cpu:
-            vllm_on_cpu.prepare_process()  # vLLM reads it when TRL imports it
+            # Before TRL imports vLLM, which reads it then.
+            vllm_on_cpu.prepare_process()
         if args.use_vllm and _takes_sampled(args, old_logps):
             _switch_correction_off(args)
         if eval_dataset is None and args.eval_strategy != "no":
@@ -252,12 +259,15 @@ class GRPOEnvTrainer(GRPOTrainer):
             completion = [*completion, end]
             mask = [*mask, 0]
             logprobs = [*logprobs, 0.0]
+        # A trial that broke before its first prompt still needs a token to stand for one.
         return ids[:start] or [end], completion, logprobs, mask
 
     # ---- TRL's hooks ----
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._rows = [dict(row) for row in inputs]
+        # Placeholders: what opens a trial is known once it has begun; ``_rollout`` fills them in.
+        # TRL gives its rollout function the prompts alone, so that rows are put aside as well.
         self._openings = [[{"role": "user", "content": ""}] for _ in inputs]
         rows = [
             {**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)
@@ -266,15 +276,16 @@ class GRPOEnvTrainer(GRPOTrainer):
         if _takes_sampled(self.args, self.old_logps) and _all_known(self._trials):
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
         elif "sampling_per_token_logps" in output:
+            # NaN is a log-prob that nobody told; in TRL's figures it would swallow the others.
             output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
         return output
 
     def _calculate_rewards(
         self,
-        inputs: Any,
-        prompts: Any,
-        completions: Any,  # noqa: ARG002  decoded of the whole trial; see below
-        completion_ids_list: Any,
+        inputs: list[dict[str, Any]],
+        prompts: list[Any],
+        completions: list[Any],  # noqa: ARG002  decoded of the whole trial; see below
+        completion_ids_list: list[list[int]],
     ) -> torch.Tensor:
         """Reward functions see the agent's last message, not the whole trial decoded as one."""
         return super()._calculate_rewards(
@@ -283,10 +294,10 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def compute_loss(
         self,
-        model: Any,
+        model: torch.nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """TRL's loss; with ``loss_path="full_sequence"``, or for a batch of whole sequences,
         ``masked_grpo_loss``.
@@ -315,6 +326,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
             num_tokens=num_tokens,
         )
+        # ``dapo`` has been divided by its share of all tokens; the others are means, of which the
+        # accumulated windows are averaged.
         return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
 
 

@@ -13,6 +13,7 @@ KV_CACHE_GIB = "1"
 
 def prepare_process() -> None:
     """Set what vLLM reads when it is imported; what the caller has set stays."""
+    # The engine stays in this process, where ``weight_sync`` reaches its modules.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_CACHE_GIB)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
