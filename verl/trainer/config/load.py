@@ -54,6 +54,7 @@ def read_config(
     Raises ConfigError where there is nothing to read: no such config, or no such file.
     """
     tree, problems = compose_tree(name, overrides, schema, config_path)
+    # Unresolved: a reference may lead to a default, and the defaults are merged in below.
     written: Any = OmegaConf.to_container(tree, resolve=False)
     draft = _draft(written, schema)
     draft.problems = [*problems, *draft.problems]
@@ -83,9 +84,11 @@ def default_config(schema: type[Schema] = PPOConfig) -> Schema:
 def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
     """Read ``written``, which may hold interpolations, as ``schema``."""
     tree = merged(to_dict(schema()), written)
+    # Before interpolations are resolved: these may refer to defaults of plugged sections.
     problems = _lift_plugged(tree, schema)
     plain, unresolved = _resolved(tree)
     reading = read(schema, from_text(_declared(plain, schema), schema))
+    # Where nothing can be read the defaults stand in, so that plugged sections are still checked.
     config = reading.section if reading.section is not None else schema()
     found = dict(reading.problems)
     for path, cls in _plugged_sections(tree, schema):
@@ -100,6 +103,7 @@ def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
             setattr(getattr(config, above), name, below.section)
     problems += _own_mistakes(found | unresolved, tree)
     if not problems:
+        # Before derive(): --cfg job shows null where null was meant, and --resolve what follows.
         tree = _with_interpolations(to_dict(config), tree)
     return Draft(derive(config), problems, tree)
 
@@ -109,6 +113,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     made = dict(base)
     for name, value in changes.items():
         old = made.get(name)
+        # Lists are values: an override replaces a list whole, as in Hydra.
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = merged(old, value)
         made[name] = value
@@ -206,8 +211,11 @@ def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
     if not paths:
         return plain, problems
     conf = OmegaConf.create(tree)
+    # One by one: resolving the whole tree would stop at the first reference that leads nowhere.
     for path in paths:
         try:
+            # Without throw_on_missing a "???" would come back as None, as if it had been set to
+            # null.
             value = OmegaConf.select(conf, path, throw_on_missing=True)
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
@@ -253,6 +261,7 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
     for key in keys_of(type(cfg)).values():
         if key.is_section or not (key.unused or key.gpu_only):
             continue
+        # A default that is written out changes nothing either, and needs no warning.
         if lookup(cfg, key.path) == key.default:
             continue
         if key.unused:
@@ -274,11 +283,13 @@ def guess_device(device: str) -> str:
     """``cpu`` or ``cuda`` as ``auto`` will most likely turn out, without importing torch."""
     if device != "auto":
         return device
+    # The NVIDIA driver makes this file; asking torch would be certain, but takes seconds.
     return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 
 
 def to_dict(cfg: Section) -> Tree:
     """``cfg`` as nested plain dictionaries and lists."""
+    # mode="json" makes lists of tuples: OmegaConf and YAML know no others.
     return cfg.model_dump(mode="json")
 
 
