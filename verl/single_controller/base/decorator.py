@@ -184,7 +184,7 @@ def _dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, 
     return _dealt(world_size, tuple(dealt_args), dealt_kwargs), collect
 
 
-def _shards(value: Any, world_size: int) -> list[Any]:
+def _shards(value: object, world_size: int) -> list[Any]:
     if not isinstance(value, DataProto):
         return [value] * world_size
     # Copied rows, marked below: a rank without rows could not join the collective calls.

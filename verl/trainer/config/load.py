@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.trainer.config.compose import compose_tree
 from verl.trainer.config.derive import derive
 from verl.trainer.config.plugged import plugged_class, plugged_names, schema_keys, sources
-from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.yaml_text import yaml_text
 from verl.utils.settings import ConfigError, Section, keys_of, lookup
 from verl.utils.settings.reading import from_text, read
@@ -159,7 +159,7 @@ def _present(schema: type[Section], above: str, values: Tree) -> list[str]:
     ]
 
 
-def _unknown_leaves(path: str, value: Any, schema: type[Section]) -> list[str]:
+def _unknown_leaves(path: str, value: object, schema: type[Section]) -> list[str]:
     if isinstance(value, Mapping) and value:
         below = [_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()]
         return [message for messages in below for message in messages]
@@ -226,10 +226,12 @@ def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
     return plain, problems
 
 
-def _nested(path: str, value: Any) -> Tree:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return value
+def _nested(path: str, value: object) -> Tree:
+    *above, name = path.split(".")
+    made: Tree = {name: value}
+    for section in reversed(above):
+        made = {section: made}
+    return made
 
 
 def _own_mistakes(problems: Mapping[str, str], tree: Tree) -> list[str]:
@@ -271,7 +273,7 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
     return found
 
 
-def warn_without_effect(cfg: Any) -> None:
+def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:
     """Log one warning that names every key which was set and changes nothing here."""
     found = without_effect(cfg, guess_device(cfg.trainer.device))
     if found:

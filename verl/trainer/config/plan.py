@@ -160,7 +160,7 @@ def _memory(needed: float | None, there: float | None) -> str:
     return text if there is None else f"{text}; this machine has {there:.1f} GiB"
 
 
-def gather_facts(cfg: Any) -> Facts:
+def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     """What can be known here without importing torch: cores, memory, and the size of a policy on
     disk.
     """
@@ -212,7 +212,7 @@ def _new_policy_size(new: NewPolicyConfig, vocab: int) -> int:
     return embeddings + new.num_hidden_layers * layer + new.hidden_size
 
 
-def make_plan(cfg: Any, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
+def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
     """Count what ``cfg`` (a derived ``PPOConfig`` or ``SFTConfig``) will do.
 
     ``facts`` default to ``gather_facts``.

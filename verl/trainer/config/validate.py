@@ -8,7 +8,6 @@ everything found.
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from verl.names import GROUP_ESTIMATORS
 from verl.trainer.config.cold_start import cold_start_config
@@ -306,7 +305,7 @@ def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
             )
 
 
-def check_run(cfg: Any, ctx: Context) -> Problems:
+def check_run(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
     """Where the run starts from and what it loads."""
     trainer = cfg.trainer
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
