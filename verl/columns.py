@@ -97,7 +97,7 @@ def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> No
 # ---- comparing and joining ---------------------------------------------------------------------
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: object, b: object) -> bool:
     """Deep equality in which NaN equals NaN, over tensors, arrays, sequences, dicts and plain
     values.
     """
@@ -107,7 +107,7 @@ def same(a: Any, b: Any) -> bool:
         return _same_tensors(a, b)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.shape == b.shape and all(map(same, a.ravel().tolist(), b.ravel().tolist()))
-    if isinstance(a, (list, tuple)) and type(a) is type(b):
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and type(a) is type(b):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
@@ -230,7 +230,7 @@ def _json_dict(value: dict[Any, object], place: str) -> dict[str, Any]:
     return {_KIND: "dict", "value": pairs}
 
 
-def from_json_value(value: Any) -> Any:
+def from_json_value(value: object) -> Any:
     """What ``to_json_value`` was given; numpy scalars come back as Python numbers."""
     if isinstance(value, list):
         return [from_json_value(item) for item in value]

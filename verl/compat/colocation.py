@@ -28,6 +28,7 @@ def create_colocated_worker_cls(
         differing = [
             key for key, value in spec.env_vars.items() if env_vars.get(key, value) != value
         ]
+        # One process has one environment: the role that comes last would silently win.
         if differing:
             raise ValueError(
                 f"role {role!r} sets {differing} otherwise than the roles it shares a process with"

@@ -44,6 +44,7 @@ def token_bounded_partitions(
     by_tokens = -(-sum(lengths) // max_token_len)  # rounded up
     lowest = _rounded(max(min_partitions, by_tokens, 1), divided_by, n)
     highest = max(lowest, _rounded(len(packed), divided_by, n))
+    # Balanced parts may exceed the bound at one count and keep it at the next: tried upwards.
     for k in range(lowest, highest + 1, divided_by):
         parts = get_seqlen_balanced_partitions(lengths, min(k, n))
         if max(sum(lengths[i] for i in part) for part in parts) <= max_token_len:
@@ -52,6 +53,7 @@ def token_bounded_partitions(
 
 
 def _rounded(k: int, divided_by: int, n: int) -> int:
+    # Never more parts than rows: a part without rows could not be passed through a model.
     return min(-(-k // divided_by) * divided_by, n)
 
 
@@ -114,6 +116,7 @@ def _agree(
 ) -> list[list[int]]:
     """As many parts as the rank with most of them has."""
     most = torch.tensor([len(parts)])
+    # NCCL moves tensors of the device only.
     if dist.get_backend(dp_group) == "nccl":
         most = most.cuda()
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dp_group)
@@ -124,6 +127,7 @@ def _agree(
             f"another rank needs {int(most)} micro-batches but this one holds only "
             f"{len(lengths)} rows"
         )
+    # Balancing may break the bound at this count; halving parts that keep it never does.
     balanced = get_seqlen_balanced_partitions(lengths, int(most))
     fits = max(sum(lengths[i] for i in part) for part in balanced) <= max_token_len
     return balanced if fits else _split_to(parts, int(most))

@@ -44,6 +44,7 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
     """Append one line and return when it is on the disk."""
     with path.open("a", encoding="utf-8") as file:
         file.write(dumps(record) + "\n")
+        # Both: flush() only hands the line to the system, which may lose it with the power.
         file.flush()
         os.fsync(file.fileno())
 

@@ -21,7 +21,9 @@ def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
             raise TypeError(
                 f"derive_seed: {type(part).__name__} is not an int, str, float, bool or None"
             )
+    # json would refuse numpy's integers; they mean the same as Python's.
     plain = [int(part) if isinstance(part, np.integer) else part for part in parts]
+    # Not hash(), which differs from process to process for text.
     digest = hashlib.blake2b(json.dumps(plain).encode("utf-8"), digest_size=8).digest()
     # 63 bits: signed 64-bit integers are what torch and numpy take.
     return int.from_bytes(digest, "big") >> 1

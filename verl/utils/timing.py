@@ -29,5 +29,6 @@ class Stopwatch:
     def metrics(self) -> dict[str, float]:
         """Return ``timing_s/<part>`` for every part and start afresh."""
         result = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
+        # A part that does not occur in the next step must be absent there, not 0.
         self.seconds.clear()
         return result

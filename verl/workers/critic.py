@@ -102,6 +102,8 @@ class CriticWorker(TrainingWorker):
     def _share(
         self, rows: Rows, data: DataProto, whole: Denominators, index: list[int]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        # Without rows of its own, a rank passes one through: FSDP's collective calls need
+        # everybody.
         found = self._values(rows, index or [0])
         if not index:  # another rank still has rows: take part, add nothing
             return found.sum() * 0.0, {}

@@ -31,6 +31,7 @@ def mini_batches(
     are trajectories and groups of their own.
     """
     columns = data.non_tensor_batch
+    # With the rank: the third rows of two ranks are two trajectories.
     own = [f"rank {rank()} row {i}" for i in range(len(data))]
     traj = _numbers(columns.get("traj_uid", own))
     group = _numbers(columns["uid"]) if "uid" in columns else traj
@@ -56,6 +57,7 @@ def _parts(
     groups = sorted(set(group_of.values()))
     order = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))
     rank_of = {groups[g]: position for position, g in enumerate(order.tolist())}
+    # By number within a group: ranks hold the rows in orders of their own.
     sequence = sorted(group_of, key=lambda number: (rank_of[group_of[number]], number))
     by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
     steps = num_steps or by_tasks

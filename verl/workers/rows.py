@@ -35,6 +35,7 @@ class Rows:
         if 0 in self.lengths:
             raise ValueError(f"row {self.lengths.index(0)} has no token")
         self.tokens = batch["input_ids"][attention].split(self.lengths)
+        # The response stands on the right: the last R columns, counted without padding.
         self.place = (attention.long().cumsum(-1) - 1)[:, -self.width :]
         unpredicted = (self.mask & (self.place < 1)).any(-1)
         if unpredicted.any():
@@ -79,6 +80,7 @@ class Rows:
 def drop_padding(data: DataProto) -> DataProto:
     """The batch without the copied rows that only even out the ranks."""
     extra = int(data.meta_info.get(PADDING_ROWS, 0))
+    # Copies stand at the end of a rank's rows (see the dispatch modes).
     return data[: len(data) - extra] if extra else data
 
 
@@ -107,6 +109,7 @@ def micro_batches(
     tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if max_tokens:
+            # Real tokens, not width times rows: packed rows have no padding.
             full = tokens + lengths[row] > max_tokens
         else:
             full = bool(parts) and len(parts[-1]) >= (max_rows or len(lengths))

@@ -42,6 +42,7 @@ class TrainingWorker(Worker):
 
     def _join_group(self) -> None:
         """Seed this process and join the ranks; comes before a model is made."""
+        # The same on every rank: what starts at random (LoRA) has to be equal before it is sharded.
         seed_everything(self.seed)
         self.init_process_group(backend_of(self.device_name))
 

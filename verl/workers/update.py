@@ -57,6 +57,7 @@ def optimizer_step(
     cuts = micro_batches([rows.lengths[row] for row in part], **limits)
     passes = common_passes(cuts)
     sums = {name: torch.zeros(()) for name in names}
+    # Equally many passes on every rank: collective calls inside a pass have to pair up.
     for number in range(passes):
         cut = cuts[number] if number < len(cuts) else []
         loss, measured = share([part[i] for i in cut])

@@ -184,9 +184,10 @@ def _dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, 
     return _dealt(world_size, tuple(dealt_args), dealt_kwargs), collect
 
 
-def _shards(value: Any, world_size: int) -> list[Any]:
+def _shards(value: object, world_size: int) -> list[Any]:
     if not isinstance(value, DataProto):
         return [value] * world_size
+    # Copied rows, marked below: a rank without rows could not join the collective calls.
     padded, padding = pad_dataproto_to_divisor(value, world_size)
     rows = len(padded) // world_size
     shards = padded.chunk(world_size)
@@ -201,6 +202,7 @@ def _join_tables(answers: list[Any], size: int, padding: int) -> Any:
         return answers
     joined = DataProto.concat(answers)
     joined.meta_info.pop(PADDING_ROWS, None)
+    # An answer of figures alone has no rows of which padding could be cut off.
     if not padding or not joined.keys():
         return joined
     if len(joined) != size + padding:

@@ -87,7 +87,7 @@ class WorkerGroup(ABC):
         of = f" of {worker.__name__}" if worker else ""
         raise AttributeError(f"a group{of} has no attribute or registered method {name!r}{hint}")
 
-    def submit(self, method: str, *args: Any, **kwargs: Any) -> GroupFuture:
+    def submit(self, method: str, *args: object, **kwargs: object) -> GroupFuture:
         """Start the registered ``method`` and return at once, whatever its ``blocking`` says."""
         if method not in self._methods:
             getattr(self, method)  # raises with the nearest match
@@ -96,14 +96,14 @@ class WorkerGroup(ABC):
             )
         return self._submit(method, self._methods[method], args, kwargs)
 
-    def execute_all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
         """Call ``method``, registered or not, with the same arguments on every rank; the answers in
         rank order. Kept for job code that calls by name.
         """
         calls = [_materialise(args, kwargs)] * self.world_size
         return self._future(method, calls, list, self.call_timeout_s).get()
 
-    def execute_rank_zero(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
         """Call ``method``, registered or not, on rank 0 alone. Kept for job code that calls by
         name.
         """
@@ -112,7 +112,7 @@ class WorkerGroup(ABC):
 
     def _bind(self, method: str, registration: Registration) -> Callable[..., Any]:
         @functools.wraps(getattr(self.worker_cls, method))
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             future = self._submit(method, registration, args, kwargs)
             return future.get() if registration.blocking else future
 
@@ -156,7 +156,7 @@ class WorkerGroup(ABC):
 def _materialise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The arguments with the values of those that are answers of earlier calls."""
 
-    def value(v: Any) -> Any:
+    def value(v: object) -> object:
         return v.get() if isinstance(v, GroupFuture) else v
 
     return tuple(value(v) for v in args), {k: value(v) for k, v in kwargs.items()}

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _CAUSE_GRACE_S = 2.0
 
 
-def ray_get(ref: Any, timeout_s: float, what: str) -> Any:
+def ray_get(ref: ray.ObjectRef, timeout_s: float, what: str) -> Any:
     """The value of one object reference; ``what`` says in errors what was waited for ("rollout
     worker 0: ready").
     """
@@ -63,7 +63,9 @@ def is_done(refs: Sequence[Any]) -> bool:
     return len(ready) == len(set(refs))
 
 
-def _fetch(ref: Any, label: str, timeout_s: float, values: dict[Any, Any]) -> Exception | None:
+def _fetch(
+    ref: ray.ObjectRef, label: str, timeout_s: float, values: dict[Any, Any]
+) -> Exception | None:
     """Put the value of a finished reference into ``values``, or return what went wrong."""
     try:
         # the answer exists; a moment for its transfer is due even when the deadline falls on this

@@ -56,7 +56,7 @@ class WorkerHost:
         """Construct the worker of ``role`` in this process."""
         self._workers[role] = worker_cls(*args, **kwargs)
 
-    def call(self, role: str, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, role: str, method: str, /, *args: object, **kwargs: object) -> Any:
         """Call ``method`` of the worker of ``role``."""
         return getattr(self._workers[role], method)(*args, **kwargs)
 

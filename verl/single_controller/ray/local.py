@@ -19,6 +19,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from verl.utils.interrupt import sigterm_handler_kept
@@ -29,7 +30,7 @@ OBJECT_STORE_GB = 1.0
 logger = logging.getLogger(__name__)
 
 
-def init_ray(ray_init_cfg: Any = None, **overrides: Any) -> dict[str, Any]:
+def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]:
     """Start Ray, or join the cluster at ``address`` (default: the environment's ``RAY_ADDRESS``);
     returns facts.
 
@@ -73,8 +74,8 @@ def init_ray(ray_init_cfg: Any = None, **overrides: Any) -> dict[str, Any]:
     return facts
 
 
-def _options(cfg: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    options = {
+def _options(cfg: object, overrides: Mapping[str, object]) -> dict[str, Any]:
+    options: dict[str, Any] = {
         "address": None,
         "num_cpus": None,
         "num_gpus": None,
@@ -151,7 +152,7 @@ def _write_token(path: Path) -> None:
         aside.unlink()
 
 
-def _facts(ray: Any, started: bool) -> dict[str, Any]:
+def _facts(ray: ModuleType, started: bool) -> dict[str, Any]:
     resources = ray.cluster_resources()
     node_ip = ray.util.get_node_ip_address()
     path = token_path()

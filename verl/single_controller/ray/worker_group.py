@@ -49,7 +49,7 @@ class RayClassWithInitArgs:
     """
 
     def __init__(
-        self, cls: Any, *args: Any, env_vars: dict[str, str] | None = None, **kwargs: Any
+        self, cls: object, *args: object, env_vars: dict[str, str] | None = None, **kwargs: object
     ) -> None:
         self.roles: Mapping[str, RoleSpec] = {SOLE_ROLE: RoleSpec(_plain_class(cls), args, kwargs)}
         self.env_vars = dict(env_vars or {})
@@ -114,7 +114,7 @@ class RayWorkerGroup(WorkerGroup):
         """The actor handles in rank order."""
         return list(self._actors)
 
-    def call_refs(self, method: str, *args: Any) -> list[Any]:
+    def call_refs(self, method: str, *args: object) -> list[Any]:
         """Start ``method`` on every rank; the answers stay in the object store, as references in
         rank order.
         """
@@ -209,9 +209,14 @@ class _RoleView(RayWorkerGroup):
         self._actors = host._actors
 
 
-def _plain_class(cls: Any) -> type:
-    metadata = getattr(cls, "__ray_metadata__", None)  # present on what ray.remote returns
-    return metadata.modified_class.__ray_actor_class__ if metadata is not None else cls
+def _plain_class(cls: object) -> type:
+    if isinstance(cls, type):
+        return cls
+    # What ray.remote returns is an object that keeps the wrapped class.
+    metadata = getattr(cls, "__ray_metadata__", None)
+    if metadata is None:
+        raise TypeError(f"{cls!r} is neither a class nor one that ray.remote wrapped")
+    return metadata.modified_class.__ray_actor_class__
 
 
 def _rank_environments(
@@ -254,7 +259,7 @@ def _stored_once(calls: list[Call]) -> list[Call]:
         if counts[id(value)] > 1 and id(value) not in refs:
             refs[id(value)] = ray.put(value)
 
-    def swap(value: Any) -> Any:
+    def swap(value: object) -> object:
         return refs.get(id(value), value)
 
     return [

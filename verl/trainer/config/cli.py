@@ -43,6 +43,7 @@ class Command:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
+    # Abbreviations are off: a mistyped option must be refused, not guessed.
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", add_help=False, allow_abbrev=False)
     parser.add_argument(
         "--help",
@@ -91,6 +92,7 @@ def parse(
     what is wrong across keys as well.
     """
     parser = _parser(prog)
+    # Intermixed: parse_args would refuse overrides on both sides of an option.
     args = parser.parse_intermixed_args(argv)
     if args.help is not None:
         return Command(text=_help(parser, args.help, args.config_path, schema))
@@ -122,6 +124,7 @@ def _light_names(draft: Draft) -> Names:
     """Names that are known without importing what registers the others."""
     named = getattr(draft.config, "actor_rollout_ref", None)
     if named is not None and lookup(draft.config, EXTERNAL_LIB):
+        # A module of the user's own may register more, and importing it here would not be light.
         return Names()
     return Names(environments=plugged_names(type(draft.config), "env") or None)
 
@@ -142,6 +145,7 @@ def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[Draft]:
     drafts = []
     for index, words in enumerate(expand_sweep(args.overrides)):
         draft = read_config(name, words, schema, args.config_path)
+        # A config that cannot be read has no name yet; it is refused for its problems anyway.
         if not own_names and not draft.problems:
             rename = f'trainer.experiment_name="{draft.config.trainer.experiment_name}-{index}"'
             draft = read_config(name, [*words, rename], schema, args.config_path)
@@ -151,6 +155,7 @@ def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[Draft]:
 
 def _check_places(configs: Sequence[Config]) -> None:
     places = [cfg.trainer.default_local_dir for cfg in configs]
+    # With resume_mode=auto the second job would go on from the first one's checkpoints.
     if len(set(places)) < len(places):
         raise ConfigError(
             f"trainer.default_local_dir: jobs of a multirun share {places[0]!r}; "
@@ -181,8 +186,11 @@ def run(
         if command.text is not None:
             sys.stdout.write(command.text.rstrip("\n") + "\n")
             return 0
+        # Before names(): importing these modules fills the registries that names() reads.
         import_external(command.configs)
         registered = names() if names else None
+        # Every job is planned and checked before the first one starts: a refusal must not come
+        # hours later, in the middle of a multirun.
         plans = [make_plan(cfg) for cfg in command.configs]
         problems = [
             problem for cfg in command.configs for problem in find_problems(cfg, registered)

@@ -17,6 +17,7 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
     tasks, arguments of the chat template, device and the place the policy goes to are taken from
     ``cfg``. Raises ConfigError when it cannot be composed.
     """
+    # What is taken from the run below would overwrite these without a word.
     own = [
         word
         for word in cfg.cold_start.overrides
@@ -28,7 +29,9 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
             "fix: set env.* and model.path of the run"
         )
     sft = load_config(cfg.cold_start.config_name, cfg.cold_start.overrides, SFTConfig)
+    # Copies: what is filled in later on one side must not show on the other.
     sft.env = copy.deepcopy(cfg.env)
+    # Another template would give other tokens than the policy meets in its rollouts.
     sft.data.apply_chat_template_kwargs = copy.deepcopy(cfg.data.apply_chat_template_kwargs)
     sft.model.save_path = str(cfg.actor_rollout_ref.model.path)
     sft.trainer.device = cfg.trainer.device

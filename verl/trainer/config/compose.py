@@ -31,6 +31,7 @@ def config_dirs(config_path: str | None = None) -> list[Path]:
     for directory in own:
         if not directory.is_dir():
             raise ConfigError(f"--config-path {config_path}: no such directory")
+    # The first match wins, so that a user's config may stand in for one that ships.
     return [*own, *(path for path in (EXPERIMENTS_DIR, BASE_DIR) if path.is_dir())]
 
 
@@ -56,6 +57,7 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
     parser = OverridesParser.create()
     parsed = []
     problems = []
+    # Word by word: Hydra's parser stops at the first one it cannot read.
     for word in overrides:
         try:
             parsed += parser.parse_overrides([word])
@@ -106,6 +108,7 @@ def _prepare(
 def _is_group(override: Override, schema: type[Section], dirs: list[Path]) -> bool:
     """Whether the key is a directory of configs, of which the value names one."""
     name = override.key_or_group
+    # A key of the schema is a value, even where a directory has the same name.
     if "." in name or name in schema.model_fields:
         return False
     return any((directory / name).is_dir() for directory in dirs)
@@ -164,8 +167,10 @@ def compose_tree(
         hint = f"; did you mean {guess}?" if guess else ""
         missing = f"no config is called {name!r}{hint} There are: {', '.join(known)}"
         raise ConfigError([missing, *problems])
+    # Quoted: a comma or a space in a path would end the list item in Hydra's grammar.
     search = ", ".join(f'"file://{directory}"' for directory in dirs if directory != home)
     try:
+        # Without version_base Hydra warns and behaves as an older release does.
         with initialize_config_dir(str(home), version_base="1.3"):
             tree = compose(config_name=name, overrides=[*words, f"hydra.searchpath=[{search}]"])
     except (HydraException, OmegaConfBaseException) as error:

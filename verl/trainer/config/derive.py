@@ -48,6 +48,7 @@ def declared_tasks(env: EnvConfig, split: str) -> int | None:
 
 def known_tasks(env: EnvConfig) -> int | None:
     """Training tasks as far as the config tells; None where only the environment knows."""
+    # env.train_tasks is a limit, not a promise: a smaller environment has the last word.
     counts = [env.train_tasks, declared_tasks(env, "train")]
     return min((count for count in counts if count is not None), default=None)
 
@@ -117,6 +118,7 @@ def derive(cfg: Config) -> Config:
             _fill(cfg, path, rule)
         for extension in EXTENSIONS.values():
             _let(extension.derive, cfg)
+        # After the extensions: a method may ask for levels, and only if none does, null is a no.
         _fill(cfg, "env.levels", _no_levels)
     if isinstance(cfg, SFTConfig):
         _fill(cfg, "env.levels", lambda cfg: bool(cfg.data.levels))
@@ -125,6 +127,7 @@ def derive(cfg: Config) -> Config:
 
 def _fill(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> None:
     above, _, name = path.rpartition(".")
+    # MissingKey: the section, or this very key, was refused, which has been said already.
     try:
         section = lookup(cfg, above)
         if getattr(section, name) is not None:
@@ -134,6 +137,8 @@ def _fill(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> Non
     try:
         setattr(section, name, lookup(cfg, rule) if isinstance(rule, str) else rule(cfg))
     except MissingKey:
+        # Taken out, not left null: checks end at a missing key, but would complain about a null
+        # that only follows from a mistake made elsewhere.
         section.__dict__.pop(name, None)
 
 

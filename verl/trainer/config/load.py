@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.trainer.config.compose import compose_tree
 from verl.trainer.config.derive import derive
 from verl.trainer.config.plugged import plugged_class, plugged_names, schema_keys, sources
-from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.yaml_text import yaml_text
 from verl.utils.settings import ConfigError, Section, keys_of, lookup
 from verl.utils.settings.reading import from_text, read
@@ -54,6 +54,7 @@ def read_config(
     Raises ConfigError where there is nothing to read: no such config, or no such file.
     """
     tree, problems = compose_tree(name, overrides, schema, config_path)
+    # Unresolved: a reference may lead to a default, and the defaults are merged in below.
     written: Any = OmegaConf.to_container(tree, resolve=False)
     draft = _draft(written, schema)
     draft.problems = [*problems, *draft.problems]
@@ -83,9 +84,11 @@ def default_config(schema: type[Schema] = PPOConfig) -> Schema:
 def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
     """Read ``written``, which may hold interpolations, as ``schema``."""
     tree = merged(to_dict(schema()), written)
+    # Before interpolations are resolved: these may refer to defaults of plugged sections.
     problems = _lift_plugged(tree, schema)
     plain, unresolved = _resolved(tree)
     reading = read(schema, from_text(_declared(plain, schema), schema))
+    # Where nothing can be read the defaults stand in, so that plugged sections are still checked.
     config = reading.section if reading.section is not None else schema()
     found = dict(reading.problems)
     for path, cls in _plugged_sections(tree, schema):
@@ -100,6 +103,7 @@ def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
             setattr(getattr(config, above), name, below.section)
     problems += _own_mistakes(found | unresolved, tree)
     if not problems:
+        # Before derive(): --cfg job shows null where null was meant, and --resolve what follows.
         tree = _with_interpolations(to_dict(config), tree)
     return Draft(derive(config), problems, tree)
 
@@ -109,6 +113,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     made = dict(base)
     for name, value in changes.items():
         old = made.get(name)
+        # Lists are values: an override replaces a list whole, as in Hydra.
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = merged(old, value)
         made[name] = value
@@ -154,7 +159,7 @@ def _present(schema: type[Section], above: str, values: Tree) -> list[str]:
     ]
 
 
-def _unknown_leaves(path: str, value: Any, schema: type[Section]) -> list[str]:
+def _unknown_leaves(path: str, value: object, schema: type[Section]) -> list[str]:
     if isinstance(value, Mapping) and value:
         below = [_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()]
         return [message for messages in below for message in messages]
@@ -206,8 +211,11 @@ def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
     if not paths:
         return plain, problems
     conf = OmegaConf.create(tree)
+    # One by one: resolving the whole tree would stop at the first reference that leads nowhere.
     for path in paths:
         try:
+            # Without throw_on_missing a "???" would come back as None, as if it had been set to
+            # null.
             value = OmegaConf.select(conf, path, throw_on_missing=True)
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
@@ -218,10 +226,12 @@ def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
     return plain, problems
 
 
-def _nested(path: str, value: Any) -> Tree:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return value
+def _nested(path: str, value: object) -> Tree:
+    *above, name = path.split(".")
+    made: Tree = {name: value}
+    for section in reversed(above):
+        made = {section: made}
+    return made
 
 
 def _own_mistakes(problems: Mapping[str, str], tree: Tree) -> list[str]:
@@ -253,6 +263,7 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
     for key in keys_of(type(cfg)).values():
         if key.is_section or not (key.unused or key.gpu_only):
             continue
+        # A default that is written out changes nothing either, and needs no warning.
         if lookup(cfg, key.path) == key.default:
             continue
         if key.unused:
@@ -262,7 +273,7 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
     return found
 
 
-def warn_without_effect(cfg: Any) -> None:
+def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:
     """Log one warning that names every key which was set and changes nothing here."""
     found = without_effect(cfg, guess_device(cfg.trainer.device))
     if found:
@@ -274,11 +285,13 @@ def guess_device(device: str) -> str:
     """``cpu`` or ``cuda`` as ``auto`` will most likely turn out, without importing torch."""
     if device != "auto":
         return device
+    # The NVIDIA driver makes this file; asking torch would be certain, but takes seconds.
     return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 
 
 def to_dict(cfg: Section) -> Tree:
     """``cfg`` as nested plain dictionaries and lists."""
+    # mode="json" makes lists of tuples: OmegaConf and YAML know no others.
     return cfg.model_dump(mode="json")
 
 

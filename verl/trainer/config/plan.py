@@ -129,6 +129,7 @@ class Plan:
         """What cannot work on this machine: on CPU, memory that is not there."""
         needed = self.memory_gb
         there = self.machine_memory_gb
+        # What is counted is the host's memory, which says nothing about what fits on a GPU.
         if self.device != "cpu" or needed is None or there is None or needed <= there:
             return []
         fix = (
@@ -159,7 +160,7 @@ def _memory(needed: float | None, there: float | None) -> str:
     return text if there is None else f"{text}; this machine has {there:.1f} GiB"
 
 
-def gather_facts(cfg: Any) -> Facts:
+def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     """What can be known here without importing torch: cores, memory, and the size of a policy on
     disk.
     """
@@ -190,6 +191,8 @@ def _policy_size(path: Path) -> tuple[int | None, int | None]:
     parameters = 0
     for file in path.glob("*.safetensors"):
         with file.open("rb") as stream:
+            # safetensors: the header's length in 8 bytes, then the header as JSON; no weight is
+            # read.
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         parameters += sum(
             math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
@@ -199,13 +202,17 @@ def _policy_size(path: Path) -> tuple[int | None, int | None]:
 
 def _new_policy_size(new: NewPolicyConfig, vocab: int) -> int:
     head = new.head_dim or new.hidden_size // new.num_attention_heads
+    # Query and output per attention head, key and value per key/value head.
     attention = new.hidden_size * head * 2 * (new.num_attention_heads + new.num_key_value_heads)
+    # SwiGLU has three matrices; besides, two norms of the layer's width, and two of a head's (over
+    # queries and keys).
     layer = attention + 3 * new.hidden_size * new.intermediate_size + 2 * new.hidden_size + 2 * head
     embeddings = vocab * new.hidden_size * (1 if new.tie_word_embeddings else 2)
+    # The last term is the norm behind the last layer.
     return embeddings + new.num_hidden_layers * layer + new.hidden_size
 
 
-def make_plan(cfg: Any, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
+def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
     """Count what ``cfg`` (a derived ``PPOConfig`` or ``SFTConfig``) will do.
 
     ``facts`` default to ``gather_facts``.
@@ -231,6 +238,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
     others = sum(extension.sampled_tokens(cfg, steps) for extension in EXTENSIONS.values())
+    # With append the response holds the whole play, and its bound is one for all turns together.
     turn = (
         min(data.max_response_length, env.max_steps * env.max_turn_tokens)
         if append
@@ -287,11 +295,14 @@ def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
         if actor.use_dynamic_bsz
         else row * (actor.ppo_micro_batch_size_per_gpu or 1)
     )
+    # The critic has the policy's architecture: it counts as a second trained copy.
     trained = 1 + bool(cfg.critic.enable)
+    # A frozen copy: float32 weights, neither gradient nor moments.
     reference = 4 if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else 0
     weights = parameters * (TRAINING_BYTES * trained + reference) / trainer.nnodes
     engines = rollout.num_workers * (parameters * BYTES[rollout.dtype] + rollout.kv_cache_gb * GIB)
     logits = _logit_bytes(micro, facts) * trainer.n_gpus_per_node
+    # Weights and engines are spread over the nodes; logits are counted for the ranks of one node.
     return (weights + engines / trainer.nnodes + logits) / GIB
 
 
@@ -299,6 +310,7 @@ def _logit_bytes(tokens: int, facts: Facts) -> int:
     """Float32 logits of a micro-batch of ``tokens`` on one rank, and their gradient; they are
     computed in pieces.
     """
+    # Twice (values and gradient) 4 bytes; MAX_LOGITS bounds the piece that exists at a time.
     return 2 * 4 * min(tokens * (facts.vocab_size or 0), MAX_LOGITS)
 
 

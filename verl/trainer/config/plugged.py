@@ -67,6 +67,7 @@ class Extension:
     sampled_tokens: Callable[[PPOConfig, int], int] = _no_tokens
 
 
+# In the order of plugging, which is the order in which they derive and check.
 EXTENSIONS: dict[str, Extension] = {}
 
 
@@ -79,6 +80,7 @@ def sources(schema: type[Section]) -> Iterator[tuple[str, SectionSource]]:
     """The plugged sources of the sections that ``schema`` has, by section."""
     for extension in EXTENSIONS.values():
         for path, source in extension.sources.items():
+            # SFTConfig has no algorithm section: what a method adds there does not concern it.
             if path in schema.model_fields:
                 yield path, source
 
@@ -103,6 +105,7 @@ def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
     for section, source in sources(schema):
         for name in source.names():
             found = source.section(name)
+            # None: a package that the section needs is missing, so that nobody knows its keys.
             if found is not None:
                 keys[f"{section}.{name}"] = plugged_key(f"{section}.{name}", found)
                 keys.update(keys_of(found, f"{section}.{name}."))

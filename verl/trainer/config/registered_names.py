@@ -56,6 +56,7 @@ def import_external(configs: Iterable[Section]) -> None:
     for name in dict.fromkeys(filter(None, libraries)):
         try:
             importlib.import_module(name)
+        # Any other error is a mistake inside the module, whose author needs the traceback.
         except ModuleNotFoundError as error:
             where = "a module that python finds (PYTHONPATH, the current directory), or null"
             raise ConfigError(
@@ -113,6 +114,7 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
 def check_columns(cfg: PPOConfig, ctx: Context) -> Problems:
     """The batch will hold what the estimator declares as its inputs."""
     columns = batch_columns(cfg)
+    # Where no names were looked up, nothing is known about the inputs of estimators.
     for column in (ctx.names.estimators or {}).get(cfg.algorithm.adv_estimator, ()):
         if column in COLUMNS or columns.get(column) == "":
             continue

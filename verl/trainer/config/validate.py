@@ -8,7 +8,6 @@ everything found.
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from verl.names import GROUP_ESTIMATORS
 from verl.trainer.config.cold_start import cold_start_config
@@ -43,6 +42,7 @@ def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
         and not cfg.cold_start.enable
     ):
         yield problem(cfg, key, "no such directory", "an existing directory or a hub name", fix)
+    # Composed here already: its mistakes would otherwise show only after the tasks were made.
     if cfg.cold_start.enable and path is not None:
         yield from _cold_start_problems(cfg, ctx)
     if cfg.reward_model.enable:
@@ -78,11 +78,13 @@ def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(
             cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
         )
+    # A group of one is its own mean: every advantage would be 0, and training would go on.
     if name in group_estimators() and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
         yield problem(
             cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix
         )
+    # One play does not differ from itself: every group would be dropped.
     if cfg.algorithm.filter_groups.enable and n < 2:
         why = "filter_groups.enable keeps groups whose returns differ"
         yield problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
@@ -104,6 +106,8 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(
             cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix
         )
+    # A null is filled in from data.max_response_length: right for windows, where a response is one
+    # turn, too much for append.
     if cfg.env.max_turn_tokens > data.max_response_length:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"
@@ -133,6 +137,7 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
             cfg, key, "a whole prompt must fit into a step", f"{rollout.max_model_len} or more", fix
         )
     prefix = "actor_rollout_ref.actor"
+    # A row is never split over micro-batches: the longest one must fit alone.
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row:
         why = (
             f"the longest row has {row} tokens (data.max_prompt_length + data.max_response_length)"
@@ -159,6 +164,7 @@ def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
         cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes,
     )
     prefix = "actor_rollout_ref.actor"
+    # Whether the number follows from the size: the message has to name the key that was set.
     by_size = actor.ppo_mini_batches == max(1, tasks // actor.ppo_mini_batch_size)
     if by_size and tasks > actor.ppo_mini_batch_size and tasks % actor.ppo_mini_batch_size:
         allowed = f"a divisor of data.train_batch_size ({tasks}), or anything above it"
@@ -170,6 +176,7 @@ def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
         why = f"does not divide the {played} trajectories of an iteration"
         allowed = f"a divisor of data.train_batch_size * env.rollout.n ({played})"
         yield problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
+    # A rank without a trajectory would only wait in the collective calls of the others.
     elif played // actor.ppo_mini_batches < ranks:
         why = f"a mini-batch has {played // actor.ppo_mini_batches} trajectories for {ranks} ranks"
         fix = "fewer mini-batches or ranks, or a larger data.train_batch_size"
@@ -182,6 +189,7 @@ def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Clip ranges and optimiser settings that make sense."""
     actor = cfg.actor_rollout_ref.actor
     prefix = "actor_rollout_ref.actor"
+    # The ratio is clipped at 1 - clip_ratio_low: at 0 or below, nothing is ever clipped.
     if actor.clip_ratio_low >= 1:
         yield problem(
             cfg,
@@ -190,6 +198,8 @@ def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
             "less than 1",
             "0.2 is usual",
         )
+    # The schema admits 1 itself, at which no token with a negative advantage and a ratio above 1
+    # would have a gradient.
     if actor.clip_ratio_c <= 1:
         yield problem(
             cfg,
@@ -247,6 +257,7 @@ def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(
             cfg, f"{prefix}.engine_kwargs", "the engine hf takes none", "{}", f"{prefix}.name=vllm"
         )
+    # It would be ignored, and groups would silently have another size than the script says.
     if rollout.n > 1:
         fix = f"env.rollout.n={rollout.n} {prefix}.n=1"
         yield problem(cfg, f"{prefix}.n", "an environment's group size is env.rollout.n", "1", fix)
@@ -267,6 +278,7 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
         size = lookup(cfg, key)
+        # Every fsdp_size ranks share one copy of the parameters: a remainder would have none.
         if size != -1 and (size < 1 or ranks % size):
             yield problem(
                 cfg,
@@ -293,7 +305,7 @@ def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
             )
 
 
-def check_run(cfg: Any, ctx: Context) -> Problems:
+def check_run(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
     """Where the run starts from and what it loads."""
     trainer = cfg.trainer
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
@@ -370,6 +382,7 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
             "a divisor of model.new.hidden_size",
             "choose one",
         )
+    # Grouped-query attention: every key/value head serves equally many query heads.
     if model.path is None and new.num_attention_heads % new.num_key_value_heads:
         why, allowed = (
             "num_attention_heads is not a multiple of it",
@@ -437,6 +450,7 @@ def find_problems(
     found: list[str] = []
     for problems in _checks(cfg, ctx):
         try:
+            # One by one: what a check said before it met a missing key is kept.
             for message in problems:
                 found.append(message)
         except MissingKey:
@@ -457,6 +471,7 @@ def _device(cfg: PPOConfig | SFTConfig) -> str:
     try:
         return cfg.trainer.device
     except MissingKey:
+        # The device was refused: the checks of GPUs wait until it is mended.
         return "cpu"
 
 

@@ -23,6 +23,7 @@ def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 def _is_number(text: str) -> bool:
     try:
+        # float() takes more for a number than YAML 1.1 does: better quoted once too often.
         float(text)
     except ValueError:
         return False

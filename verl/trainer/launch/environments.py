@@ -27,6 +27,7 @@ class EnvironmentSections:
 
     def present(self, values: Mapping[str, Any]) -> Collection[str]:
         """The environment that is played."""
+        # Variants (after the slash) share the section of their environment.
         name = str(values.get("env_name", "")).split("/", 1)[0]
         return (name,) if name in REGISTRY else ()
 

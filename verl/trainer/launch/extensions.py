@@ -29,6 +29,7 @@ plug(METHOD)
 
 def registered_names() -> Names:
     """Environments, estimators, policy losses and engines by name."""
+    # By call: torch comes with these, and --help and --cfg job do without it.
     import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
     from agent_system.environments.env_registry import REGISTRY
     from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES, missing_inputs

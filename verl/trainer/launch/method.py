@@ -42,6 +42,7 @@ def derive(cfg: PPOConfig) -> None:
     levels.
     """
     settings = settings_of(cfg)
+    # Only null follows the estimator: a false that contradicts it stays, and is refused.
     if settings.enable is None:
         settings.enable = cfg.algorithm.adv_estimator in ESTIMATORS
     if cfg.env.levels is None:
@@ -123,6 +124,7 @@ def sampled_tokens(cfg: PPOConfig, steps: int) -> int:
     settings = settings_of(cfg)
     if not settings.enable:
         return 0
+    # Four levels, at one of which the policy itself has thought.
     thoughts = 3 if settings.alternatives == "all" else 1
     return int(steps * settings.step_fraction * thoughts * settings.max_alternative_tokens)
 

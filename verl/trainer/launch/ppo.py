@@ -60,6 +60,7 @@ def run_ppo(cfg: PPOConfig) -> None:
     with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run, run.resumable():
         setup_logging(run.logs / "driver.log")
         envs, val_envs = environments_of(cfg)
+        # Now that the tasks are counted, and before the workers get their copies of the config.
         fill_schedule(cfg, len(envs.tasks))
         ensure_policy(cfg)
         policy = cfg.actor_rollout_ref.model
@@ -68,6 +69,7 @@ def run_ppo(cfg: PPOConfig) -> None:
         )
         collector = TrajectoryCollector(cfg, tokenizer)
         with contextlib.ExitStack() as stack:
+            # The stack unwinds in reverse: the journal is finished first, Ray ends last.
             workers = start_workers(cfg, stack)
             stack.callback(collector.close)
             journal = Journal(run, cfg, tokenizer)
@@ -129,6 +131,7 @@ def make_policy(cfg: PPOConfig) -> None:
     """
     path = Path(str(cfg.actor_rollout_ref.model.path))
     logger.info("no policy at %s: cold start with config %s", path, cfg.cold_start.config_name)
+    # spawn: a forked child would inherit locks of threads that it does not have.
     process = multiprocessing.get_context("spawn").Process(
         target=cold_start, args=(cold_start_config(cfg),)
     )
@@ -147,6 +150,7 @@ def make_policy(cfg: PPOConfig) -> None:
 def cold_start(cfg: SFTConfig) -> None:
     """Run ``cfg`` in a process of its own, which ends with its parent and leaves Ctrl-C to it."""
     die_with_parent()
+    # The terminal sends Ctrl-C to children as well; the parent ends this one when it stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run_sft(cfg)
 
@@ -158,6 +162,7 @@ def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
     actor = cfg.actor_rollout_ref.actor
     critic = cfg.critic
     total = iterations(cfg, train_tasks)
+    # The actor takes no step in the iterations of critic_warmup.
     for section, steps in ((actor, total - cfg.trainer.critic_warmup), (critic, total)):
         if section.optim.total_training_steps < 1:
             section.optim.total_training_steps = (
@@ -197,6 +202,7 @@ def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     trainer = cfg.trainer
     policy = cfg.actor_rollout_ref
     threads = trainer.num_threads or threads_per_process(trainer.n_gpus_per_node)
+    # In the environment: OpenMP reads it once, when torch is loaded.
     env_vars = {"OMP_NUM_THREADS": str(threads)}
 
     def spec(cls: type, section: Section, **more: str) -> RayClassWithInitArgs:

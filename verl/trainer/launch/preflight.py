@@ -65,6 +65,7 @@ def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
     path = _tokenizer_path(cfg)
     if not cfg.env.levels or path is None:
         return
+    # By call: its import takes seconds, which only runs with levels need here.
     from transformers import AutoTokenizer
 
     try:
@@ -89,6 +90,7 @@ def _tokenizer_path(cfg: PPOConfig) -> Path | None:
     if cfg.cold_start.enable:
         model = cold_start_config(cfg).model
         places += [model.tokenizer_path, model.path]
+    # Directories only: nothing is fetched from the hub for a check.
     found = (
         Path(place)
         for place in places

@@ -97,6 +97,7 @@ def train_and_save(
         override_config=cfg.model.override_config,
         gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
     )
+    # Asked before the engine shards the parameters, after which it cannot be told.
     tied = tied_names(lm)
     engine = TrainEngine(
         PolicyModel(lm),
@@ -106,6 +107,7 @@ def train_and_save(
         optim=optim,
         grad_clip=trainer.grad_clip,
     )
+    # One is enough to resume from; the policy itself goes to model.save_path.
     checkpoints = CheckpointManager(run.checkpoints, max_to_keep=1)
     loop = SFTTrainer(
         engine,
@@ -200,6 +202,7 @@ def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTR
         if "input_ids" in record:
             rows.append(token_row(record))
             continue
+        # Made on first use: token records come without a chat template.
         bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
         row = encode_episode(
             bridge, record[cfg.data.messages_key], cfg.data.env_loss_weight, cfg.data.max_length
@@ -235,6 +238,7 @@ def encode_episode(
         weights = weights + [AGENT_WEIGHT] * len(spoken)
         if len(ids) > max_length:
             break
+        # A row ends with a turn: what is heard after the last whole one is cut off.
         whole_turns = len(ids)
         if heard is not None:
             link = bridge.between(spoken, heard)

@@ -53,7 +53,7 @@ class Shape:
         return f"{self.words} {' and '.join(bounds)}".strip()
 
 
-def shape_of(annotation: Any, markers: tuple[Any, ...] = ()) -> Shape:
+def shape_of(annotation: object, markers: tuple[Any, ...] = ()) -> Shape:
     """The shape that ``annotation`` describes; ``markers`` are those that stand around it."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
@@ -100,7 +100,7 @@ def _literal_words(choices: tuple[Any, ...]) -> str:
     return " | ".join(sorted(kinds))
 
 
-def _words(annotation: Any) -> str:
+def _words(annotation: object) -> str:
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation.__name__
     if get_origin(annotation) is Annotated:
@@ -238,7 +238,7 @@ def _class_bodies(module: str) -> Mapping[str, list[ast.stmt]]:
     return {node.name: node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
-def lookup(cfg: Any, path: str) -> Any:
+def lookup(cfg: object, path: str) -> Any:
     """The value at dotted ``path`` of a config object or nested dictionary.
 
     Raises AttributeError or KeyError.

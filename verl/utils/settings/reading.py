@@ -6,7 +6,7 @@ that checks which do not need them can go on.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -134,7 +134,7 @@ class _Mistake:
         return f"{key.path}={_shown(key.default)} is the default"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
@@ -194,7 +194,7 @@ def _written(values: Mapping[str, Any], cls: type[Section]) -> Iterator[tuple[st
             yield str(name), value, key
 
 
-def _translated(value: Any, shape: Shape) -> Any:
+def _translated(value: object, shape: Shape) -> Any:
     if shape.free:
         return _with_text_keys(value)
     if shape.is_list:
@@ -212,17 +212,17 @@ def _translated(value: Any, shape: Shape) -> Any:
     return value
 
 
-def _is_text_list(items: Any, shape: Shape) -> bool:
+def _is_text_list(items: object, shape: Shape) -> TypeGuard[list[object]]:
     return isinstance(items, list) and shape.is_text
 
 
-def _with_text_keys(value: Any) -> Any:
+def _with_text_keys(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(name): item for name, item in value.items()}
     return value
 
 
-def _as_text(value: Any) -> Any:
+def _as_text(value: object) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 

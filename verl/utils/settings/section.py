@@ -35,7 +35,7 @@ else:
         reads a value.
         """
 
-        def __class_getitem__(cls, kind: Any) -> Any:
+        def __class_getitem__(cls, kind: object) -> object:
             return Optional[kind]  # noqa: UP045  kind may be any type expression
 
 

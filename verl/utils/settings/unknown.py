@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
 
 from verl.utils.hints import nearest_name
 from verl.utils.settings.keys import Key
@@ -52,7 +51,7 @@ def _likeness(key: str, path: str) -> float:
     return difflib.SequenceMatcher(None, key, path).ratio()
 
 
-def unknown(path: str, value: Any, keys: Mapping[str, Key]) -> str:
+def unknown(path: str, value: object, keys: Mapping[str, Key]) -> str:
     """The message for a key that does not exist."""
     section = path.rpartition(".")[0]
     while section and not children(section, keys):

@@ -242,6 +242,7 @@ class HFEngine:
         real: list[list[int]] = []
         for row in rows:
             prompt = row.request.prompt_ids
+            # On the left, so that the next token of every row is at the same column.
             padding = [0] * (width - len(prompt))
             ids.append(padding + prompt)
             real.append(padding + [1] * len(prompt))
@@ -282,6 +283,7 @@ class HFEngine:
         if not keep or prefixes is None:
             self._prefixes = None
             return
+        # A batch that has lost its longest row should not carry that row's width any further.
         mask = prefixes.mask[keep]
         cut = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
         prefixes.mask = mask[:, cut:]

@@ -77,6 +77,7 @@ class VLLMEngine:
             raise ValueError(f"request {request.request_id} is already running")
         params = self._sampling_params(request)
         seed = self._seeds.of(request)
+        # Our own sampler draws from the seed itself, by request and position.
         if self._sampler is None:
             params.seed = seed
         prompt = tokens_input(list(request.prompt_ids))
@@ -116,6 +117,7 @@ class VLLMEngine:
             from verl.workers.rollout.vllm_cpu import repack_output_head
 
             repack_output_head(self._runner().get_model())
+        # A prompt that hits the old cache would be continued by a mix of two policies.
         if not self._engine.reset_prefix_cache():
             raise EngineError(
                 "vLLM kept its prefix cache after a weight update: "

@@ -33,6 +33,7 @@ class ActorConfig(Section):
     """tasks per optimizer step, times the group size; capped at the batch"""
     ppo_mini_batches: Derived[PositiveInt] = NULL
     """optimizer steps per epoch; overrides ppo_mini_batch_size"""
+    # null is meant for use_dynamic_bsz; check_lengths refuses it without.
     ppo_micro_batch_size_per_gpu: PositiveInt | None = 8
     """rows per forward/backward and device"""
     use_dynamic_bsz: bool = False

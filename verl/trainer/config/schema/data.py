@@ -23,6 +23,8 @@ class CustomClass(Section):
 class DataConfig(Section):
     """Batch sizes are counted in tasks (prompts), lengths in tokens."""
 
+    # Keys marked Unused are read because job scripts of this family of frameworks set them: a run
+    # warns of those that were set, instead of refusing the script.
     train_files: Annotated[list[str], Unused(NO_FILES)] = []
     """parquet or jsonl files of single-turn prompts; unused where an environment plays"""
     val_files: Annotated[list[str], Unused(NO_FILES)] = []

@@ -43,6 +43,7 @@ class EnvConfig(OpenSection):
     env_name: str = "alfworld"
     """name in the environment registry, with a variant after a slash (alfworld/AlfredTWEnv), or
     the place of a package: module:ATTRIBUTE"""
+    # Apart from trainer.seed: runs with other weights and samples can choose the same tasks.
     seed: NonNegativeInt = 0
     """seed of the choice of tasks"""
     max_steps: PositiveInt = 50
@@ -89,5 +90,6 @@ class EnvConfig(OpenSection):
     @property
     def settings(self) -> Section | None:
         """The section of the environment that is played; None where its package is not known."""
+        # A place (module:ATTRIBUTE) is no name, and has no section.
         found = getattr(self, self.name, None) if self.name.isidentifier() else None
         return found if isinstance(found, Section) else None

@@ -59,6 +59,7 @@ class OptimConfig(Section):
 
     lr: NonNegative = 1e-06
     """peak learning rate"""
+    # Not a tuple, which YAML lacks; that there are two is checked in validate.
     betas: list[float] = [0.9, 0.999]
     """decay rates of the two moments"""
     eps: NonNegative = 1e-08
@@ -73,6 +74,7 @@ class OptimConfig(Section):
     """schedule after warm-up"""
     min_lr_ratio: Share = 0.0
     """last learning rate of the cosine as a share of lr"""
+    # Warm-up ratio and cosine need the whole length, which only the environment's tasks tell.
     total_training_steps: int = -1
     """optimizer steps of the schedule; -1: filled in from the plan"""
 

@@ -31,6 +31,7 @@ class ValSamplingConfig(Section):
     """share of the probability that is sampled from in validation; 1: all"""
     n: PositiveInt = 1
     """plays per validation task"""
+    # Greedy, so that two validations of one policy can be compared.
     do_sample: bool = False
     """sample in validation; false means greedy, whatever the temperature"""
 

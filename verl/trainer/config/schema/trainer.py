@@ -51,6 +51,7 @@ class TrainerConfig(Section):
     """CPU threads per training rank; null: shared out from the cores"""
     balance_batch: bool = True
     """spread rows over devices so that tokens are even"""
+    # An interpolation: another experiment name alone moves a run to a directory of its own.
     default_local_dir: str = "runs/${trainer.project_name}/${trainer.experiment_name}"
     """the run directory"""
     rollout_data_dir: str | None = None
