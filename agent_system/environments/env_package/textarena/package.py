@@ -80,6 +80,7 @@ GAMES = {
         example="[0 1]",
         moves=_switches,
     ),
+    # No list of moves: a code is one of hundreds, and to list them would be most of the prompt.
     "Mastermind": Game(
         "Mastermind-v0-raw",
         ("code_length", "num_numbers", "max_turns"),
@@ -112,6 +113,8 @@ class TextArenaEnv:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
         del seed  # the task says it all
         self.game = self._make(self.kind.env_id, **self._options)
+        # TextArena draws from Python's process-wide generator and seeds it; nobody else's draws may
+        # follow from which game was started last.
         before = random.getstate()
         try:
             self.game.reset(
@@ -125,9 +128,12 @@ class TextArenaEnv:
         """Play ``action``, with or without brackets; done when TextArena says so or ``max_turns``
         are played.
         """
+        # TextArena reads only what stands in brackets, and a policy easily forgets them.
         move = action if "[" in action else f"[{action}]"
         over, _ = self.game.step(move)
         state = self.game.state
+        # A first broken rule is an error that the next good move forgives; the second in a row ends
+        # the game and is noted as an invalid move. Rewards exist only once the game is over.
         broken = state.error_count > 0 or state.game_info[0]["invalid_move"]
         score = state.rewards[0] if over else 0.0
         won = over and not broken and score >= 1.0
@@ -146,6 +152,7 @@ class TextArenaEnv:
 
     def _observe(self, last: str) -> Observation:
         _, messages = self.game.get_observation()
+        # Only what the game says: the player's own words are in the prompt already, as turns.
         said = [text.strip() for speaker, text, _ in messages if speaker == GAME]
         info: dict[str, Any] = {"won": False}
         if self.kind.moves is not None:
@@ -166,6 +173,9 @@ def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
         except ZeroDivisionError:  # LightsOut with all lights out
             continue
         name = env.start_hash()
+        # A share of the numbers would not do: different numbers often start the same game, and then
+        # the same start could be trained on and validated. The content decides, whatever its number
+        # is.
         if (int(name, 16) % 4 == 0) == (split == "val"):
             found.setdefault(
                 name, {"task_id": f"{source}/{name}", "data_source": source, "number": number}
