@@ -119,8 +119,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _passage(contents: str) -> Passage:
-    contents = contents.encode(
-        "utf-8", "replace"
-    ).decode()  # half a surrogate pair becomes a question mark
+    # Half a surrogate pair, which no tokenizer takes, becomes a question mark.
+    contents = contents.encode("utf-8", "replace").decode()
     title, _, text = contents.partition("\n")
     return title.strip().strip('"'), text.strip()

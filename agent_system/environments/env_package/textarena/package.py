@@ -117,9 +117,7 @@ class TextArenaEnv:
         # follow from which game was started last.
         before = random.getstate()
         try:
-            self.game.reset(
-                num_players=1, seed=task["number"]
-            )  # it seeds the process-wide generator
+            self.game.reset(num_players=1, seed=task["number"])
         finally:
             random.setstate(before)
         return self._observe("")
@@ -170,7 +168,8 @@ def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
     for number in range(TRIES * wanted):
         try:
             env.reset({"number": number})
-        except ZeroDivisionError:  # LightsOut with all lights out
+        except ZeroDivisionError:
+            # LightsOut divides by the lights that are on, and a start may have none.
             continue
         name = env.start_hash()
         # A share of the numbers would not do: different numbers often start the same game, and then

@@ -36,9 +36,8 @@ def draw(spec: dict[str, Any], split: str, number: int) -> Any:
         # TextWorld draws a recipe only where some of it has to be taken, and refuses a seed
         # elsewhere; 0 keeps the recipe fixed.
         settings |= {"recipe_seed": 1 + seed % 10_000 if settings["take"] else 0}
-        settings |= {
-            "split": "valid" if split == "val" else "train"
-        }  # other foods and other ways to prepare them
+        # Other foods, and other ways to prepare them.
+        settings |= {"split": "valid" if split == "val" else "train"}
     return CHALLENGES[f"tw-{spec['game']}"][1](settings, options)
 
 

@@ -26,9 +26,8 @@ RULES = """\
 You play a text adventure. Each turn you see what happened and which commands are possible. \
 Reach the goal in as few turns as you can. Copy your command exactly from the list of \
 possible actions."""
-_PROMPT_LINE = re.compile(
-    r"\n>\s.*\Z", re.DOTALL
-)  # what the game prints below its answer: score, moves, place
+# What the game prints below its answer: score, moves, place.
+_PROMPT_LINE = re.compile(r"\n>\s.*\Z", re.DOTALL)
 _FAREWELL = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
 _GAPS = re.compile(r"\n\s*\n+")
 
