@@ -8,9 +8,9 @@ start (by hash) belongs to validation.
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
@@ -38,13 +38,34 @@ class Game:
     moves: Callable[[Any], list[str]] | None = None  # TextArena's game -> the moves it would accept
 
 
-def _guesses(game: Any) -> list[str]:
+class _NumberGame(Protocol):
+    """What GuessTheNumber says of its numbers."""
+
+    min_number: int
+    max_number: int
+    guessed_numbers: Collection[int]
+
+
+class _SquareGame(Protocol):
+    """What games on a square say of it."""
+
+    size: int
+
+
+class _LakeGame(_SquareGame, Protocol):
+    """What FrozenLake says besides; ``actions`` are (down, right) by name."""
+
+    actions: Mapping[str, tuple[int, int]]
+    state: Any
+
+
+def _guesses(game: _NumberGame) -> list[str]:
     return [
         str(n) for n in range(game.min_number, game.max_number + 1) if n not in game.guessed_numbers
     ]
 
 
-def _ways(game: Any) -> list[str]:
+def _ways(game: _LakeGame) -> list[str]:
     row, column = game.state.game_state["player_pos"]
     inside = {(r, c) for r in range(game.size) for c in range(game.size)}
     return [
@@ -54,7 +75,7 @@ def _ways(game: Any) -> list[str]:
     ]
 
 
-def _switches(game: Any) -> list[str]:
+def _switches(game: _SquareGame) -> list[str]:
     return [f"{row} {column}" for row in range(game.size) for column in range(game.size)]
 
 
