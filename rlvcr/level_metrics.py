@@ -28,6 +28,7 @@ def level_metrics(
             counts[level] += 1
             wins[level] += bool(won)
     total = counts.total()
+    # Every level has a share, also one that nobody took: a curve that ends would hide a collapse.
     metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
     for level in LEVELS:
         # A 0 would draw a level that nobody took as one that always loses.

@@ -126,6 +126,7 @@ def tabulate(
         row=[number for number, row in enumerate(rows) for _ in row],
         steps=steps,
         entries=entries,
+        # Float64: advantages are differences of scores that may be nearly equal.
         scores=torch.zeros(shape, dtype=torch.float64),
         valid=torch.zeros(shape, dtype=torch.bool),
         costs=torch.zeros(shape, dtype=torch.float64),
@@ -156,6 +157,7 @@ def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, fl
     dropped: Counter[str] = Counter()
     for alternatives in asked_for:
         dropped.update(alternatives.dropped)
+    # Dropped ones were asked for too: shares are of all that was asked for.
     asked = sum(len(alternatives.thoughts) for alternatives in asked_for) + dropped.total()
     metrics = {
         "rlvcr/expanded_steps": float(len(expanded)),

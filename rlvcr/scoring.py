@@ -71,6 +71,7 @@ def score_rows(
     if rlvcr.level_bonus_w:
         bonus = _level_bonus(table, data.non_tensor_batch["uid"])
         columns["thinking_level_bonus"] = rlvcr.level_bonus_w * bonus
+    # COPO needs the factors whatever ``combine`` says.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
     _place(data, table, columns)
@@ -124,6 +125,7 @@ def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
     A level that was forced gets none.
     """
     forced = torch.tensor([step.forced > 0 for step in table.steps], dtype=torch.bool)
+    # -1 stands for no level: what the policy did not choose counts for no level either.
     chosen = torch.where(forced, -1, table.chosen)
     return level_count_bonus(chosen, [uid[row] for row in table.row])
 
@@ -133,6 +135,7 @@ def _place(data: DataProto, table: ScoredSteps, columns: Mapping[str, torch.Tens
     and 1 on the digits into ``choice_mask``.
     """
     width = data.batch["responses"].shape[1]
+    # Without padding, as the starts of steps are counted.
     prompt_lengths = data.batch["attention_mask"][:, :-width].sum(-1).tolist()
     of_row: list[list[int]] = [[] for _ in range(len(data))]
     for s, row in enumerate(table.row):

@@ -68,6 +68,7 @@ def group_cells(runs: list[RunData]) -> list[str]:
     gains = [gain(run) for run in runs]
     before = statistics.mean(100 * run.points(SUCCESS)[1][0] for run in runs)
     tokens = [statistics.mean(run.points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
+    # The sample's deviation, n - 1: a few seeds stand for all of them. One seed has none.
     spread = [
         f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "" for values in (after, gains)
     ]
@@ -99,6 +100,7 @@ def curves(groups: dict[str, list[RunData]]) -> str:
     for color, (label, runs) in zip(COLORS, groups.items(), strict=False):
         columns = [run.points("episode/success_rate") for run in runs]
         series += [Series(label, xs, smoothed(ys), color, faint=True) for xs, ys in columns]
+        # Seeds may have been stopped at different steps: the mean goes as far as all of them do.
         length = min(len(xs) for xs, _ in columns)
         means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
         name = f"{label}, mean of {len(runs)} seeds" if len(runs) > 1 else label
@@ -111,7 +113,10 @@ def curves(groups: dict[str, list[RunData]]) -> str:
         width=760,
         height=330,
     )
+    # A free-standing picture has no script that could show them.
     figure = re.sub(r' data-hover="[^"]*"', "", draw(chart))
+    # The picture carries the report's own colours and rules with it: outside the page there is no
+    # style sheet.
     style = (HERE / "style.css").read_text(encoding="utf-8")
     palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # of the light theme
     rules = " ".join(line for line in style.splitlines() if _draws(line))

@@ -51,6 +51,7 @@ def find_gguf() -> Path:
     for name in (PACKAGE, "gguf"):
         if importlib.util.find_spec(name) is None:
             raise MissingPackage(f"the package {name.replace('_', '-')} is not installed; {EXTRA}")
+    # Found without importing it: its own import loads llama.cpp, which nothing here needs.
     spec = importlib.util.find_spec(PACKAGE)
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or ():
@@ -91,6 +92,7 @@ def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedM
     import torch
     from transformers import AutoModelForCausalLM
 
+    # Read in float32: de-quantised values rounded once, when they are written as bfloat16.
     source = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
@@ -99,6 +101,7 @@ def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedM
     model = AutoModelForCausalLM.from_config(
         plain_config(source.config, special), dtype=torch.bfloat16
     )
+    # Into a model of the plain config: the one that was read would be saved as a quantised one.
     model.load_state_dict(source.state_dict())
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id

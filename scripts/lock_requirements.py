@@ -104,6 +104,7 @@ def dependencies(package: Package, extras: frozenset[str]) -> Iterator[Requireme
     """What ``package`` asks for on this machine, with ``extras``."""
     for text in package.requires:
         requirement = Requirement(text)
+        # A marker names one extra at a time, so it is tried with each of them and with none.
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             yield requirement
@@ -120,6 +121,8 @@ def closure(
     waiting = list(direct)
     while waiting:
         requirement = waiting.pop()
+        # Extras are part of the key: a package that is asked for again with another extra needs
+        # more.
         key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
         if key in visited or any(fnmatch.fnmatch(key[0], pattern) for pattern in leave_out):
             continue

@@ -77,6 +77,7 @@ def measure(path: Path, tally: Tally) -> None:
     tally.file_lines.append(len(lines))
     for number, line in enumerate(lines, 1):
         stripped = line.strip()
+        # By how a line begins: lines of a text that begin so count as well, which is rare.
         if stripped.startswith("#"):
             tally.comments += 1
         elif stripped and number not in documentation:
@@ -87,10 +88,14 @@ def measure(path: Path, tally: Tally) -> None:
             tally.function_lines.append((node.end_lineno or node.lineno) - node.lineno + 1)
             tally.nesting = max(tally.nesting, depth_of(node))
         elif isinstance(node, ast.Assign):
+            # A target and a value that are both tuples: several statements in one. Unpacking what a
+            # call returns has no tuple on the right, and is not counted.
             both = isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
             tally.tuple_assignments += both
         elif isinstance(node, ast.arg) and node.annotation is not None:
             tally.parameters += 1
+            # Exactly ``Any``: ``dict[str, Any]`` and ``Any | None`` say something, and are not
+            # counted.
             is_any = isinstance(node.annotation, ast.Name) and node.annotation.id == "Any"
             tally.parameters_any += is_any
 
@@ -158,6 +163,7 @@ def main() -> int:
     for label, value in rows(tally):
         print(f"{label:<36}{value}")
     sys.path.insert(0, str(ROOT))
+    # Imports that only type checkers see bind nothing at run time.
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
     for depth in (1, 2, 3):
         found, count = packages_in_a_cycle(graph, depth)

@@ -33,6 +33,7 @@ def credit_style(strength: float) -> str:
     """Background of a token: green where it was made more likely, red where less; ``strength`` in
     [-1, 1].
     """
+    # A faint colour for any credit at all, so that it can be told from none.
     shade = int(40 + 110 * abs(strength))
     if strength > 0:
         return f"on rgb(20,{shade},60)"
@@ -45,6 +46,7 @@ def response_text(turn: dict) -> Text:
     """What the policy said, token by token in the colour of its credit."""
     if not turn["tokens"]:
         return Text(turn.get("response", ""))
+    # Text, not a string: rich would read square brackets of a response as markup.
     text = Text()
     for token in turn["tokens"]:
         text.append(token["text"], style=credit_style(token["strength"]))
@@ -144,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.index is not None:
         rows = rows[args.index : args.index + 1]
     elif args.uid is None:
+        # Without one of the wished outcome, any is shown rather than none.
         rows = [row for row in rows if bool(row.get("won")) is not args.lost][:1] or rows[:1]
     if not rows:
         raise SystemExit(f"{path} has no such trajectory")

@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -29,6 +29,9 @@ from agent_system.environments.env_package.twenty_questions.demonstrations impor
 )
 from agent_system.environments.env_package.twenty_questions.game import words_of
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 WORDS = 48  # of the table: few enough to be learnt in minutes
 TURN_TOKENS = 24
@@ -76,6 +79,8 @@ def some_words(count: int) -> list[str]:
     """``count`` words of the table, evenly over its order, so that all kinds of things are among
     them.
     """
+    # Evenly over the table, whose kinds of things stand together: the first words would all be
+    # animals.
     words = list(knowledge().things)
     return sorted(words[int(index * len(words) / count)] for index in range(min(count, len(words))))
 
@@ -100,12 +105,13 @@ def imitate(args: argparse.Namespace, words: list[str], directory: Path) -> Path
         f"trainer.seed={args.seed}",
         "trainer.resume_mode=disable",
     ]
+    # A process of its own: Ray and its workers are gone before reinforcement learning begins.
     subprocess.run([sys.executable, "-m", "verl.trainer.main_sft", *settings], cwd=ROOT, check=True)
     return target
 
 
 def success(
-    model: Any, env: TwentyQuestionsEnv, words: list[str], plays: int, seed: int
+    model: "Module", env: TwentyQuestionsEnv, words: list[str], plays: int, seed: int
 ) -> tuple[float, float]:
     """(share of won games, turns per game) over about ``plays`` games about ``words``, at
     temperature 1.
@@ -117,6 +123,7 @@ def success(
     policy = LivePolicy(
         lambda: nullcontext(model.eval()), tokenizer, [tokenizer.eos_token_id], seed
     )
+    # Whole rounds over the words, so that each counts the same.
     rows = [{"solution": word} for word in words] * max(1, round(plays / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))
     turns = sum(len(rewards) for trial in results["turn_rewards"] for rewards in trial)
@@ -124,7 +131,7 @@ def success(
 
 
 def measure(
-    model: Any, env: TwentyQuestionsEnv, args: argparse.Namespace, when: str
+    model: "Module", env: TwentyQuestionsEnv, args: argparse.Namespace, when: str
 ) -> dict[str, float]:
     """Success on training and held-out words, printed."""
     found = {}
@@ -155,9 +162,11 @@ def train(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv) -> Any:
         output_dir=str(args.out / "grpo_run"),
         seed=args.seed,
         max_steps=args.steps,
+        # The optimizer steps of a generation share its rows.
         per_device_train_batch_size=rows // args.updates,
         steps_per_generation=args.updates,
         num_generations=GROUP,
+        # Half of it for the replies between the turns.
         max_completion_length=env.max_steps_per_episode * 2 * TURN_TOKENS,
         learning_rate=args.lr,
         lr_scheduler_type="constant",

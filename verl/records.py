@@ -37,6 +37,8 @@ class StepRecord:
         line: dict[str, object] = {}
         for field in fields(self):
             value = getattr(self, field.name)
+            # JSON has no tuples: a line that is read back equals this one only if there are none in
+            # it.
             line[field.name] = list(value) if isinstance(value, tuple) else value
         return line
 

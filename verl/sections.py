@@ -208,6 +208,8 @@ CONTRIBUTIONS: dict[str, Contribution] = {}
 
 def contribute(contribution: Contribution) -> None:
     """Add ``contribution``. Raises ``ValueError`` where another one has its name."""
+    # The same contribution again is no error: a module may be imported by hand and by its entry
+    # point.
     known = CONTRIBUTIONS.setdefault(contribution.name, contribution)
     if known != contribution:
         raise ValueError(f"there is another contribution of the name {contribution.name!r}")
@@ -249,6 +251,7 @@ def arrange(own: Sequence[P], added: Iterable[P]) -> list[P]:
     """``own`` in order, with each of ``added`` behind the one that it names, or last."""
     arranged = list(own)
     for item in added:
+        # Names are read anew for each: an added one may stand behind another added one.
         names = [other.name for other in arranged]
         place = names.index(item.after) + 1 if item.after in names else len(arranged)
         arranged.insert(place, item)

@@ -68,6 +68,7 @@ class LockStepSource:
         self._go_on()
 
     def _go_on(self) -> None:
+        # Asked by everyone who still plays: nobody is waited for who has left.
         if self._asked and len(self._asked) == self.playing:
             asked, self._asked = self._asked, []
             self._round = asyncio.ensure_future(self._sample_all(asked))
@@ -76,6 +77,7 @@ class LockStepSource:
         self, asked: list[tuple[asyncio.Future, list[int], dict[str, Any]]]
     ) -> None:
         sampling = (self._client.sample(ids, **request) for _, ids, request in asked)
+        # One failure is the failure of one request, as without the gate.
         results = await asyncio.gather(*sampling, return_exceptions=True)
         for (future, _, _), result in zip(asked, results, strict=True):
             if isinstance(result, BaseException):
@@ -115,6 +117,7 @@ class LockStepCollector(CollectorWorker):
         try:
             return await TrajectoryPlayer(context, job).play(self._pool)
         finally:
+            # Also after a failure: the others would wait for this trajectory for ever.
             self._gate.leave()
 
 
@@ -135,6 +138,7 @@ async def measure(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
     same = 0
     played: dict[str, list[Trajectory]] = {}
     for number in range(rounds + 1):
+        # Other seeds in every round, the same ones for both collectors.
         jobs = work.apart(f"round {number}")
         for name in collectors if number % 2 else reversed(collectors):
             began = time.perf_counter()

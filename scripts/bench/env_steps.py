@@ -66,6 +66,8 @@ EPISODE = 20  # steps at most
 def cpu_seconds() -> float:
     """CPU time of this process and all below it."""
     me = psutil.Process()
+    # Children count: a JVM or an interpreter in a process of its own does the work of some
+    # packages.
     times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
     return sum(t.user + t.system for t in times)
 
@@ -122,11 +124,13 @@ def measure(label: str, section: dict[str, Any], budget: float) -> dict[str, Any
     episodes, spent, wall = repeat(
         lambda: steps.append(episode(env, env.reset(next(played), 0), rng)), budget
     )
+    # Only the last stretch counts, as for its seconds.
     count = sum(steps[-episodes:])
     numbers = {
         "placement": env.placement,
         "start_s": start,
         "reset_ms": 1000 * reset,
+        # Resets inside the episodes are taken out, at what one of them was measured to cost.
         "steps_per_core": count / max(spent - episodes * reset, 1e-3),
         "with_resets": count / spent,
         "here": count / wall,
@@ -163,6 +167,8 @@ def main() -> None:
         for label in labels:
             stored = {"data_dir": folder} if label.startswith(("alfworld", "textworld/")) else {}
             job = json.dumps([label, CASES[label] | stored, options.cpu_seconds])
+            # A process for each environment, so that memory and imports of one do not count for the
+            # next.
             done = subprocess.run(
                 [sys.executable, __file__, "--child", job], capture_output=True, text=True
             )

@@ -32,6 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from agent_system.multi_turn_rollout.engine_client import TokenSource
 from agent_system.multi_turn_rollout.packing import Row, pack, rows_of
 from scripts.bench.play import Workload
 from verl.models.loader import load_causal_lm
@@ -49,7 +50,7 @@ class Witness:
     order.
     """
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: TokenSource) -> None:
         self._client = client
         self.seen: dict[int, list[tuple[list[int], SamplingResult]]] = defaultdict(list)
 
@@ -79,6 +80,7 @@ def separators(stage: Workload) -> tuple[list[int], list[int]]:
     """Tokens from the end of a turn to the next observation, and from there to the next turn, by
     the template.
     """
+    # Two texts that occur nowhere in a template, so that what stands between them can be cut out.
     said = "What I say."
     seen = "What I see."
     chat = [("user", "Begin."), ("assistant", said), ("user", seen)]
@@ -110,6 +112,8 @@ def _unpadded(data: DataProto, row: int) -> _Unpadded:
     prompt = data.batch["prompts"].shape[1]
 
     def of_response(name: str) -> list[Any]:
+        # Response columns begin behind the padded prompt: zeros in front make them as long as the
+        # row.
         padded = torch.nn.functional.pad(data.batch[name][row], (prompt, 0))
         return padded[real].tolist()
 

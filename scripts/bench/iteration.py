@@ -52,7 +52,9 @@ def words(estimator: str, place: Path, args: argparse.Namespace) -> list[str]:
         "--config-name",
         args.config_name,
         f"algorithm.adv_estimator={estimator}",
+        # Both write levels, though GRPO needs none: the turns must be the same.
         "env.levels=true",
+        # Nothing is learnt, so that the second step of both still has the same policy.
         "actor_rollout_ref.actor.optim.lr=0",
         f"trainer.total_training_steps={args.steps}",
         "trainer.val_before_train=false",
@@ -87,6 +89,7 @@ def run(estimator: str, place: Path, args: argparse.Namespace) -> list[dict]:
 
 def middle(steps: list[dict], *names: str) -> float:
     """Median over steps of the sum of the named metrics; one that was not measured is 0."""
+    # Summed within each step: the median of a sum is not the sum of the medians.
     return median(sum(step.get(name, 0.0) for name in names) for step in steps)
 
 
@@ -161,6 +164,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         base = args.keep or Path(scratch)
         for number in range(args.rounds):
             places = {estimator: base / f"{estimator}-{number}" for estimator in ESTIMATORS}
+            # In turn, and the order changes from round to round: whoever comes second finds files
+            # in memory.
             for estimator in ESTIMATORS if number % 2 == 0 else reversed(ESTIMATORS):
                 measured[estimator] += run(estimator, places[estimator], args)
         same, compared = agreement(places, args.steps)

@@ -43,6 +43,8 @@ class Workload:
             init_ray(self.cfg.ray_init)
             import ray  # which reads what init_ray sets
 
+            # A concurrency of 64, for requests of all trajectories wait inside the actor; it asks
+            # for no CPU of Ray's, which would leave it waiting on a small machine.
             make = ray.remote(RolloutWorker).options(max_concurrency=64, num_cpus=0).remote
         self.engine = make(self.cfg.actor_rollout_ref, self.path, num_threads=1)
 

@@ -52,10 +52,13 @@ class Cost:
         wall_before = time.perf_counter()
         cpu_before = time.process_time()
         run()
+        # Kernels run on after the call returns: without waiting for them only their launch is
+        # measured.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         wall = time.perf_counter() - wall_before
         cpu = time.process_time() - cpu_before
+        # The fastest of several repeats: what else runs on the machine only ever adds time.
         if wall < self.wall:
             self.wall = wall
             self.cpu = cpu
@@ -136,6 +139,7 @@ def pack_rows(
     branches: Sequence[Sequence[Branch]] | None = None,
 ) -> DataProto:
     """Unpadded (ids, mask of sampled tokens) as a batch; a row's first token is its prompt."""
+    # The width of responses is that of the row but for its first token, which is the prompt.
     width = max(len(mask) for _, mask in rows) - 1
     ids = torch.zeros(len(rows), width + 1, dtype=torch.long)
     attention = torch.zeros(len(rows), width + 1, dtype=torch.long)
@@ -208,6 +212,7 @@ def largest_difference(shared: RowScores, naive: RowScores) -> float:
     """Between mean log-probs and entropies of the two ways, over all thoughts of all steps."""
     if naive.span_scores is None or shared.span_scores is None or shared.branch_scores is None:
         raise ValueError("neither spans nor branches were scored")
+    # The order is that of ``naive_batch``: a row's spans, then its branches.
     expected = iter([record for row in naive.span_scores for record in row])
     worst = 0.0
     for spans, branches in zip(shared.span_scores, shared.branch_scores, strict=True):

@@ -37,6 +37,7 @@ class WaitingEnv:
         """Wait."""
         self._said.append(action)
         drawn = random.Random("/".join(self._said)).random()
+        # Log-uniform: each factor of ten between the two ends is as likely as another.
         await asyncio.sleep(SHORTEST_S * math.exp(drawn * math.log(LONGEST_S / SHORTEST_S)))
         self._left -= 1
         won = self._left == 0

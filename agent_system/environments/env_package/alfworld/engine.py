@@ -74,6 +74,8 @@ class Engine:
         """The facts of the current state with one of these (lower-case) predicate names, readable
         and sorted.
         """
+        # Engine texts call things by readable names, facts by symbols such as
+        # ``mug_bar__plus_01_dot_20``.
         entities = self._env._entity_infos
         return sorted(
             " ".join(
@@ -99,9 +101,8 @@ class MemoPddlEnv(PddlEnv):
     """``PddlEnv`` under ALFWorld's names, with one translation and one parse per game."""
 
     def __init__(self, infos: textworld.EnvInfos) -> None:
-        textworld.Environment.__init__(
-            self, infos
-        )  # not PddlEnv's, which always loads another library
+        # Not PddlEnv's, which always loads another library.
+        textworld.Environment.__init__(self, infos)
         self.downward_lib = _idle_libraries.pop() if _idle_libraries else fast_downward.load_lib()
 
     def load(self, filename_or_data: Any) -> None:
@@ -155,6 +156,7 @@ class MemoPddlEnv(PddlEnv):
         actions = self._pddl_state.all_applicable_actions()
         commands = [self._commands.get(action.id) or self._command(action) for action in actions]
         self.state["won"] = self._pddl_state.check_goal()
+        # ALFWorld has no way to lose; the caller limits the number of steps.
         self.state["lost"] = False
         self.state["_valid_actions"] = actions
         self.state["_valid_commands"] = commands
@@ -187,6 +189,8 @@ class MemoState(PddlState):
         self._known = translation.known
         self._operators: dict[int, Any] = {}
         logic.types = translation.types
+        # The library holds one state: loading starts the game again, whatever was played on it
+        # before.
         downward_lib.load_sas(translation.sas.encode())
         if translation.start is None:
             translation.start = self._first_state(translation)
@@ -202,6 +206,7 @@ class MemoState(PddlState):
         return self._facts, self._vars_by_name, self._vars_by_type, self._var_counts
 
     def _restore(self, start: tuple) -> None:
+        # Copies, for the state that is played changes all four in place.
         facts, by_name, by_type, counts = start
         self._facts = defaultdict(set, {key: value.copy() for key, value in facts.items()})
         self._vars_by_name = by_name.copy()
@@ -213,11 +218,14 @@ class MemoState(PddlState):
         count = self.downward_lib.get_applicable_operators_count()
         operators = (fast_downward.Operator * count)()
         self.downward_lib.get_applicable_operators(operators)
+        # Kept, because the name of an operator is only read where it was not seen before.
         self._operators = {operator.id: operator for operator in operators}
         actions = []
         seen = set()
         for number in self._operators:
             name, action = self._known.get(number) or self._know(number)
+            # The planner grounds some actions into several operators of one name: one command
+            # stands for all of them.
             if name not in seen:
                 seen.add(name)
                 actions.append(action)
@@ -283,7 +291,8 @@ def _types(task) -> textworld.logic.TypeHierarchy:
     hierarchy = textworld.logic.TypeHierarchy()
     seen = set()
     for kind in task.types:
-        if kind.name not in seen:  # the translator lists "object" twice: its own and the domain's
+        # The translator lists "object" twice: its own and the domain's.
+        if kind.name not in seen:
             seen.add(kind.name)
             hierarchy.add(textworld.logic.Type(kind.name, kind.supertype_names))
     return hierarchy
@@ -302,6 +311,7 @@ def _proposition(atom, types: dict[str, str]):
         arguments = atom.fluent.args
     else:
         return None
+    # A value that is a number: a distance between places.
     if name.isdigit():
         return None
     return pddl_logic.Proposition(

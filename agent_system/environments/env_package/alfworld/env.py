@@ -39,6 +39,7 @@ class AlfworldEnv:
         """
         del seed  # the task says it all
         if self._loaded != task["task_id"]:
+            # A failing load leaves no game that a later reset could take for the right one.
             self._loaded = None
             self._engine.load(load_game(self.settings, task))
             self._loaded = task["task_id"]
@@ -53,6 +54,8 @@ class AlfworldEnv:
         return observation, float(turn.won), turn.won, observation.info
 
     def _observation(self, turn) -> Observation:
+        # Where an object lies at the start is in the task; what was moved since is what tells
+        # states apart.
         moved = [fact for fact in self._engine.facts(MOVED) if fact not in self._start]
         anchor = "; ".join(self._engine.facts(CHANGING) + moved)
         info = {

@@ -34,6 +34,7 @@ VERSION = 2  # of the demonstrations: raise it when the same settings would give
 SHAPING = {"task_types", "receptacles", "objects", "seed", "prompt"}
 EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
 _THING = re.compile(r"an? ([a-z]+ \d+)")
+# Matched in full, so that no sentence of the templates fits two kinds.
 _SENTENCES = (
     (
         "light",
@@ -54,6 +55,7 @@ _SENTENCES = (
     ),
     ("pick", re.compile(r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)")),
 )
+# Places to go to by mistake, where a room lacks them.
 _FURNITURE = (
     "bed",
     "cabinet",
@@ -107,9 +109,8 @@ class AlfworldPlayer:
         self.rng = rng
         self.noise = noise or Noise()
         self.room = _THING.findall(first_text.split("you see", 1)[1].split("Your task", 1)[0])
-        self.seen: dict[
-            str, set[str]
-        ] = {}  # receptacle -> what lies there, in order of first sight
+        # Receptacle -> what lies there, in order of first sight.
+        self.seen: dict[str, set[str]] = {}
         self.closed: set[str] = set()
         self.placed: set[str] = set()
         self.at: str | None = None
@@ -122,6 +123,7 @@ class AlfworldPlayer:
     def act(self) -> Decision:
         """The next action."""
         decision = self._decide()
+        # One draw decides on both kinds of noise, so that their shares add up and never meet.
         draw = self.rng.random()
         if draw < self.noise.slips:
             return self._slip(decision)
@@ -134,7 +136,8 @@ class AlfworldPlayer:
         self.failed = action if text.startswith("Nothing happens") else ""
         if self.failed:
             if action.startswith("go to ") and action.removeprefix("go to ") in self.room:
-                self.at = action.removeprefix("go to ")  # it is used from where one already stands
+                # It is used from where one already stands.
+                self.at = action.removeprefix("go to ")
             return
         verb = action.split(" ", 1)[0]
         if verb == "go":
@@ -158,6 +161,7 @@ class AlfworldPlayer:
         if "is closed" in text:
             self.closed.add(self.at)
         elif "you see" in text and (verb != "examine" or self.at in text):
+            # Closed and seen exclude each other: what was opened shows what is inside.
             self.closed.discard(self.at)
             self.seen[self.at] = set(_THING.findall(text.split("you see", 1)[1]))
 
@@ -192,6 +196,7 @@ class AlfworldPlayer:
         )
 
     def _fetch(self) -> Decision:
+        # A copy of the class may have been put there already: it does not count as found.
         found = self._find(self.asked.object)
         if found is None:
             return self._search(f"need {self.asked.object}")
@@ -217,6 +222,7 @@ class AlfworldPlayer:
 
     def _find(self, wanted: str) -> tuple[str, str] | None:
         """An object of the class seen where it is not wanted, nearest first."""
+        # Stable: among the others the order of first sight stays.
         for place in sorted(self.seen, key=lambda name: name != self.at):
             for name in sorted(self.seen[place]):
                 if (

@@ -25,6 +25,8 @@ TOOLS = {
     "heat": ("Microwave", "Heatable"),
     "cool": ("Fridge", "Coolable"),
 }
+# A draw fails where a floor plan lacks the tool, the lamp or an object that fits; settings that
+# fail a thousand times most likely leave no room at all.
 ATTEMPTS = 1000
 
 
@@ -67,6 +69,7 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
     engine's file of it. Raises ``RuntimeError`` when the settings leave no possible room.
     """
     kind = settings.task_types[index % len(settings.task_types)]
+    # By index and not one after the other: a worker draws game 700 without the 699 before it.
     rng = random.Random(derive_seed("alfworld", GENERATOR, settings.seed, split, index))
     numbers = layout.scenes(TASK_TYPES[kind], held_out=split == "val")
     for _ in range(ATTEMPTS):
@@ -95,6 +98,7 @@ def draw_room(
     lamps = [lamp for lamp in layout.LAMPS if lamp in plan.classes] if kind == "light" else []
     if receptacles is None or (kind == "light" and not lamps):
         return None
+    # Sorted, for the draw from what is built on it must not follow the order of a set.
     present = sorted({receptacle.cls for receptacle in receptacles})
     objects = [
         cls
@@ -106,6 +110,8 @@ def draw_room(
         if property_name and cls not in layout.constants().VAL_ACTION_OBJECTS[property_name]:
             continue
         homes = [place for place in present if layout.can_contain(place, cls)]
+        # ``homes[1:]``: where the class fits into one kind of place only, no copy of it could start
+        # elsewhere.
         goals += (
             [(cls, "")]
             if kind == "light"
@@ -135,6 +141,7 @@ def draw_receptacles(
         if not tools:
             return None
         order.remove(tools[0])
+        # The tool goes to the front, so that cutting the list to ``count`` cannot lose it.
         order.insert(0, tools[0])
     by_place: dict[str, Receptacle] = {}
     for receptacle in order:
@@ -154,6 +161,7 @@ def draw_objects(
     light task.
     """
     least = 2 if goal.kind == "two" else 1
+    # In a third of the rooms one more than is needed: which one is taken is then a choice.
     chosen = [goal.object] * (least + (rng.random() < 1 / 3))
     rest = [cls for cls in classes if cls != goal.object]
     rng.shuffle(rest)
@@ -181,6 +189,7 @@ def draw_objects(
 
 
 def _object_id(cls: str, rng: random.Random) -> str:
+    # ALFRED's ids are class and position; positions make two of a class differ.
     return "|".join([cls, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
 
 
@@ -205,6 +214,7 @@ def describe(room: Room, goal: Goal, rng: random.Random) -> dict[str, Any]:
         "kind": goal.kind,
         "scene": room.scene,
         "description": sentence,
+        # The library writes # for - in some of its PDDL.
         "problem": problem_text(room, entry["pddl"].format(**slots).replace("#", "-")),
         "traj": {
             "task_type": official,
@@ -223,6 +233,7 @@ def game_file(game: dict[str, Any]) -> dict[str, Any]:
         "grammar": grammar.replace("UNKNOWN GOAL", game["description"]),
         "pddl_problem": game["problem"],
         "solvable": True,
+        # Not known without a planner.
         "walkthrough": None,
     }
 

@@ -40,14 +40,18 @@ class MemoLogic(pddl_logic.GameLogic):
     """
 
     def __init__(self, domain: str, grammar: str) -> None:
+        # The sentence is cut out of the grammar before it is parsed, so that games that differ in
+        # it alone share one entry of the cache.
         sentence = _TASK.search(grammar)
         self.domain = domain
         self.types = TypeHierarchy()
         actions, rules = _parse_document(_TASK.sub(_PLACEHOLDER, grammar) if sentence else grammar)
         self.actions = dict(actions)
         self.grammar = MemoGrammar()
+        # Into rules of its own: the shared ones must not learn the sentence of this game.
         self.grammar._rules.update(rules)
         if sentence:
+            # The sentence is JSON text inside the grammar, escapes included.
             text = json.loads(f'"{sentence.group()}"')
             self.grammar._rules["task"] = [textgen.ProductionRule("task", parse_symbols(text))]
 
@@ -59,6 +63,8 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
 
     def derive(self, start: str, context: dict[str, Any] | None = None) -> str:
         """Expand ``start`` depth first; the text the parent class derives."""
+        # A stack in place of recursion, filled in reverse: what is popped first stands first in the
+        # text.
         stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start))]
         words = []
         while stack:
@@ -73,6 +79,7 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
         if isinstance(symbol, textgen.NonterminalSymbol):
             return [(part, context) for part in self._rule(symbol, context).rhs]
         if isinstance(symbol, textgen.EvalSymbol):
+            # Expressions of the game's file: no text of a policy gets here.
             value = eval(_compiled(symbol.expression), {}, context["variables"])
             return [(textgen.TerminalSymbol(value), context)]
         if isinstance(symbol, textgen.ConditionalSymbol):

@@ -100,6 +100,8 @@ def floor_plan(number: int) -> FloorPlan:
     for identifier, (x, z, rotation, horizon) in poses.items():
         cls = receptacle_class(identifier)
         if is_furniture(cls):
+            # Poses are in metres, the ids of places in quarters of a metre and quarters of a turn,
+            # as ALFRED's.
             place = f"loc|{round(x * 4)}|{round(z * 4)}|{int(rotation) // 90}|{int(horizon)}"
             found.append(Receptacle(identifier, cls, place))
     posed = {receptacle.cls for receptacle in found}
@@ -113,6 +115,7 @@ def floor_plan(number: int) -> FloorPlan:
         # read sinkbasinbasin.
         stem, tail = (BASINS[cls], f"|{cls}") if cls in BASINS else (cls, "")
         identifier = f"{stem}|+{index:02d}.00|+00.50|+{index:02d}.25{tail}"
+        # Another x for each, so that no two of them share a place.
         found.append(Receptacle(identifier, cls, f"loc|{index + 20}|{index}|0|30"))
     return FloorPlan(
         number, tuple(sorted(found, key=lambda receptacle: receptacle.id)), tuple(classes)

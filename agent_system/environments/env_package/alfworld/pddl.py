@@ -23,6 +23,7 @@ def problem_text(room, goal: str) -> str:
     """Write the problem of a ``games.Room``; ``goal`` is the goal clause with the bracket that
     closes the problem.
     """
+    # Sorted, because the text is hashed: sets have no order that is the same in every process.
     receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
     object_classes = sorted({thing.cls for thing in room.objects})
     places = sorted({receptacle.location for receptacle in room.receptacles} | {START})
@@ -62,6 +63,7 @@ def _object_facts(thing, receptacle) -> list[str]:
         f"(objectType {symbol} {thing.cls}Type)",
         f"(inReceptacle {symbol} {mangle(receptacle.id)})",
         f"(objectAtLocation {symbol} {mangle(receptacle.location)})",
+        # Lamps are switched on where they stand; what can be carried is everything else.
         f"({'toggleable' if thing.cls in layout.LAMPS else 'pickupable'} {symbol})",
     ]
     return facts + [

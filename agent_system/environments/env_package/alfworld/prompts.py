@@ -80,6 +80,7 @@ class CompactPrompts:
         del levels  # both variants read the same
         lines = [compact_first(first.text)]
         for seen, action in history:
+            # The first text stands at the top already; of the first turn only the action is new.
             lines += [f"{compact(seen)} > {action}" if seen != first.text else f"> {action}"]
         if observation.text != first.text:
             lines.append(compact(observation.text))
@@ -155,6 +156,7 @@ class FullPrompts:
         return "\n".join([*parts, self._actions(observation)])
 
     def _actions(self, observation: Observation) -> str:
+        # ``help`` lists commands and changes nothing: in the list it would only cost tokens.
         actions = [
             action for action in observation.info.get("admissible_actions", ()) if action != "help"
         ]

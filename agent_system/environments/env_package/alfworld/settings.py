@@ -1,9 +1,9 @@
 """The ``env.alfworld`` section, and the names of the six task types."""
 
 import os
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, field_validator
+from pydantic import BeforeValidator, ValidationInfo, field_validator
 
 from agent_system.environments.settings import EnvSettings
 from verl.utils.settings import NonNegativeInt, PositiveInt
@@ -24,7 +24,7 @@ EVAL_SPLITS = {
 }
 
 
-def _short_names(names: Any) -> Any:
+def _short_names(names: object) -> object:
     """``pick_and_place_simple`` -> ``pick``; short names pass, and so does what is no name."""
     listed = [names] if isinstance(names, str) else names
     if isinstance(listed, list | tuple):
@@ -77,7 +77,7 @@ class AlfworldSettings(EnvSettings):
 
     @field_validator("receptacles", "objects")
     @classmethod
-    def _range(cls, bounds: tuple[int, int], info: Any) -> tuple[int, int]:
+    def _range(cls, bounds: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
         least = 2 if info.field_name == "receptacles" else 0
         if not least <= bounds[0] <= bounds[1]:
             allowed = f"[fewest, most], {least} <= fewest <= most"

@@ -96,6 +96,7 @@ class Store:
             "objects": self.settings.objects,
             "seed": self.settings.seed,
             "split": self.split,
+            # A split of another size is written anew: its tasks count the games of all of it.
             "size": self.size,
         }
         name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -125,9 +126,8 @@ class Store:
             self._write(temporary)
             os.rename(temporary, folder)
         except OSError:
-            if not (
-                folder / "index.json"
-            ).exists():  # another process may have been first; its games are the same
+            # Another process may have been first; its games are the same.
+            if not (folder / "index.json").exists():
                 raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -147,6 +147,7 @@ class Store:
         digest = hashlib.blake2b(
             "".join(entry["hash"] for entry in entries).encode(), digest_size=16
         ).hexdigest()
+        # Index and games reach the disk before the rename makes them visible.
         _write_synced(folder / "games.jsonl", b"".join(lines))
         _write_synced(
             folder / "index.json", json.dumps({"hash": digest, "games": entries}).encode()
@@ -172,6 +173,7 @@ class Store:
         return game
 
 
+# A worker reads many games of few splits.
 @functools.lru_cache(maxsize=8)
 def _read_index(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "index.json").read_text())
@@ -257,6 +259,8 @@ def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     found = []
     for path in sorted((root / name).rglob("game.tw-pddl")):
         kind = SHORT_NAMES.get(_official_type(path))
+        # ``solvable`` is missing where nobody looked for a solution: such games are left out as
+        # well.
         if kind in settings.task_types and json.loads(path.read_text()).get("solvable"):
             where = path.relative_to(root).as_posix()
             found.append(

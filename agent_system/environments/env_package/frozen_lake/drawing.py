@@ -11,6 +11,7 @@ SIDES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 def read(text: str) -> tuple[str, dict[Cell, str]]:
     """What is said above the drawing, with its line break, and the sign of every cell."""
     lines = text.splitlines()
+    # A line of the drawing holds single signs alone; a sentence above it always has longer words.
     drawn = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
     cells = {
         (row, column): sign

@@ -67,6 +67,7 @@ class LakePlayer:
     def _after(self, cell: Cell) -> Iterator[tuple[str, Cell]]:
         for move, (down, right) in SIDES.items():
             further = (cell[0] + down, cell[1] + right)
+            # Off the lake counts as a hole: neither is a way.
             if self.cells.get(further, HOLE) != HOLE:
                 yield move, further
 

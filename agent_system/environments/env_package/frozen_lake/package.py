@@ -31,9 +31,11 @@ ICE = {
     ),
     False: "The ice is not slippery: you move where you want.",
 }
+# The start is ice like any other once one has left it, and is drawn so.
 DRAWN = str.maketrans("SFH", "..O")
 VAL_SHARE = 5  # one map in five may be held out
-PATIENCE = 300  # draws without a new map before giving up: small lakes have few different ones
+# Draws without a new map before giving up: small lakes have few different ones.
+PATIENCE = 300
 
 
 class FrozenLake:
@@ -57,6 +59,7 @@ class FrozenLake:
         """
         if self._map != tuple(task["map"]):
             self._map = tuple(task["map"])
+            # Made for a new map only: gymnasium builds a table of all transitions from it.
             self._lake = rules.FrozenLakeEnv(desc=task["map"], is_slippery=self.settings.slippery)
         self._lake.reset(seed=seed)
         return self._look("")
@@ -86,6 +89,7 @@ class FrozenLake:
             for m, (_, down, right) in MOVES.items()
             if 0 <= row + down < size and 0 <= column + right < size
         }
+        # On slippery ice a move off the lake may slip to one of its sides, so it is worth trying.
         return [move for move in MOVES if self.settings.slippery or move in inside]
 
     def _look(self, said: str) -> Observation:
@@ -126,6 +130,7 @@ def _maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
         len(found[split]) < wanted[split] for split in wanted
     ):
         rows = _draw(settings, random.Random(derive_seed(NAME, settings.map_seed, number)))
+        # By the map itself, not by its number: the same map comes up under many numbers.
         split = "train" if derive_seed(NAME, *rows) % VAL_SHARE else "val"
         number += 1
         if len(found[split]) < wanted[split] and rows not in found[split]:
@@ -136,6 +141,8 @@ def _maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
 
 def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
     size = settings.size
+    # A board without a way to the goal is thrown away; the bounds of ``frozen`` keep that rare
+    # enough.
     while True:
         board = [
             ["F" if draw.random() < settings.frozen else "H" for _ in range(size)]

@@ -12,6 +12,8 @@ from agent_system.environments.base import (
 )
 from agent_system.environments.experts import Tried, disturbed
 
+# The expert reads what a policy reads, not the environment: a demonstration must be possible to
+# imitate from the observations alone.
 _PLACES = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
 _LENGTHS = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 
@@ -20,6 +22,8 @@ def way_to(distance: int) -> list[str]:
     """The fewest moves over ``distance`` numbers, to the right where it is positive."""
     side = "right" if distance > 0 else "left"
     jumps, steps = divmod(abs(distance), 3)
+    # All jumps come first. Near an end of the line that still works: both lie inside it, and the
+    # way between them is never overshot.
     return [f"jump {side}"] * jumps + [side] * steps
 
 
@@ -72,4 +76,5 @@ def start(episode: EpisodeStart) -> LinePlayer:
     return LinePlayer(episode.first, episode.rng, episode.noise)
 
 
+# Numbers that a new tokenizer is to know as one token each.
 EXPERT = Expert(start, words=lambda: [f" {number}" for number in range(31)])

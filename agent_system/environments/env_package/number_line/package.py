@@ -126,6 +126,8 @@ def tasks(settings: LineSettings, split: str) -> list[Task]:
     """All (start, target) pairs of the line; every fourth target offset is held out for ``val``."""
     numbers = range(settings.size + 1)
     pairs = [(a, b) for a in numbers for b in numbers if a != b]
+    # By both numbers: by their difference alone, whole distances would be held out, and validation
+    # would ask for moves that were never trained.
     chosen = [(a, b) for a, b in pairs if ((a + 2 * b) % 4 == 0) == (split == "val")]
     limit = settings.val_tasks if split == "val" else settings.train_tasks
     return [
@@ -142,6 +144,7 @@ def prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
 def project(text: str) -> tuple[str, bool]:
     """The last tagged action in ``text``; without one the stripped text, not well-formed."""
     found = ACTION.findall(text)
+    # The end of the text, for an action stands last; 40 characters are more than any move has.
     return (found[-1].strip().lower(), True) if found else (text.strip().lower()[-40:], False)
 
 

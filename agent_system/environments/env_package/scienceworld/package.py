@@ -21,6 +21,7 @@ from agent_system.environments.env_package.scienceworld.variations import (
 )
 
 NAME = "scienceworld"
+# The reply to what the simulator cannot read begins like this; it has no other mark of it.
 UNKNOWN = "No known action matches that input."
 # The simulator's own command would plan the whole solution again, which takes up to 30 s.
 REPLAY = "reset task"
@@ -69,6 +70,7 @@ class ScienceWorldEnv:
         """
         text = UNKNOWN if action == REPLAY else self._server.step(action)
         points = self._server.getScore()
+        # Below 0 means failed. Cut at 0, so that a failure takes back what was gained and no more.
         score = min(max(points, 0.0), 1.0)
         reward = score - self._score
         self._score = score
@@ -93,6 +95,7 @@ class ScienceWorldEnv:
     def close(self) -> None:
         """Give the simulator and the JVM back."""
         if self._server is not None:
+            # The simulator is an object of the JVM, which lives on there until it is freed.
             self._jvm.free(self._server)
             jvm.release(self._jvm)
             self._server = None
@@ -101,8 +104,11 @@ class ScienceWorldEnv:
         self._server.load(task["name"], task["variation"], self.settings.simplification, gold)
 
     def _observe(self, text: str) -> Observation:
+        # Both looks are free: they take no step of the simulated time.
         seen = self._server.freeActionLook()
         held = self._server.freeActionInventory()
+        # The score is part of the state: the same room and hands may be before or after a step that
+        # pays once.
         anchor = f"{seen}\n{held}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:

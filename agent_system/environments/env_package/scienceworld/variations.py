@@ -2,6 +2,8 @@
 without Java.
 """
 
+# Written down, for tasks are listed where no JVM runs yet; a test asks the simulator whether these
+# are still its numbers.
 VARIATIONS = {
     "boil": 30,
     "change-the-state-of-matter-of": 30,
@@ -40,6 +42,8 @@ def split_variations(name: str, part: str) -> range:
     """The variations of experiment ``name`` in ``part`` (``train``, ``dev`` or ``test``)."""
     count = VARIATIONS[name]
     quarter = count // 4
+    # In blocks, as the simulator splits them, and not by a hash: results then compare with those
+    # that others report on its splits. What does not divide by four goes to ``test``.
     parts = {
         "train": (0, 2 * quarter),
         "dev": (2 * quarter, 3 * quarter),

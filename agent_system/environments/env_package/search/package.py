@@ -93,6 +93,7 @@ class SearchEnv:
         return "\n".join(lines) or "Nothing was found."
 
     def _look(self, text: str) -> Observation:
+        # Sorted: two histories that found the same passages in another order know the same.
         anchor = f"{self._task['question']} | {'; '.join(sorted(self._seen))}"
         return Observation(
             text,
@@ -103,6 +104,7 @@ class SearchEnv:
 
 def normalized(text: str) -> str:
     """Lower case, without punctuation, articles and superfluous blanks, as SQuAD compares."""
+    # Punctuation goes first: otherwise the "a" of "a.m." would be taken for an article.
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
@@ -117,6 +119,7 @@ def f1(given: str, answers: list[str]) -> float:
     def score(answer: str) -> float:
         ours = normalized(given).split()
         theirs = normalized(answer).split()
+        # Counted with multiplicity. Where both are empty once normalised they are equal, hence 1.0.
         common = sum((Counter(ours) & Counter(theirs)).values())
         return 2 * common / (len(ours) + len(theirs)) if common else float(ours == theirs)
 
@@ -137,17 +140,22 @@ def tasks(settings: SearchSettings, split: str) -> list[Task]:
         return [_from_file(json.loads(line)) for line in lines if line.strip()]
     return [
         {
+            # A question's task id is its text, so the same question in two splits is found as an
+            # overlap.
             "task_id": f"{NAME}/{question['question']}",
             "data_source": f"{NAME}_{question['hops']}hop",
             **question,
         }
         for question in build()[1]
         if question["hops"] <= settings.max_hops
+        # By the first document that is needed: all questions about a subject, of one hop or two,
+        # are on one side, so that none is answered from what was learnt about it in training.
         and (derive_seed(NAME, question["support"][0]) % VAL_SHARE == 0) == (split == "val")
     ]
 
 
 def _from_file(line: dict[str, Any]) -> Task:
+    # Search-R1's data sets say ``golden_answers``, and some of them hold a single text there.
     answers = line["answers"] if "answers" in line else line["golden_answers"]
     answers = [answers] if isinstance(answers, str) else list(answers)
     source = str(line.get("data_source", NAME))

@@ -26,6 +26,7 @@ class Retriever(Protocol):
 
 @lru_cache(maxsize=1)
 def _index() -> tuple[list[Passage], KeywordIndex]:
+    # Titles are searched too: questions name things by them.
     passages = list(build()[0].items())
     return passages, KeywordIndex([f"{title} {text}" for title, text in passages])
 
@@ -57,6 +58,8 @@ class RemoteRetriever:
         """See ``Retriever``."""
         reply = self._post({"queries": [query], "topk": topk, "return_scores": True})
         try:
+            # Servers that know no scores give documents without the wrapping in ``document``. What
+            # is more than ``topk`` is cut off, for a server may give what it likes.
             return [
                 _passage(item.get("document", item)["contents"]) for item in reply["result"][0]
             ][:topk]
@@ -106,6 +109,7 @@ def _may_pass(error: BaseException) -> bool:
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
+        # Cases that time does not heal, such as 404 or a broken URL, fail at the first attempt.
         status = error.response.status_code
         return status >= 500 or status == 429
     return isinstance(
@@ -115,8 +119,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _passage(contents: str) -> Passage:
-    contents = contents.encode(
-        "utf-8", "replace"
-    ).decode()  # half a surrogate pair becomes a question mark
+    # Half a surrogate pair, which no tokenizer takes, becomes a question mark.
+    contents = contents.encode("utf-8", "replace").decode()
     title, _, text = contents.partition("\n")
     return title.strip().strip('"'), text.strip()

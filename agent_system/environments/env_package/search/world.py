@@ -33,6 +33,7 @@ def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
         asked = tables["kinds"][kind]["questions"]
         for number, entity in enumerate(entities):
             shown = {field: _text(value) for field, value in entity.items()}
+            # Sentences take turns, so that the documents of a kind are not all of one pattern.
             documents[entity["name"]] = sentences[number % len(sentences)].format(**shown)
             questions += [
                 _question(entity, words, path, tables["aliases"]) for words, path in asked
@@ -42,12 +43,15 @@ def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
 
 def _entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
     """All entities by kind; a kind may only refer to those above it."""
+    # One generator for the whole world, asked in the order of the tables: a change of a table
+    # changes everything below it.
     draw = random.Random(derive_seed("search", "world"))
     words = tables["words"]
     world = {}
     for kind, form in tables["kinds"].items():
         heads, between, tails = form["name"]
         names = [between.join(pair) for pair in itertools.product(words[heads], words[tails])]
+        # Without replacement: two entities of one name would share a document.
         world[kind] = [{"name": name} for name in draw.sample(names, form["count"])]
         for entity in world[kind]:
             for field, source in form["fields"].items():
@@ -84,6 +88,7 @@ def _text(value: Any) -> str:
 def _question(
     entity: Entity, words: str, path: str, aliases: dict[str, list[str]]
 ) -> dict[str, Any]:
+    # The last thing on the way is the answer; the documents of all before it have to be looked up.
     *way, answer = _follow(entity, path)
     forms = ["{}", *aliases.get(path.rpartition(".")[2], [])]
     return {

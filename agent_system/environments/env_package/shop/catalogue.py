@@ -62,6 +62,7 @@ def find(count: int, query: str, limit: int) -> list[Product]:
 
 
 def _product(tables: dict[str, Any], number: int) -> Product:
+    # Each product has a generator of its own: a larger catalogue begins with the same products.
     draw = random.Random(derive_seed("shop", "product", number))
     kind = list(tables["kinds"])[number % len(tables["kinds"])]
     form = tables["kinds"][kind]
@@ -69,6 +70,7 @@ def _product(tables: dict[str, Any], number: int) -> Product:
     options: dict[str, tuple[str, ...]] = {}
     for name, values in (("color", tables["colors"]), ("size", form["sizes"])):
         offered = draw.sample(values, min(CHOICES, len(values)))
+        # Drawn without order, shown in the order of the table: small, medium, large.
         options[name] = tuple(sorted(offered, key=values.index))
     title = f"{draw.choice(tables['brands'])} {kind}, {attributes[0]}, {attributes[1]}"
     price = draw.randint(*form["price"]) + draw.choice((0.0, 0.49, 0.95))
@@ -83,6 +85,7 @@ def goal(product: Product, number: int) -> dict[str, Any]:
     draw = random.Random(derive_seed("shop", "goal", product.item_id, number))
     attributes = draw.sample(product.attributes, WANTED)
     options = {name: draw.choice(values) for name, values in product.options.items()}
+    # Above the price by 30 dollars at most, and a multiple of 10 as people say it.
     max_price = (int(product.price) // 10 + draw.randint(1, 3)) * 10
     color = options["color"]
     size = options["size"]
@@ -111,6 +114,7 @@ def score(bought: Product, chosen: dict[str, str], wish: dict[str, Any]) -> floa
     fulfilled = len(set(wish["attributes"]) & set(bought.attributes))
     fulfilled += sum(chosen.get(name) == value for name, value in wish["options"].items())
     fulfilled += bought.price < wish["max_price"]
+    # One for the price.
     share = fulfilled / (len(wish["attributes"]) + len(wish["options"]) + 1)
     if bought.kind == wish["kind"]:
         return SAME_KIND * share

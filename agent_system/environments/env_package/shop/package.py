@@ -102,10 +102,12 @@ def tasks(settings: ShopSettings, split: str) -> list[Task]:
     for product in catalogue(settings.products).values():
         for number in range(settings.goals_per_product):
             wish = goal(product, number)
+            # Two goals may read the same: an instruction stands for one task.
             wishes.setdefault(wish["instruction"], (f"{NAME}/{product.item_id}-{number}", wish))
     return [
         {"task_id": task_id, "data_source": NAME, "goal": wish}
         for task_id, wish in wishes.values()
+        # By the product: all goals around one are on the same side.
         if (derive_seed(NAME, wish["item_id"]) % VAL_SHARE == 0) == (split == "val")
     ]
 

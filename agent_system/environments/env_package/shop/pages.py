@@ -67,8 +67,10 @@ class Page:
             return replace(self, name=target)
         if self.name == "results":
             item = next(product for product in self.shown if product.item_id == target)
+            # Another item is another choice: options are forgotten, as a shop forgets them.
             return replace(self, name="item", item=item, chosen=())
         option = next(name for name, values in self.product.options.items() if target in values)
+        # Sorted, so that the order of clicks makes no difference to the anchor.
         return replace(self, chosen=tuple(sorted({**dict(self.chosen), option: target}.items())))
 
     def _back(self) -> "Page":
@@ -81,6 +83,7 @@ class Page:
         if self.name == "home":
             return "This is the search page."
         if self.name == "results":
+            # A search that finds nothing still has one page.
             pages = max(1, -(-len(self.results) // self.page_size))
             lines = [
                 f"{product.item_id}: {product.title}, ${product.price:.2f}"

@@ -60,6 +60,7 @@ class SokobanPlayer:
         if changed and action == self.plan[0]:
             self.plan = self.plan[1:]
         elif changed:
+            # A move that was not planned, by noise: the old plan does not fit the new state.
             self.plan = self._way(self.state) or self.plan
 
     def _useless(self, after: dict[str, State]) -> list[str]:
@@ -86,6 +87,8 @@ class SokobanPlayer:
                 continue
             behind = moved(ahead, step)
             if behind in self.floor and behind not in boxes:
+                # Boxes are interchangeable: sorted, so that two states that look the same are the
+                # same.
                 pushed = tuple(sorted(behind if box == ahead else box for box in boxes))
                 yield move, (ahead, pushed)
 

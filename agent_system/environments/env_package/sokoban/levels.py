@@ -46,6 +46,7 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
         number += 1
         if level is None or (name := canonical(level[0])) in known:
             continue
+        # Mirror images have one name, and so are on the same side of the split.
         split = "train" if derive_seed(NAME, name) % VAL_SHARE else "val"
         if len(found[split]) < wanted[split]:
             known.add(name)
@@ -64,16 +65,19 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
 def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, list[str]] | None:
     """One level and its shortest solution; None where the room that was drawn has none."""
     floor = _room(settings, draw)
+    # Targets must be free of boxes at the start, so the room has to hold both and the player.
     if len(floor) < 2 * settings.num_boxes + 1:
         return None
     targets = tuple(sorted(draw.sample(sorted(floor), settings.num_boxes)))
     layers, way = _backwards(floor, targets, settings.search_depth)
+    # A box that stands on its target at the start would be no work.
     starts = [
         [s for s in layer if not set(s[1]) & set(targets)] for layer in layers[settings.min_moves :]
     ]
     starts = [layer for layer in starts if layer]
     if not starts:
         return None
+    # First a number of moves, then a state: far states are more, and would be nearly all levels.
     state = draw.choice(draw.choice(starts))
     return draw_level(settings.dim_room, floor, targets, state), list(_follow(state, way))
 
@@ -115,6 +119,7 @@ def _room(settings: SokobanSettings, draw: random.Random) -> set[Cell]:
     largest: set[Cell] = set()
     while left:
         part = set()
+        # The least cell, for a set has no order that is the same in every process.
         edge = [min(left)]
         while edge:
             cell = edge.pop()
@@ -157,6 +162,8 @@ def _before(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
         if came_from not in floor or came_from in boxes:
             continue
         yield move, (came_from, boxes)
+        # Backwards a push is a pull: the player steps away, and the box in front of him comes
+        # along.
         if ahead in boxes:
             yield move, (came_from, tuple(sorted(player if box == ahead else box for box in boxes)))
 

@@ -69,6 +69,7 @@ class Sokoban:
         """Move; see ``SokobanSettings.reward`` for what it pays."""
         action = action.strip().lower()
         valid = action in MOVES and self._free(MOVES[action])
+        # Judged before the move, as the reward counts what this move placed or took off.
         placed = self._placed()
         if valid:
             ahead = moved(self._player, MOVES[action])

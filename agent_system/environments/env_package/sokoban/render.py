@@ -40,7 +40,8 @@ def _tile(sign: str, size: int) -> np.ndarray:
     """
     cell = np.empty((size, size, 3), dtype=np.uint8)
     cell[:] = WALL_COLOUR if sign == WALL else FLOOR_COLOUR
-    across = np.abs(np.arange(size) - (size - 1) / 2) / (size / 2)  # 0 in the middle, 1 at the edge
+    # 0 in the middle, 1 at the edge.
+    across = np.abs(np.arange(size) - (size - 1) / 2) / (size / 2)
     rows = across[:, None]
     columns = across[None, :]
     if sign in (TARGET, PLAYER_ON_TARGET):

@@ -8,9 +8,9 @@ start (by hash) belongs to validation.
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
@@ -38,13 +38,34 @@ class Game:
     moves: Callable[[Any], list[str]] | None = None  # TextArena's game -> the moves it would accept
 
 
-def _guesses(game: Any) -> list[str]:
+class _NumberGame(Protocol):
+    """What GuessTheNumber says of its numbers."""
+
+    min_number: int
+    max_number: int
+    guessed_numbers: Collection[int]
+
+
+class _SquareGame(Protocol):
+    """What games on a square say of it."""
+
+    size: int
+
+
+class _LakeGame(_SquareGame, Protocol):
+    """What FrozenLake says besides; ``actions`` are (down, right) by name."""
+
+    actions: Mapping[str, tuple[int, int]]
+    state: Any
+
+
+def _guesses(game: _NumberGame) -> list[str]:
     return [
         str(n) for n in range(game.min_number, game.max_number + 1) if n not in game.guessed_numbers
     ]
 
 
-def _ways(game: Any) -> list[str]:
+def _ways(game: _LakeGame) -> list[str]:
     row, column = game.state.game_state["player_pos"]
     inside = {(r, c) for r in range(game.size) for c in range(game.size)}
     return [
@@ -54,7 +75,7 @@ def _ways(game: Any) -> list[str]:
     ]
 
 
-def _switches(game: Any) -> list[str]:
+def _switches(game: _SquareGame) -> list[str]:
     return [f"{row} {column}" for row in range(game.size) for column in range(game.size)]
 
 
@@ -80,6 +101,7 @@ GAMES = {
         example="[0 1]",
         moves=_switches,
     ),
+    # No list of moves: a code is one of hundreds, and to list them would be most of the prompt.
     "Mastermind": Game(
         "Mastermind-v0-raw",
         ("code_length", "num_numbers", "max_turns"),
@@ -112,11 +134,11 @@ class TextArenaEnv:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
         del seed  # the task says it all
         self.game = self._make(self.kind.env_id, **self._options)
+        # TextArena draws from Python's process-wide generator and seeds it; nobody else's draws may
+        # follow from which game was started last.
         before = random.getstate()
         try:
-            self.game.reset(
-                num_players=1, seed=task["number"]
-            )  # it seeds the process-wide generator
+            self.game.reset(num_players=1, seed=task["number"])
         finally:
             random.setstate(before)
         return self._observe("")
@@ -125,9 +147,12 @@ class TextArenaEnv:
         """Play ``action``, with or without brackets; done when TextArena says so or ``max_turns``
         are played.
         """
+        # TextArena reads only what stands in brackets, and a policy easily forgets them.
         move = action if "[" in action else f"[{action}]"
         over, _ = self.game.step(move)
         state = self.game.state
+        # A first broken rule is an error that the next good move forgives; the second in a row ends
+        # the game and is noted as an invalid move. Rewards exist only once the game is over.
         broken = state.error_count > 0 or state.game_info[0]["invalid_move"]
         score = state.rewards[0] if over else 0.0
         won = over and not broken and score >= 1.0
@@ -146,6 +171,7 @@ class TextArenaEnv:
 
     def _observe(self, last: str) -> Observation:
         _, messages = self.game.get_observation()
+        # Only what the game says: the player's own words are in the prompt already, as turns.
         said = [text.strip() for speaker, text, _ in messages if speaker == GAME]
         info: dict[str, Any] = {"won": False}
         if self.kind.moves is not None:
@@ -163,9 +189,13 @@ def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
     for number in range(TRIES * wanted):
         try:
             env.reset({"number": number})
-        except ZeroDivisionError:  # LightsOut with all lights out
+        except ZeroDivisionError:
+            # LightsOut divides by the lights that are on, and a start may have none.
             continue
         name = env.start_hash()
+        # A share of the numbers would not do: different numbers often start the same game, and then
+        # the same start could be trained on and validated. The content decides, whatever its number
+        # is.
         if (int(name, 16) % 4 == 0) == (split == "val"):
             found.setdefault(
                 name, {"task_id": f"{source}/{name}", "data_source": source, "number": number}

@@ -25,6 +25,7 @@ def draw(spec: dict[str, Any], split: str, number: int) -> Any:
     import textworld
     from textworld.challenges import CHALLENGES
 
+    # NumPy's generators, which TextWorld seeds with it, take at most 32 bits.
     seed = derive_seed("textworld", spec["game_seed"], split, number) % 2**31
     options = textworld.GameOptions()
     options.seeds = seed
@@ -32,10 +33,11 @@ def draw(spec: dict[str, Any], split: str, number: int) -> Any:
     if spec["game"] == "simple":
         settings["test"] = split == "val"  # other foods
     if spec["game"] == "cooking":
+        # TextWorld draws a recipe only where some of it has to be taken, and refuses a seed
+        # elsewhere; 0 keeps the recipe fixed.
         settings |= {"recipe_seed": 1 + seed % 10_000 if settings["take"] else 0}
-        settings |= {
-            "split": "valid" if split == "val" else "train"
-        }  # other foods and other ways to prepare them
+        # Other foods, and other ways to prepare them.
+        settings |= {"split": "valid" if split == "val" else "train"}
     return CHALLENGES[f"tw-{spec['game']}"][1](settings, options)
 
 
@@ -53,9 +55,12 @@ def write_game(job: tuple[str, int], spec: dict[str, Any], folder: Path) -> str:
     from textworld.generator.game import Game
 
     data = draw(spec, *job).serialize()
+    # Hashed is what reading the file will give back, not the game in memory.
     name = content_hash(Game.deserialize(data))
     path = folder / f"{name}.json"
     if not path.exists():
+        # Several processes may draw the same game at a time: each writes a file of its own, the
+        # last rename wins, and all of them hold the same.
         temporary = folder / f".{name}.{os.getpid()}.tmp"
         temporary.write_text(json.dumps(data, sort_keys=True))
         os.replace(temporary, path)
@@ -71,10 +76,16 @@ def make(
     found: dict[str, list[str]] = {}
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         for split, count in counts.items():
+            # Validation comes first in ``counts``: where games run short, training is what gets
+            # fewer.
             taken = {name for names in found.values() for name in names}
+            # A dictionary, for a set would lose the order of drawing, and with it which games are
+            # kept.
             names: dict[str, None] = {}
             for start in range(0, TRIES * count, count):
                 jobs = [(split, number) for number in range(start, start + count)]
+                # One game per job: at half a second each, chunks would leave processes idle at the
+                # end.
                 drawn = pool.map(
                     functools.partial(write_game, spec=spec, folder=folder), jobs, chunksize=1
                 )

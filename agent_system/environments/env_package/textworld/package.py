@@ -14,6 +14,8 @@ from agent_system.environments.env_package.textworld.store import GameStore
 
 NAME = "textworld"
 COOKING = ("recipe", "take", "go", "open", "cook", "cut", "drop")
+# What shapes a kind of game. Other keys are left out of the store's name, so that they do not make
+# the same games again.
 SETTINGS_OF = {
     "coin_collector": ("level",),
     "treasure_hunter": ("level",),
@@ -24,9 +26,8 @@ RULES = """\
 You play a text adventure. Each turn you see what happened and which commands are possible. \
 Reach the goal in as few turns as you can. Copy your command exactly from the list of \
 possible actions."""
-_PROMPT_LINE = re.compile(
-    r"\n>\s.*\Z", re.DOTALL
-)  # what the game prints below its answer: score, moves, place
+# What the game prints below its answer: score, moves, place.
+_PROMPT_LINE = re.compile(r"\n>\s.*\Z", re.DOTALL)
 _FAREWELL = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
 _GAPS = re.compile(r"\n\s*\n+")
 
@@ -35,6 +36,7 @@ def store_of(settings: TextWorldSettings) -> GameStore:
     """Where the games of ``settings`` are."""
     own = {key: getattr(settings, key) for key in SETTINGS_OF[settings.game]}
     spec = {"game": settings.game, "game_seed": settings.game_seed, "settings": own}
+    # Validation first: the generator gives later splits only what earlier ones do not hold.
     return GameStore(
         settings.data_dir, spec, {"val": settings.val_games, "train": settings.train_games}
     )
@@ -63,8 +65,10 @@ class TextWorldEnv:
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``, which says everything: ``seed`` changes nothing."""
         del seed  # the task says it all
+        # The members of a group often play the same game one after the other: it is loaded once.
         if self._loaded != task["game"]:
             path = str(self._store.compiled(task["game"]))
+            # Nothing is loaded while loading is under way: a failure must not leave the old name.
             self._loaded = None
             if self._engine is None:
                 self._engine = self._textworld.start(path, self._infos)
@@ -81,8 +85,10 @@ class TextWorldEnv:
         """
         before = self._state
         self._state, _, done = self._engine.step(action)
+        # A game without points has a highest score of 0.
         reward = (self._state.score - before.score) / max(1, self._state.max_score)
         observation = self._observe(self._state.feedback)
+        # Admissible before the move, for what is admissible after it says nothing about it.
         observation.info["is_action_valid"] = action in before.admissible_commands
         return observation, reward, bool(done), observation.info
 

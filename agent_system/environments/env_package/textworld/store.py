@@ -24,6 +24,7 @@ from verl.utils.threads import available_cpus
 
 logger = logging.getLogger(__name__)
 VERSION = 1  # raise it when the same settings would give other games
+# At about half a second a game that is some 14,000 of them on one core.
 MAKE_S = 7200  # seconds that making all games of a run may take
 MODULE = "agent_system.environments.env_package.textworld.generate"
 
@@ -74,6 +75,8 @@ class GameStore:
         return json.loads((self.games / f"{name}.json").read_text())["metadata"]["walkthrough"]
 
     def _key(self) -> str:
+        # The library's version is part of the name: another one may make other games of the same
+        # seeds.
         shape = [VERSION, metadata.version("textworld"), self.spec, self.counts]
         return hashlib.blake2b(
             json.dumps(shape, sort_keys=True).encode(), digest_size=8
@@ -84,6 +87,7 @@ class GameStore:
         processes = available_cpus()
         words = [str(self.games), json.dumps(self.spec), json.dumps(self.counts), str(processes)]
         command = [sys.executable, "-m", MODULE, *words]
+        # A process of its own, for the hash seed of a running interpreter cannot be changed.
         environ = {
             **os.environ,
             "PYTHONHASHSEED": "0",
@@ -95,6 +99,7 @@ class GameStore:
             raise RuntimeError(
                 f"textworld could not make games of {self.spec}:\n{done.stderr[-2000:]}"
             )
+        # What the library prints while it makes games stands before the last line.
         return json.loads(done.stdout.splitlines()[-1])
 
     def _compile(self, name: str) -> None:
@@ -115,6 +120,8 @@ class GameStore:
             raise DamagedStore(
                 f"{source} is damaged or missing: delete {self.root} and the games are made again"
             )
+        # Inside the store, so that the rename stays on one file system; the compiler leaves other
+        # files beside its result, which go with the folder.
         with tempfile.TemporaryDirectory(dir=self.games) as folder:
             options = textworld.GameOptions()
             options.path = f"{folder}/{name}.z8"
@@ -132,6 +139,7 @@ def _write(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock file ``path``; the kernel gives it back when its holder dies."""
+    # The lock file stays: whoever deletes it lets two processes hold different files of one name.
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -24,6 +24,7 @@ from agent_system.environments.env_package.textworld_express.settings import (
 
 NAME = "textworld_express"
 NOT_ISOLATED = ("sorting",)
+# As the library numbers the games of its folds; a test compares them.
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
 BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
 RULES = """\
@@ -62,9 +63,8 @@ class TextWorldExpressEnv:
 
         An action is valid when it was admissible.
         """
-        spelled = {
-            possible.lower(): possible for possible in self._possible
-        }  # upper case matters in "1mL of oil"
+        # Upper case matters in "1mL of oil".
+        spelled = {possible.lower(): possible for possible in self._possible}
         valid = action.lower() in spelled
         state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
         reward = state["score"] - self._score
@@ -105,6 +105,8 @@ class TextWorldExpressEnv:
         """Note in ``seen`` what this room and all behind it look like, doors open; the moves that
         lead back here.
         """
+        # Doors are opened first: the walk is to see all rooms, and this one as it looks with open
+        # doors.
         doors = [
             f"open door to {way}" for way in BACK if f"open door to {way}" in state["validActions"]
         ]
@@ -130,6 +132,7 @@ class TextWorldExpressEnv:
 
     def _start(self, task: Task, gold: bool = False) -> dict[str, Any]:
         game = (task["game"], task["params"])
+        # The library loads a game for its params, and only the number changes from task to task.
         if game != self._loaded:
             complaint = self._server.load(*game)
             if complaint:
@@ -140,7 +143,8 @@ class TextWorldExpressEnv:
         return json.loads(self._server.generateNewGameJSON(task["number"], task["fold"], gold))
 
     def _observe(self, state: dict[str, Any], text: str) -> Observation:
-        self._possible = sorted(state["validActions"])  # the engine's order differs from run to run
+        # The engine's order differs from run to run.
+        self._possible = sorted(state["validActions"])
         anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
         return Observation(
             text, anchor=anchor, info={"won": False, "admissible_actions": self._possible}
@@ -181,15 +185,15 @@ def _different_games(settings: TextWorldExpressSettings) -> dict[str, list[Task]
     ]
     with contextlib.closing(TextWorldExpressEnv(settings)) as env:
         starts = [env.content(task) for task in drawn]
+        # Games that start alike are not always the same: what differs may lie behind a door.
         alike = Counter(starts)
         names = [
             env.content(t, rooms=True) if alike[s] > 1 else s
             for t, s in zip(drawn, starts, strict=True)
         ]
     different: dict[str, Task] = {}
-    for task, name in zip(
-        drawn, names, strict=True
-    ):  # the validation fold first: what it holds is not for training
+    # The validation fold comes first: what it holds is not for training.
+    for task, name in zip(drawn, names, strict=True):
         different.setdefault(name, {"task_id": f"{source}/{name}", **task})
     return {
         split: [task for task in different.values() if task["fold"] == fold]

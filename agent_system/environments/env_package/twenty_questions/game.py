@@ -19,6 +19,7 @@ from verl.utils.seeds import derive_seed
 
 MAX_STEPS = 20
 HELD_OUT_SHARE = 4  # one word of so many is for validation
+# A tag that was never closed still counts: turns are cut at their limit of tokens.
 _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.DOTALL)
 _GUESS = re.compile(r"\[([^\[\]]*)\]")
 _ARTICLE = re.compile(r"^(a|an|the)\s+")
@@ -46,6 +47,7 @@ def read_move(text: str) -> Move:
     is a guess.
     """
     tagged = _TAGGED.findall(text)
+    # What stands in a thought is no move, also where no tag follows.
     said = (tagged[-1] if tagged else text.rpartition("</think>")[2]).strip()
     guesses = _GUESS.findall(said)
     if guesses:
@@ -85,6 +87,7 @@ def play(
     done = guessed or left == 0
     reply = _reply(state, move, gamemaster) + ("" if done else f" {left} left.")
     turns = [*state["turns"], (f"[{move.guess}]" if guessed else move.question, reply)]
+    # A new dictionary, for the caller may hold the old state: nothing of it is changed.
     after = {**state, "left": left, "turns": turns, "reply": reply, "done": done, "won": won}
     return after, float(won), done, {"won": won, "is_action_valid": move.valid}
 

@@ -136,6 +136,7 @@ def _thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> Thing:
     if unknown:
         raise ValueError(f"{match['name']}: attributes that are not defined: {', '.join(unknown)}")
     holds = set(_implied((name for name in named if not name.startswith("~")), attributes))
+    # What is implied holds for certain, also where a line calls it unsure.
     unsure = {name[1:] for name in named if name.startswith("~")} - holds
     return Thing(match["name"], int(match["size"]), frozenset(holds), frozenset(unsure))
 

@@ -15,6 +15,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import unk
 from agent_system.environments.env_package.twenty_questions.package import TwentyQuestionsPrompts
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.environments.tasks import epoch_order
+from agent_system.tokens.tokenizer import TextTokenizer
 from verl.utils.seeds import derive_seed
 
 
@@ -39,7 +40,7 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     def __init__(
         self,
-        tokenizer: Any = None,
+        tokenizer: TextTokenizer | None = None,
         env_id: str = "twenty_questions",
         system_prompt: str | None = None,
         max_steps_per_episode: int = game.MAX_STEPS,

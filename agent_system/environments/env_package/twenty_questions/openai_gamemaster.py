@@ -76,6 +76,7 @@ class OpenAIGamemaster:
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
+            # The same question is to get the same answer, which has three words at most.
             "temperature": 0,
             "max_tokens": 8,
         }

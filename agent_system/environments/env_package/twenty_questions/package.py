@@ -29,9 +29,8 @@ also reflects on what was asked.
 <level>4</level><think>what is my plan?</think><action>question or [word]</action> \
 also plans and weighs options."""
 
-_ASKING = ThreadPoolExecutor(
-    SERVER_THREADS, thread_name_prefix="gamemaster"
-)  # starts a thread when it is needed
+# Starts a thread when it is needed: none where the gamemaster is embedded.
+_ASKING = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="gamemaster")
 
 
 def make_gamemaster(settings: GameSettings) -> Gamemaster:

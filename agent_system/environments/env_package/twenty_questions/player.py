@@ -76,6 +76,7 @@ class Player:
     def _keep(self, attribute: str, answer: str) -> None:
         self.facts.append((attribute, answer))
         fits = self._table.consistent(self.candidates, attribute, answer)
+        # An answer that rules out every candidate is not believed: a server may err.
         self.candidates = fits or self.candidates
 
     def _largest_part(self, name: str) -> int:

@@ -67,6 +67,7 @@ def answer(word: str, question: str, table: Knowledge | None = None) -> str:
     asked = normalise(question)
     if _OPEN.search(asked):
         return Answer.UNKNOWN
+    # "isn't it" asks the same as "is it", so it goes before negations are counted.
     asked, negations = _NEGATION.subn(" ", _TAG_QUESTION.sub(" ", asked))
     asked = " ".join(asked.split())
     found = (
@@ -74,6 +75,7 @@ def answer(word: str, question: str, table: Knowledge | None = None) -> str:
         or _size(thing.size, asked, table)
         or _attributes(word, asked, table)
     )
+    # Two negations cancel each other.
     return _OPPOSITE[found] if negations % 2 else found
 
 
@@ -132,6 +134,8 @@ def _phrases(table: Knowledge) -> tuple[re.Pattern[str], dict[str, str]]:
     attribute's phrase.
     """
     names = {normalise(thing): thing for thing in table.things}
+    # Attributes come later and replace things of the same name: the question then asks for the
+    # kind.
     for attribute in table.attributes.values():
         names |= {normalise(phrase): attribute.name for phrase in attribute.phrases}
     longest_first = sorted(names, key=lambda phrase: (-len(phrase), phrase))
