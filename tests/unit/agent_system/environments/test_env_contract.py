@@ -109,7 +109,8 @@ def test_another_process_makes_the_same_tasks():
         "from agent_system.environments.env_registry import get_package\n"
         "cases = json.loads(sys.argv[1])\n"
         "packages = [(get_package(name), section) for name, section in cases.items()]\n"
-        "tasks = [p.tasks(p.read(section), s) for p, section in packages for s in ('train', 'val')]\n"
+        "splits = ('train', 'val')\n"
+        "tasks = [p.tasks(p.read(section), s) for p, section in packages for s in splits]\n"
         "print(hashlib.sha256(json.dumps(tasks).encode()).hexdigest())"
     )
     command = [sys.executable, "-c", code, json.dumps(CASES)]
