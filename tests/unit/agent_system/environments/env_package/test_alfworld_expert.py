@@ -186,6 +186,8 @@ def test_demonstrations_replay_to_a_win(written):
     tasks = {task["task_id"]: task for task in demonstration_tasks(asked)}
     env, prompts = PACKAGE.make(asked), PACKAGE.prompts(asked)
     observation = env.reset(tasks[row["task_id"]], 0)
+    done = False
+    reward = 0.0
     assert row["messages"][0]["content"] == prompts.first(observation, True)
     for number, message in enumerate(row["messages"][1::2]):
         observation, reward, done, _ = env.step(project(message["content"])[0])

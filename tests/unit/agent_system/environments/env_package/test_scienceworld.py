@@ -125,7 +125,7 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
     ]
     start = env.reset(task, 1)
     alone = [env.step(action) for action in actions]
-    neighbour.reset(other)
+    neighbour.reset(other, 0)
     assert env.reset(task, 2) == start
     beside = []
     for action in actions:
@@ -140,7 +140,7 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
 def test_failing_takes_back_what_was_gained(env):
     task = tasks(read({"task_names": ["find-living-thing"]}), "train")[0]
     path = env.gold_path(task)
-    env.reset(task)
+    env.reset(task, 0)
     gained = sum(env.step(action)[1] for action in path[:2])
     assert gained > 0
     _observation, reward, done, info = env.step("focus on air")
@@ -152,7 +152,7 @@ def test_valid_actions_are_listed_where_they_are_asked_for(env):
     task = tasks(read(QUICK), "train")[0]
     assert "admissible_actions" not in env.reset(task).info
     listing = PACKAGE.make(read({"list_actions": True}))
-    possible = listing.reset(task).info["admissible_actions"]
+    possible = listing.reset(task, 0).info["admissible_actions"]
     assert possible == sorted(set(possible)) and "reset task" not in possible
     assert listing.step(possible[0])[3]["is_action_valid"]
     listing.close()

@@ -47,7 +47,7 @@ def test_groups_start_alike_and_train_and_val_hold_different_starts(game):
     def starts(tasks):
         found = set()
         for task in tasks:
-            first = env.reset(task)
+            first = env.reset(task, 0)
             found.add((env.start_hash(), first.text if game in ("FrozenLake", "LightsOut") else ""))
         return found
 
@@ -70,7 +70,7 @@ def test_two_games_in_one_process_do_not_disturb_each_other_nor_the_process():
     ]
     seen_beside = [beside.reset(task).anchor]
     for move in ("down", "up", "down"):
-        neighbour.reset(other)
+        neighbour.reset(other, 0)
         seen_beside.append(beside.step(move)[0].text)
     assert seen == seen_beside and random.random() == expected
 
@@ -90,13 +90,13 @@ def test_a_broken_rule_is_refused_once_and_ends_the_game_the_second_time(game, a
 def test_the_turns_are_limited_exactly():
     env = TextArenaEnv(read({"game": "GuessTheNumber", "max_turns": 2}))
     task = tasks(read({"game": "GuessTheNumber"}), "train")[0]
-    env.reset(task)
+    env.reset(task, 0)
     hidden = env.game.game_number
     wrong = [n for n in range(1, 101) if n != hidden][:2]
     assert not env.step(str(wrong[0]))[2]
     _, reward, done, info = env.step(str(wrong[1]))
     assert (reward, done, info["won"], info["is_action_valid"]) == (0.0, True, False, True)
-    env.reset(task)
+    env.reset(task, 0)
     env.step(str(wrong[0]))
     assert env.step(str(hidden))[1:3] == (1.0, True)
 
@@ -106,7 +106,7 @@ def test_admissible_moves_are_accepted():
         env = TextArenaEnv(read({"game": game}))
         task = tasks(read({"game": game, **SMALL}), "train")[0]
         for move in env.reset(task).info["admissible_actions"]:
-            env.reset(task)
+            env.reset(task, 0)
             assert env.step(move)[3]["is_action_valid"], (game, move)
 
 

@@ -130,8 +130,8 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(section):
     actions = ["look", "fly to the moon", "", "x" * 400, "ö☃ {}", "inventory"]
     start = env.reset(task, 1)
     alone = [env.step(action) for action in actions]
-    neighbour.reset(other)
-    env.reset(other)
+    neighbour.reset(other, 0)
+    env.reset(other, 0)
     assert env.reset(task, 2) == start
     beside = []
     for action in actions:

@@ -107,7 +107,7 @@ def rooms_of(env, task):
     """All there is in a game of ``coin``: where it starts, and what the simulator knows of each
     room.
     """
-    start = env.reset(task)
+    start = env.reset(task, 0)
     return start.text, *sorted(room.toJSON() for room in env._server.game().locations())
 
 
@@ -142,10 +142,10 @@ def test_neighbours_do_not_undo_a_game(game):
     env, neighbour = PACKAGE.make(read({"game": game})), PACKAGE.make(read({"game": game}))
     task = drawn(game)
     path = env.gold_path(task)
-    env.reset(task)
+    env.reset(task, 0)
     for action in path:
         *_, info = env.step(action)
-        neighbour.reset(task)
+        neighbour.reset(task, 0)
     assert info["won"]
     env.close()
     neighbour.close()
@@ -157,11 +157,11 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
     actions = ["look around", "INVENTORY", "fly to the moon", "", "x" * 400, 'say "hi"\n{}', "ö☃"]
     start = env.reset(task, 1)
     alone = [env.step(action) for action in actions]
-    neighbour.reset(other)
+    neighbour.reset(other, 0)
     assert env.reset(task, 2) == start
     beside = []
     for action in actions:
-        neighbour.step(neighbour.reset(other).info["admissible_actions"][0])
+        neighbour.step(neighbour.reset(other, 0).info["admissible_actions"][0])
         beside.append(env.step(action))
     assert alone == beside
     assert [info["is_action_valid"] for *_, info in alone] == [True, True] + [False] * 5
@@ -172,7 +172,7 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
 def test_reward_is_the_change_of_the_score(env):
     task = drawn("twc")
     path = env.gold_path(task)
-    env.reset(task)
+    env.reset(task, 0)
     rewards, scores = [], []
     for action in path:
         _, reward, done, info = env.step(action)

@@ -154,6 +154,13 @@ def test_the_embedded_gamemaster_names_what_it_does_not_know():
         EmbeddedGamemaster()("hello")
 
 
+class AnsweringServer(HTTPServer):
+    """Keeps what it was asked, and what it is to answer."""
+
+    requests: list[tuple]
+    replies: list[tuple[int, str]]
+
+
 @pytest.fixture
 def server():
     """An OpenAI-compatible server; ``replies`` says what it answers, one (status, body) per
@@ -161,6 +168,8 @@ def server():
     """
 
     class Handler(BaseHTTPRequestHandler):
+        server: AnsweringServer
+
         def do_POST(self):
             length = int(self.headers["Content-Length"])
             self.server.requests.append(
@@ -173,11 +182,12 @@ def server():
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *args):
+        def log_message(self, format, *args):
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    server.requests, server.replies = [], []
+    server = AnsweringServer(("127.0.0.1", 0), Handler)
+    server.requests = []
+    server.replies = []
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -240,10 +250,11 @@ def test_no_server_at_all_is_named_as_well():
 
 
 def played(*moves: str, solution: str = "dog", max_steps: int = 20):
-    state, outcome = game.new_game(solution, max_steps), None
-    for move in moves:
-        state, *outcome = game.play(state, move, EmbeddedGamemaster())
-    return state, *outcome
+    """State, reward, done and info after the last of ``moves``."""
+    state = game.new_game(solution, max_steps)
+    for move in moves[:-1]:
+        state = game.play(state, move, EmbeddedGamemaster())[0]
+    return game.play(state, moves[-1], EmbeddedGamemaster())
 
 
 def test_a_right_guess_wins_and_a_wrong_one_ends_the_game():
