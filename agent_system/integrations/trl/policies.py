@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agent_system.tokens.tokenizer import TextTokenizer
 from verl.utils.sampling import SamplingRequest
 from verl.utils.seeds import derive_seed
+from verl.workers.rollout.base import StopTokenizer
 from verl.workers.rollout.hf import HFEngine
 
 
@@ -43,6 +44,10 @@ class SampledOutput:
     outputs: tuple[SampledTurn]
 
 
+class LiveTokenizer(TextTokenizer, StopTokenizer, Protocol):
+    """What a live policy asks of its tokenizer: prompts as tokens, and where a turn stops."""
+
+
 class LivePolicy:
     """Samples from the model that is being trained, without a copy of it.
 
@@ -53,7 +58,7 @@ class LivePolicy:
     def __init__(
         self,
         borrow: Callable[[], AbstractContextManager[Any]],
-        tokenizer: TextTokenizer,
+        tokenizer: LiveTokenizer,
         end_ids: Iterable[int],
         seed: int = 0,
         max_num_seqs: int = 128,

@@ -149,7 +149,9 @@ class GRPOEnvTrainer(GRPOTrainer):
             policy = ServerPolicy(client, self._tokenizer, self.eos_token_ids)
         else:
             seed = self.args.seed + self.accelerator.process_index
-            policy = LivePolicy(self._borrow_model, self._tokenizer, self.eos_token_ids, seed)
+            # Untyped: transformers resolves ``eos_token_id`` at run time, which no checker sees.
+            tokenizer: Any = self._tokenizer
+            policy = LivePolicy(self._borrow_model, tokenizer, self.eos_token_ids, seed)
         return DirectOutputAgent(policy, sampling_params or self._turn_sampling(), self._tokenizer)
 
     def _turn_sampling(self) -> TurnSampling:
