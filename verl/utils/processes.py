@@ -12,4 +12,5 @@ def die_with_parent() -> None:
     nothing happens).
     """
     if sys.platform == "linux":
+        # SIGKILL cannot be ignored: a worker that is stuck in native code ends as well.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

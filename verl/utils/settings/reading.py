@@ -101,6 +101,7 @@ class _Mistake:
             name = str(location.pop(0))
             key = own_keys(current, prefix + "".join(f"{part}." for part in parts)).get(name)
             parts.append(name)
+            # Below a plain value stands nothing: the path goes on, the value does not.
             value = value.get(name) if isinstance(value, Mapping) else None
             current = key.section if key is not None else None
         if value is None and key is not None and not key.is_section:
