@@ -5,7 +5,7 @@ Reductions run in float32 (float64 for float64 input). Values at masked position
 they may be NaN.
 """
 
-from typing import Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Num, Shaped
@@ -69,16 +69,6 @@ def masked_whiten(values: Values, mask: Mask, shift_mean: bool = True) -> Values
     return torch.where(mask.bool(), whitened, 0.0)
 
 
-class _Saved(Protocol):
-    """What the forward pass keeps for the backward pass."""
-
-    temperature: float
-
-    @property
-    def saved_tensors(self) -> tuple[Tensor, ...]: ...
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
 class _TokenStatistics(torch.autograd.Function):
     """Log-prob of the labels and entropy of every row of ``[N, V]`` logits, chunk by chunk in both
     directions.
@@ -90,7 +80,7 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Saved, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
+        ctx: Any, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         work = _work_dtype(logits)
         log_probs = torch.empty(logits.shape[0], dtype=work, device=logits.device)
@@ -107,7 +97,7 @@ class _TokenStatistics(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # hides the parameters' names from the type checker
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
-        ctx: _Saved, *grad_outputs: Tensor
+        ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor, None, None, None]:
         grad_log_probs, grad_entropies = grad_outputs
         logits, labels, entropies = ctx.saved_tensors
