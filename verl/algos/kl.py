@@ -6,9 +6,8 @@ from typing import Protocol, runtime_checkable
 
 from verl.algos.algorithm_registry import choose
 from verl.algos.shapes import PerPosition
-from verl.names import KLEstimator
 
-_ESTIMATORS: dict[KLEstimator, str] = {
+_ESTIMATORS: dict[str, str] = {
     "kl": "k1",
     "k1": "k1",
     "abs": "abs",

@@ -1,5 +1,7 @@
 """Sokoban: levels are solvable and mean what they say, moves push, images show what texts show."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from tests.helpers.winning import play_episodes
 
 read = PACKAGE.read
 
-FEW = {"train_levels": 24, "val_levels": 6}
+FEW: Any = {"train_levels": 24, "val_levels": 6}
 LEVEL = "######\n#@$._#\n#__$.#\n######"
 TASK = {"task_id": "x", "data_source": "sokoban", "level": LEVEL, "solution": ["right"]}
 

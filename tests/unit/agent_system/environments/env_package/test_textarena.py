@@ -42,7 +42,7 @@ def test_groups_start_alike_and_train_and_val_hold_different_starts(game):
     train, val = make_envs(make_config("textarena", kwargs={"game": game, **SMALL}, n=3))
     train.reset(train.gen_batch(1, 3))  # raises GroupMismatch unless they start alike
     train.close()
-    env = PACKAGE.make(train.settings)
+    env = TextArenaEnv(read({"game": game, **SMALL}))
 
     def starts(tasks):
         found = set()

@@ -13,6 +13,7 @@ pytest.importorskip("textworld")
 from agent_system.environments.env_package.textworld import store as store_module
 from agent_system.environments.env_package.textworld.package import (
     PACKAGE,
+    TextWorldEnv,
     store_of,
     tasks,
 )
@@ -55,7 +56,7 @@ def section(data_dir):
     [("treasure_hunter", "window", True), ("cooking", "append", False)],
 )
 def test_the_walkthrough_wins_through_the_collector(section, game, history, levels):
-    env = PACKAGE.make(read(section(game)))
+    env = TextWorldEnv(read(section(game)))
     data = wins(
         "textworld", gold(env), groups=2, n=2, history=history, levels=levels, **section(game)
     )
@@ -64,7 +65,7 @@ def test_the_walkthrough_wins_through_the_collector(section, game, history, leve
 
 
 def test_the_walkthrough_wins_the_held_out_game(section):
-    env = PACKAGE.make(read(section()))
+    env = TextWorldEnv(read(section()))
     wins("textworld", gold(env), groups=1, n=2, split="val", **section())
     env.close()
 

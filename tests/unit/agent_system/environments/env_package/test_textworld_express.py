@@ -17,9 +17,13 @@ from agent_system.environments.env_package.textworld_express import package
 from agent_system.environments.env_package.textworld_express.package import (
     FOLDS,
     PACKAGE,
+    TextWorldExpressEnv,
     tasks,
 )
-from agent_system.environments.env_package.textworld_express.settings import GAMES
+from agent_system.environments.env_package.textworld_express.settings import (
+    GAMES,
+    TextWorldExpressSettings,
+)
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
 from agent_system.environments.tasks import check_disjoint
@@ -113,6 +117,7 @@ def rooms_of(env, task):
 
 def test_no_game_comes_up_twice_with_the_params_of_the_config(env):
     settings = env_settings(load_config("textworld_express").env)
+    assert isinstance(settings, TextWorldExpressSettings)
     train, val = tasks(settings, "train"), tasks(settings, "val")
     check_disjoint(train, val)
     assert len(train) > 500 and len(val) > 500
@@ -139,10 +144,12 @@ def test_tasks_are_the_same_in_another_process():
 @pytest.mark.parametrize("game", GAMES)
 def test_neighbours_do_not_undo_a_game(game):
     """Two instances of ``sorting`` in one JVM do."""
-    env, neighbour = PACKAGE.make(read({"game": game})), PACKAGE.make(read({"game": game}))
+    env = TextWorldExpressEnv(read({"game": game}))
+    neighbour = TextWorldExpressEnv(read({"game": game}))
     task = drawn(game)
     path = env.gold_path(task)
     env.reset(task, 0)
+    info = {}
     for action in path:
         *_, info = env.step(action)
         neighbour.reset(task, 0)
@@ -174,6 +181,7 @@ def test_reward_is_the_change_of_the_score(env):
     path = env.gold_path(task)
     env.reset(task, 0)
     rewards, scores = [], []
+    done = False
     for action in path:
         _, reward, done, info = env.step(action)
         rewards.append(reward)

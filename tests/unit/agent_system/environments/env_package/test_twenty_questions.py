@@ -168,10 +168,9 @@ def server():
     """
 
     class Handler(BaseHTTPRequestHandler):
-        server: AnsweringServer
-
         def do_POST(self):
             length = int(self.headers["Content-Length"])
+            assert isinstance(self.server, AnsweringServer)
             self.server.requests.append(
                 (self.path, dict(self.headers), json.loads(self.rfile.read(length)))
             )

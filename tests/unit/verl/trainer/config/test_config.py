@@ -388,7 +388,7 @@ def test_the_help_says_of_every_key_without_effect_that_it_has_none(schema):
     keys = [key for key in schema_keys(schema).values() if key.unused]
     assert keys
     for key in keys:
-        text = cli.parse(["--help", key.path], schema=schema).text
+        text = cli.parse(["--help", key.path], schema=schema).text or ""
         assert f"[no effect: {key.unused}]" in text
 
 

@@ -224,6 +224,7 @@ def test_names_agree_with_the_registries():
     from verl.trainer.launch.extensions import registered_names
 
     names = registered_names()
+    assert names.estimators and names.policy_losses and names.engines
     assert set(ESTIMATORS) == set(names.estimators)
     assert set(POLICY_LOSSES) == set(names.policy_losses) and set(ENGINES) == set(names.engines)
     assert set(KL_ESTIMATORS) == set(kl._ESTIMATORS) and set(LOSS_AGG_MODES) == set(

@@ -22,7 +22,7 @@ def schema_of(name: str) -> type:
 def test_it_is_shown_checked_and_planned(name):
     schema = schema_of(name)
     shown = cli.parse(["--config-name", name, "--cfg", "job"], schema=schema)
-    assert yaml.safe_load(shown.text)["trainer"]["project_name"]
+    assert yaml.safe_load(shown.text or "")["trainer"]["project_name"]
     cfg = load_config(name, schema=schema)
     assert find_problems(cfg, check_files=False) == []
     plan = make_plan(cfg, {"cores": 2, "memory_gb": 23.5, "parameters": 500_000, "vocab_size": 800})

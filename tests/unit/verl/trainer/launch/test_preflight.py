@@ -194,8 +194,9 @@ def test_an_engine_of_ones_own_is_made_by_its_place(monkeypatch):
         return "engine"
 
     monkeypatch.setitem(sys.modules, "my_lab_engines", SimpleNamespace(engine=engine))
-    assert create_engine("my_lab_engines:engine", "section", "policy", seed=3) == "engine"
-    assert made[0][:2] == ("section", "policy") and made[0][2]["seed"] == 3
+    section = load_config("ppo_trainer").actor_rollout_ref.rollout
+    assert create_engine("my_lab_engines:engine", section, "policy", seed=3) == "engine"
+    assert made[0][:2] == (section, "policy") and made[0][2]["seed"] == 3
 
 
 def test_a_reward_that_cannot_be_given_is_refused(refuse, tmp_path):
