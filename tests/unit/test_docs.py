@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES
 from verl.trainer.config import PPOConfig, SFTConfig
 from verl.trainer.config.compose import config_names
 from verl.trainer.config.plugged import schema_keys
@@ -40,12 +41,17 @@ def test_the_block_runs(page, number, code, tmp_path, monkeypatch):
     name = f"docs_{page.stem}_{number}"
     (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
+    registered = [(registry, dict(registry)) for registry in (ADV_ESTIMATORS, POLICY_LOSSES)]
     try:
         module = importlib.import_module(name)
         if hasattr(module, "check"):
             module.check()
     finally:
         sys.modules.pop(name, None)
+        # What a page registers is not there for the tests that follow.
+        for registry, before in registered:
+            registry.clear()
+            registry.update(before)
 
 
 def test_there_are_blocks_to_run():
