@@ -41,7 +41,8 @@ def test_the_block_runs(page, number, code, tmp_path, monkeypatch):
     name = f"docs_{page.stem}_{number}"
     (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    registered = [(registry, dict(registry)) for registry in (ADV_ESTIMATORS, POLICY_LOSSES)]
+    estimators = dict(ADV_ESTIMATORS)
+    losses = dict(POLICY_LOSSES)
     try:
         module = importlib.import_module(name)
         if hasattr(module, "check"):
@@ -49,9 +50,10 @@ def test_the_block_runs(page, number, code, tmp_path, monkeypatch):
     finally:
         sys.modules.pop(name, None)
         # What a page registers is not there for the tests that follow.
-        for registry, before in registered:
-            registry.clear()
-            registry.update(before)
+        ADV_ESTIMATORS.clear()
+        ADV_ESTIMATORS.update(estimators)
+        POLICY_LOSSES.clear()
+        POLICY_LOSSES.update(losses)
 
 
 def test_there_are_blocks_to_run():
