@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -48,23 +49,19 @@ class _Running(Generic[Answer]):
 def run_jobs(jobs: Iterable[Job[Answer]], workers: int) -> Iterator[Done[Answer]]:
     """Every job in a child of its own, ``workers`` at a time; results as they come."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        waiting = iter(enumerate(jobs))
-        running: list[_Running[Answer]] = []
-        more = True
+        waiting = enumerate(jobs)
+        running = [
+            _start(job, Path(folder) / str(number)) for number, job in islice(waiting, workers)
+        ]
         try:
-            while more or running:
-                while more and len(running) < workers:
-                    item = next(waiting, None)
-                    if item is None:
-                        more = False
-                    else:
-                        number, job = item
-                        running.append(_start(job, Path(folder) / str(number)))
+            while running:
                 for child in list(running):
                     done = _poll(child)
-                    if done is not None:
-                        running.remove(child)
-                        yield done
+                    if done is None:
+                        continue
+                    running.remove(child)
+                    running += [_start(job, Path(folder) / str(n)) for n, job in islice(waiting, 1)]
+                    yield done
                 time.sleep(0.005)
         finally:
             for child in running:
