@@ -55,10 +55,7 @@ def run_jobs(jobs: Iterable[Job[Answer]], workers: int) -> Iterator[Done[Answer]
         ]
         try:
             while running:
-                for child in list(running):
-                    done = _poll(child)
-                    if done is None:
-                        continue
+                for child, done in _ended(running):
                     running.remove(child)
                     running += [_start(job, Path(folder) / str(n)) for n, job in islice(waiting, 1)]
                     yield done
@@ -66,6 +63,12 @@ def run_jobs(jobs: Iterable[Job[Answer]], workers: int) -> Iterator[Done[Answer]
         finally:
             for child in running:
                 _kill(child.pid)
+
+
+def _ended(running: list[_Running[Answer]]) -> list[tuple[_Running[Answer], Done[Answer]]]:
+    """The children that are done or late, with what became of them."""
+    polled = [(child, _poll(child)) for child in running]
+    return [(child, done) for child, done in polled if done is not None]
 
 
 def run_one(name: str, work: Callable[[], Answer], deadline: float) -> Answer:

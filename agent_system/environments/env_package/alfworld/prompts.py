@@ -10,6 +10,7 @@ lists the admissible actions at every step.
 import re
 from collections.abc import Mapping, Sequence
 
+from agent_system.environments import chat_prompts
 from agent_system.environments.base import Observation
 from rlvcr.levels import level_prompts
 
@@ -49,25 +50,11 @@ def compact(text: str) -> str:
     return text.rstrip(".") if "facing" in text else _ARTICLE.sub("", text).rstrip(".")
 
 
-class CompactPrompts:
-    """The fewest tokens a small policy needs."""
+class CompactPrompts(chat_prompts.CompactPrompts):
+    """The fewest tokens a small policy needs: task and room, then what each action changed."""
 
-    asks_for_levels = True
-    shows_level_prompts = False
-
-    def system(self, levels: bool) -> str | None:
-        """No system message."""
-        del levels  # both variants read the same
-        return None
-
-    def first(self, observation: Observation, levels: bool) -> str:
-        """Task and room."""
-        del levels  # both variants read the same
-        return compact_first(observation.text)
-
-    def turn(self, observation: Observation) -> str:
-        """What the last action brought about."""
-        return compact(observation.text)
+    def __init__(self) -> None:
+        super().__init__(shorten=compact, begin=compact_first)
 
     def window(
         self,
