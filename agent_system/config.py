@@ -101,9 +101,6 @@ class EnvConfig(Protocol):
     def history_length(self) -> int: ...
 
     @property
-    def levels(self) -> bool | None: ...
-
-    @property
     def max_turn_tokens(self) -> int | None: ...
 
     @property
@@ -252,15 +249,25 @@ class AlgorithmWithMethod(AlgorithmConfig, Protocol):
     def rlvcr(self) -> ThinkingConfig: ...
 
 
+class EnvWithMethod(EnvConfig, Protocol):
+    """``env`` with the key of the method."""
+
+    @property
+    def levels(self) -> bool | None: ...
+
+
 class ConfigWithMethod(CollectorConfig, Protocol):
-    """What the collector reads, the method's section included."""
+    """What the collector reads, the method's keys included."""
+
+    @property
+    def env(self) -> EnvWithMethod: ...
 
     @property
     def algorithm(self) -> AlgorithmWithMethod: ...
 
 
 def with_method(config: CollectorConfig) -> ConfigWithMethod:
-    """``config``, whose ``algorithm.rlvcr`` may be read."""
-    # The method plugs its section in when a run starts: the schema, which checkers see, has none.
+    """``config``, whose ``algorithm.rlvcr`` and ``env.levels`` may be read."""
+    # The method plugs its keys in when a run starts: the schema, which checkers see, has none.
     plugged: Any = config
     return plugged

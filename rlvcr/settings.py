@@ -1,4 +1,4 @@
-"""``algorithm.rlvcr``: credit for how much was thought. Light: the command line imports it."""
+"""``algorithm.rlvcr``, and the keys about levels elsewhere. Light: the command line imports it."""
 
 from typing import Literal
 
@@ -49,3 +49,17 @@ class RLVCRSettings(Section):
     """probability of a level drawn uniformly instead of by the policy"""
     prompts: dict[str, str] = {}
     """texts that replace the built-in description of levels 1 to 4"""
+
+
+class LevelKeys(Section):
+    """Below ``env``: whether the policy is asked for levels at all."""
+
+    levels: Derived[bool] = NULL
+    """ask the policy for thinking levels; null: where the method needs them"""
+
+
+class DemonstrationKeys(Section):
+    """Below ``data`` of a supervised run: the levels of the expert's thoughts."""
+
+    levels: list[Literal[1, 2, 3, 4]] = [1, 2, 3, 4]
+    """thinking levels, drawn uniformly; empty: files of plain actions"""

@@ -119,9 +119,10 @@ def asks_for_levels(config: CollectorConfig) -> bool:
     """Whether the policy is asked for thinking levels: ``env.levels``, and where that is null, when
     RLVCR is on.
     """
-    if config.env.levels is not None:
-        return config.env.levels
-    return bool(with_method(config).algorithm.rlvcr.enable)
+    plugged = with_method(config)
+    if plugged.env.levels is not None:
+        return plugged.env.levels
+    return bool(plugged.algorithm.rlvcr.enable)
 
 
 def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:

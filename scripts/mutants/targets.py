@@ -70,8 +70,23 @@ TARGETS = (
         ("test_a_real_tokenizer_with_tags_of_several_tokens",),
     ),
     Target(
+        "seams",
+        (
+            "rlvcr/config.py",
+            "rlvcr/records.py",
+            "rlvcr/sections.py",
+            "rlvcr/settings.py",
+        ),
+        (
+            "tests/unit/rlvcr/test_records.py",
+            "tests/unit/verl/record/test_report.py",
+            "tests/unit/verl/test_sections.py",
+            "tests/unit/verl/trainer/config/test_plugged.py",
+        ),
+    ),
+    Target(
         "services",
-        ("rlvcr/alternatives.py", "rlvcr/scoring.py"),
+        ("rlvcr/alternatives.py", "rlvcr/score_table.py", "rlvcr/scoring.py"),
         (
             "tests/unit/rlvcr/test_alternatives.py",
             "tests/unit/rlvcr/test_forced_levels.py",

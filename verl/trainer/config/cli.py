@@ -254,5 +254,7 @@ def _help_section(section: str, schema: Schema) -> str:
 def _help_key(key: Key) -> str:
     default = "null" if key.default is None else key.default
     default = list(default) if isinstance(default, tuple) else default
-    note = f" [no effect: {key.unused}]" if key.unused else " [GPU only]" if key.gpu_only else ""
+    note = " [GPU only]" if key.gpu_only else ""
+    if key.unused:
+        note = f" [no effect: {key.unused.why}; accepted for {key.unused.carried_by}]"
     return f"{key.path}  ({key.allowed()}; default {default})\n    {key.doc}{note}"

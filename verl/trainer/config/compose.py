@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.trainer.config.plugged import plugged_class, schema_keys, sources
+from verl.trainer.config.plugged import light_keys, plugged_class, schema_keys, sources
 from verl.utils.hints import nearest_name
 from verl.utils.settings import ConfigError, Key, Section, keys_of
 from verl.utils.settings.unknown import owner, unknown
@@ -130,7 +130,7 @@ def _exists(path: str, schema: type[Section]) -> bool:
     """Whether a value may be written at ``path``. Of the plugged sections, only the one that the
     path names is looked up, which imports little.
     """
-    if owner(path, keys_of(schema)) is not None:
+    if owner(path, light_keys(schema)) is not None:
         return True
     above, _, rest = path.partition(".")
     name = rest.partition(".")[0]

@@ -68,10 +68,6 @@ def _row_tokens(cfg: PPOConfig) -> int:
     return cfg.data.max_prompt_length + cfg.data.max_response_length
 
 
-def _no_levels(_cfg: PPOConfig) -> bool:
-    return False
-
-
 def _response_tokens(cfg: PPOConfig) -> float:
     return float(cfg.data.max_response_length)
 
@@ -116,12 +112,9 @@ def derive(cfg: Config) -> Config:
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_RULES:
             _fill(cfg, path, rule)
+    if isinstance(cfg, PPOConfig | SFTConfig):
         for extension in EXTENSIONS.values():
             _let(extension.derive, cfg)
-        # After the extensions: a method may ask for levels, and only if none does, null is a no.
-        _fill(cfg, "env.levels", _no_levels)
-    if isinstance(cfg, SFTConfig):
-        _fill(cfg, "env.levels", lambda cfg: bool(cfg.data.levels))
     return cfg
 
 
@@ -142,7 +135,7 @@ def _fill(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> Non
         section.__dict__.pop(name, None)
 
 
-def _let(derive_more: Callable[[PPOConfig], None], cfg: PPOConfig) -> None:
+def _let(derive_more: Callable[[PPOConfig | SFTConfig], None], cfg: PPOConfig | SFTConfig) -> None:
     try:
         derive_more(cfg)
     except MissingKey:

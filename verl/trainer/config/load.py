@@ -15,11 +15,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.compose import compose_tree
 from verl.trainer.config.derive import derive
-from verl.trainer.config.plugged import plugged_class, plugged_names, schema_keys, sources
+from verl.trainer.config.plugged import (
+    plugged_class,
+    plugged_keys,
+    plugged_names,
+    schema_keys,
+    sources,
+)
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.yaml_text import yaml_text
 from verl.utils.settings import ConfigError, Section, keys_of, lookup
 from verl.utils.settings.reading import from_text, read
+from verl.utils.settings.section import OpenSection
 from verl.utils.settings.unknown import unknown
 
 logger = logging.getLogger(__name__)
@@ -90,7 +97,7 @@ def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
     reading = read(schema, from_text(_declared(plain, schema), schema))
     # Where nothing can be read the defaults stand in, so that plugged sections are still checked.
     config = reading.section if reading.section is not None else schema()
-    found = dict(reading.problems)
+    found = dict(reading.problems) | _set_plugged_keys(config, plain, schema)
     for path, cls in _plugged_sections(tree, schema):
         values = lookup(plain, path)
         if not isinstance(values, Mapping):
@@ -124,11 +131,16 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 
 
 def _lift_plugged(tree: Tree, schema: type[Section]) -> list[str]:
-    """Give the plugged sections of ``tree`` their defaults, and take out what nobody declares.
+    """Give the plugged sections and keys of ``tree`` their defaults, and take out what nobody
+    declares.
 
     Returns the messages about that.
     """
     problems = []
+    keys = _names_of_keys(schema)
+    for above, plugged in plugged_keys(schema):
+        if isinstance(tree.get(above), dict):
+            tree[above] = merged(plugged().model_dump(mode="json"), tree[above])
     for above, cls in _open_sections(schema):
         values = tree.get(above)
         if not isinstance(values, dict):
@@ -136,7 +148,7 @@ def _lift_plugged(tree: Tree, schema: type[Section]) -> list[str]:
         names = plugged_names(schema, above)
         present = _present(schema, above, values)
         for name in [name for name in values if name not in cls.model_fields]:
-            if name not in names:
+            if name not in names | keys[above]:
                 value = values.pop(name)
                 problems += _unknown_leaves(f"{above}.{name}", value, schema)
         for name in [*present, *values]:
@@ -147,9 +159,34 @@ def _lift_plugged(tree: Tree, schema: type[Section]) -> list[str]:
     return problems
 
 
+def _names_of_keys(schema: type[Section]) -> dict[str, set[str]]:
+    """Names of the plugged keys, by open section."""
+    names: dict[str, set[str]] = {above: set() for above, _ in _open_sections(schema)}
+    for above, plugged in plugged_keys(schema):
+        names[above] |= set(plugged.model_fields)
+    return names
+
+
+def _set_plugged_keys(config: Section, plain: Tree, schema: type[Section]) -> dict[str, str]:
+    """Read the plugged keys of ``plain`` into ``config``; what is wrong with them, by path."""
+    problems: dict[str, str] = {}
+    for above, plugged in plugged_keys(schema):
+        values = plain.get(above)
+        if not isinstance(values, Mapping):
+            continue  # the section itself is wrong, and that is said elsewhere
+        own = {name: values[name] for name in plugged.model_fields if name in values}
+        reading = read(plugged, from_text(own, plugged), above)
+        problems |= reading.problems
+        if hasattr(config, above):
+            # vars() and not a dump: a refused key is missing there, and must be missing here.
+            for name, value in vars(reading.section).items() if reading.section else ():
+                setattr(getattr(config, above), name, value)
+    return problems
+
+
 def _open_sections(schema: type[Section]) -> Iterator[tuple[str, type[Section]]]:
     for key in keys_of(schema).values():
-        if key.section is not None and key.section.model_config.get("extra") == "allow":
+        if key.section is not None and issubclass(key.section, OpenSection):
             yield key.path, key.section
 
 
@@ -267,7 +304,7 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
         if lookup(cfg, key.path) == key.default:
             continue
         if key.unused:
-            found[key.path] = key.unused
+            found[key.path] = key.unused.why
         elif device == "cpu":
             found[key.path] = "there is no GPU here"
     return found

@@ -60,7 +60,8 @@ class Plan:
     total_optimizer_steps: int | None = None
     row_tokens: int = 0
     sampled_tokens_at_most: int = 0
-    alternative_tokens_at_most: int = 0
+    # Sampled besides the turns, by what is sampled: what the extensions of the config add.
+    other_tokens_at_most: Mapping[str, int] = dataclasses.field(default_factory=dict)
     ranks: int = 1
     threads_per_rank: int = 1
     engines: int = 0
@@ -106,9 +107,8 @@ class Plan:
         plays = _count(self.trajectories, "trajectory", plural="trajectories")
         yield "one iteration", f"{tasks} = {plays}, {self.steps_at_most:,} steps at most"
         yield "rows", f"{self.rows_at_most:,} at most, {self.row_tokens:,} tokens each at most"
-        others = self.alternative_tokens_at_most
-        thoughts = f" + {others:,} of alternative thoughts" if others else ""
-        yield "sampled tokens", f"{self.sampled_tokens_at_most:,} at most{thoughts}"
+        others = [f" + {count:,} of {what}" for what, count in self.other_tokens_at_most.items()]
+        yield "sampled tokens", f"{self.sampled_tokens_at_most:,} at most{''.join(others)}"
 
     def text(self) -> str:
         """The plan as plain text."""
@@ -237,7 +237,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     known = trainer.total_training_steps is not None or train_tasks is not None
     rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
-    others = sum(extension.sampled_tokens(cfg, steps) for extension in EXTENSIONS.values())
+    others = [extension.sampled_tokens(cfg, steps) for extension in EXTENSIONS.values()]
     # With append the response holds the whole play, and its bound is one for all turns together.
     turn = (
         min(data.max_response_length, env.max_steps * env.max_turn_tokens)
@@ -263,7 +263,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         total_optimizer_steps=None if rounds is None else rounds * updates,
         row_tokens=data.max_prompt_length + data.max_response_length,
         sampled_tokens_at_most=(played if append else steps) * turn,
-        alternative_tokens_at_most=others,
+        other_tokens_at_most={what: count for found in others for what, count in found.items()},
         ranks=trainer.n_gpus_per_node * trainer.nnodes,
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         engines=rollout.num_workers,

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from verl.trainer.config.problems import Context, Problems
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.settings import Key, Section, keys_of, plugged_key
+from verl.utils.settings.section import OpenSection
 
 
 class SectionSource(Protocol):
@@ -31,7 +32,7 @@ class SectionSource(Protocol):
         ...
 
 
-def _nothing_to_derive(_cfg: PPOConfig) -> None:
+def _nothing_to_derive(_cfg: PPOConfig | SFTConfig) -> None:
     pass
 
 
@@ -43,28 +44,30 @@ def _no_columns(_cfg: PPOConfig) -> Mapping[str, str]:
     return {}
 
 
-def _no_tokens(_cfg: PPOConfig, _steps: int) -> int:
-    return 0
+def _no_tokens(_cfg: PPOConfig, _steps: int) -> Mapping[str, int]:
+    return {}
 
 
 @dataclass(frozen=True)
 class Extension:
     """What one package adds.
 
-    ``sources`` maps a section of the schema to what may stand below it. ``derive`` fills in values
-    that follow from others, ``check`` finds combinations that cannot work. ``columns`` are columns
-    of the batch, each with "" where the config gives it, else how to get it. ``group_estimators``
-    compare the plays of a task. ``sampled_tokens`` is what is sampled besides the turns of so many
-    steps, at most.
+    ``sources`` maps a section of the schema to the sections that may stand below it, ``keys`` to
+    keys that stand there beside the declared ones (the section must be an ``OpenSection``).
+    ``derive`` fills in values that follow from others, ``check`` finds combinations that cannot
+    work. ``columns`` are columns of the batch, each with "" where the config gives it, else how to
+    get it. ``group_estimators`` compare the plays of a task. ``sampled_tokens`` counts,
+    by what they are of, the tokens that are sampled besides the turns of so many steps, at most.
     """
 
     name: str
     sources: Mapping[str, SectionSource] = field(default_factory=dict)
-    derive: Callable[[PPOConfig], None] = _nothing_to_derive
+    keys: Mapping[str, type[Section]] = field(default_factory=dict)
+    derive: Callable[[PPOConfig | SFTConfig], None] = _nothing_to_derive
     check: Callable[[PPOConfig | SFTConfig, Context], Problems] = _nothing_to_say
     columns: Callable[[PPOConfig], Mapping[str, str]] = _no_columns
     group_estimators: tuple[str, ...] = ()
-    sampled_tokens: Callable[[PPOConfig, int], int] = _no_tokens
+    sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]] = _no_tokens
 
 
 # In the order of plugging, which is the order in which they derive and check.
@@ -86,8 +89,18 @@ def sources(schema: type[Section]) -> Iterator[tuple[str, SectionSource]]:
 
 
 def plugged_names(schema: type[Section], above: str) -> set[str]:
-    """Names that may be written below section ``above`` besides the declared ones."""
+    """Names of the sections that may be written below ``above`` besides the declared ones."""
     return {name for path, source in sources(schema) if path == above for name in source.names()}
+
+
+def plugged_keys(schema: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    """The keys that stand in the open sections of ``schema`` besides the declared ones."""
+    for extension in EXTENSIONS.values():
+        for path, keys in extension.keys.items():
+            declared = keys_of(schema).get(path)
+            # One name may be open in one schema and closed in the other, as data is.
+            if declared and declared.section and issubclass(declared.section, OpenSection):
+                yield path, keys
 
 
 def plugged_class(schema: type[Section], path: str) -> type[Section] | None:
@@ -99,9 +112,17 @@ def plugged_class(schema: type[Section], path: str) -> type[Section] | None:
     return None
 
 
+def light_keys(schema: type[Section]) -> Mapping[str, Key]:
+    """The keys and sections that are known without importing a plugged section, by dotted path."""
+    keys = dict(keys_of(schema))
+    for section, plugged in plugged_keys(schema):
+        keys.update(keys_of(plugged, f"{section}."))
+    return keys
+
+
 def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
     """All keys and sections by dotted path, those of every plugged section included."""
-    keys = dict(keys_of(schema))
+    keys = dict(light_keys(schema))
     for section, source in sources(schema):
         for name in source.names():
             found = source.section(name)

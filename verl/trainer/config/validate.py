@@ -402,10 +402,6 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
         yield problem(
             cfg, "data.max_token_len_per_gpu", "the longest row must fit", allowed, "raise it"
         )
-    if set(data.levels) - {1, 2, 3, 4}:
-        yield problem(
-            cfg, "data.levels", "not a level", "any of 1, 2, 3, 4", "data.levels=[1,2,3,4]"
-        )
     for key in ("data.train_files", "data.val_files"):
         missing = [
             name for name in lookup(cfg, key) if ctx.check_files and not Path(name).is_file()

@@ -1,11 +1,11 @@
-"""The method as an extension of the configuration: ``algorithm.rlvcr``, what follows from it, what
-contradicts it, and what it costs.
+"""The method as an extension of the configuration: ``algorithm.rlvcr`` and the keys about levels,
+what follows from them, what contradicts them, and what they cost.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rlvcr.settings import RLVCRSettings
+from rlvcr.settings import DemonstrationKeys, LevelKeys, RLVCRSettings
 from verl.trainer.config.plugged import Extension
 from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.schema import PPOConfig, SFTConfig
@@ -37,16 +37,20 @@ def settings_of(cfg: PPOConfig) -> RLVCRSettings:
     return cfg.algorithm.rlvcr
 
 
-def derive(cfg: PPOConfig) -> None:
+def derive(cfg: PPOConfig | SFTConfig) -> None:
     """Where nothing else is said, the estimator turns the method on, and the method asks for
-    levels.
+    levels; demonstrations with levels are of episodes that ask for them.
     """
-    settings = settings_of(cfg)
-    # Only null follows the estimator: a false that contradicts it stays, and is refused.
-    if settings.enable is None:
-        settings.enable = cfg.algorithm.adv_estimator in ESTIMATORS
+    if isinstance(cfg, SFTConfig):
+        asks = bool(cfg.data.levels)
+    else:
+        settings = settings_of(cfg)
+        # Only null follows the estimator: a false that contradicts it stays, and is refused.
+        if settings.enable is None:
+            settings.enable = cfg.algorithm.adv_estimator in ESTIMATORS
+        asks = settings.enable
     if cfg.env.levels is None:
-        cfg.env.levels = settings.enable
+        cfg.env.levels = asks
 
 
 def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
@@ -119,19 +123,22 @@ def columns(cfg: PPOConfig) -> dict[str, str]:
     }
 
 
-def sampled_tokens(cfg: PPOConfig, steps: int) -> int:
+def sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
     """Tokens of alternative thoughts in ``steps`` steps, at most."""
     settings = settings_of(cfg)
     if not settings.enable:
-        return 0
+        return {}
     # Four levels, at one of which the policy itself has thought.
     thoughts = 3 if settings.alternatives == "all" else 1
-    return int(steps * settings.step_fraction * thoughts * settings.max_alternative_tokens)
+    steps_scored = steps * settings.step_fraction
+    tokens = int(steps_scored * thoughts * settings.max_alternative_tokens)
+    return {"alternative thoughts": tokens}
 
 
 METHOD = Extension(
     name="method",
     sources={"algorithm": MethodSection()},
+    keys={"env": LevelKeys, "data": DemonstrationKeys},
     derive=derive,
     check=check,
     columns=columns,

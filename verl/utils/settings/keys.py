@@ -151,9 +151,9 @@ class Key:
         return self.field.description or doc_of(self.owner, self.name)
 
     @property
-    def unused(self) -> str:
-        """Why the key changes nothing; empty where it does."""
-        return next((mark.why for mark in self.field.metadata if isinstance(mark, Unused)), "")
+    def unused(self) -> Unused | None:
+        """Why the key changes nothing and who sets it; None where it counts."""
+        return next((mark for mark in self.field.metadata if isinstance(mark, Unused)), None)
 
     @property
     def gpu_only(self) -> bool:

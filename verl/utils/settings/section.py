@@ -58,9 +58,10 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Marks a key that job scripts carry and that changes nothing here; ``why`` says why."""
+    """Marks a key that changes nothing here: ``why``, and whose scripts set it, ``carried_by``."""
 
     why: str
+    carried_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class GpuOnly:
 
 
 class OpenSection(Section):
-    """A section below which packages outside of the configuration's room declare sections.
+    """A section below which packages outside of the configuration's room declare more.
 
     These are attributes like the declared ones; what may stand here is checked by whoever reads
     the values (``verl.trainer.config.load``).
@@ -78,8 +79,12 @@ class OpenSection(Section):
     model_config = ConfigDict(extra="allow")
 
     def __getattr__(self, name: str) -> Any:
-        """The plugged section ``name``; its class is known where it is declared."""
-        found = (self.__pydantic_extra__ or {}).get(name)
-        if found is None:
-            raise MissingKey(f"{type(self).__name__} has no section {name!r}")
-        return found
+        """The plugged section or key ``name``; its type is known where it is declared."""
+        found = self.__pydantic_extra__ or {}
+        if name not in found:
+            raise MissingKey(f"{type(self).__name__} has no {name!r}")
+        return found[name]
+
+    if TYPE_CHECKING:  # pydantic's own, for names that no class declares
+
+        def __setattr__(self, name: str, value: Any) -> None: ...

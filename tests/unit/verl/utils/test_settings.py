@@ -47,7 +47,7 @@ class Shore(Section):
     """what is in the middle"""
     names: list[str] = ["a"]
     """names of the shore"""
-    boats: Annotated[PositiveInt | None, Unused("nobody rows")] = None
+    boats: Annotated[PositiveInt | None, Unused("nobody rows", "old logbooks")] = None
     """boats; null: none"""
 
 
@@ -142,7 +142,7 @@ def test_keys_know_what_help_shows():
     )
     assert keys["shore.lake.size"].doc == "cells per side of the lake"
     assert keys["shore.lake.max_steps"].doc.startswith("steps after which")
-    assert keys["shore.boats"].unused == "nobody rows"
+    assert keys["shore.boats"].unused == Unused("nobody rows", "old logbooks")
     assert keys["shore.boats"].allowed() == "int | None >= 1"
 
 

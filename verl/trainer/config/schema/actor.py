@@ -7,9 +7,10 @@ from typing import Annotated
 from annotated_types import Ge
 
 from verl.names import KLEstimator, LossAggMode, Strategy, TrainDtype
+from verl.trainer.config.schema.accepted import AcceptedActor
 from verl.trainer.config.schema.model import CheckpointConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.trainer.config.schema.rollout import RolloutConfig
-from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Unused
+from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section
 
 
 class PolicyLossConfig(Section):
@@ -19,7 +20,7 @@ class PolicyLossConfig(Section):
     """name in the policy-loss registry"""
 
 
-class ActorConfig(Section):
+class ActorConfig(AcceptedActor):
     """Losses, batches and optimiser of the policy.
 
     Batch sizes in tasks, micro-batches in rows per device.
@@ -72,10 +73,6 @@ class ActorConfig(Section):
     """which policy loss is minimised"""
     shuffle: bool = False
     """cut other mini-batches in every one of ppo_epochs"""
-    ulysses_sequence_parallel_size: Annotated[int, Unused("rows are not split over devices")] = 1
-    """sequence parallelism"""
-    use_torch_compile: Annotated[bool, Unused("the model runs eagerly")] = False
-    """compile the model"""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """what a checkpoint holds"""
     optim: OptimConfig = OptimConfig()

@@ -7,19 +7,16 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from verl.names import LossAggMode, Strategy, TrainDtype
+from verl.trainer.config.schema.accepted import AcceptedCritic, AcceptedRewardModel
 from verl.trainer.config.schema.model import (
     CheckpointConfig,
     CriticModelConfig,
     OptimConfig,
 )
-from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Unused
-
-UNUSED_REWARD_MODEL = (
-    "no reward model is run; environments and custom_reward_function give the reward"
-)
+from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section
 
 
-class CriticConfig(Section):
+class CriticConfig(AcceptedCritic):
     """The value model; it exists only where the estimator needs values (gae)."""
 
     enable: Derived[bool] = NULL
@@ -54,8 +51,6 @@ class CriticConfig(Section):
     """how token losses become one number"""
     loss_scale_factor: Derived[Annotated[float, Ge(1)]] = NULL
     """what seq-mean-token-sum-norm divides token sums by; null: data.max_response_length"""
-    ulysses_sequence_parallel_size: Annotated[int, Unused("rows are not split over devices")] = 1
-    """sequence parallelism"""
     optim: OptimConfig = OptimConfig(lr=1e-05)
     """AdamW and its schedule"""
     model: CriticModelConfig = CriticModelConfig()
@@ -64,7 +59,7 @@ class CriticConfig(Section):
     """what a checkpoint holds"""
 
 
-class RewardModelConfig(Section):
+class RewardModelConfig(AcceptedRewardModel):
     """Rewards that a model or a manager gives."""
 
     enable: bool = False
@@ -73,20 +68,6 @@ class RewardModelConfig(Section):
     """how an episode's rewards are placed on tokens"""
     reward_kwargs: dict[str, Any] = {}
     """arguments of the reward manager"""
-    strategy: Annotated[Strategy, Unused(UNUSED_REWARD_MODEL)] = "fsdp2"
-    """how the model is sharded"""
-    micro_batch_size_per_gpu: Annotated[PositiveInt | None, Unused(UNUSED_REWARD_MODEL)] = None
-    """rows per forward"""
-    use_dynamic_bsz: Annotated[bool | None, Unused(UNUSED_REWARD_MODEL)] = None
-    """micro-batches by tokens"""
-    forward_max_token_len_per_gpu: Annotated[int | None, Unused(UNUSED_REWARD_MODEL)] = None
-    """tokens per forward"""
-    max_length: Annotated[int | None, Unused(UNUSED_REWARD_MODEL)] = None
-    """longest input"""
-    launch_reward_fn_async: Annotated[bool, Unused("rewards are immediate")] = False
-    """score while other work goes on"""
-    model: Annotated[dict[str, Any], Unused(UNUSED_REWARD_MODEL)] = {}
-    """the network of the reward model: path, input_tokenizer, ..."""
 
 
 class CustomRewardFunction(Section):

@@ -1,8 +1,9 @@
 """``env``: the environment, its groups, its processes."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from verl.names import History
+from verl.trainer.config.schema.accepted import AcceptedEnv
 from verl.utils.settings import (
     NULL,
     Derived,
@@ -10,11 +11,8 @@ from verl.utils.settings import (
     NonNegativeInt,
     PositiveInt,
     Section,
-    Unused,
 )
 from verl.utils.settings.section import OpenSection
-
-IN_A_POOL = Unused("environments run in processes of a pool (env.num_workers)")
 
 
 class EnvRollout(Section):
@@ -24,24 +22,15 @@ class EnvRollout(Section):
     """group size: plays of the same task from the same start state"""
 
 
-class EnvResources(Section):
-    """Ray resources per environment worker."""
-
-    num_cpus: Annotated[NonNegative, IN_A_POOL] = 0.1
-    """CPUs per environment worker"""
-    num_gpus: Annotated[NonNegative, IN_A_POOL] = 0.0
-    """GPUs per environment worker"""
-
-
-class EnvConfig(OpenSection):
+class EnvConfig(AcceptedEnv, OpenSection):
     """The environment that agents act in. Times in seconds.
 
     Each environment has a section of its name here (``env.frozen_lake``), which its package
     declares.
     """
 
-    env_name: str = "alfworld"
-    """name in the environment registry, with a variant after a slash (alfworld/AlfredTWEnv), or
+    env_name: str = ""
+    """name in the environment registry, with a variant after a slash (NAME/VARIANT), or
     the place of a package: module:ATTRIBUTE"""
     # Apart from trainer.seed: runs with other weights and samples can choose the same tasks.
     seed: NonNegativeInt = 0
@@ -53,14 +42,10 @@ class EnvConfig(OpenSection):
     prompt"""
     history_length: NonNegativeInt = 2
     """past steps that a window prompt shows"""
-    levels: Derived[bool] = NULL
-    """ask the policy for thinking levels; null: where the method needs them"""
     max_turn_tokens: Derived[PositiveInt] = NULL
     """tokens sampled per turn; null: data.max_response_length"""
     rollout: EnvRollout = EnvRollout()
     """how often a task is played"""
-    resources_per_worker: EnvResources = EnvResources()
-    """Ray resources per environment worker"""
     num_workers: PositiveInt = 2
     """processes that host environments"""
     envs_per_worker: PositiveInt = 16

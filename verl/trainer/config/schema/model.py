@@ -4,23 +4,21 @@ critic share.
 
 from typing import Annotated, Any, Literal
 
+from verl.trainer.config.schema.accepted import AcceptedCriticModel, AcceptedModel
 from verl.utils.settings import (
     GpuOnly,
     NonNegative,
     NonNegativeInt,
     Section,
     Share,
-    Unused,
 )
 
 
-class ModelConfig(Section):
+class ModelConfig(AcceptedModel):
     """Which policy is trained and how it is loaded."""
 
     path: str | None = None
     """directory (or hub name) of the policy in Hugging Face format; required"""
-    use_remove_padding: Annotated[bool, Unused("rows are always packed")] = False
-    """compute on real tokens only"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward: less memory, more time"""
     lora_rank: NonNegativeInt = 0
@@ -35,8 +33,6 @@ class ModelConfig(Section):
     """values that replace those of the model's own config"""
     external_lib: str | None = None
     """module imported before anything is looked up in a registry"""
-    use_liger: Annotated[bool, Unused("no Liger kernels are used")] = False
-    """Liger kernels"""
 
 
 class FSDPConfig(Section):
@@ -90,15 +86,11 @@ class CheckpointConfig(Section):
     """parts that are saved: model, optimizer, extra (random states), hf_model"""
 
 
-class CriticModelConfig(Section):
+class CriticModelConfig(AcceptedCriticModel):
     """The value model: the policy's architecture with a scalar head."""
 
     path: str | None = None
     """where the value model's weights start from; null: actor_rollout_ref.model.path"""
-    tokenizer_path: Annotated[str | None, Unused("the critic reads the policy's tokens")] = None
-    """tokenizer of the value model"""
-    use_remove_padding: Annotated[bool, Unused("rows are always packed")] = False
-    """compute on real tokens only"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward"""
     trust_remote_code: bool = False

@@ -1,12 +1,13 @@
 """``actor_rollout_ref.rollout``: the engine that samples."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Ge
 
 from verl.names import (
     EngineDtype,
 )
+from verl.trainer.config.schema.accepted import AcceptedRollout
 from verl.utils.settings import (
     NULL,
     Derived,
@@ -16,7 +17,6 @@ from verl.utils.settings import (
     PositiveInt,
     Section,
     Share,
-    Unused,
 )
 
 
@@ -36,14 +36,12 @@ class ValSamplingConfig(Section):
     """sample in validation; false means greedy, whatever the temperature"""
 
 
-class RolloutConfig(Section):
+class RolloutConfig(AcceptedRollout):
     """Each rollout worker is a Ray actor with one engine; training samples at temperature, top_k
     and top_p."""
 
     name: str = "vllm"
     """engine: vllm, hf which needs no vLLM, a registered one, or module:Class of your own"""
-    mode: Annotated[Literal["async", "sync"], Unused("engines are always asynchronous")] = "async"
-    """how the engine is called"""
     temperature: NonNegative = 1.0
     """sampling temperature in training"""
     top_k: Annotated[int, Ge(-1)] = -1

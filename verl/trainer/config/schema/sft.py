@@ -8,6 +8,7 @@ from verl.names import Device, ResumeMode, TrainDtype
 from verl.trainer.config.schema.env import EnvConfig
 from verl.trainer.config.schema.model import FSDPConfig, OptimConfig
 from verl.utils.settings import NonNegative, NonNegativeInt, PositiveInt, Section, Share
+from verl.utils.settings.section import OpenSection
 
 
 class NewPolicyConfig(Section):
@@ -56,7 +57,7 @@ class SFTModelConfig(Section):
     """placement of parameters and optimiser state"""
 
 
-class SFTDataConfig(Section):
+class SFTDataConfig(OpenSection):
     """Expert episodes, or message files of the user's own."""
 
     train_files: list[str] = []
@@ -75,8 +76,6 @@ class SFTDataConfig(Section):
     """expert episodes for the held-out loss"""
     noise: Share = 0.35
     """share of useless but valid actions in expert episodes"""
-    levels: list[int] = [1, 2, 3, 4]
-    """thinking levels, drawn uniformly; empty: files of plain actions"""
     num_workers: PositiveInt = 2
     """processes that play the expert"""
     max_length: PositiveInt = 2048

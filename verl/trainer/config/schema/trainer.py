@@ -5,10 +5,11 @@ from typing import Annotated
 from annotated_types import Ge
 
 from verl.names import Device, ResumeMode
-from verl.utils.settings import NonNegativeInt, PositiveInt, Section, Unused
+from verl.trainer.config.schema.accepted import AcceptedTrainer
+from verl.utils.settings import NonNegativeInt, PositiveInt, Section
 
 
-class TrainerConfig(Section):
+class TrainerConfig(AcceptedTrainer):
     """Schedule, devices and the run directory. ``*_freq`` in iterations, -1 means never."""
 
     project_name: str = "rlvcr"
@@ -33,10 +34,6 @@ class TrainerConfig(Section):
     """save a checkpoint every so many iterations and after the last one"""
     max_actor_ckpt_to_keep: PositiveInt | None = None
     """newest actor checkpoints kept; null: all"""
-    max_critic_ckpt_to_keep: Annotated[
-        PositiveInt | None, Unused("actor and critic share a checkpoint: max_actor_ckpt_to_keep")
-    ] = None
-    """newest critic checkpoints kept; null: all"""
     resume_mode: ResumeMode = "auto"
     """continue from the newest checkpoint, from none, or from resume_from_path"""
     resume_from_path: str | None = None

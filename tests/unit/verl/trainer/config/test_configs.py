@@ -70,7 +70,9 @@ def test_plan_counts_by_hand():
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
     rlvcr = cfg.algorithm.rlvcr
     expanded = int(128 * 15 * rlvcr.step_fraction)
-    assert plan.alternative_tokens_at_most == expanded * 3 * rlvcr.max_alternative_tokens
+    assert plan.other_tokens_at_most == {
+        "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens
+    }
     assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (1, 4, 1, 128)
 
 

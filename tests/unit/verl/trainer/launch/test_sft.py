@@ -233,6 +233,7 @@ def test_run_sft_makes_a_policy_from_files(policy, tmp_path, new):
     that loads.
     """
     cfg = SFTConfig()
+    cfg.env.env_name = "alfworld"
     cfg.trainer.default_local_dir, cfg.model.save_path = (
         str(tmp_path / "run"),
         str(tmp_path / "made" / "policy"),

@@ -1,0 +1,147 @@
+"""Keys that job scripts of this family of frameworks set and that change nothing here: all of them.
+
+A script that sets one runs, with one warning that names what was set and why it has no effect. Each
+mark says whose scripts carry the key. The sections inherit from these classes, so that their own
+modules hold only what counts; when a key comes to mean something, it moves there.
+"""
+
+from typing import Annotated, Any, Literal
+
+from verl.names import Strategy
+from verl.utils.settings import NonNegative, PositiveInt, Section, Unused
+
+VERL = "verl's examples"
+VERL_AGENT = "verl-agent's examples"
+NO_FILES = Unused("tasks and their texts come from the environment", VERL)
+PACKED = Unused("rows are always packed", VERL)
+NOT_SPLIT = Unused("rows are not split over devices", VERL)
+NO_REWARD_MODEL = Unused(
+    "no reward model is run; environments and custom_reward_function give the reward", VERL
+)
+IN_A_POOL = Unused("environments run in processes of a pool (env.num_workers)", VERL_AGENT)
+
+
+class CustomClass(Section):
+    """``data.custom_cls``: a dataset class of the user's own."""
+
+    path: Annotated[str | None, NO_FILES] = None
+    """Python file that defines the dataset class"""
+    name: Annotated[str | None, NO_FILES] = None
+    """name of the dataset class in its file"""
+
+
+class AcceptedData(Section):
+    """Below ``data``: files of single-turn prompts."""
+
+    train_files: Annotated[list[str], NO_FILES] = []
+    """parquet or jsonl files of single-turn prompts; unused where an environment plays"""
+    val_files: Annotated[list[str], NO_FILES] = []
+    """parquet or jsonl files of single-turn prompts for validation"""
+    val_batch_size: Annotated[PositiveInt | None, Unused("the whole panel plays at once", VERL)] = (
+        None
+    )
+    """tasks validated at once; null: the whole panel"""
+    filter_overlong_prompts: Annotated[bool, NO_FILES] = False
+    """drop prompts of files that are longer than max_prompt_length"""
+    truncation: Annotated[Literal["error", "left", "right", "middle"], NO_FILES] = "error"
+    """what happens to a prompt longer than max_prompt_length"""
+    return_raw_chat: Annotated[bool, Unused("messages are always kept", VERL_AGENT)] = False
+    """keep the message list beside the tokens"""
+    prompt_key: Annotated[str, NO_FILES] = "prompt"
+    """column of the files that holds the messages"""
+    reward_fn_key: Annotated[str, NO_FILES] = "data_source"
+    """column that tells the reward function what kind of prompt a row is"""
+    image_key: Annotated[str, NO_FILES] = "images"
+    """column of the files that holds images"""
+    custom_cls: CustomClass = CustomClass()
+    """a dataset class of the user's own"""
+
+
+class AcceptedModel(Section):
+    """Below ``actor_rollout_ref.model``: kernels."""
+
+    use_remove_padding: Annotated[bool, PACKED] = False
+    """compute on real tokens only"""
+    use_liger: Annotated[bool, Unused("no Liger kernels are used", VERL)] = False
+    """Liger kernels"""
+
+
+class AcceptedActor(Section):
+    """Below ``actor_rollout_ref.actor``: how the work is split and compiled."""
+
+    ulysses_sequence_parallel_size: Annotated[int, NOT_SPLIT] = 1
+    """sequence parallelism"""
+    use_torch_compile: Annotated[bool, Unused("the model runs eagerly", VERL)] = False
+    """compile the model"""
+
+
+class AcceptedRollout(Section):
+    """Below ``actor_rollout_ref.rollout``."""
+
+    mode: Annotated[Literal["async", "sync"], Unused("engines are always asynchronous", VERL)] = (
+        "async"
+    )
+    """how the engine is called"""
+
+
+class AcceptedCriticModel(Section):
+    """Below ``critic.model``."""
+
+    tokenizer_path: Annotated[str | None, Unused("the critic reads the policy's tokens", VERL)] = (
+        None
+    )
+    """tokenizer of the value model"""
+    use_remove_padding: Annotated[bool, PACKED] = False
+    """compute on real tokens only"""
+
+
+class AcceptedCritic(Section):
+    """Below ``critic``."""
+
+    ulysses_sequence_parallel_size: Annotated[int, NOT_SPLIT] = 1
+    """sequence parallelism"""
+
+
+class AcceptedRewardModel(Section):
+    """Below ``reward_model``: how a network that gives rewards would run."""
+
+    strategy: Annotated[Strategy, NO_REWARD_MODEL] = "fsdp2"
+    """how the model is sharded"""
+    micro_batch_size_per_gpu: Annotated[PositiveInt | None, NO_REWARD_MODEL] = None
+    """rows per forward"""
+    use_dynamic_bsz: Annotated[bool | None, NO_REWARD_MODEL] = None
+    """micro-batches by tokens"""
+    forward_max_token_len_per_gpu: Annotated[int | None, NO_REWARD_MODEL] = None
+    """tokens per forward"""
+    max_length: Annotated[int | None, NO_REWARD_MODEL] = None
+    """longest input"""
+    launch_reward_fn_async: Annotated[bool, Unused("rewards are immediate", VERL)] = False
+    """score while other work goes on"""
+    model: Annotated[dict[str, Any], NO_REWARD_MODEL] = {}
+    """the network of the reward model: path, input_tokenizer, ..."""
+
+
+class AcceptedTrainer(Section):
+    """Below ``trainer``."""
+
+    max_critic_ckpt_to_keep: Annotated[
+        PositiveInt | None,
+        Unused("actor and critic share a checkpoint: max_actor_ckpt_to_keep", VERL),
+    ] = None
+    """newest critic checkpoints kept; null: all"""
+
+
+class EnvResources(Section):
+    """``env.resources_per_worker``: Ray resources per environment worker."""
+
+    num_cpus: Annotated[NonNegative, IN_A_POOL] = 0.1
+    """CPUs per environment worker"""
+    num_gpus: Annotated[NonNegative, IN_A_POOL] = 0.0
+    """GPUs per environment worker"""
+
+
+class AcceptedEnv(Section):
+    """Below ``env``."""
+
+    resources_per_worker: EnvResources = EnvResources()
+    """Ray resources per environment worker"""
