@@ -13,8 +13,8 @@ from verl.trainer.launch.extensions import load_config
 from verl.utils.settings import ConfigError
 
 PACKAGE = Path(verl.__file__).parent
-# The method's concepts, and the environment of the default config. Not the word rlvcr, which is also
-# the name of the project.
+# The method's concepts, and the environment of the default config. The word rlvcr is missing: it is
+# also the name of the project.
 FOREIGN = re.compile(r"\.levels\b|\bthinking|\bthoughts\b|alfworld", re.IGNORECASE)
 
 
