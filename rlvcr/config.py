@@ -25,6 +25,15 @@ class ThinkingConfig(Protocol):
     def cost_max(self) -> int: ...
 
     @property
+    def price_in(self) -> str: ...
+
+    @property
+    def spread_floor(self) -> float: ...
+
+    @property
+    def permute(self) -> bool: ...
+
+    @property
     def std_floor(self) -> float: ...
 
     @property
@@ -61,6 +70,9 @@ class SamplingConfig(Protocol):
 
     @property
     def temperature(self) -> float: ...
+
+    @property
+    def seed(self) -> int: ...
 
 
 class PolicyConfig(Protocol):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rlvcr.level_metrics import CollapseWatch, level_metrics
-from rlvcr.names import COMBINES
+from rlvcr.names import COMBINES, PRICE_RULES
 from rlvcr.shapes import Ids, PerToken, RowMask, TokenMask
 from rlvcr.thinking import (
     MODES,
@@ -73,15 +73,22 @@ def combine_advantages(
     combine: str = "additive",
     success: RowMask | None = None,
     reweight: PerToken | None = None,
+    price: PerToken | None = None,
+    price_in: str = "gate",
 ) -> PerToken:
     """Join ``trajectory [B, R]`` (A_traj on sampled tokens) with ``thinking [B, R]`` (A_think where
     placed).
 
     * ``additive``: ``A_traj + w A_think``;
     * ``gated``: ``A_traj + w sign(A_traj) A_think``;
-    * ``success``: additive in rows where ``success [B]`` holds, else A_traj;
+    * ``success``: ``A_traj + w A_think`` in rows where ``success [B]`` holds, else A_traj;
     * ``reweight``: ``A_traj g`` where ``reweight [B, R]`` holds a factor g; its zeros mean "no
       factor here". w and ``thinking`` are not used.
+
+    ``price [B, R]`` is the part of ``thinking`` that is due to the price of thoughts. Behind a gate
+    that part would be turned round in lost plays and pay for long thoughts: it stays outside of it,
+    unless ``price_in`` is ``gate``. (``won`` leaves it out of lost plays altogether; that is done
+    where prices are charged, by ``rlvcr.scoring``.)
 
     Raises ``ValueError`` for an unknown ``combine`` or a missing tensor.
     """
@@ -93,15 +100,19 @@ def combine_advantages(
             )
         # A factor is a ratio of exponentials and never 0, so 0 can only mean that none was placed.
         return trajectory * torch.where(reweight > 0, reweight, 1.0)
-    added = step_advantage_w * thinking
+    choose(price_in, PRICE_RULES, "price_in (algorithm.rlvcr.price_in)")
+    gate = torch.ones_like(thinking)
     if combine == "gated":
         # In a lost trajectory the thought that fitted best made a bad action likelier.
-        added = added * trajectory.sign()
+        gate = trajectory.sign()
     elif combine == "success":
         if success is None:
             raise ValueError("combine=success needs to know which trajectories succeeded (won [B])")
-        added = added * success.to(added).unsqueeze(-1)
-    return trajectory + added
+        gate = gate * success.to(thinking).unsqueeze(-1)
+    added = gate * thinking
+    if price is not None and price_in != "gate":
+        added = added + (1 - gate) * price
+    return trajectory + step_advantage_w * added
 
 
 def credit_metrics(
@@ -167,6 +178,7 @@ _RLVCR_INPUTS = {
         "thinking_diversity_w": "algorithm.rlvcr.thinking_diversity_w",
         "mode": "algorithm.rlvcr.mode",
         "combine": "algorithm.rlvcr.combine",
+        "price_in": "algorithm.rlvcr.price_in",
     },
     metrics=credit_metrics,
 )
@@ -176,15 +188,16 @@ def compute_rlvcr_outcome_advantage(
     index: Ids,
     traj_index: Ids,
     thinking_level_entropies: PerToken,
-    # This and thinking_diversity_w are part of the published signature and of no formula here.
-    thinking_token_costs: PerToken,  # noqa: ARG001  contained in the advantage already
+    thinking_token_costs: PerToken,
     step_advantage_w: float = 1.0,
+    # Part of the published signature and of no formula here.
     thinking_diversity_w: float = 0.5,  # noqa: ARG001  the actor's loss reads it
     mode: str = "mean_norm",
     combine: str = "additive",
     thinking_reweight: PerToken | None = None,
     thinking_level_bonus: PerToken | None = None,
     success: Sequence[bool] | np.ndarray | Tensor | None = None,
+    price_in: str = "all",
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
     """Trajectory advantage combined with thinking advantage; ``(advantages, returns)``, both
@@ -192,7 +205,8 @@ def compute_rlvcr_outcome_advantage(
 
     ``thinking_level_entropies [B, R]`` holds A_think, already normalised within its four contexts
     and net of cost, on level digits and thoughts and 0 elsewhere; ``thinking_token_costs [B, R]``
-    is the part of it due to cost, for reports. ``thinking_reweight [B, R]`` holds the factors of
+    is the part of it due to cost; ``price_in`` says whether it stands behind the gate of
+    ``combine``. ``thinking_reweight [B, R]`` holds the factors of
     ``combine="reweight"``, 0 elsewhere. ``thinking_level_bonus [B, R]`` is added as it is, whatever
     the outcome. ``success [B]`` says which rows belong to a won trajectory (default: return above
     0). ``mode`` normalises returns in their group as GRPO does (``mean_norm`` without division).
@@ -204,9 +218,16 @@ def compute_rlvcr_outcome_advantage(
     won = scores > 0
     if success is not None:
         won = torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
-    thinking = thinking_level_entropies.float() * response_mask.float()
+    sampled = response_mask.float()
     advantages = combine_advantages(
-        trajectory, thinking, step_advantage_w, combine, won, thinking_reweight
+        trajectory,
+        thinking_level_entropies.float() * sampled,
+        step_advantage_w,
+        combine,
+        won,
+        thinking_reweight,
+        price=thinking_token_costs.float() * sampled,
+        price_in=price_in,
     )
     # After combining, whose gates would close it: trying rare levels is worth as much in lost
     # trajectories.

@@ -7,3 +7,6 @@ SCORES: tuple[Score, ...] = get_args(Score)
 
 Combination = Literal["additive", "gated", "success", "reweight"]
 COMBINES: tuple[Combination, ...] = get_args(Combination)
+
+PriceRule = Literal["all", "won", "gate"]
+PRICE_RULES: tuple[PriceRule, ...] = get_args(PriceRule)

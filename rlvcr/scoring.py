@@ -10,6 +10,7 @@ under every thought. The policy that sampled them scores them, in the pass that 
 log-probs.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,9 +30,21 @@ from rlvcr.records import ThinkingStep, ThoughtContext
 from rlvcr.score_table import RowStep, ScoredSteps, build_queries, scoring_metrics, tabulate
 from verl.protocol import DataProto, object_array
 from verl.records import ChoiceBonus, SegmentScore
+from verl.utils.seeds import derive_seed
 
-__all__ = ["RowStep", "ScoredSteps", "build_queries", "score_rows", "scoring_metrics", "tabulate"]
+__all__ = [
+    "RowStep",
+    "ScoredSteps",
+    "build_queries",
+    "hold_up_levels",
+    "score_rows",
+    "scoring_metrics",
+    "tabulate",
+]
 
+logger = logging.getLogger(__name__)
+DROPPED_LENGTH = "rlvcr/dropped_length"  # a share of the alternatives that were asked for
+TOO_MANY_DROPPED = 0.05
 SCORED_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
 
 
@@ -63,7 +76,14 @@ def score_rows(
     scores = answer.non_tensor_batch
     branch_scores = list(scores["branch_scores"])
     table = tabulate(rows, branch_scores, list(scores["span_scores"]), rlvcr.score)
-    credit = _credit(table, rlvcr)
+    won = torch.as_tensor(data.non_tensor_batch["won"][table.row].astype(bool))
+    # A price of 0 is one that is not charged.
+    costs = table.costs * won.unsqueeze(-1) if rlvcr.price_in == "won" else table.costs
+    credit = _credit(table, costs, rlvcr)
+    if rlvcr.permute:
+        first = str(data.non_tensor_batch["traj_uid"][0])
+        seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first)
+        credit = _permuted(credit, table, won, seed)
     columns = {
         "thinking_level_entropies": credit.advantage,
         "thinking_token_costs": credit.cost_share,
@@ -74,18 +94,46 @@ def score_rows(
     # COPO needs the factors whatever ``combine`` says.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
-    _place(data, table, columns)
-    prices = thinking_price(table.costs, rlvcr.cost_coef, rlvcr.cost_max)
-    _record(data, table, prices, credit)
-    data.meta_info["choice_bonus"] = ChoiceBonus(
-        tuple(codec.digit_ids), rlvcr.thinking_diversity_w, name="level"
-    )
+    _place(data, table.row, table.steps, columns)
+    _record(data, table, thinking_price(costs, rlvcr.cost_coef, rlvcr.cost_max), credit)
+    data.meta_info["choice_bonus"] = _bonus(rlvcr, codec)
     branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
     row_tokens = int(data.batch["attention_mask"].sum())
     metrics = data.meta_info.setdefault("metrics", {})
     metrics.update(scoring_metrics(table, credit.advantage))
     metrics["rlvcr/branch_tokens_ratio"] = branch_tokens / max(row_tokens, 1)
+    _warn_of_dropped(metrics)
     return data
+
+
+def hold_up_levels(
+    data: DataProto, rows: Sequence[Sequence[RowStep]], config: MethodConfig, codec: LevelCodec
+) -> DataProto:
+    """Ask the actor for the bonus on the levels' entropy without thinking credit; returns ``data``.
+
+    Adds ``choice_mask`` [B, R] and the bonus, exactly as ``score_rows`` does: estimators can then
+    be compared that differ in credit alone.
+    """
+    numbers = [number for number, row in enumerate(rows) for _ in row]
+    _place(data, numbers, [step for row in rows for step in row], {})
+    data.meta_info["choice_bonus"] = _bonus(config.algorithm.rlvcr, codec)
+    return data
+
+
+def _bonus(rlvcr: ThinkingConfig, codec: LevelCodec) -> ChoiceBonus:
+    return ChoiceBonus(tuple(codec.digit_ids), rlvcr.thinking_diversity_w, name="level")
+
+
+def _warn_of_dropped(metrics: Mapping[str, float]) -> None:
+    dropped = metrics.get(DROPPED_LENGTH, 0.0)
+    if dropped > TOO_MANY_DROPPED:
+        logger.warning(
+            "%s=%.2f: so many alternative thoughts were cut and left out, and the longest ones "
+            "first, so that deep levels are compared where they were chosen only; raise "
+            "algorithm.rlvcr.max_alternative_tokens (null: as long as a turn may be)",
+            DROPPED_LENGTH,
+            dropped,
+        )
 
 
 class _Credit(NamedTuple):
@@ -96,12 +144,13 @@ class _Credit(NamedTuple):
     factor: torch.Tensor
 
 
-def _credit(table: ScoredSteps, rlvcr: ThinkingConfig) -> _Credit:
+def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: ThinkingConfig) -> _Credit:
+    """With the thought tokens ``costs`` [S, 4] that are charged."""
     advantage, cost_share = thinking_advantage(
         table.scores,
         table.valid,
         table.chosen,
-        table.costs,
+        costs,
         mode=rlvcr.mode,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
@@ -112,11 +161,26 @@ def _credit(table: ScoredSteps, rlvcr: ThinkingConfig) -> _Credit:
         table.scores,
         table.valid,
         table.chosen,
-        table.costs,
+        costs,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
+        spread_floor=rlvcr.spread_floor,
     )
     return _Credit(advantage, cost_share, factor)
+
+
+def _permuted(credit: _Credit, table: ScoredSteps, won: torch.Tensor, seed: int) -> _Credit:
+    """``credit`` dealt anew among the steps that were compared: a control that leaves its size and
+    takes what it says about a step.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    compared = (table.chosen >= 0) & (table.valid.sum(-1) >= 2)
+    order = torch.arange(len(table.chosen))
+    # Won and lost plays apart: prices may be charged in won ones only, and gates tell them apart.
+    for outcome in (True, False):
+        members = (compared & (won == outcome)).nonzero().squeeze(-1)
+        order[members] = members[torch.randperm(len(members), generator=generator)]
+    return _Credit(*(values[order] for values in credit))
 
 
 def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
@@ -130,15 +194,20 @@ def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
     return level_count_bonus(chosen, [uid[row] for row in table.row])
 
 
-def _place(data: DataProto, table: ScoredSteps, columns: Mapping[str, torch.Tensor]) -> None:
+def _place(
+    data: DataProto,
+    row_of: Sequence[int],
+    steps: Sequence[RowStep],
+    columns: Mapping[str, torch.Tensor],
+) -> None:
     """Put one value per step on the level digit and thought of that step, for each of ``columns``,
-    and 1 on the digits into ``choice_mask``.
+    and 1 on the digits into ``choice_mask``; step s lies in row ``row_of[s]``.
     """
     width = data.batch["responses"].shape[1]
     # Without padding, as the starts of steps are counted.
     prompt_lengths = data.batch["attention_mask"][:, :-width].sum(-1).tolist()
     of_row: list[list[int]] = [[] for _ in range(len(data))]
-    for s, row in enumerate(table.row):
+    for s, row in enumerate(row_of):
         of_row[row].append(s)
     placed: dict[str, list[torch.Tensor]] = {key: [] for key in columns}
     masks: list[torch.Tensor] = []
@@ -146,7 +215,7 @@ def _place(data: DataProto, table: ScoredSteps, columns: Mapping[str, torch.Tens
         spans: list[list[tuple[int, int]]] = []
         digits: list[list[tuple[int, int]]] = []
         for s in numbers:
-            step = table.steps[s]
+            step = steps[s]
             # A response begins where the row's unpadded prompt ends.
             own = step.credit_spans(step.start - prompt_lengths[row])
             spans.append(own)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from rlvcr.names import Combination, Score
+from rlvcr.names import Combination, PriceRule, Score
 from verl.names import NormMode
 from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 
@@ -23,14 +23,23 @@ class RLVCRSettings(Section):
     """how the thinking advantage joins the advantage of the trajectory"""
     step_advantage_w: NonNegative = 1.0
     """w: weight of the thinking advantage"""
-    thinking_diversity_w: NonNegative = 0.5
-    """weight of the entropy over the four level digits in the loss"""
+    thinking_diversity_w: Derived[NonNegative] = NULL
+    """weight of the entropy over the four level digits in the loss, whatever the estimator, where
+    env.levels is true; null: 0.5 with thinking credit, 0 without"""
     cost_coef: NonNegative = 0.0
     """price of a thought of cost_max tokens, in units of the score"""
     cost_max: PositiveInt = 64
     """thought tokens beyond which the price stays the same"""
+    price_in: PriceRule = "all"
+    """plays in which thoughts cost something: all, or won ones only; gate: all, but the price goes
+    through the gate of combine, which turns it round in lost plays"""
     std_floor: NonNegative = 0.1
     """smallest spread of scores that mean_std_norm divides by"""
+    spread_floor: NonNegative = 0.02
+    """smallest distance between best and worst thought that combine=reweight and copo scale to 1,
+    in units of the score"""
+    permute: bool = False
+    """control: deal the thinking credit anew, at random, among the scored steps of the batch"""
     alternatives: Literal["all", "one"] = "all"
     """thoughts sampled per step: the three others or one of them"""
     action_blind: bool = True
@@ -39,8 +48,8 @@ class RLVCRSettings(Section):
     """groups whose steps get alternatives"""
     step_fraction: Share = 1.0
     """share of steps that get alternatives"""
-    max_alternative_tokens: PositiveInt = 64
-    """longest alternative thought"""
+    max_alternative_tokens: Derived[PositiveInt] = NULL
+    """longest alternative thought; null: env.max_turn_tokens"""
     collapse_patience: PositiveInt = 10
     """warn when a level was not seen for this many updates"""
     level_bonus_w: NonNegative = 0.0

@@ -20,7 +20,6 @@ from verl.records import SegmentScore
 
 MODES = NORM_MODES
 NUM_LEVELS = len(LEVELS)
-TIE = 1e-9  # utilities that differ by no more are equal
 
 
 def score_of(entry: SegmentScore, score: str) -> float:
@@ -141,21 +140,25 @@ def thinking_reweight(
     costs: PerLevel,
     cost_coef: float = 0.0,
     cost_max: float = 64,
+    spread_floor: float = 0.02,
 ) -> PerStep:
     """``g [S]``: factor of the trajectory advantage by within-step confidence (CoPO).
 
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` with c the utilities min-max-scaled over the valid
-    contexts; arguments as in ``thinking_advantage``. Steps that get no thinking advantage there,
-    and ties, have g = 1.
+    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` with ``c_k = (U_k - min U) / max(max U - min U,
+    spread_floor)`` over the valid contexts: utilities, price included, and not scores alone. The
+    floor (in units of the score, positive) keeps contexts that differ by rounding noise from being
+    told apart as far as the best and the worst. Other arguments as in ``thinking_advantage``. Steps
+    that get no thinking advantage there, and ties, have g = 1.
     """
+    if not spread_floor > 0:
+        raise ValueError(f"spread_floor must be positive, got {spread_floor}")
     found = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
     low = torch.where(found.valid, found.utility, torch.inf).amin(-1, keepdim=True)
     high = torch.where(found.valid, found.utility, -torch.inf).amax(-1, keepdim=True)
-    distance = high - low
-    tie = ~(distance > TIE)  # also where no context is valid and the distance is -inf
-    share = (found.utility - low) / torch.where(tie, 1.0, distance)
-    scaled = torch.where(found.valid & ~tie, share, 0.0)
-    # Utilities lie in [0, 1] here, so weights differ by e^2 = 7.4 at most.
+    # Where no context is valid the distance is -inf, and the floor holds as well.
+    distance = (high - low).clamp(min=spread_floor)
+    scaled = torch.where(found.valid, (found.utility - low) / distance, 0.0)
+    # These lie in [0, 1], so weights differ by e^2 = 7.4 at most.
     weight = torch.where(found.valid, (2 * scaled).exp(), 0.0)
     mean = weight.sum(-1, keepdim=True) / found.valid.sum(-1, keepdim=True).clamp(min=1)
     relative = weight / torch.where(mean > 0, mean, 1.0)

@@ -19,6 +19,9 @@ KL_ESTIMATORS: tuple[KLEstimator, ...] = get_args(KLEstimator)
 NormMode = Literal["mean_norm", "mean_std_norm"]
 NORM_MODES: tuple[NormMode, ...] = get_args(NormMode)
 
+RowWeight = Literal["row", "trajectory"]
+ROW_WEIGHTS: tuple[RowWeight, ...] = get_args(RowWeight)
+
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 TrainDtype = Literal["float32", "bfloat16"]
 Strategy = Literal["fsdp2", "fsdp"]

@@ -40,7 +40,7 @@ from agent_system.tokens.probe import probe_template
 from agent_system.tokens.tokenizer import end_of_sequence
 from rlvcr.level_metrics import CollapseWatch
 from rlvcr.levels import LevelCodec
-from rlvcr.scoring import score_rows
+from rlvcr.scoring import hold_up_levels, score_rows
 from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,8 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Play and pack."""
         if is_train:
-            return self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)[0]
+            data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)
+            return self._hold_up_levels(data, rows)
         settings = self._settings(is_train=False, thinking=False)
         played = self._play(gen_batch, actor_rollout_wg, settings)
         return self._rows(played, is_train=False)[0]
@@ -203,7 +204,9 @@ class TrajectoryCollector:
         data, rows = self._rows(every, chosen=spread or usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept))
-        return self._score(data, rows, actor_rollout_wg) if thinking else data
+        if thinking:
+            return self._score(data, rows, actor_rollout_wg)
+        return self._hold_up_levels(data, rows)
 
     def close(self) -> None:
         """End the collector workers and their environments."""
@@ -315,6 +318,12 @@ class TrajectoryCollector:
         if token is None:
             raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one")
         return token
+
+    def _hold_up_levels(self, data: DataProto, rows: Sequence[Row]) -> DataProto:
+        """The bonus on the levels' entropy, where it is asked for without thinking credit."""
+        if self.codec is None or not self.config.algorithm.rlvcr.thinking_diversity_w:
+            return data
+        return hold_up_levels(data, row_steps(rows), self.config, self.codec)
 
     def _score(
         self, data: DataProto, rows: Sequence[Row], actor_rollout_wg: RolloutEngines

@@ -23,7 +23,7 @@ import torch
 
 from agent_system.config import RewardConfig
 from agent_system.reward_manager.custom import load_function
-from verl.protocol import DataProto
+from verl.protocol import DataProto, object_array
 from verl.utils.torch_functional import last_selected
 
 logger = logging.getLogger(__name__)
@@ -36,17 +36,37 @@ class EpisodeRewardManager:
     """The trajectory's outcome on the last sampled token of each of its rows.
 
     The outcome is the return of the episode, or what ``compute_score`` says, minus
-    ``invalid_action_penalty`` for each step whose action was not valid.
+    ``invalid_action_penalty`` for each step whose action was not valid. ``token_price`` takes its
+    share of a return for sampled tokens: ``R (1 - token_price min(T, token_price_max) /
+    token_price_max)`` with the T tokens sampled in the whole trajectory. A lost play costs nothing
+    then, which a price that is subtracted would not achieve.
     ``compute_score(data_source, steps, extra_info)`` receives the steps of the whole trajectory in
     order, each as a dictionary with the keys of a rollout file, and a dictionary with ``task_id``,
     ``episode_reward``, ``won`` and ``uid``, and returns a finite number.
     """
 
     def __init__(
-        self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None
+        self,
+        invalid_action_penalty: float = 0.0,
+        compute_score: ScoreFunction | None = None,
+        token_price: float = 0.0,
+        token_price_max: int = 0,
     ) -> None:
+        if not 0 <= token_price <= 1:
+            raise ValueError(
+                f"reward_model.reward_kwargs.token_price={token_price!r}: the share of a return "
+                "that tokens may cost; allowed: 0 to 1; fix: token_price: 0.5"
+            )
+        if token_price and token_price_max < 1:
+            raise ValueError(
+                f"reward_model.reward_kwargs.token_price_max={token_price_max!r}: the tokens that "
+                "cost the whole token_price; allowed: an integer of 1 or more; fix: the tokens of "
+                "the longest play"
+            )
         self.invalid_action_penalty = invalid_action_penalty
         self.compute_score = compute_score
+        self.token_price = token_price
+        self.token_price_max = token_price_max
 
     def __call__(self, data: DataProto) -> torch.Tensor:
         """``token_level_scores`` [B, R] float32.
@@ -59,6 +79,21 @@ class EpisodeRewardManager:
         rows, last = last_selected(data.batch["response_mask"])
         scores[rows, last] = outcomes[rows]
         return scores
+
+    def step_rewards(self, data: DataProto) -> np.ndarray:
+        """Of every row [B] a list: the rewards of its steps less the penalty of invalid actions."""
+        columns = data.non_tensor_batch
+        return object_array(
+            [
+                [
+                    reward - (0.0 if valid else self.invalid_action_penalty)
+                    for reward, valid in zip(rewards, flags, strict=True)
+                ]
+                for rewards, flags in zip(
+                    columns["step_rewards"], columns["is_action_valid"], strict=True
+                )
+            ]
+        )
 
     def outcomes(self, data: DataProto) -> list[float]:
         """The outcome of each row's trajectory [B]."""
@@ -73,6 +108,10 @@ class EpisodeRewardManager:
         base = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:
             base = self._custom(self.compute_score, data, rows)
+        if self.token_price:
+            tokens = int(data.batch["response_mask"][rows].sum())
+            used = min(tokens, self.token_price_max) / self.token_price_max
+            base = base * (1 - self.token_price * used)
         return base - self.invalid_action_penalty * (len(valid) - sum(valid))
 
     def _custom(self, score_of: ScoreFunction, data: DataProto, rows: list[int]) -> float:
@@ -120,21 +159,16 @@ class StepRewardManager(EpisodeRewardManager):
         """``token_level_scores`` [B, R] float32."""
         scores = super().__call__(data)
         columns = data.non_tensor_batch
+        net = self.step_rewards(data)
         for row in range(len(data)):
             # A part of a trajectory keeps the outcome of the whole: its sum must be that.
             if len(columns["step_index"][row]) != columns["episode_lengths"][row]:
                 continue
             scores[row] = 0.0
             step_ids = data.batch["step_ids"][row]
-            steps = zip(
-                columns["step_index"][row],
-                columns["step_rewards"][row],
-                columns["is_action_valid"][row],
-                strict=True,
-            )
-            for step, reward, valid in steps:
+            for step, reward in zip(columns["step_index"][row], net[row], strict=True):
                 last = int((step_ids == step).nonzero()[-1])
-                scores[row, last] = reward - (0.0 if valid else self.invalid_action_penalty)
+                scores[row, last] = reward
         return scores
 
 

@@ -74,7 +74,7 @@ def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
         "advantages": torch.randn(shape, generator=g) * sampled,
         "old_log_probs": (-5.7 + 0.3 * torch.randn(shape, generator=g)) * sampled,
         "ref_log_prob": (-5.7 + 0.3 * torch.randn(shape, generator=g)) * sampled,
-        "loss_weights": torch.rand(rows, generator=g) + 0.5,
+        "row_shares": torch.rand(rows, generator=g) + 0.5,
         "choice_mask": sampled * (torch.rand(shape, generator=g) < 0.3),
         "values": torch.randn(shape, generator=g) * sampled,
         "returns": torch.randn(shape, generator=g) * sampled,

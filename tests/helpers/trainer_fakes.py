@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.helpers.play import make_config
-from verl.protocol import DataProto
+from verl.protocol import DataProto, object_array
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 ROWS = 4
@@ -68,7 +69,7 @@ class Group:
 
     def _update(self, data: DataProto, method: str) -> DataProto:
         self.calls.append(method)
-        self.weights = data.batch["loss_weights"].tolist()
+        self.shares = data.batch["row_shares"].tolist()
         return DataProto(meta_info={"metrics": {f"{self.name}/loss": [1.0, 2.0], "lr": 0.5}})
 
     def save_checkpoint(self, directory: str, /) -> None:
@@ -194,11 +195,16 @@ class Checkpoints:
         return self.newest
 
 
-def score_by_outcome(data: DataProto) -> torch.Tensor:
+class ScoreByOutcome:
     """The return of an episode on the first token of each of its rows."""
-    scores = torch.zeros(len(data), WIDTH)
-    scores[:, 0] = torch.tensor([float(won) for won in data.non_tensor_batch["won"]])
-    return scores
+
+    def __call__(self, data: DataProto) -> torch.Tensor:
+        scores = torch.zeros(len(data), WIDTH)
+        scores[:, 0] = torch.tensor([float(won) for won in data.non_tensor_batch["won"]])
+        return scores
+
+    def step_rewards(self, data: DataProto) -> np.ndarray:
+        return object_array([[float(won)] for won in data.non_tensor_batch["won"]])
 
 
 def make_fake_run(
@@ -222,7 +228,7 @@ def make_fake_run(
         collector=Collector(workers.calls),
         envs=Tasks(),
         val_envs=Tasks(),
-        reward_fn=score_by_outcome,
+        reward_fn=ScoreByOutcome(),
         journal=journal,
         checkpoints=checkpoints or Checkpoints(),
     )

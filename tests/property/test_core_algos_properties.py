@@ -11,7 +11,7 @@ from verl.algos import (
     get_adv_estimator_fn,
     group_mean_std,
     loss_denominator,
-    row_weights,
+    row_shares,
 )
 
 settings.register_profile("quick", max_examples=40, deadline=None)
@@ -110,15 +110,11 @@ def test_any_split_into_micro_batches_adds_up_to_the_whole_loss(batch, mode, dat
     torch.testing.assert_close(total, whole, atol=1e-4, rtol=1e-4)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("tuv"), st.integers(1, 9)), min_size=1, max_size=8),
-    st.sampled_from(["token-mean", "seq-mean-token-mean"]),
-)
-def test_trajectory_weights_make_trajectories_count_the_same(rows, mode):
+@given(st.lists(st.tuples(st.sampled_from("tuv"), st.integers(1, 9)), min_size=1, max_size=8))
+def test_the_shares_of_a_trajectory_make_one_sequence(rows):
     traj, tokens = [t for t, _ in rows], torch.tensor([n for _, n in rows])
-    weights = row_weights(traj, "trajectory", tokens, mode)
-    part = weights * tokens if mode == "token-mean" else weights
-    totals = [part[[i for i, t in enumerate(traj) if t == name]].sum() for name in set(traj)]
+    shares = row_shares(traj, "trajectory", tokens)
+    totals = [shares[[i for i, t in enumerate(traj) if t == name]].sum() for name in set(traj)]
     torch.testing.assert_close(torch.stack(totals), torch.ones(len(totals)))
 
 

@@ -36,7 +36,7 @@ from verl.algos.groups import (
     factorize,
     group_mean_std,
     group_normalised_scores,
-    row_weights,
+    row_shares,
     trajectories_of,
 )
 from verl.algos.kl import (
@@ -91,7 +91,7 @@ __all__ = [
     "missing_inputs",
     "register_adv_est",
     "register_policy_loss",
-    "row_weights",
+    "row_shares",
     "spread",
     "trajectories_of",
 ]

@@ -21,6 +21,7 @@ from verl.algos.shapes import (
     RowIndex,
     TrajectoryIndex,
 )
+from verl.names import ROW_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,45 +127,21 @@ def group_normalised_scores(
     return centred[trajectories.of_row].float()
 
 
-def row_weights(
-    traj_index: Ids,
-    mode: str,
-    row_tokens: PerRow | None = None,
-    loss_agg_mode: str = "token-mean",
-) -> PerRow:
-    """``[B]`` float32 weights of rows in ``agg_loss``, so that cutting an episode into rows does
-    not change its part.
+def row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow:
+    """``[B]`` float32: the part of its sequence that a row is, for ``agg_loss``.
 
-    ``trajectory``: all trajectories count the same, however many rows or tokens they have;
-    ``token``: they count by their sampled tokens. ``row_tokens [B]`` (sampled tokens of each row)
-    makes this exact for the token means:
-
-    =================== ========================= ======================
-    ``loss_agg_mode``   ``trajectory``            ``token``
-    =================== ========================= ======================
-    token-mean          1 / tokens of trajectory  1
-    seq-mean-token-mean row tokens / tokens of t. row tokens
-    seq-mean-token-sum* 1                         1
-    =================== ========================= ======================
-
-    (in the token sums the total scales with rows per trajectory, unless the denominator counts
-    trajectories). Without ``row_tokens``, ``trajectory`` gives 1 / rows of the trajectory and
-    ``token`` 1. Raises ``ValueError`` for an unknown mode.
+    What a sequence is decides only the ``seq-mean`` modes: with ``row`` every row is one and has
+    the share 1; with ``trajectory`` the rows of an episode are one together, and each has the share
+    ``row_tokens`` (its sampled tokens, ``[B]``) has in them, so that cutting an episode into rows
+    changes no loss. Raises ``ValueError`` for an unknown mode.
     """
-    choose(mode, ("trajectory", "token"), "row weight (algorithm.row_weight)")
-    of_row = factorize(traj_index)
-    ones = torch.ones(len(of_row), dtype=torch.float64)
-    if row_tokens is None:
-        return (ones if mode == "token" else ones / _total(ones, of_row)).float()
+    choose(mode, ROW_WEIGHTS, "row weight (algorithm.row_weight)")
     tokens = row_tokens.double().cpu()
-    whole = _total(tokens, of_row).clamp(min=1) if mode == "trajectory" else ones
-    if loss_agg_mode == "token-mean":
-        weights = ones / whole
-    elif loss_agg_mode == "seq-mean-token-mean":
-        weights = tokens / whole
-    else:
-        weights = ones
-    return weights.float()
+    if mode == "row":
+        return torch.ones_like(tokens).float()
+    whole = _total(tokens, factorize(traj_index))
+    # A trajectory of which nothing was sampled has rows without share; they count for nothing.
+    return (tokens / whole.clamp(min=1)).float()
 
 
 def _total(values: PerRow, of_row: RowIndex) -> PerRow:

@@ -1,7 +1,7 @@
 """Losses of actor and critic, exact under any split of a mini-batch into micro-batches and ranks.
 
-Every mode of ``agg_loss`` is ``sum over rows of weight * row loss / denominator``. The denominator
-of a mini-batch is the sum of ``loss_denominator`` over all its parts; handed to ``agg_loss`` for
+Every mode of ``agg_loss`` is a sum over rows divided by a denominator. The denominator of a
+mini-batch is the sum of ``loss_denominator`` over all its parts; handed to ``agg_loss`` for
 each part, the losses of the parts (and their gradients) add up to the loss of the whole.
 """
 
@@ -18,57 +18,61 @@ _MAX_LOG_RATIO = 20.0  # exp of it is finite in float32
 TokenLogits = Float[Tensor, "B R V"]
 
 
-def _weights(loss_mask: TokenMask, row_weights: PerRow | None) -> PerRow:
+def _shares(loss_mask: TokenMask, row_shares: PerRow | None) -> PerRow:
     ones = torch.ones(loss_mask.shape[0], dtype=torch.float32, device=loss_mask.device)
-    return ones if row_weights is None else row_weights.to(ones)
+    return ones if row_shares is None else row_shares.to(ones)
 
 
 def loss_denominator(
-    loss_mask: TokenMask, loss_agg_mode: str, row_weights: PerRow | None = None
+    loss_mask: TokenMask, loss_agg_mode: str, row_shares: PerRow | None = None
 ) -> Scalar:
     """What ``agg_loss`` divides by, for these rows: a scalar to be summed over micro-batches and
     ranks.
 
-    ``token-mean``: weighted number of tokens; the ``seq-mean`` modes: summed weight of the rows
-    that have a token.
+    ``token-mean``: number of tokens; the ``seq-mean`` modes: number of sequences, which is the sum
+    of ``row_shares`` over the rows that have a token.
     """
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
     tokens = loss_mask.bool().sum(-1)
+    if loss_agg_mode == "token-mean":
+        return tokens.sum().float()
     # Rows that only fill up a batch have no sampled token: they must not count as sequences.
-    per_row = tokens if loss_agg_mode == "token-mean" else tokens > 0
-    return (_weights(loss_mask, row_weights) * per_row).sum()
+    return (_shares(loss_mask, row_shares) * (tokens > 0)).sum()
 
 
 def agg_loss(
     loss_mat: PerToken,
     loss_mask: TokenMask,
     loss_agg_mode: str,
-    row_weights: PerRow | None = None,
+    row_shares: PerRow | None = None,
     denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
 ) -> Scalar:
     """Reduce ``loss_mat [B, R]`` over ``loss_mask [B, R]`` to a scalar.
 
     * ``token-mean``: mean over tokens;
-    * ``seq-mean-token-sum``: mean over rows of token sums;
-    * ``seq-mean-token-mean``: mean over rows of token means;
+    * ``seq-mean-token-sum``: mean over sequences of token sums;
+    * ``seq-mean-token-mean``: mean over sequences of token means;
     * ``seq-mean-token-sum-norm``: the second, divided by the constant ``loss_scale_factor``
       (Dr.GRPO's constant length; None: R, which depends on the padding).
 
-    ``row_weights [B]`` weigh the rows (``groups.row_weights``). ``denominator`` replaces the one of
-    these rows, see the module's docstring. Rows without a token count for nothing; nothing at all
-    gives 0. Raises ``ValueError`` for an unknown mode.
+    A row is a sequence, or ``row_shares [B]`` says what part of one it is (``groups.row_shares``);
+    for ``token-mean`` that makes no difference. ``denominator`` replaces the one of these rows, see
+    the module's docstring. Rows without a token count for nothing; nothing at all gives 0. Raises
+    ``ValueError`` for an unknown mode.
     """
     if denominator is None:
-        denominator = loss_denominator(loss_mask, loss_agg_mode, row_weights)
+        denominator = loss_denominator(loss_mask, loss_agg_mode, row_shares)
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
     per_row = masked_sum(loss_mat, loss_mask, axis=-1)
     if loss_agg_mode == "seq-mean-token-mean":
-        per_row = per_row / loss_mask.bool().sum(-1).clamp(min=1)
+        # The mean over a sequence is the mean of its rows' means, each by its part of the tokens.
+        own = per_row / loss_mask.bool().sum(-1).clamp(min=1)
+        per_row = own * _shares(loss_mask, row_shares)
     elif loss_agg_mode == "seq-mean-token-sum-norm":
         width = loss_mask.shape[-1]
         per_row = per_row / (width if loss_scale_factor is None else loss_scale_factor)
-    total = (_weights(loss_mask, row_weights) * per_row).sum()
+    total = per_row.sum()
     denominator = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
     # Nothing sampled: 0 / 1, not 0 / 0.
     return total / torch.where(denominator > 0, denominator, 1.0)
@@ -92,7 +96,7 @@ def compute_policy_loss_vanilla(
     cliprange_high: float | None = None,
     clip_ratio_c: float = 3.0,
     loss_agg_mode: str = "token-mean",
-    row_weights: PerRow | None = None,
+    row_shares: PerRow | None = None,
     denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
     num_tokens: Scalar | float | None = None,
@@ -124,7 +128,7 @@ def compute_policy_loss_vanilla(
     ceiling = -advantages * clip_ratio_c
     dual = (advantages < 0) & (surrogate > ceiling)
     losses = torch.where(dual, ceiling, surrogate)
-    loss = agg_loss(losses, mask, loss_agg_mode, row_weights, denominator, loss_scale_factor)
+    loss = agg_loss(losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor)
     with torch.no_grad():
         clipfrac = _token_mean((clipped > plain).float(), mask, num_tokens)
         ppo_kl = _token_mean(-difference, mask, num_tokens)
@@ -139,7 +143,7 @@ def compute_value_loss(
     response_mask: TokenMask,
     cliprange_value: float,
     loss_agg_mode: str = "token-mean",
-    row_weights: PerRow | None = None,
+    row_shares: PerRow | None = None,
     denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
     num_tokens: Scalar | float | None = None,
@@ -156,7 +160,7 @@ def compute_value_loss(
     # The larger of both, as in the policy's surrogate: leaving the bounds never lowers the loss.
     losses = 0.5 * torch.maximum(plain_error, clipped_error)
     loss = agg_loss(
-        losses, response_mask, loss_agg_mode, row_weights, denominator, loss_scale_factor
+        losses, response_mask, loss_agg_mode, row_shares, denominator, loss_scale_factor
     )
     binds = (clipped_error > plain_error).float().detach()
     return loss, _token_mean(binds, response_mask, num_tokens)
@@ -166,7 +170,7 @@ def compute_entropy_loss(
     logits: TokenLogits | PerToken,
     response_mask: TokenMask,
     loss_agg_mode: str = "token-mean",
-    row_weights: PerRow | None = None,
+    row_shares: PerRow | None = None,
     denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
 ) -> Scalar:
@@ -178,5 +182,5 @@ def compute_entropy_loss(
     has_vocabulary = logits.dim() == response_mask.dim() + 1
     entropies = entropy_from_logits(logits) if has_vocabulary else logits
     return agg_loss(
-        entropies, response_mask, loss_agg_mode, row_weights, denominator, loss_scale_factor
+        entropies, response_mask, loss_agg_mode, row_shares, denominator, loss_scale_factor
     )

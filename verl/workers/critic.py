@@ -116,7 +116,7 @@ class CriticWorker(TrainingWorker):
             response_mask=batch["response_mask"].bool(),
             cliprange_value=self.config.cliprange_value,
             loss_agg_mode=self.config.loss_agg_mode,
-            row_weights=batch.get("loss_weights", None),
+            row_shares=batch.get("row_shares", None),
             denominator=whole.loss,
             loss_scale_factor=self.config.loss_scale_factor,
             num_tokens=tokens,

@@ -49,11 +49,11 @@ def denominators(
     counted = index if computed is None else torch.as_tensor(computed, dtype=torch.long)
     mask = batch["response_mask"][index].bool()
     sampled = batch["response_mask"][counted].bool()
-    weights = batch["loss_weights"][index] if "loss_weights" in data.tensor_keys() else None
+    shares = batch["row_shares"][index] if "row_shares" in data.tensor_keys() else None
     choices = 0.0
     if CHOICE_MASK in data.tensor_keys():
         choices = float((batch[CHOICE_MASK][counted].bool() & sampled).sum())
-    loss = float(loss_denominator(mask, loss_agg_mode, weights))
+    loss = float(loss_denominator(mask, loss_agg_mode, shares))
     local = [loss, float(sampled.sum()), choices, float(len(counted))]
     return Denominators(*sum_over_ranks(local))
 
@@ -74,7 +74,7 @@ class PolicyLoss:
         self.bonus = bonus
         self.choice_token_ids: torch.Tensor | None = None
         self.policy_loss = get_policy_loss_fn(section.policy_loss.loss_mode)
-        self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower", "entropy"]
+        self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower"]
         if section.use_kl_loss:
             self.metrics.append("kl_loss")
         if bonus is not None:
@@ -114,7 +114,7 @@ class PolicyLoss:
         mask = batch["response_mask"].bool()
         shared = {
             "loss_agg_mode": section.loss_agg_mode,
-            "row_weights": batch.get("loss_weights", None),
+            "row_shares": batch.get("row_shares", None),
             "denominator": whole.loss,
             "loss_scale_factor": section.loss_scale_factor,
         }
@@ -138,7 +138,6 @@ class PolicyLoss:
             "pg_clipfrac": clipfrac,
             "ppo_kl": ppo_kl,
             "pg_clipfrac_lower": clipfrac_lower,
-            "entropy": scores.entropy.sum() / tokens,
         }
         if section.entropy_coeff:
             entropy = agg_loss(rows.unpack(scores.entropy, index), mask, **shared)

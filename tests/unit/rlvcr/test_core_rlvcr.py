@@ -169,6 +169,58 @@ def test_combinations_by_hand(combine, expected):
     )
 
 
+PRICE = torch.tensor([[-0.5, 0.0, -1.0], [-0.5, 0.0, -1.0]])
+
+
+@pytest.mark.parametrize(
+    ("combine", "price_in", "expected"),
+    [
+        # The price is a part of THINKING, w 0.5. Behind the gate a lost play is paid for it.
+        ("gated", "gate", [[1.25, 1, -1], [-2.25, -2, 0]]),
+        ("gated", "all", [[1.25, 1, -1], [-2.75, -2, -1]]),
+        ("success", "gate", [[1.25, 1, -1], [-2, -2, -2]]),
+        ("success", "all", [[1.25, 1, -1], [-2.25, -2, -2.5]]),
+        ("additive", "gate", [[1.25, 1, -1], [-1.75, -2, -4]]),
+        ("additive", "all", [[1.25, 1, -1], [-1.75, -2, -4]]),
+    ],
+)
+def test_the_price_stands_where_it_is_asked_to(combine, price_in, expected):
+    found = combine_advantages(
+        TRAJECTORY,
+        THINKING,
+        0.5,
+        combine,
+        torch.tensor([True, False]),
+        price=PRICE,
+        price_in=price_in,
+    )
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("combine", ["gated", "success"])
+def test_the_price_counts_where_the_gate_is_closed(combine):
+    """In a group that wins throughout A_traj is 0: nothing else says a thought was too long."""
+    zero = torch.zeros(1, 2)
+    thinking = torch.tensor([[-0.4, 0.0]])
+    found = combine_advantages(
+        zero, thinking, 1.0, combine, torch.tensor([False]), price=thinking, price_in="won"
+    )
+    torch.testing.assert_close(found, thinking)
+
+
+def test_the_formula_of_the_source_is_exact_whatever_part_of_it_is_price():
+    generator = torch.Generator().manual_seed(0)
+    thinking, price = torch.randn(2, 5, 7, generator=generator)
+    trajectory = torch.randn(5, 7, generator=generator)
+    found = combine_advantages(trajectory, thinking, 0.3, price=price, price_in="all")
+    assert torch.equal(found, trajectory + 0.3 * thinking)
+
+
+def test_an_unknown_price_rule_is_refused():
+    with pytest.raises(ValueError, match="did you mean 'won'"):
+        combine_advantages(TRAJECTORY, THINKING, 1.0, price=PRICE, price_in="win")
+
+
 @pytest.mark.parametrize("combine", ["additive", "gated", "success"])
 def test_a_bonus_for_rare_levels_is_added_whatever_the_outcome(combine):
     arguments = batch()

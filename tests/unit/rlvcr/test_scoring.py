@@ -11,7 +11,7 @@ from rlvcr import scoring
 from rlvcr.alternatives import StepAlternatives
 from rlvcr.core_rlvcr import thinking_advantage
 from rlvcr.levels import LevelCodec
-from rlvcr.scoring import RowStep, build_queries, tabulate
+from rlvcr.scoring import RowStep, ScoredSteps, build_queries, tabulate
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.play import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
@@ -33,10 +33,13 @@ def scorer(tmp_path_factory):
     )
 
 
-def collect(tokenizer, scorer, history: History = "append", script=None, **rlvcr):
-    config = make_config(history=history, levels=True, n=2)
+def collect(
+    tokenizer, scorer, history: History = "append", script=None, max_steps: int = 12, **rlvcr
+):
+    config = make_config(history=history, levels=True, n=2, max_steps=max_steps)
     config.algorithm.adv_estimator = "rlvcr"
     config.algorithm.rlvcr.enable = True
+    config.algorithm.rlvcr.thinking_diversity_w = 0.5
     for key, value in rlvcr.items():
         setattr(config.algorithm.rlvcr, key, value)
     group, envs, _ = make_world(tokenizer, config, script, score=scorer)
@@ -213,6 +216,76 @@ def test_rule_02_one_valid_context_gives_zero(tokenizer, scorer):
         len(step.contexts) == 1 and step.think_advantage == 0.0 for _, step in steps_of(data)
     )
     assert data.meta_info["metrics"]["rlvcr/expanded_steps"] == 0.0
+
+
+def test_prices_are_charged_in_won_plays_only_where_that_is_asked(tokenizer, scorer):
+    """The walking policy wins; with one step allowed, none does."""
+    settings = {"cost_coef": 0.5, "cost_max": 4}
+    for price_in, charged in (("all", (True, True)), ("won", (True, False))):
+        found = []
+        for max_steps in (12, 1):
+            data = collect(tokenizer, scorer, price_in=price_in, max_steps=max_steps, **settings)
+            assert data.non_tensor_batch["won"].all() == (max_steps == 12)
+            records = [step for _, step in steps_of(data)]
+            costs = {context.cost > 0 for step in records for context in step.contexts}
+            shares = bool((data.batch["thinking_token_costs"] != 0).any())
+            assert (True in costs) == shares
+            found.append(shares)
+        assert tuple(found) == charged
+
+
+def test_permuted_credit_is_the_same_credit_elsewhere(tokenizer, scorer):
+    plain, permuted = (collect(tokenizer, scorer, permute=permute) for permute in (False, True))
+    before = [step.think_advantage for _, step in steps_of(plain)]
+    after = [step.think_advantage for _, step in steps_of(permuted)]
+    assert before != after and sorted(before) == pytest.approx(sorted(after))
+    again = collect(tokenizer, scorer, permute=True)
+    assert [step.think_advantage for _, step in steps_of(again)] == after
+
+
+def test_permuted_credit_stays_among_plays_of_the_same_outcome():
+    table = ScoredSteps(
+        row=[0, 0, 1, 1],
+        steps=[],
+        entries=[],
+        scores=torch.zeros(4, 4),
+        valid=torch.ones(4, 4, dtype=torch.bool),
+        costs=torch.zeros(4, 4),
+        chosen=torch.zeros(4, dtype=torch.long),
+    )
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    credit = scoring._Credit(values, values * 10, values * 100)
+    won = torch.tensor([True, True, False, False])
+    found = {
+        tuple(scoring._permuted(credit, table, won, seed).advantage.tolist()) for seed in range(20)
+    }
+    assert found == {(1, 2, 3, 4), (2, 1, 3, 4), (1, 2, 4, 3), (2, 1, 4, 3)}
+    mixed = scoring._permuted(credit, table, won, 3)
+    torch.testing.assert_close(mixed.cost_share, mixed.advantage * 10)
+    torch.testing.assert_close(mixed.factor, mixed.advantage * 100)
+    # A step without a comparison has no credit to deal.
+    table.chosen[0] = -1
+    assert scoring._permuted(credit, table, won, 3).advantage[0] == 1.0
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.06, True), (0.04, False)])
+def test_many_dropped_thoughts_are_warned_of(caplog, share, warned):
+    scoring._warn_of_dropped({"rlvcr/dropped_length": share})
+    found = [record.getMessage() for record in caplog.records]
+    assert bool(found) == warned
+    assert all("max_alternative_tokens" in message for message in found)
+
+
+def test_the_bonus_without_thinking_credit_is_that_with_it(tokenizer, scorer):
+    credited = collect(tokenizer, scorer, thinking_diversity_w=0.25)
+    plain = collect(tokenizer, scorer, enable=False, thinking_diversity_w=0.25)
+    none = collect(tokenizer, scorer, enable=False, thinking_diversity_w=0.0)
+    assert torch.equal(credited.batch["responses"], plain.batch["responses"])
+    assert torch.equal(credited.batch["choice_mask"], plain.batch["choice_mask"])
+    assert plain.batch["choice_mask"].any()
+    assert credited.meta_info["choice_bonus"] == plain.meta_info["choice_bonus"]
+    assert "thinking_level_entropies" not in set(plain.batch.keys())
+    assert "choice_mask" not in set(none.batch.keys())
 
 
 def test_reweight_places_factors(tokenizer, scorer):

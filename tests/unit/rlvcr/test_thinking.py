@@ -170,6 +170,28 @@ def test_the_factor_does_not_depend_on_where_the_scores_lie():
     assert thinking_reweight(far, ALL, chosen(3), FREE).item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_rounding_noise_between_scores_is_no_reason_for_a_factor():
+    noise = torch.tensor([[0.9999 + 1e-6, 0.9999, 0.9999, 0.9999]], dtype=torch.float64)
+    assert thinking_reweight(noise, ALL, chosen(0), FREE).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_below_the_floor_of_the_spread_the_factor_shrinks_with_the_distance():
+    half = torch.tensor([[0.0, 0.01, 0.0, 0.0]])
+    expected = math.exp(1) / ((math.exp(1) + 3) / 4)  # 0.01 of a floor of 0.02 is c = 1/2
+    assert thinking_reweight(half, ALL, chosen(1), FREE).item() == pytest.approx(expected)
+    told = thinking_reweight(half, ALL, chosen(1), FREE, spread_floor=0.01)
+    assert told.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 3) / 4))
+    with pytest.raises(ValueError, match="spread_floor must be positive, got 0"):
+        thinking_reweight(half, ALL, chosen(1), FREE, spread_floor=0)
+
+
+def test_the_factor_is_of_utilities_price_included():
+    costs = torch.tensor([[0.0, 64.0, 64.0, 64.0]])
+    equal = torch.full((1, 4), 0.5)
+    factor = thinking_reweight(equal, ALL, chosen(0), costs, cost_coef=0.4, cost_max=64)
+    assert factor.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 3) / 4))
+
+
 def test_the_factor_compares_the_contexts_that_exist():
     factor = thinking_reweight(SCORES, some(1, 3), chosen(1), FREE)
     assert factor.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 1) / 2))

@@ -13,6 +13,7 @@ from verl.utils.settings import Section
 
 ESTIMATORS = ("rlvcr", "copo")
 PREFIX = "algorithm.rlvcr"
+DIVERSITY = 0.5  # the published weight of the levels' entropy
 
 
 class MethodSection:
@@ -48,6 +49,10 @@ def derive(cfg: PPOConfig | SFTConfig) -> None:
         # Only null follows the estimator: a false that contradicts it stays, and is refused.
         if settings.enable is None:
             settings.enable = cfg.algorithm.adv_estimator in ESTIMATORS
+        if settings.thinking_diversity_w is None:
+            settings.thinking_diversity_w = DIVERSITY if settings.enable else 0.0
+        if settings.max_alternative_tokens is None:
+            settings.max_alternative_tokens = cfg.env.max_turn_tokens
         asks = settings.enable
     if cfg.env.levels is None:
         cfg.env.levels = asks
@@ -105,6 +110,10 @@ def _spread(cfg: PPOConfig) -> Problems:
         key = f"{PREFIX}.std_floor"
         why = "a near-tie of scores would become a full-size advantage"
         yield problem(cfg, key, why, "more than 0", f"{key}=0.1")
+    if settings.spread_floor == 0:
+        key = f"{PREFIX}.spread_floor"
+        why = "rounding noise between equal thoughts would get the full range of factors"
+        yield problem(cfg, key, why, "more than 0", f"{key}=0.02")
 
 
 def columns(cfg: PPOConfig) -> dict[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 
 from verl.protocol import DataProto
@@ -62,6 +63,10 @@ class RewardFunction(Protocol):
     """Rows -> ``token_level_scores`` [B, R]."""
 
     def __call__(self, data: DataProto, /) -> torch.Tensor: ...
+
+    def step_rewards(self, data: DataProto, /) -> np.ndarray:
+        """[B] lists: the reward of every step of a row, for credit per step."""
+        ...
 
 
 # ---- worker groups: the registered methods of their workers, which groups gain when they start ---

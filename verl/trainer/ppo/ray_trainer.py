@@ -23,7 +23,7 @@ from verl.algos import (
     get_kl_controller,
     kl_penalty,
     missing_inputs,
-    row_weights,
+    row_shares,
 )
 from verl.protocol import DataProto
 from verl.trainer.config.derive import iterations
@@ -283,10 +283,11 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def reward(self, batch: DataProto) -> DataProto:
         """Add ``token_level_scores`` and, less a KL penalty where configured,
-        ``token_level_rewards``.
+        ``token_level_rewards``; rewards of single steps lose what the scores lost.
         """
         with self.clock.measure("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
+            batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)
             batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
             if self.config.algorithm.use_kl_in_reward:
                 batch, measured = apply_kl_penalty(
@@ -300,6 +301,7 @@ class RayPPOTrainer(Generic[TasksT]):
         with self.clock.measure("adv"):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
+            self.weigh(batch)
         self.metrics |= M.data_metrics(batch)
         return batch
 
@@ -307,7 +309,6 @@ class RayPPOTrainer(Generic[TasksT]):
         """Fit the value function, where the estimator has one."""
         if self.workers.critic is None:
             return
-        self.weigh(batch, self.config.critic.loss_agg_mode)
         with self.clock.measure("update_critic"):
             answer = self.workers.critic.update_critic(batch)
         self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
@@ -316,17 +317,16 @@ class RayPPOTrainer(Generic[TasksT]):
         """Move the policy, once the critic has had ``critic_warmup`` steps."""
         if self.global_step <= self.config.trainer.critic_warmup:
             return
-        self.weigh(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
         with self.clock.measure("update_actor"):
             answer = self.workers.actor.update_actor(batch)
         self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
 
-    def weigh(self, batch: DataProto, loss_agg_mode: str) -> None:
-        """Set the weight of every row in a loss that is aggregated by ``loss_agg_mode``."""
-        tokens = batch.batch["response_mask"].sum(-1)
-        mode = self.config.algorithm.row_weight
-        batch.batch["loss_weights"] = row_weights(
-            batch.non_tensor_batch["traj_uid"], mode, tokens, loss_agg_mode
+    def weigh(self, batch: DataProto) -> None:
+        """Say what part of a sequence every row is, for losses that are means over sequences."""
+        batch.batch["row_shares"] = row_shares(
+            batch.non_tensor_batch["traj_uid"],
+            self.config.algorithm.row_weight,
+            batch.batch["response_mask"].sum(-1),
         )
 
     def sync_weights(self) -> None:

@@ -66,6 +66,48 @@ def test_step_rewards_lie_on_the_last_token_of_their_step(tokenizer):
         assert scores[row].count_nonzero() == 2
 
 
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_rewards_of_steps_lose_what_the_scores_lost(tokenizer, history):
+    """The first move of every play is not valid, the last one wins."""
+    data = played(tokenizer, history)
+    net = EpisodeRewardManager(invalid_action_penalty=0.25).step_rewards(data)
+    for row, numbers in enumerate(data.non_tensor_batch["step_index"]):
+        last = int(data.non_tensor_batch["episode_lengths"][row]) - 1
+        expected = [{0: -0.25, last: 1.0}.get(number, 0.0) for number in numbers]
+        assert net[row] == expected
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_sampled_tokens_cost_a_share_of_a_won_return(tokenizer, history):
+    data = played(tokenizer, history)
+    tokens: dict[str, int] = {}
+    for name, mask in zip(
+        data.non_tensor_batch["traj_uid"], data.batch["response_mask"], strict=True
+    ):
+        tokens[name] = tokens.get(name, 0) + int(mask.sum())
+    most = max(tokens.values())
+    manager = EpisodeRewardManager(token_price=0.5, token_price_max=most * 2)
+    expected = [1 - 0.5 * tokens[name] / (most * 2) for name in data.non_tensor_batch["traj_uid"]]
+    assert manager(data).sum(-1).tolist() == pytest.approx(expected)
+    # Beyond the maximum the price stays, and what was not won costs nothing.
+    short = EpisodeRewardManager(token_price=0.5, token_price_max=1)
+    assert short.outcomes(data) == [0.5] * len(data)
+    data.non_tensor_batch["episode_rewards"][:] = 0.0
+    assert manager.outcomes(data) == [0.0] * len(data)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"token_price": 1.5}, "token_price=1.5"),
+        ({"token_price": 0.5}, "token_price_max=0"),
+    ],
+)
+def test_a_price_that_cannot_be_is_refused(kwargs, said):
+    with pytest.raises(ValueError, match=said):
+        EpisodeRewardManager(**kwargs)
+
+
 def test_episode_score_lies_on_the_last_sampled_token(tokenizer):
     data = played(tokenizer, "append")
     scores = EpisodeRewardManager()(data)
@@ -164,7 +206,8 @@ def test_arguments_that_the_manager_does_not_take_are_refused(monkeypatch):
     config = make_config()
     config.reward_model.reward_kwargs = {"penalti": 1}
     with pytest.raises(
-        ValueError, match=r"reward_kwargs=\{'penalti': 1\}: .*'penalti'; allowed: none .*fix:"
+        ValueError,
+        match=r"reward_kwargs=\{'penalti': 1\}: .*'penalti'; allowed: token_price, .*fix:",
     ):
         load_reward_manager(config)
 

@@ -14,7 +14,7 @@ from verl.algos import (
     group_mean_std,
     missing_inputs,
     register_adv_est,
-    row_weights,
+    row_shares,
 )
 from verl.trainer.ppo import core_algos as algos
 
@@ -128,18 +128,14 @@ def test_equal_values_have_exactly_that_mean_and_no_spread():
     assert (stats.mean == value).all() and (stats.std == 0).all()
 
 
-def test_row_weights_by_hand():
+def test_row_shares_by_hand():
     traj = ["x", "y", "x", "x"]
-    assert row_weights(traj, "token").tolist() == [1, 1, 1, 1]
-    assert row_weights(traj, "trajectory").tolist() == pytest.approx([1 / 3, 1, 1 / 3, 1 / 3])
     tokens = torch.tensor([1, 5, 2, 3])
-    assert row_weights(traj, "trajectory", tokens).tolist() == pytest.approx(
-        [1 / 6, 1 / 5, 1 / 6, 1 / 6]
-    )
-    by_mean = row_weights(traj, "trajectory", tokens, "seq-mean-token-mean")
-    assert by_mean.tolist() == pytest.approx([1 / 6, 1, 2 / 6, 3 / 6])
+    assert row_shares(traj, "row", tokens).tolist() == [1, 1, 1, 1]
+    by_trajectory = row_shares(traj, "trajectory", tokens)
+    assert by_trajectory.tolist() == pytest.approx([1 / 6, 1, 2 / 6, 3 / 6])
     with pytest.raises(ValueError, match=r"algorithm\.row_weight"):
-        row_weights(traj, "rows")
+        row_shares(traj, "rows", tokens)
 
 
 # ---------------------------------------------------------------- outcome estimators

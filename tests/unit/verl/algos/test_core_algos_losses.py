@@ -16,7 +16,7 @@ from verl.algos import (
     get_kl_controller,
     kl_penalty,
     loss_denominator,
-    row_weights,
+    row_shares,
 )
 
 LOSS = torch.tensor([[1.0, 2.0, math.nan, 0.0], [3.0, 4.0, 5.0, 6.0], [7.0, 0.0, 0.0, 0.0]])
@@ -39,15 +39,16 @@ def test_agg_loss_by_hand(mode, expected):
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
-        ("token-mean", (3 * 3 + 18) / (3 * 2 + 4)),
-        ("seq-mean-token-sum", (3 * 3 + 18) / 4),
-        ("seq-mean-token-mean", (3 * 1.5 + 4.5) / 4),
-        ("seq-mean-token-sum-norm", (3 * 3 + 18) / 4 / 10),
+        ("token-mean", 21 / 6),
+        ("seq-mean-token-sum", (3 + 18) / 1.5),
+        ("seq-mean-token-mean", (0.5 * 1.5 + 4.5) / 1.5),
+        ("seq-mean-token-sum-norm", (3 + 18) / 1.5 / 10),
     ],
 )
-def test_agg_loss_with_row_weights_by_hand(mode, expected):
-    weights = torch.tensor([3.0, 1.0, 100.0])
-    assert agg_loss(LOSS, MASK, mode, weights, loss_scale_factor=10).item() == pytest.approx(
+def test_agg_loss_of_parts_of_sequences_by_hand(mode, expected):
+    # The third row has no token: its share, whatever it is, is that of nothing.
+    shares = torch.tensor([0.5, 1.0, 100.0])
+    assert agg_loss(LOSS, MASK, mode, shares, loss_scale_factor=10).item() == pytest.approx(
         expected
     )
 
@@ -71,7 +72,7 @@ def policy_case(rows=7, width=5):
 def test_micro_batches_add_up_to_the_mini_batch(mode):
     old, new, advantages, mask, weights = policy_case()
     whole = compute_policy_loss_vanilla(
-        old, new, advantages, mask, loss_agg_mode=mode, row_weights=weights
+        old, new, advantages, mask, loss_agg_mode=mode, row_shares=weights
     )
     (gradient,) = torch.autograd.grad(whole[0], new)
     parts = [slice(0, 1), slice(1, 4), slice(4, 7)]
@@ -84,7 +85,7 @@ def test_micro_batches_add_up_to_the_mini_batch(mode):
             advantages[p],
             mask[p],
             loss_agg_mode=mode,
-            row_weights=weights[p],
+            row_shares=weights[p],
             denominator=denominator,
             num_tokens=mask.sum(),
         )
@@ -94,21 +95,35 @@ def test_micro_batches_add_up_to_the_mini_batch(mode):
     torch.testing.assert_close(new.grad, gradient)
 
 
-@pytest.mark.parametrize("row_weight", ["trajectory", "token"])
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_cutting_a_trajectory_into_rows_leaves_the_loss_unchanged(mode, row_weight):
+@pytest.mark.parametrize(
+    ("mode", "row_weight", "expected"),
+    [
+        ("token-mean", "row", 30 / 7),
+        ("token-mean", "trajectory", 30 / 7),
+        ("seq-mean-token-mean", "trajectory", (3 + 7.5) / 2),
+        ("seq-mean-token-sum", "trajectory", (15 + 15) / 2),
+        ("seq-mean-token-sum-norm", "trajectory", (15 + 15) / 2 / 10),
+    ],
+)
+def test_cutting_a_trajectory_into_rows_leaves_the_loss_unchanged(mode, row_weight, expected):
     whole = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 9.0, 0.0, 0.0, 0.0]])
     whole_mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
     cut = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 5.0], [6.0, 9.0, 0.0]])
     cut_mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0]])
     losses = [
-        agg_loss(loss, mask, mode, row_weights(traj, row_weight, mask.sum(-1), mode))
+        agg_loss(loss, mask, mode, row_shares(traj, row_weight, mask.sum(-1)), None, 10)
         for loss, mask, traj in ((whole, whole_mask, ["t", "u"]), (cut, cut_mask, ["t", "t", "u"]))
     ]
     torch.testing.assert_close(losses[0], losses[1])
-    assert losses[0].item() == pytest.approx(
-        (3 + 7.5) / 2 if row_weight == "trajectory" else 30 / 7
-    )
+    assert losses[0].item() == pytest.approx(expected)
+
+
+def test_a_row_that_is_a_sequence_counts_as_one_however_it_was_cut():
+    cut = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 5.0], [6.0, 9.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0]])
+    shares = row_shares(["t", "t", "u"], "row", mask.sum(-1))
+    loss = agg_loss(cut, mask, "seq-mean-token-mean", shares)
+    assert loss.item() == pytest.approx((1.5 + 4 + 7.5) / 3)
 
 
 def one_token(advantage, ratio, **options):

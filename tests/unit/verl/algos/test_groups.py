@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl.algos import factorize, group_mean_std, row_weights
+from verl.algos import factorize, group_mean_std, row_shares
 from verl.algos.groups import group_normalised_scores, trajectories_of
 
 
@@ -24,7 +24,7 @@ def test_nothing_at_all():
     assert [stats.mean.shape, stats.std.shape, stats.count.shape] == [(0,)] * 3
     empty = trajectories_of(torch.zeros(0), [])
     assert [empty.score.shape, empty.group.shape, empty.tokens.shape] == [(0,)] * 3
-    assert row_weights([], "trajectory").shape == (0,)
+    assert row_shares([], "trajectory", torch.ones(0)).shape == (0,)
 
 
 def test_statistics_of_negative_and_positive_values():
@@ -83,26 +83,20 @@ def test_epsilon_is_added_to_the_deviation():
     assert by_default[1].item() == pytest.approx(1 / (math.sqrt(2) + 1), rel=1e-4)
 
 
-def test_weights_of_rows_by_default():
-    tokens = torch.tensor([1, 3, 2])
-    weights = row_weights(["x", "x", "y"], "trajectory", tokens)
-    assert weights.tolist() == [0.25, 0.25, 0.5]
-    assert weights.dtype == torch.float32
-
-
-def test_weights_of_rows_in_every_mode():
+def test_a_row_is_a_sequence_or_its_part_of_the_trajectory():
     names = ["x", "x", "y"]
     tokens = torch.tensor([1, 3, 2])
-    mean = "seq-mean-token-mean"
-    assert row_weights(names, "trajectory", tokens, mean).tolist() == [0.25, 0.75, 1]
-    assert row_weights(names, "token", tokens, mean).tolist() == [1, 3, 2]
-    for mode in ("trajectory", "token"):
-        assert row_weights(names, mode, tokens, "seq-mean-token-sum").tolist() == [1, 1, 1]
-    assert row_weights(names, "trajectory").tolist() == [0.5, 0.5, 1]
+    assert row_shares(names, "row", tokens).tolist() == [1, 1, 1]
+    shares = row_shares(names, "trajectory", tokens)
+    assert shares.tolist() == [0.25, 0.75, 1]
+    assert shares.dtype == torch.float32
+
+
+def test_rows_of_which_nothing_was_sampled_have_no_share():
     nothing = torch.tensor([0, 0, 1])
-    assert row_weights(names, "trajectory", nothing).tolist() == [1, 1, 1]
+    assert row_shares(["x", "x", "y"], "trajectory", nothing).tolist() == [0, 0, 1]
 
 
 def test_a_third_is_rounded_once():
-    weights = row_weights(["x", "x", "x"], "trajectory")
+    weights = row_shares(["x", "x", "x"], "trajectory", torch.ones(3))
     assert weights.tolist() == [torch.tensor(1 / 3).item()] * 3

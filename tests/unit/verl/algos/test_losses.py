@@ -29,7 +29,7 @@ def policy_loss(ratio, advantage, **kwargs):
 def test_the_denominator_counts_tokens_or_rows():
     assert loss_denominator(MASK, "token-mean").item() == 4
     assert loss_denominator(MASK, "seq-mean-token-sum").item() == 2
-    assert loss_denominator(MASK, "token-mean", WEIGHTS).item() == 6
+    assert loss_denominator(MASK, "token-mean", WEIGHTS).item() == 4
     assert loss_denominator(MASK, "seq-mean-token-sum", WEIGHTS).item() == 4
     empty = torch.tensor([[1, 0, 0], [0, 0, 0]])
     assert loss_denominator(empty, "seq-mean-token-mean").item() == 1
@@ -52,7 +52,7 @@ def test_a_denominator_below_one_divides():
 def test_a_whole_number_of_doubles_leaves_float32():
     loss = agg_loss(MATRIX, MASK, "token-mean", WEIGHTS, torch.tensor(4.0, dtype=torch.float64))
     assert loss.dtype == torch.float32
-    assert loss.item() == 9
+    assert loss.item() == 4
 
 
 def test_a_loss_without_a_denominator_is_left_as_it_is():
@@ -116,7 +116,7 @@ def test_the_policy_loss_hands_on_how_it_is_aggregated():
     log_prob = torch.zeros(2, 3)
     cases: dict[str, dict[str, Any]] = {
         "token-mean": {},
-        "seq-mean-token-sum": {"row_weights": WEIGHTS.float()},
+        "seq-mean-token-sum": {"row_shares": WEIGHTS.float()},
         "seq-mean-token-mean": {"denominator": 7.0},
         "seq-mean-token-sum-norm": {"loss_scale_factor": 11.0},
     }
@@ -156,7 +156,7 @@ def test_predictions_are_clipped_on_both_sides():
     ("mode", "kwargs"),
     [
         ("token-mean", {}),
-        ("seq-mean-token-sum", {"row_weights": WEIGHTS.float()}),
+        ("seq-mean-token-sum", {"row_shares": WEIGHTS.float()}),
         ("seq-mean-token-mean", {"denominator": 7.0}),
         ("seq-mean-token-sum-norm", {"loss_scale_factor": 11.0}),
     ],

@@ -154,13 +154,13 @@ def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
     """
     worker, data = actor_of(policy, loss_agg_mode=mode, loss_scale_factor=30.0), random_rows()
     data.batch["old_log_probs"] = worker.compute_log_prob(data).batch["old_log_probs"]
-    mask, weights = data.batch["response_mask"].float(), data.batch["loss_weights"]
+    mask, shares = data.batch["response_mask"].float(), data.batch["row_shares"]
     tokens = mask.sum(-1)
     share = {
-        "token-mean": weights / (weights * tokens).sum(),
-        "seq-mean-token-sum": weights / weights.sum(),
-        "seq-mean-token-mean": weights / weights.sum() / tokens,
-        "seq-mean-token-sum-norm": weights / weights.sum() / 30.0,
+        "token-mean": torch.ones_like(shares) / tokens.sum(),
+        "seq-mean-token-sum": torch.ones_like(shares) / shares.sum(),
+        "seq-mean-token-mean": shares / shares.sum() / tokens,
+        "seq-mean-token-sum-norm": torch.ones_like(shares) / shares.sum() / 30.0,
     }[mode]
     lm = actor_of(policy)
     rows = Rows(data)

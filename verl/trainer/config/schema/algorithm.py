@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from verl.names import KLEstimator, NormMode
+from verl.names import KLEstimator, NormMode, RowWeight
 from verl.utils.settings import NonNegative, PositiveInt, Section, Share
 from verl.utils.settings.section import OpenSection
 
@@ -62,8 +62,8 @@ class AlgorithmConfig(OpenSection):
     """estimator of the KL in the reward"""
     kl_ctrl: KLControl = KLControl()
     """the coefficient of the KL in the reward"""
-    row_weight: Literal["trajectory", "token"] = "trajectory"
-    """what counts the same: trajectories or tokens"""
+    row_weight: RowWeight = "row"
+    """what a sequence of the seq-mean loss_agg_modes is: a row, or all rows of a trajectory"""
     gigpo: GiGPOConfig = GiGPOConfig()
     """group-in-group credit"""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()

@@ -313,10 +313,11 @@ def test_level_prompts_may_be_keyed_by_numbers(tmp_path):
 
 
 def test_neutral_defaults_of_the_method_are_the_additive_formula():
-    rlvcr = load_config("ppo_trainer").algorithm.rlvcr
+    rlvcr = load_config("ppo_trainer", ["algorithm.adv_estimator=rlvcr"]).algorithm.rlvcr
+    assert rlvcr.price_in == "all"
     assert (rlvcr.combine, rlvcr.score, rlvcr.mode) == ("additive", "entropy", "mean_norm")
     assert (rlvcr.step_advantage_w, rlvcr.thinking_diversity_w) == (1.0, 0.5)
-    assert rlvcr == default_config().algorithm.rlvcr
+    assert load_config("ppo_trainer").algorithm.rlvcr == default_config().algorithm.rlvcr
 
 
 def test_derived_values_are_filled_once():

@@ -224,21 +224,23 @@ def test_the_actor_moves_once_the_critic_has_had_its_warmup(warmup, moved_at):
     assert updates == expected
 
 
-def test_each_update_weighs_rows_as_its_own_loss_is_aggregated():
+@pytest.mark.parametrize(
+    ("row_weight", "shares"),
+    [("row", [1, 1, 1, 1]), ("trajectory", [3 / 4, 1 / 4, 2 / 5, 3 / 5])],
+)
+def test_both_updates_know_what_part_of_a_sequence_a_row_is(row_weight, shares):
     """Rows of 3 and 1, and of 2 and 3 sampled tokens make up two trajectories."""
     trainer, *_ = make_fake_run(with_critic=True)
-    trainer.config.algorithm.row_weight = "trajectory"
-    trainer.config.actor_rollout_ref.actor.loss_agg_mode = "token-mean"
-    trainer.config.critic.loss_agg_mode = "seq-mean-token-mean"
+    trainer.config.algorithm.row_weight = row_weight
     trainer.global_step = 1
     batch = played_rows()
+    trainer.weigh(batch)
     trainer.update_critic(batch)
     trainer.update_actor(batch)
     actor = trainer.workers.actor
     critic = trainer.workers.critic
     assert isinstance(actor, Group) and isinstance(critic, Group)
-    assert critic.weights == pytest.approx([3 / 4, 1 / 4, 2 / 5, 3 / 5])
-    assert actor.weights == pytest.approx([1 / 4, 1 / 4, 1 / 5, 1 / 5])
+    assert critic.shares == actor.shares == pytest.approx(shares)
 
 
 def test_without_a_critic_nothing_of_it_is_done():
