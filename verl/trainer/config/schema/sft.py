@@ -77,6 +77,9 @@ class SFTDataConfig(Section):
     """share of useless but valid actions in expert episodes"""
     levels: list[int] = [1, 2, 3, 4]
     """thinking levels, drawn uniformly; empty: files of plain actions"""
+    needed_level_share: Share = 0.0
+    """share of the steps demonstrated on the level that the expert calls needed, before levels are
+    drawn uniformly"""
     num_workers: PositiveInt = 2
     """processes that play the expert"""
     max_length: PositiveInt = 2048

@@ -1,0 +1,29 @@
+"""Tasks: episodes of doors, drawn from a seed of their own."""
+
+import hashlib
+from itertools import islice
+
+from agent_system.environments.base import Task
+from agent_system.environments.env_package.relay.doors import draw_doors
+from agent_system.environments.env_package.relay.settings import RelaySettings
+from verl.utils.seeds import derive_seed
+
+NAME = "relay"
+
+
+def tasks(settings: RelaySettings, split: str) -> list[Task]:
+    """Episodes of ``split``; the splits share no door."""
+    count = settings.val_tasks if split == "val" else settings.train_tasks
+    return draw_tasks(settings, split, count, settings.doors)
+
+
+def draw_tasks(settings: RelaySettings, purpose: str, count: int, doors: int) -> list[Task]:
+    """``count`` episodes of ``doors`` doors each; held-out doors for the purpose ``val`` alone."""
+    seed = derive_seed(NAME, settings.task_seed, purpose)
+    drawn = draw_doors(settings.places, settings.hops[-1], seed, held_out=purpose == "val")
+    found = []
+    for _ in range(count):
+        written = [str(door) for door in islice(drawn, doors)]
+        digest = hashlib.blake2b("\n".join(written).encode(), digest_size=8).hexdigest()
+        found.append({"task_id": f"{NAME}/{digest}", "data_source": NAME, "doors": written})
+    return found
