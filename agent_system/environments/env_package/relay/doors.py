@@ -71,15 +71,19 @@ def needed_level(count: int, hops: Sequence[int]) -> int:
     return len(hops)
 
 
-def draw_doors(places: int, most_hops: int, seed: int, held_out: bool) -> Iterator[Door]:
-    """Doors of one side without end, the same ones for the same ``seed``."""
+def draw_doors(
+    places: tuple[int, int], most_hops: int, seed: int, held_out: bool
+) -> Iterator[Door]:
+    """Doors of one side without end, the same ones for the same ``seed``; their cycles have the
+    fewest to the most ``places``.
+    """
     rng = random.Random(seed)
-    letters = string.ascii_lowercase[:places]
+    letters = string.ascii_lowercase[: places[1]]
     while True:
-        cycle = rng.sample(letters, places)
+        cycle = rng.sample(letters, rng.randint(*places))
         # The first arrow starts where the last one ends.
         arrows = [f"{cycle[number - 1]}>{place}" for number, place in enumerate(cycle)]
         rng.shuffle(arrows)
-        door = Door(rng.choice(letters), rng.randint(0, most_hops), tuple(arrows))
+        door = Door(rng.choice(cycle), rng.randint(0, most_hops), tuple(arrows))
         if door.held_out == held_out:
             yield door

@@ -7,6 +7,8 @@ follows them to a wrong action: such episodes are lost, and are demonstrated lik
 """
 
 import random
+import string
+from itertools import permutations
 from typing import Any
 
 from agent_system.environments.base import (
@@ -17,7 +19,7 @@ from agent_system.environments.base import (
     Task,
     Thought,
 )
-from agent_system.environments.env_package.relay.doors import Door, needed_level
+from agent_system.environments.env_package.relay.doors import needed_level
 from agent_system.environments.env_package.relay.prompts import door_in
 from agent_system.environments.env_package.relay.settings import RelaySettings
 from agent_system.environments.env_package.relay.tasks import draw_tasks
@@ -41,7 +43,7 @@ class RelayPlayer:
             for level, count in zip(LEVELS, hops, strict=True)
         }
         if self.rng.random() < self.settings.share_of_wrong:
-            thoughts[LEVELS[-1]] = self._wrong_thought(chain)
+            thoughts[LEVELS[-1]] = self._wrong_thought()
         return Decision(
             self.door.goal,
             thoughts=thoughts,
@@ -53,17 +55,19 @@ class RelayPlayer:
         del action  # it was right, or the episode would be over
         self.door = door_in(observation.text)
 
-    def _wrong_thought(self, chain: list[str]) -> Thought:
-        """A thought that takes a wrong arrow first and right ones from there, and its action."""
+    def _wrong_thought(self) -> Thought:
+        """A thought that leaves from a wrong place and follows the arrows from there, with the
+        action that it leads to.
+        """
         door = self.door
-        astray = [place for place in door.places if place not in (door.place, chain[0])]
-        first = self.rng.choice(astray)
-        way = [first, *door.follow(first, len(chain) - 1)]
+        elsewhere = self.rng.choice([place for place in door.places if place != door.place])
+        way = door.follow(elsewhere, self.settings.hops[-1])
+        # No arrow to follow: nothing to go wrong with.
         return Thought(written(way), way[door.hops - 1] if door.hops else door.place)
 
 
 def written(chain: list[str]) -> str:
-    """``1=c 2=f``: the places of ``chain``, numbered."""
+    """``1=c 2=f``: the places of ``chain``, numbered, so that an action finds its own by number."""
     return " ".join(f"{number}={place}" for number, place in enumerate(chain, start=1))
 
 
@@ -73,8 +77,11 @@ def start(episode: EpisodeStart[RelaySettings]) -> RelayPlayer:
 
 
 def demonstrated(settings: RelaySettings, count: int) -> list[Task]:
-    """Episodes for demonstrations alone, of doors that are not held out."""
-    return draw_tasks(settings, "demonstrations", count, settings.demonstrated_doors)
+    """Episodes for demonstrations alone, of doors that are not held out; their cycles are of all
+    lengths from ``shortest_cycle`` on.
+    """
+    doors = settings.demonstrated_doors
+    return draw_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
 
 
 def key(settings: RelaySettings) -> list[Any]:
@@ -82,6 +89,7 @@ def key(settings: RelaySettings) -> list[Any]:
     shaping = (
         settings.demonstrated_doors,
         settings.places,
+        settings.shortest_cycle,
         settings.hops,
         settings.share_of_wrong,
         settings.task_seed,
@@ -92,15 +100,12 @@ def key(settings: RelaySettings) -> list[Any]:
 
 def symbols(settings: RelaySettings) -> list[str]:
     """Arrows, questions and hops, each with the space that stands before it in a sentence."""
-    places = "abcdefghijklmnopqrstuvwxyz"[: settings.places]
-    arrows = [f" {a}>{b}" for a in places for b in places if a != b]
-    questions = [f"+{count}" for count in range(settings.hops[-1] + 1)]
+    places = string.ascii_lowercase[: settings.places]
+    counts = range(1, settings.hops[-1] + 1)
+    arrows = [f" {tail}>{head}" for tail, head in permutations(places, 2)]
+    questions = [f"+{count}" for count in (0, *counts)]
     # A thought begins with its first hop.
-    hops = [
-        f"{' ' if number > 1 else ''}{number}={place}"
-        for number in range(1, settings.hops[-1] + 1)
-        for place in places
-    ]
+    hops = [f"{' ' if count > 1 else ''}{count}={place}" for count in counts for place in places]
     return [*arrows, *questions, *hops]
 
 

@@ -33,6 +33,9 @@ class RelaySettings(EnvSettings):
     """seed of the doors: the same ones in every run"""
     demonstrated_doors: PositiveInt = 1
     """doors of a demonstrated episode; 1 fits env.history=window with history_length=0"""
+    shortest_cycle: Annotated[int, Ge(2), Le(26)] = 3
+    """places of the shortest cycle that is demonstrated, up to all of them: on short ones a policy
+    finds out what arrows are, many times sooner"""
     prompt: Literal["full", "compact"] = "full"
     """full: rules and answer format for chat models; compact: doors alone, for policies made by
     imitation"""
@@ -47,6 +50,9 @@ class RelaySettings(EnvSettings):
         if self.places < fewest:
             why = f"{self.hops[-1]} arrows on is as good as back on a cycle that short"
             raise Refusal("places", why, f"{fewest} to 26", f"{fewest} or more")
+        if self.shortest_cycle > self.places:
+            why = f"no cycle is longer than places={self.places}"
+            raise Refusal("shortest_cycle", why, f"2 to {self.places}", f"{self.places} or less")
         return self
 
     @property

@@ -17,10 +17,20 @@ def tasks(settings: RelaySettings, split: str) -> list[Task]:
     return draw_tasks(settings, split, count, settings.doors)
 
 
-def draw_tasks(settings: RelaySettings, purpose: str, count: int, doors: int) -> list[Task]:
-    """``count`` episodes of ``doors`` doors each; held-out doors for the purpose ``val`` alone."""
-    seed = derive_seed(NAME, settings.task_seed, purpose)
-    drawn = draw_doors(settings.places, settings.hops[-1], seed, held_out=purpose == "val")
+def draw_tasks(
+    settings: RelaySettings, purpose: str, count: int, doors: int, shortest: int | None = None
+) -> list[Task]:
+    """``count`` episodes of ``doors`` doors each; held-out doors for the purpose ``val`` alone.
+
+    Cycles have ``shortest`` to all places; None: all of them.
+    """
+    most = settings.places
+    drawn = draw_doors(
+        (most if shortest is None else shortest, most),
+        settings.hops[-1],
+        derive_seed(NAME, settings.task_seed, purpose),
+        held_out=purpose == "val",
+    )
     found = []
     for _ in range(count):
         written = [str(door) for door in islice(drawn, doors)]

@@ -63,12 +63,19 @@ def test_the_state_leaves_out_how_the_arrows_are_mixed():
 
 
 def test_drawn_doors_are_one_cycle_and_ask_for_every_number_of_arrows():
-    drawn = draw_doors(12, 7, seed=3, held_out=False)
+    drawn = draw_doors((12, 12), 7, seed=3, held_out=False)
     doors = [next(drawn) for _ in range(400)]
     assert all(len(set(door.follow(door.place, 12))) == 12 for door in doors)
     asked = [door.hops for door in doors]
     assert all(30 <= asked.count(count) <= 70 for count in range(8))
     assert not any(door.held_out for door in doors)
+
+
+def test_demonstrated_cycles_have_all_lengths(tmp_path):
+    rows = demonstrations(tmp_path, 400, shortest_cycle=5)
+    lengths = [len(parts(row)[0].arrows) for row in rows]
+    assert all(25 <= lengths.count(length) <= 80 for length in range(5, 13))
+    assert set(lengths) == set(range(5, 13))
 
 
 def test_each_level_suffices_for_one_arrow_more_than_it_writes():
@@ -97,9 +104,7 @@ def small_episode():
 
 def test_right_places_open_doors_and_the_last_one_wins():
     env, first = small_episode()
-    assert first.text == (
-        "Door 1 of 2. Arrows: c>a a>d e>c d>b b>e. You are at b. Go 3 arrows on."
-    )
+    assert first.text == ("Door 1 of 2. Arrows: c>a a>d e>c d>b b>e. You are at b. Go 3 arrows on.")
     second, reward, done, info = env.step("a")
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": True})
     assert second.text.startswith("Door 2 of 2. ")
@@ -167,7 +172,7 @@ def test_in_the_trap_the_deepest_thoughts_are_often_wrong_and_followed(tmp_path)
             assert action == door.goal
             continue
         wrong.append(places[0] != door.follow(door.place, 1)[0])
-        assert places[1:] == door.follow(places[0], 6), "after the first arrow all are right"
+        assert places[1:] == door.follow(places[0], 6), "it leaves from elsewhere, then is right"
         assert action == (places[door.hops - 1] if door.hops else door.place)
         assert (action == door.goal) == (not wrong[-1] or door.hops == 0)
     assert sum(wrong) / len(wrong) == pytest.approx(0.3, abs=0.07)
@@ -234,7 +239,7 @@ def test_a_step_has_as_many_tokens_as_the_oracle_counts(tmp_path):
         question, answer = (message["content"] for message in row["messages"])
         written = HOPS[row["levels"][0] - 1]
         assert len(tokenizer.encode(answer)) == FIXED_TOKENS + written
-        assert len(tokenizer.encode(question)) == 2 + 12
+        assert len(tokenizer.encode(question)) == 2 + len(parts(row)[0].arrows)
         assert tokenizer.decode(tokenizer.encode(question)) == question
 
 
@@ -243,6 +248,7 @@ def test_a_step_has_as_many_tokens_as_the_oracle_counts(tmp_path):
     [
         ({"hops": [0, 2, 2, 7]}, r"hops=\[0, 2, 2, 7\]: .* numbers that grow from 0"),
         ({"hops": [1, 2, 4, 7]}, r"hops=\[1, 2, 4, 7\]: level 1 thinks nothing"),
+        ({"shortest_cycle": 13}, r"shortest_cycle=13: .* allowed: 2 to 12"),
         ({"places": 8}, r"places=8: .* allowed: 9 to 26"),
     ],
 )
