@@ -6,9 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlvcr.levels import LEVELS
 
 logger = logging.getLogger(__name__)
+PERMUTATIONS = 20  # of the levels, for what chance makes of their information
 
 
 def level_metrics(
@@ -38,6 +41,39 @@ def level_metrics(
     for reason, count in sorted(reasons.items()):
         metrics[f"rlvcr/parse_fail_{reason}"] = count / len(failures)
     return metrics
+
+
+def level_information(
+    levels: Sequence[int | None], situations: Sequence[str], seed: int = 0
+) -> dict[str, float]:
+    """How much the level says about the situation that it was chosen in, in nats.
+
+    ``rlvcr/level_information`` is the mutual information of the observed counts (at most
+    ``log 4``), ``rlvcr/level_information_null`` its mean over levels dealt anew among the steps,
+    which is what chance makes of so many steps and situations: only what lies above it is use of
+    the levels. Steps without a level do not count; without any, there is nothing to say.
+    """
+    known = [(level, name) for level, name in zip(levels, situations, strict=True) if level]
+    if not known:
+        return {}
+    columns = np.array([LEVELS.index(level) for level, _ in known])
+    _, rows = np.unique([name for _, name in known], return_inverse=True)
+    rng = np.random.default_rng(seed)
+    dealt = [_information(rows, rng.permutation(columns)) for _ in range(PERMUTATIONS)]
+    return {
+        "rlvcr/level_information": _information(rows, columns),
+        "rlvcr/level_information_null": float(np.mean(dealt)),
+    }
+
+
+def _information(rows: np.ndarray, columns: np.ndarray) -> float:
+    """Mutual information, in nats, of two lists of numbers [S] by their counts."""
+    table = np.zeros((rows.max() + 1, len(LEVELS)))
+    np.add.at(table, (rows, columns), 1.0)
+    joint = table / table.sum()
+    independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    seen = joint > 0
+    return float((joint[seen] * np.log(joint[seen] / independent[seen])).sum())
 
 
 class CollapseWatch:

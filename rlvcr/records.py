@@ -52,6 +52,8 @@ class ThinkingStep(StepRecord):
     ``level`` is None where it could not be read, and ``parse_failure`` says why there is no
     thinking credit. ``level_forced``: the level was not the policy's choice. ``contexts`` are in
     order of level. ``think_advantage`` contains ``think_cost``, the share that is due to the price.
+    ``situation`` is the kind of state, empty where the environment names no kinds, ``needed_level``
+    the lowest level that suffices there, None where the environment cannot tell.
     """
 
     level: int | None = None
@@ -61,6 +63,8 @@ class ThinkingStep(StepRecord):
     contexts: tuple[ThoughtContext, ...] = ()
     think_advantage: float = 0.0
     think_cost: float = 0.0
+    situation: str = ""
+    needed_level: int | None = None
 
     def credited(
         self, contexts: tuple[ThoughtContext, ...], advantage: float, cost: float
@@ -73,4 +77,8 @@ class ThinkingStep(StepRecord):
         # Not super(): a class with slots is made twice, and super() would look at the first one.
         line = StepRecord.to_json(self)
         line["contexts"] = [context.to_json() for context in self.contexts]
+        # Only environments that say what a state is like have these two.
+        for name in ("situation", "needed_level"):
+            if not line[name]:
+                del line[name]
         return line

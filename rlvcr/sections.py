@@ -25,14 +25,22 @@ LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4:
 
 
 def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
-    """``<prefix>/level_share_1..4``: the share of each level among the steps that have one."""
+    """``<prefix>/level_share_1..4``: the share of each level among the steps that have one, and
+    what levels say about situations (``level_information``).
+    """
     steps = [step for row in batch.non_tensor_batch["steps"] for step in row]
     # Steps of environments that ask for no levels have none, or are no thinking steps at all.
     levels = [getattr(step, "level", None) for step in steps]
     known = [level for level in levels if level is not None]
     if not known:
         return {}
-    return {f"{prefix}/level_share_{level}": known.count(level) / len(known) for level in LEVELS}
+    shares = {f"{prefix}/level_share_{level}": known.count(level) / len(known) for level in LEVELS}
+    situations = [getattr(step, "situation", "") or step.observation for step in steps]
+    # By call: the command line imports this module, and numpy is not light.
+    from rlvcr.level_metrics import level_information
+
+    told = level_information(levels, situations)
+    return shares | {name.replace("rlvcr", prefix, 1): value for name, value in told.items()}
 
 
 def _by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
@@ -59,6 +67,15 @@ THINKING = ReportSection(
             "episodes won",
             _by_level("rlvcr/level_success", smooth=True),
             form="percent",
+        ),
+        Plot(
+            "What the level says about the situation",
+            "nats",
+            (
+                Curve("rlvcr/level_information", "of the levels chosen"),
+                Curve("rlvcr/level_information_null", "of the same levels dealt anew", "second"),
+            ),
+            y_range=(0.0, None),
         ),
         Plot(
             "Thought length",

@@ -72,3 +72,6 @@ class DemonstrationKeys(Section):
 
     levels: list[Literal[1, 2, 3, 4]] = [1, 2, 3, 4]
     """thinking levels, drawn uniformly; empty: files of plain actions"""
+    needed_level_share: Share = 0.0
+    """share of the steps demonstrated on the level that the expert calls needed, before levels are
+    drawn uniformly"""

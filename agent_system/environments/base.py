@@ -23,7 +23,8 @@ class Observation:
     """What the agent sees after ``reset`` or ``step``.
 
     ``anchor`` is a canonical text of the state for step-level grouping (GiGPO); ``None`` means
-    ``text`` is used. ``info`` may hold ``won``, ``is_action_valid`` and ``admissible_actions``.
+    ``text`` is used. ``info`` may hold ``won``, ``is_action_valid``, ``admissible_actions``,
+    ``situation`` and ``needed_level``; the last two are for measuring, and no prompt shows them.
     """
 
     text: str
@@ -35,6 +36,18 @@ class Observation:
     def state(self) -> str:
         """The text that says which state this is: ``anchor``, or ``text`` where there is none."""
         return self.text if self.anchor is None else self.anchor
+
+    @property
+    def situation(self) -> str:
+        """What kind of state this is, coarse enough to come back often: what thinking levels are
+        related to. ``state`` where the environment names no kinds.
+        """
+        return self.info.get("situation", self.state)
+
+    @property
+    def needed_level(self) -> int | None:
+        """The lowest thinking level that suffices here; None where the environment cannot tell."""
+        return self.info.get("needed_level")
 
 
 class Env(Protocol):
@@ -126,15 +139,29 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """What is thought before an action, and the action that follows from it."""
+
+    text: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
-    """An expert's action and what can be thought about it: each part without a full stop."""
+    """An expert's action and what can be thought about it: each part without a full stop.
+
+    ``thoughts`` has the thoughts of levels that the expert writes itself, in place of those made of
+    ``situation``, ``tried`` and ``plan``. They may lead to another action.
+    """
 
     action: str
-    situation: str  # what is the case and matters for the action
-    tried: str  # what was done before, and what came of it
-    plan: str  # the next actions; the first of them is ``action``
+    situation: str = ""  # what is the case and matters for the action
+    tried: str = ""  # what was done before, and what came of it
+    plan: str = ""  # the next actions; the first of them is ``action``
     slack: bool = False  # possible, but brings the task no further
     slip: bool = False  # cannot work
+    thoughts: Mapping[int, Thought] = field(default_factory=dict)
+    needed_level: int | None = None  # the lowest level that suffices; None: not known
 
 
 class ExpertPlayer(Protocol):
@@ -160,6 +187,12 @@ class EpisodeStart(Generic[S]):
     noise: Noise = field(default_factory=Noise)
 
 
+def no_symbols(settings: EnvSettings) -> Sequence[str]:
+    """Words without signs are all there is to say."""
+    del settings  # they change nothing here
+    return ()
+
+
 @dataclass(frozen=True)
 class Expert(Generic[S]):
     """Who can play an environment, for demonstrations.
@@ -179,6 +212,12 @@ class Expert(Generic[S]):
     key: Callable[[S], list[Any]] | None = None  # None: version and all settings
     # What tasks can name though no demonstration says it, each word with the space before it.
     words: Callable[[], Sequence[str]] = tuple
+    # Texts that a new tokenizer is to know as one token though they hold signs, spaces included.
+    symbols: Callable[[S], Sequence[str]] = no_symbols
+    # Lost episodes are demonstrated as well: it errs on purpose, as the settings say.
+    keeps_lost: bool = False
+    # Its decisions name their ``needed_level``.
+    tells_needed_level: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Demonstrations: episodes of an environment's expert whose steps carry thinking levels in balance.
 
-One JSONL line per won episode, on training tasks or tasks of their own (see ``Expert``)::
+One JSONL line per won episode (lost ones as well where the expert says so), on training tasks or
+tasks of their own (see ``Expert``)::
 
     {"task_id": str, "data_source": str, "kind": str,  # "kind" where tasks have one
      "levels": [int | None, ...], "slack": [bool, ...], "slips": [bool, ...],  # one per step
@@ -9,8 +10,9 @@ One JSONL line per won episode, on training tasks or tasks of their own (see ``E
 The user messages are what the package's prompts say in a rollout with ``append`` history and levels
 asked for; the assistant messages have exactly the rollout's form, such as
 ``<level>2</level><think>need mug.</think><action>look</action>``. Level 1 thinks nothing, 2 notes
-the situation, 3 adds what was tried, 4 adds the plan, whose first part is the action. Training on
-the assistant messages alone teaches format, game and levels.
+the situation, 3 adds what was tried, 4 adds the plan, whose first part is the action; an expert may
+write the thoughts of levels itself. Training on the assistant messages alone teaches format, game
+and levels.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ import json
 import logging
 import multiprocessing
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,6 +70,7 @@ class Shape:
     seed: int
     noise: Noise
     levels: tuple[int, ...]
+    needed_level_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +82,28 @@ class Play:
     seed: int
     noise: Noise
     levels: tuple[int, ...]
+    needed_level_share: float = 0.0
 
 
 # ---------------------------------------------------------------------- what an expert says
 
 
 def thought(level: int, decision: Decision) -> str:
-    """The thought of ``level`` about a decision; each level says all that the level below says, and
-    more.
+    """The thought of ``level`` about a decision: the expert's own, or one that says all that the
+    level below says, and more.
     """
+    own = decision.thoughts.get(level)
+    if own is not None:
+        return own.text
     # Level 1 thinks nothing: place 0 is a stand-in that no level takes.
     parts = ("", decision.situation, decision.tried, f"plan {decision.plan}")
     return " ".join(f"{part}." for part in parts[1:level])
+
+
+def action_of(level: int | None, decision: Decision) -> str:
+    """The action that follows from the thought of ``level``."""
+    own = None if level is None else decision.thoughts.get(level)
+    return decision.action if own is None else own.action
 
 
 def render(level: int | None, decision: Decision) -> str:
@@ -98,20 +111,33 @@ def render(level: int | None, decision: Decision) -> str:
 
     Without a level, the action alone.
     """
-    action = f"<action>{decision.action}</action>"
+    action = f"<action>{action_of(level, decision)}</action>"
     if level is None:
         return action
     return f"<level>{level}</level><think>{thought(level, decision)}</think>{action}"
 
 
-def drawn_levels(levels: Sequence[int], rng: random.Random) -> Iterator[int | None]:
-    """A level for every step, drawn uniformly whatever went before: the policy learns the odds and
-    no order.
+@dataclass(frozen=True, slots=True)
+class LevelDraw:
+    """Draws a level for every decision: the needed one with probability ``needed_share``, else one
+    of ``levels`` uniformly, whatever went before, so that the policy learns the odds and no order.
 
     Without levels, ``None`` for ever.
     """
-    while True:
-        yield rng.choice(levels) if levels else None
+
+    levels: Sequence[int]
+    rng: random.Random
+    needed_share: float = 0.0
+
+    def __call__(self, decision: Decision) -> int | None:
+        """The level of ``decision``."""
+        if not self.levels:
+            return None
+        # No draw where nothing hangs on it: every further one would change all files.
+        prefers = self.needed_share > 0 and self.rng.random() < self.needed_share
+        if prefers and decision.needed_level in self.levels:
+            return decision.needed_level
+        return self.rng.choice(self.levels)
 
 
 # ---------------------------------------------------------------------- who has an expert
@@ -156,6 +182,7 @@ def write_demonstrations(
     slack: float = 0.35,
     levels: Sequence[int] = LEVELS,
     slips: float = 0.05,
+    needed_level_share: float = 0.0,
 ) -> Path:
     """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
 
@@ -170,6 +197,7 @@ def write_demonstrations(
         slack, slips: As in ``Noise``.
         levels: The thinking levels to draw from; none: actions alone, and prompts that ask for no
             levels.
+        needed_level_share: Share of the steps that take the level the expert calls needed.
 
     Raises ``NoExpert`` for an environment without expert, ``ValueError`` for settings that cannot
     work or where no episode was won.
@@ -182,7 +210,13 @@ def write_demonstrations(
             f"and levels among {_range(expert.levels)}, not {num_episodes}, {slack}, {slips} and "
             f"{list(levels)}"
         )
-    shape = Shape(num_episodes, seed, Noise(slack, slips), tuple(levels))
+    if not 0 <= needed_level_share <= 1 or (needed_level_share and not expert.tells_needed_level):
+        raise ValueError(
+            f"needed_level_share={needed_level_share}: allowed is a share from 0 to 1, and 0 alone "
+            f"for {env_name!r}, whose expert "
+            f"{'tells' if expert.tells_needed_level else 'does not tell'} which level is needed"
+        )
+    shape = Shape(num_episodes, seed, Noise(slack, slips), tuple(levels), needed_level_share)
     path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, settings, shape)}.jsonl"
     # The name is a hash of all that shapes the file, and a file appears whole or not at all.
     if path.exists():
@@ -190,16 +224,17 @@ def write_demonstrations(
         return path
     plan = plan_of(get_package(env_name), expert, settings, shape)
     lines = _play_all(env_name, settings, plan, num_workers)[:num_episodes]
-    won = [line for line in lines if line is not None]
-    if not won:
+    kept = [line for line in lines if line is not None]
+    if not kept:
         raise ValueError(
             f"demonstrations: none of {num_episodes} episodes was won within "
             f"{_max_steps(settings)} steps; allow more (env.max_steps), or less noise (data.noise)"
         )
     with atomic_write(path) as file:
-        file.writelines(line + "\n" for line in won)
+        file.writelines(line + "\n" for line in kept)
+    said = "played" if expert.keeps_lost else "won"
     logger.info(
-        "demonstrations: %d of %d episodes won, written to %s", len(won), num_episodes, path
+        "demonstrations: %d of %d episodes %s, written to %s", len(kept), num_episodes, said, path
     )
     return path
 
@@ -214,7 +249,14 @@ def plan_of(package: EnvPackage, expert: Expert, settings: EnvSettings, shape: S
         repetitions = -(-shape.num_episodes // len(tasks))
     wanted = -(-shape.num_episodes // repetitions)
     return [
-        Play(task, repetitions, derive_seed("demo", shape.seed, number), shape.noise, shape.levels)
+        Play(
+            task,
+            repetitions,
+            derive_seed("demo", shape.seed, number),
+            shape.noise,
+            shape.levels,
+            shape.needed_level_share,
+        )
         for number, task in enumerate(tasks[:wanted])
     ]
 
@@ -230,6 +272,8 @@ def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Shape) ->
     key = expert.key(settings) if expert.key else _key(env_name, expert, settings)
     noise = asdict(shape.noise)
     shaping = [shape.num_episodes, shape.seed, *noise.values(), shape.levels]
+    # Files that were written before there was a share keep their names.
+    shaping += [shape.needed_level_share] if shape.needed_level_share else []
     text = json.dumps([*key, *shaping], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -252,7 +296,7 @@ def _max_steps(settings: EnvSettings) -> int:
 def _play_all(
     env_name: str, settings: EnvSettings, plan: list[Play], num_workers: int
 ) -> list[str | None]:
-    """A line per episode in the order of ``plan``; ``None`` for one that was not won."""
+    """A line per episode in the order of ``plan``; ``None`` for one that is left out."""
     # Workers import the package from where it lives: names registered at run time are not theirs.
     place = resolve(env_name).target
     if num_workers == 0:
@@ -276,7 +320,8 @@ def _play_all(
 
 
 def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str | None]:
-    """The episodes of ``plan`` as JSON lines; ``None`` for an episode that was not won.
+    """The episodes of ``plan`` as JSON lines; ``None`` for one that was lost, where the expert does
+    not keep those.
 
     ``place`` is the package's ``module:attribute``.
     """
@@ -293,12 +338,13 @@ def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str 
                 first = _now(env.reset(play.task, derive_seed(seed, "env") & SEED_BITS))
                 rng = random.Random(seed)
                 player = expert.start(EpisodeStart(settings, play.task, first, rng, play.noise))
-                levels = drawn_levels(play.levels, rng)
+                draw = LevelDraw(play.levels, rng, play.needed_level_share)
                 asks = bool(play.levels)
                 episode = Episode(env, prompts, play.task, first, asks)
-                won = episode.run(player, levels, _max_steps(settings))
-                # A lost episode keeps its place: the caller counts episodes, not lines.
-                lines.append(json.dumps(episode.row()) if won else None)
+                won = episode.run(player, draw, _max_steps(settings))
+                # What is left out keeps its place: the caller counts episodes, not lines.
+                kept = won or expert.keeps_lost
+                lines.append(json.dumps(episode.row()) if kept else None)
     finally:
         env.close()
     return lines
@@ -319,19 +365,24 @@ class Episode:
         self.messages = [{"role": "system", "content": system}] if system else []
         self._say("user", prompts.first(first, asks))
 
-    def run(self, player: ExpertPlayer, levels: Iterator[int | None], max_steps: int) -> bool:
-        """Play to the end, or for ``max_steps`` steps; whether it was won."""
+    def run(
+        self, player: ExpertPlayer, draw: Callable[[Decision], int | None], max_steps: int
+    ) -> bool:
+        """Play to the end, or for ``max_steps`` steps, on levels that ``draw`` chooses; whether it
+        was won.
+        """
         for _ in range(max_steps):
             decision = player.act()
             # After the expert's own draws: the order decides what every file holds.
-            level = next(levels)
+            level = draw(decision)
+            action = action_of(level, decision)
             self.levels.append(level)
             self.decisions.append(decision)
             self._say("assistant", render(level, decision))
-            observation, _, done, info = _now(self.env.step(decision.action))
+            observation, _, done, info = _now(self.env.step(action))
             if done:
                 return bool(info["won"])
-            player.observe(decision.action, observation)
+            player.observe(action, observation)
             self._say("user", self.prompts.turn(observation))
         return False
 

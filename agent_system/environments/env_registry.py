@@ -40,6 +40,7 @@ REGISTRY: dict[str, Entry] = {
     "alfworld": _shipped("alfworld", "AlfworldSettings", extra="envs"),
     "frozen_lake": _shipped("frozen_lake", "LakeSettings", extra="envs"),
     "number_line": _shipped("number_line", "LineSettings"),
+    "relay": _shipped("relay", "RelaySettings"),
     "scienceworld": _shipped("scienceworld", "ScienceWorldSettings", extra="envs"),
     "search": _shipped("search", "SearchSettings", extra="envs"),
     "shop": _shipped("shop", "ShopSettings", extra="envs"),

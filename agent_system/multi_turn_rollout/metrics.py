@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
-from rlvcr.level_metrics import level_metrics
+from rlvcr.level_metrics import level_information, level_metrics
 
 NO_TIME_S = 1e-9  # divides where nothing was played
 
@@ -75,6 +75,7 @@ def _thinking_metrics(steps: Sequence[tuple[Trajectory, Turn]]) -> dict[str, flo
     failures: list[str | None] = []
     thought_tokens: list[int] = []
     forced: list[bool] = []
+    situations: list[str] = []
     for trajectory, turn in steps:
         if turn.parsed is None:
             continue
@@ -84,10 +85,12 @@ def _thinking_metrics(steps: Sequence[tuple[Trajectory, Turn]]) -> dict[str, flo
         failures.append(turn.parsed.failure)
         thought_tokens.append(turn.parsed.thought_tokens)
         forced.append(turn.forced > 0)
+        situations.append(turn.situation)
     if not levels:
         return {}
     return {
         **level_metrics(levels, won, failures),
+        **level_information(levels, situations),
         "rlvcr/thought_tokens_mean": float(np.mean(thought_tokens)),
         "rlvcr/level_forced_share": float(np.mean(forced)),
     }

@@ -192,6 +192,9 @@ def step_record(turn: Turn) -> ThinkingStep:
         level_forced=turn.forced > 0,
         parse_failure=None if parsed is None or parsed.failure is None else parsed.failure.value,
         thought_tokens=0 if parsed is None else parsed.thought_tokens,
+        # The state itself stands in the observation already.
+        situation="" if turn.situation == turn.anchor else turn.situation,
+        needed_level=turn.needed_level,
     )
 
 

@@ -40,7 +40,8 @@ class Turn:
     Its tokens are ``ids[start:end]`` of ledger ``ledger``; the first ``forced`` of them, a level,
     were not sampled. ``parsed`` is the step read as thinking level, thought and action
     (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not
-    asked for. ``image`` is the observation's, None where it is text.
+    asked for. ``image`` is the observation's, None where it is text. ``situation`` and
+    ``needed_level`` are the observation's, for measuring.
     """
 
     step: int
@@ -59,6 +60,8 @@ class Turn:
     parsed: ParsedStep | None = None
     alternatives: StepAlternatives | None = None
     image: Any = None
+    situation: str = ""
+    needed_level: int | None = None
 
     @property
     def num_tokens(self) -> int:

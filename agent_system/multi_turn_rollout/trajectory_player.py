@@ -169,6 +169,8 @@ class TrajectoryPlayer:
             response=context.bridge.decode(ledger.ids[start:]) if forced else action.text,
             stop_reason=action.stop_reason,
             image=observation.image,
+            situation=observation.situation,
+            needed_level=observation.needed_level,
             forced=len(forced),
         )
         self.trajectory.turns.append(turn)

@@ -3,6 +3,7 @@ plays one task.
 """
 
 from agent_system.environments.base import Task
+from agent_system.environments.env_package.relay.doors import Door
 from tests.helpers.winning import Act, plan
 
 WAYS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -65,8 +66,14 @@ def buy_the_goal(task: Task) -> Act:
     return act
 
 
+def pass_the_doors(task: Task) -> Act:
+    """The place that opens each door."""
+    return plan(Door.read(text).goal for text in task["doors"])
+
+
 GOLD = {
     "frozen_lake": cross_the_lake,
+    "relay": pass_the_doors,
     "search": look_it_up,
     "shop": buy_the_goal,
     "sokoban": push_the_boxes,

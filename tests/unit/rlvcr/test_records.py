@@ -1,6 +1,7 @@
 """The record of a thinking step: what a rollout file holds of it, and how credit joins it."""
 
 import copy
+import dataclasses
 import pickle
 
 from rlvcr.records import ThinkingStep, ThoughtContext
@@ -62,3 +63,9 @@ def test_records_travel_between_processes():
     credited = STEP.credited((CONTEXT,), 0.5, -0.125)
     assert pickle.loads(pickle.dumps(credited)) == credited
     assert copy.deepcopy(credited) == credited
+
+
+def test_a_line_says_what_a_state_is_like_where_the_environment_does():
+    told = dataclasses.replace(STEP, situation="3 hops", needed_level=2).to_json()
+    assert (told["situation"], told["needed_level"]) == ("3 hops", 2)
+    assert not {"situation", "needed_level"} & set(STEP.to_json())

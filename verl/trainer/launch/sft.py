@@ -10,7 +10,7 @@ what is sampled there.
 import logging
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,16 +157,18 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
         num_workers=data.num_workers,
         slack=data.noise,
         levels=data.levels,
+        needed_level_share=data.needed_level_share,
     )
     return hold_out(list(read_records(path)), data.val_episodes)
 
 
 def check_expert(cfg: SFTConfig) -> None:
-    """Raise ``ConfigError`` unless an expert plays the environment and has thoughts for
-    ``data.levels``.
+    """Raise ``ConfigError`` unless an expert plays the environment, has thoughts for
+    ``data.levels`` and knows the needed ones where ``data.needed_level_share`` asks for them.
     """
     name = cfg.env.env_name
     levels = cfg.data.levels
+    share = cfg.data.needed_level_share
     try:
         expert = expert_of(name)
     except NoExpert as error:
@@ -177,6 +179,11 @@ def check_expert(cfg: SFTConfig) -> None:
         raise ConfigError(
             f"data.levels={levels!r}: the expert of {name!r} has no thoughts for all of them; "
             f"allowed: any of {allowed}; fix: data.levels=[{allowed}]"
+        )
+    if share and not expert.tells_needed_level:
+        raise ConfigError(
+            f"data.needed_level_share={share}: the expert of {name!r} does not tell which level a "
+            "step needs; allowed: 0; fix: data.needed_level_share=0"
         )
 
 
@@ -271,13 +278,16 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
     if cfg.model.path:
         return Path(model_directory(cfg.model.path))
     new = cfg.model.new
+    expert = get_package(cfg.env.env_name).expert
+    # Like the tags: one token each, wherever they stand.
+    symbols = expert.symbols(env_settings(cfg.env)) if expert else ()
     key = cfg.data.messages_key
     texts = (message["content"] for record in records for message in record.get(key, ()))
     return build_policy(
         scratch,
         texts,
-        words=_words_of(cfg.env.env_name),
-        tags=TAGS,
+        words=expert.words() if expert else (),
+        tags=(*TAGS, *symbols),
         vocab_size=cfg.model.vocab_size,
         hidden=new.hidden_size,
         layers=new.num_hidden_layers,
@@ -289,12 +299,6 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
         tie_embeddings=new.tie_word_embeddings,
         seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,
     )
-
-
-def _words_of(env_name: str) -> Sequence[str]:
-    """Words that the environment's tasks can name, beside those of the texts."""
-    expert = get_package(env_name).expert
-    return expert.words() if expert else ()
 
 
 def save_policy(

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_system.environments.demonstrations import Episode, drawn_levels
+from agent_system.environments.demonstrations import Episode, LevelDraw
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.expert import ThinkingPlayer
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
@@ -48,7 +48,7 @@ def write_demonstrations(
             rng = random.Random(derive_seed("twenty questions demonstration", seed, number))
             player = ThinkingPlayer(Player(words, rng, careless, hasty))
             episode = Episode(env, prompts, task, env.reset(task, 0), asks=False)
-            won = episode.run(player, drawn_levels((), rng), max_steps)
+            won = episode.run(player, LevelDraw((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
             file.write(json.dumps(row) + "\n")
     return Path(path)

@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from agent_system.environments import demonstrations
-from agent_system.environments.base import Decision, EpisodeStart, Noise
-from agent_system.environments.demonstrations import NoExpert, write_demonstrations
+from agent_system.environments.base import Decision, EpisodeStart, Noise, Thought
+from agent_system.environments.demonstrations import LevelDraw, NoExpert, write_demonstrations
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.experts import disturbed, shortest_way
 from rlvcr.levels import LEVELS, LevelCodec
@@ -201,6 +201,42 @@ def test_levels_the_expert_has_no_thoughts_for_are_refused(monkeypatch):
     monkeypatch.setattr(demonstrations, "get_package", {"two_levels": hasty}.__getitem__)
     with pytest.raises(ValueError, match=r"levels among 1\.\.2, not 4, .* \[1, 2, 3, 4\]"):
         write_demonstrations("two_levels", hasty.read(), "nowhere", 4)
+
+
+def test_a_share_of_needed_levels_is_refused_where_nobody_knows_them():
+    said = r"needed_level_share=0\.5: .* 0 alone for 'number_line', whose expert does not tell"
+    with pytest.raises(ValueError, match=said):
+        write_demonstrations(
+            "number_line",
+            get_package("number_line").read(),
+            "nowhere",
+            4,
+            needed_level_share=0.5,
+        )
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0.25), (0.5, 0.625), (1.0, 1.0)])
+def test_the_needed_level_is_drawn_as_often_as_asked(share, expected):
+    draw = LevelDraw(LEVELS, random.Random(0), share)
+    decision = Decision("go", needed_level=3)
+    drawn = [draw(decision) for _ in range(4000)]
+    assert drawn.count(3) / 4000 == pytest.approx(expected, abs=0.03)
+
+
+def test_levels_are_drawn_uniformly_where_the_needed_one_is_not_among_them():
+    draw = LevelDraw((1, 2), random.Random(0), 1.0)
+    drawn = [draw(Decision("go", needed_level=needed)) for needed in (3, None) for _ in range(500)]
+    assert set(drawn) == {1, 2}
+    assert LevelDraw((), random.Random(0), 1.0)(Decision("go", needed_level=3)) is None
+
+
+def test_what_an_expert_thinks_itself_is_written_with_the_action_that_follows_from_it():
+    decision = Decision("go", "here", "tried nothing", "go", thoughts={4: Thought("so", "wait")})
+    said = [demonstrations.render(level, decision) for level in (2, 4)]
+    assert said[0] == "<level>2</level><think>here.</think><action>go</action>"
+    assert said[1] == "<level>4</level><think>so</think><action>wait</action>"
+    assert demonstrations.action_of(4, decision) == "wait"
+    assert demonstrations.action_of(None, decision) == "go"
 
 
 def test_episodes_that_cannot_be_won_say_so(tmp_path):

@@ -23,6 +23,7 @@ from verl.trainer.config import load_config
 
 CASES = {
     "frozen_lake": {"size": 5, "train_maps": 24, "val_maps": 6},
+    "relay": {"doors": 5, "train_tasks": 24, "val_tasks": 6},
     "search": {},
     "shop": {"products": 60},
     "sokoban": {"train_levels": 24, "val_levels": 6, "num_boxes": 2},

@@ -23,6 +23,7 @@ from verl.trainer.launch.sft import (
     make_rows,
     run_sft,
     save_policy,
+    starting_policy,
 )
 from verl.trainer.sft.rows import SFTRow, plan_batches, read_records
 from verl.trainer.sft.trainer import SFTTrainer
@@ -314,3 +315,20 @@ def test_an_environment_without_expert_is_told_who_has_one(tmp_path):
     cfg = number_line_config(tmp_path, "env.env_name=shop")
     with pytest.raises(ConfigError, match=r"'shop': no expert .*number_line.*data\.train_files"):
         check_expert(cfg)
+
+
+def test_needed_levels_are_asked_of_experts_that_tell_them(tmp_path):
+    cfg = number_line_config(tmp_path, "data.needed_level_share=0.5")
+    said = r"data\.needed_level_share=0\.5: the expert of 'number_line' does not tell"
+    with pytest.raises(ConfigError, match=said):
+        check_expert(cfg)
+    check_expert(number_line_config(tmp_path, "env.env_name=relay", "data.needed_level_share=0.5"))
+
+
+def test_symbols_of_an_environment_are_single_tokens_of_a_new_policy(tmp_path):
+    cfg = number_line_config(
+        tmp_path, "env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"
+    )
+    tokenizer = AutoTokenizer.from_pretrained(starting_policy(cfg, [], tmp_path / "policy"))
+    ids = tokenizer.encode("d+3 a>b l>c", add_special_tokens=False)
+    assert [tokenizer.decode([one]) for one in ids] == ["d", "+3", " a>b", " l>c"]

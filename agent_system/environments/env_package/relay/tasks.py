@@ -1,0 +1,39 @@
+"""Tasks: episodes of doors, drawn from a seed of their own."""
+
+import hashlib
+from itertools import islice
+
+from agent_system.environments.base import Task
+from agent_system.environments.env_package.relay.doors import draw_doors
+from agent_system.environments.env_package.relay.settings import RelaySettings
+from verl.utils.seeds import derive_seed
+
+NAME = "relay"
+
+
+def tasks(settings: RelaySettings, split: str) -> list[Task]:
+    """Episodes of ``split``; the splits share no door."""
+    count = settings.val_tasks if split == "val" else settings.train_tasks
+    return draw_tasks(settings, split, count, settings.doors)
+
+
+def draw_tasks(
+    settings: RelaySettings, purpose: str, count: int, doors: int, shortest: int | None = None
+) -> list[Task]:
+    """``count`` episodes of ``doors`` doors each; held-out doors for the purpose ``val`` alone.
+
+    Cycles have ``shortest`` to all places; None: all of them.
+    """
+    most = settings.places
+    drawn = draw_doors(
+        (most if shortest is None else shortest, most),
+        settings.hops[-1],
+        derive_seed(NAME, settings.task_seed, purpose),
+        held_out=purpose == "val",
+    )
+    found = []
+    for _ in range(count):
+        written = [str(door) for door in islice(drawn, doors)]
+        digest = hashlib.blake2b("\n".join(written).encode(), digest_size=8).hexdigest()
+        found.append({"task_id": f"{NAME}/{digest}", "data_source": NAME, "doors": written})
+    return found
