@@ -1,0 +1,287 @@
+"""Run a list of arms and seeds, one after the other or a run per core, and keep a small result of
+each.
+
+    python scripts/sweep.py docs/experiments/relay8.yaml                 # what is missing of it
+    python scripts/sweep.py docs/experiments/relay8.yaml --arms grpo,priced --workers 2 --commit
+    python scripts/sweep.py docs/experiments/relay8.yaml --report        # the tables, in Markdown
+
+A plan is a YAML file::
+
+    config: relay                         # of main_ppo
+    words: [trainer.total_training_steps=100]          # of every run
+    baseline: grpo                        # whom the others are compared with
+    arms:
+      grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0, 1, 2]}
+
+A run's result is ``<plan>/<arm>_s<seed>.json`` beside the plan. What is there is not run again, so
+that a sweep goes on where it was interrupted; a result made from other words is refused.
+``--commit`` puts every result into git as it comes.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.sweep_report import report
+from verl.record.report.run_data import load_run
+from verl.utils.files import atomic_write
+from verl.utils.settings import PositiveInt, Section
+from verl.utils.settings.reading import read_or_raise
+
+# What a result keeps of a run's metrics: whole curves of the first, the ends of the second.
+CURVES = ("episode/success_rate", "rollout/tokens_per_episode", "rlvcr/level_information")
+ENDS = "val/"
+
+
+class Arm(Section):
+    """Runs that differ in their seed alone."""
+
+    words: tuple[str, ...] = ()
+    """settings of this arm"""
+    seeds: tuple[int, ...] = (0,)
+    """seeds of weights, tasks and samples"""
+
+
+class Plan(Section):
+    """A comparison: what all runs have in common, and the arms."""
+
+    config: str = "relay"
+    """config of main_ppo"""
+    words: tuple[str, ...] = ()
+    """settings of every run"""
+    baseline: str = ""
+    """arm that the others are compared with, seed by seed"""
+    threads: PositiveInt = 1
+    """threads of a run"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run of a plan, and where its result goes."""
+
+    plan: Path
+    config: str
+    arm: str
+    seed: int
+    words: tuple[str, ...]
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """The run in words that may be a file name."""
+        return f"{self.arm}_s{self.seed}"
+
+    @property
+    def result(self) -> Path:
+        """The file that says it is finished."""
+        return self.plan.with_suffix("") / f"{self.name}.json"
+
+    @property
+    def directory(self) -> Path:
+        """Its run directory."""
+        return ROOT / "runs" / "sweeps" / self.plan.stem / self.name
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        return [
+            sys.executable,
+            *("-m", "verl.trainer.main_ppo", "--config-name", self.config),
+            *self.words,
+            f"trainer.seed={self.seed}",
+            f"trainer.num_threads={self.threads}",
+            f"actor_rollout_ref.rollout.num_threads={self.threads}",
+            f"trainer.experiment_name={self.name}",
+            f"trainer.default_local_dir={self.directory}",
+            "trainer.resume_mode=disable",
+        ]
+
+
+def read_plan(path: Path) -> tuple[Plan, list[Run]]:
+    """The plan in ``path`` and its runs. All arms have their first seed before any has its second,
+    so that a sweep which is interrupted can be compared.
+
+    Raises ``ConfigError`` that names every wrong key.
+    """
+    values: dict[str, Any] = yaml.safe_load(path.read_text())
+    arms = {
+        name: read_or_raise(Arm, arm, f"arms.{name}")
+        for name, arm in values.pop("arms", {}).items()
+    }
+    plan = read_or_raise(Plan, values)
+    runs = [
+        Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads)
+        for name, arm in arms.items()
+        for seed in arm.seeds
+    ]
+    first = {name: {seed: n for n, seed in enumerate(arm.seeds)} for name, arm in arms.items()}
+    return plan, sorted(runs, key=lambda run: first[run.arm][run.seed])
+
+
+def finished(run: Run) -> bool:
+    """Whether its result is there. Raises ``ValueError`` where it is that of another run."""
+    if not run.result.exists():
+        return False
+    words = json.loads(run.result.read_text())["words"]
+    if words != list(run.words):
+        other = sorted(set(words) ^ set(run.words))
+        raise ValueError(
+            f"{run.result}: made with other settings ({', '.join(other)}); delete it, or give the "
+            "arm another name"
+        )
+    return True
+
+
+def result_of(run: Run, seconds: float) -> dict[str, Any]:
+    """What is kept of a finished run: small enough for git."""
+    found = load_run(run.directory)
+    facts = found.facts
+    metrics: dict[str, Any] = {name: _rounded(found.points(name)[1]) for name in CURVES}
+    for name in found.names:
+        if name.startswith(ENDS):
+            values = found.points(name)[1]
+            metrics[name] = _rounded([values[0], values[-1]])
+    return {
+        "arm": run.arm,
+        "seed": run.seed,
+        "config": run.config,
+        "words": list(run.words),
+        "seconds": round(seconds),
+        "git": facts.get("git"),
+        "cpu": facts.get("devices", {}).get("cpu_model"),
+        "packages": {name: facts.get("packages", {}).get(name) for name in ("torch", "vllm")},
+        "metrics": metrics,
+    }
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    # Five digits are more than any comparison needs, and keep a file at a few thousand bytes.
+    return [float(f"{value:.5g}") for value in values if math.isfinite(value)]
+
+
+def play(run: Run, core: int, commit: bool) -> str:
+    """Train and keep the result; what came of it, in words."""
+    run.directory.mkdir(parents=True, exist_ok=True)
+    log = run.directory / "console.log"
+    began = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            run.command(),
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(run.threads)},
+            # A core of its own: two runs that share both slow each other down.
+            preexec_fn=lambda: os.sched_setaffinity(0, _cores(core, run.threads)),
+        )
+        status = process.wait()
+    if status:
+        return f"{run.name}: failed with status {status}, see {log}"
+    seconds = time.monotonic() - began
+    result = result_of(run, seconds)
+    run.result.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(run.result) as file:
+        file.write(json.dumps(result, indent=1) + "\n")
+    if commit:
+        _commit(run)
+    success = result["metrics"].get("val/success_rate", [math.nan])
+    return f"{run.name}: success {success[0]:.3f} -> {success[-1]:.3f} in {seconds:.0f} s"
+
+
+def _cores(first: int, count: int) -> set[int]:
+    available = sorted(os.sched_getaffinity(0))
+    return {available[(first * count + n) % len(available)] for n in range(count)}
+
+
+def _commit(run: Run) -> None:
+    path = str(run.result.relative_to(ROOT))
+    message = f"Result: {run.plan.stem} {run.name}"
+    for command in (["git", "add", path], ["git", "commit", "-q", "-m", message, "--", path]):
+        subprocess.run(command, cwd=ROOT, check=True)
+
+
+def sweep(runs: Sequence[Run], workers: int, commit: bool) -> Iterator[str]:
+    """Play ``runs`` on ``workers`` cores; what came of each, as it ends."""
+    waiting: Queue[Run] = Queue()
+    for run in runs:
+        waiting.put(run)
+    done: Queue[str] = Queue()
+
+    def work(core: int) -> None:
+        while True:
+            try:
+                run = waiting.get_nowait()
+            except Empty:
+                return
+            # A run that fails must not take the rest of the sweep along.
+            try:
+                done.put(play(run, core, commit))
+            except Exception as error:
+                done.put(f"{run.name}: {type(error).__name__}: {error}")
+
+    for core in range(workers):
+        threading.Thread(target=work, args=(core,), daemon=True).start()
+    for _ in runs:
+        yield done.get()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("plan", type=Path, help="YAML file of a plan")
+    parser.add_argument("--arms", default="", help="names, separated by commas; all by default")
+    parser.add_argument("--seeds", type=int, help="that many seeds of each arm at most")
+    parser.add_argument("--workers", type=int, default=1, help="runs at once, each on its core")
+    parser.add_argument("--commit", action="store_true", help="put every result into git")
+    parser.add_argument("--report", action="store_true", help="print the tables, run nothing")
+    args = parser.parse_args(argv)
+    path = args.plan.resolve()
+    plan, runs = read_plan(path)
+    chosen = _chosen(runs, [name for name in args.arms.split(",") if name], args.seeds)
+    done = [run for run in chosen if finished(run)]
+    if args.report:
+        results: list[Mapping[str, Any]] = [json.loads(run.result.read_text()) for run in done]
+        sys.stdout.write(report(results, plan.baseline))
+        return 0
+    missing = [run for run in chosen if run not in done]
+    sys.stdout.write(f"{path.stem}: {len(done)} runs are there, {len(missing)} to go\n")
+    failed = 0
+    for line in sweep(missing, args.workers, args.commit):
+        failed += ": success" not in line
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        sys.stdout.flush()
+    return 1 if failed else 0
+
+
+def _chosen(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list[Run]:
+    known = {run.arm for run in runs}
+    unknown = sorted(set(arms) - known)
+    if unknown:
+        raise SystemExit(f"--arms: no arm {', '.join(unknown)}; there are {', '.join(known)}")
+    kept: dict[str, int] = {}
+    chosen = []
+    for run in runs:
+        number = kept[run.arm] = kept.get(run.arm, 0) + 1
+        if (not arms or run.arm in arms) and (seeds is None or number <= seeds):
+            chosen.append(run)
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Tables of a sweep: the means of every arm over its seeds, and its differences from the baseline,
+seed by seed.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl.utils.statistics import bootstrap_interval
+
+Result = Mapping[str, Any]
+AREA = "success in training, mean"
+TOKENS = "tokens per step"
+# Column, metric, digits; a metric that a run does not have leaves the cell empty.
+COLUMNS = (
+    ("success", "val/success_rate", 3),
+    ("tokens/step", TOKENS, 2),
+    ("level information", "val/level_information", 2),
+)
+
+
+def report(results: Sequence[Result], baseline: str) -> str:
+    """Markdown: one table of arms, and one of paired differences from ``baseline``."""
+    arms: dict[str, dict[int, Result]] = {}
+    for result in results:
+        arms.setdefault(result["arm"], {})[result["seed"]] = result
+    if not arms:
+        return "no results yet\n"
+    lines = [*_means(arms), ""]
+    if baseline in arms and len(arms) > 1:
+        lines += _differences(arms, baseline)
+    return "\n".join(lines) + "\n"
+
+
+def value_of(result: Result, name: str) -> float | None:
+    """The last value of a metric, or of what is made of several.
+
+    Tokens are counted per step: an episode that is lost early has few of them.
+    """
+    metrics = result["metrics"]
+    if name == AREA:
+        curve = metrics.get("episode/success_rate")
+        return statistics.fmean(curve) if curve else None
+    if name == TOKENS:
+        return metrics["val/tokens_per_episode"][-1] / metrics["val/episode_length"][-1]
+    values = metrics.get(name)
+    return values[-1] if values else None
+
+
+def _means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
+    heads = [name for name, _, _ in COLUMNS]
+    lines = [f"| arm | seeds | before | {' | '.join(heads)} | {AREA} |"]
+    lines.append("|---" * (len(heads) + 4) + "|")
+    for arm, by_seed in arms.items():
+        every = list(by_seed.values())
+        before = [result["metrics"]["val/success_rate"][0] for result in every]
+        cells = [arm, str(len(every)), f"{statistics.fmean(before):.3f}"]
+        cells += [_spread(every, metric, digits) for _, metric, digits in COLUMNS]
+        lines.append(f"| {' | '.join([*cells, _spread(every, AREA, 3)])} |")
+    return lines
+
+
+def _spread(results: Sequence[Result], metric: str, digits: int) -> str:
+    """Mean and standard deviation over seeds."""
+    found = [value for result in results if (value := value_of(result, metric)) is not None]
+    if not found:
+        return ""
+    mean = f"{statistics.fmean(found):.{digits}f}"
+    return mean if len(found) < 2 else f"{mean} ± {statistics.stdev(found):.{digits}f}"
+
+
+def _differences(arms: Mapping[str, Mapping[int, Result]], baseline: str) -> list[str]:
+    heads = [name for name, _, _ in COLUMNS]
+    lines = [
+        f"Less {baseline}, of the seeds that both have; 95% bootstrap intervals of the mean over "
+        "these.",
+        "",
+        f"| arm | seeds | {' | '.join(heads)} | tokens, % |",
+        "|---" * (len(heads) + 3) + "|",
+    ]
+    for arm, by_seed in arms.items():
+        shared = sorted(set(by_seed) & set(arms[baseline]))
+        if arm == baseline or not shared:
+            continue
+        pairs = [(by_seed[seed], arms[baseline][seed]) for seed in shared]
+        cells = [arm, str(len(shared))]
+        for _, metric, digits in COLUMNS:
+            cells.append(_interval(_paired(pairs, metric, relative=False), digits))
+        cells.append(_interval(_paired(pairs, TOKENS, relative=True), 1))
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _paired(pairs: Sequence[tuple[Result, Result]], metric: str, relative: bool) -> list[float]:
+    """Differences of each pair; ``relative``: in percent of the second."""
+    found = []
+    for one, other in pairs:
+        own, base = value_of(one, metric), value_of(other, metric)
+        if own is None or base is None:
+            continue
+        found.append(100 * (own - base) / base if relative else own - base)
+    return found
+
+
+def _interval(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):+.{digits}f}"
+    if len(values) < 2:
+        return mean
+    low, high = bootstrap_interval(list(values))
+    return f"{mean} ({low:+.{digits}f} to {high:+.{digits}f})"
