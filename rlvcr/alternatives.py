@@ -7,7 +7,8 @@ action.
         ├──forced──▶ <level>2</level><think> ──sampled──▶ thought </think>|<action>
         └──forced──▶ <level>4</level><think> ──sampled──▶ thought </think>|<action>
 
-A thought that never ends, or that breaks the format, is dropped and counted; none is made up.
+What is forced is written as the step itself was, white space between its blocks included. A thought
+that never ends, or that breaks the format, is dropped and counted; none is made up.
 """
 
 import asyncio
@@ -16,7 +17,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlvcr.config import ThinkingConfig
-from rlvcr.levels import ACTION_START, LEVELS, THINK_END, ForcedThought, LevelCodec, ParsedStep
+from rlvcr.levels import (
+    ACTION_START,
+    LEVELS,
+    THINK_END,
+    ForcedThought,
+    LevelCodec,
+    ParsedStep,
+    StepForm,
+)
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
@@ -116,28 +125,31 @@ class AlternativeSampler:
         """
         found = StepAlternatives()
         hint = [] if self.settings.action_blind else self._hint(parsed)
+        prefixes = self._codec.tokens_of(parsed.form).prefix_ids
         asked = [level for level in levels if level != 1]  # level 1 has nothing to say
         waiting = []
         for level in asked:
-            prompt = prompt_ids + hint + self._codec.prefix_ids[level]
+            prompt = prompt_ids + hint + prefixes[level]
             seed = derive_seed(self.settings.seed, "thought", traj_uid, step, level)
             waiting.append(self._sample(prompt, self.settings.max_tokens, STOP, route, seed))
         results = dict(zip(asked, await asyncio.gather(*waiting), strict=True))
         for level in sorted(levels):
             if level == 1:
-                found.thoughts.append(self._codec.empty_thought())
+                found.thoughts.append(self._codec.empty_thought(parsed.form))
             else:
-                self._read(level, results[level], found)
+                self._read(level, results[level], parsed.form, found)
         return found
 
-    def _read(self, level: int, result: SamplingResult | None, found: StepAlternatives) -> None:
+    def _read(
+        self, level: int, result: SamplingResult | None, form: StepForm, found: StepAlternatives
+    ) -> None:
         """Add what was sampled at ``level`` to ``found``: a thought, or why there is none."""
         if result is None:
             found.dropped["engine"] += 1
             return
         # Dropped thoughts cost as much as others.
         found.sampled_tokens += len(result.token_ids)
-        thought = self._codec.forced_thought(level, result.token_ids)
+        thought = self._codec.forced_thought(level, result.token_ids, form)
         if thought is not None:
             found.thoughts.append(thought)
         elif result.stop_reason is StopReason.LENGTH:

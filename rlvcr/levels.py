@@ -1,9 +1,11 @@
 """The four thinking levels: tags, prompts, and the codec between them and token ids.
 
-A step is ``<level>l</level><think>z</think><action>a</action>``. Level 1 acts at once; alternatives
-of level 1 are rendered with an empty think block, ``<level>1</level><think></think><action>``, so
-that all four contexts differ in nothing but digit and thought. In sampled steps an absent block at
-level 1 is read the same way.
+A step is ``<level>l</level><think>z</think><action>a</action>``. Level 1 acts at once, with an
+empty think block: ``<level>1</level><think></think><action>``.
+
+The four contexts of a step differ in nothing but digit and thought. So alternatives are written in
+the form of the sample, white space between its blocks included, and a step that lacks a block or
+``</think>`` is not scored: the other thoughts would stand in tags that it does not have.
 
 Parsing works on sampled token ids: their bytes are joined, tags are found in the bytes, and byte
 ranges are mapped back to token ranges. Nothing is ever tokenised again and a level is never
@@ -64,11 +66,27 @@ def level_instructions(overrides: Overrides | None = None) -> str:
     return _FORMAT.format(levels="\n".join(lines))
 
 
+@dataclass(frozen=True, slots=True)
+class StepForm:
+    """What stands around digit and thought of a step: tags, and white space between them."""
+
+    before: str = "<level>"
+    between: str = "</level><think>"
+    after: str = THINK_END + ACTION_START
+
+    def prefix(self, level: int) -> str:
+        """What is forced to make the policy think at ``level``."""
+        if level not in LEVELS:
+            raise ValueError(f"level must be one of 1, 2, 3, 4, got {level!r}")
+        return f"{self.before}{level}{self.between}"
+
+
+PLAIN_FORM = StepForm()
+
+
 def level_prefix(level: int) -> str:
-    """``<level>k</level><think>``, what is forced to make the policy think at another level."""
-    if level not in LEVELS:
-        raise ValueError(f"level must be one of 1, 2, 3, 4, got {level!r}")
-    return f"<level>{level}</level><think>"
+    """``<level>k</level><think>``, how a step at level k begins that has no white space."""
+    return PLAIN_FORM.prefix(level)
 
 
 class ParseFailure(StrEnum):
@@ -86,7 +104,11 @@ class ParseFailure(StrEnum):
     INVALID_LEVEL = "invalid_level"
     # Text before the level or between the blocks, or a tag within a thought.
     MISPLACED_LEVEL = "misplaced_level"
-    # The token of the digit also holds part of a tag.
+    # No think block.
+    MISSING_THINK = "missing_think"
+    # <think> without </think>.
+    UNCLOSED_THINK = "unclosed_think"
+    # The token of the digit also holds part of what is around it, or would at another level.
     MERGED_LEVEL = "merged_level"
     # The action's first token begins inside <action>: it cannot follow a forced tag.
     MERGED_ACTION = "merged_action"
@@ -104,7 +126,7 @@ class ParsedStep:
     (empty for an empty one), ``action_span`` every token that holds part of the action, and
     ``score_span`` that plus the first token of ``</action>``, which tells "cabinet 1" from "cabinet
     10". Parts that were not found are None. ``parser`` names the parser that matched. With a
-    ``failure`` the step has no thinking advantage.
+    ``failure`` the step has no thinking advantage; without one, ``form`` is how it was written.
     """
 
     level: int | None
@@ -116,6 +138,7 @@ class ParsedStep:
     action: str
     parser: str
     failure: ParseFailure | None
+    form: StepForm = PLAIN_FORM
 
     @property
     def thought_tokens(self) -> int:
@@ -178,8 +201,16 @@ _PARSERS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple
     (name, re.compile(pattern, re.DOTALL), failure)
     for name, pattern, failure in (
         ("strict", _LEVEL + rb"<think>(?P<thought>" + _TEXT + rb")</think>\s*" + _ACTION, None),
-        ("missing_think", _LEVEL + rb"(?P<thought>)" + _ACTION, None),
-        ("unclosed_think", _LEVEL + rb"<think>(?P<thought>" + _TEXT + rb")" + _ACTION, None),
+        (
+            "missing_think",
+            _LEVEL + rb"(?P<thought>)" + _ACTION,
+            ParseFailure.MISSING_THINK,
+        ),
+        (
+            "unclosed_think",
+            _LEVEL + rb"<think>(?P<thought>" + _TEXT + rb")" + _ACTION,
+            ParseFailure.UNCLOSED_THINK,
+        ),
         (
             "unclosed_action",
             _LEVEL + rb"(?:<think>(?P<thought>" + _TEXT + rb")(?:</think>)?\s*)?" + _OPEN_ACTION,
@@ -225,24 +256,35 @@ class _Bytes:
         return bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
 
 
+@dataclass(frozen=True, slots=True)
+class FormTokens:
+    """A form in tokens: ``prefix_ids[k]`` up to the thought of level k, ``close_ids`` from the
+    thought to the action, ``empty_ids`` level 1 without a thought, ``digit_ids`` the four digits.
+    """
+
+    prefix_ids: Mapping[int, list[int]]
+    close_ids: list[int]
+    empty_ids: list[int]
+    digit_ids: tuple[int, ...]
+
+
 class LevelCodec:
     """Renders and reads steps for one tokenizer.
 
-    ``prefix_ids[k]`` are the tokens of ``<level>k</level><think>``, ``close_ids`` those of
-    ``</think><action>``, ``empty_ids`` those of ``<level>1</level><think></think><action>``, and
-    ``digit_ids`` the four digit tokens, which all follow the same tokens of ``<level>``. Works
-    where tags are single tokens and where they are several. Raises ``ValueError`` for a tokenizer
-    that merges a level digit with its tag or renders the four prefixes differently.
+    ``prefix_ids``, ``close_ids``, ``empty_ids`` and ``digit_ids`` are the tokens of the plain form,
+    as in ``FormTokens``; the digits all follow the same tokens of ``<level>``. Works where tags are
+    single tokens and where they are several. Raises ``ValueError`` for a tokenizer that merges a
+    level digit with its tag or renders the four prefixes differently.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.token_bytes = TokenBytes(tokenizer)
-        self.prefix_ids = {level: self._encode(level_prefix(level)) for level in LEVELS}
-        self.close_ids = self._encode(THINK_END + ACTION_START)
-        self.empty_ids = self._encode(level_prefix(1) + THINK_END + ACTION_START)
-        self.digit_ids = tuple(self._digit(level) for level in LEVELS)
-        self._check_prefixes()
+        self._plain = self._render(PLAIN_FORM)
+        self.prefix_ids = self._plain.prefix_ids
+        self.close_ids = self._plain.close_ids
+        self.empty_ids = self._plain.empty_ids
+        self.digit_ids = self._plain.digit_ids
 
     def parse_step(self, token_ids: Sequence[int]) -> ParsedStep:
         """Find level, thought and action in the sampled ``token_ids`` of one step; never raises for
@@ -255,14 +297,24 @@ class LevelCodec:
                 return self._read(name, match, joined, failure)
         return ParsedStep(None, None, None, None, None, "", "", "none", ParseFailure.MISSING_ACTION)
 
-    def forced_thought(self, level: int, sampled_ids: Sequence[int]) -> ForcedThought | None:
-        """Turn what was sampled after ``prefix_ids[level]`` into a context that ends with
-        ``<action>``.
+    def tokens_of(self, form: StepForm) -> FormTokens:
+        """The tokens of ``form``.
+
+        Raises ``ValueError`` where the four levels would differ in more than the digit.
+        """
+        return self._plain if form == PLAIN_FORM else self._render(form)
+
+    def forced_thought(
+        self, level: int, sampled_ids: Sequence[int], form: StepForm = PLAIN_FORM
+    ) -> ForcedThought | None:
+        """Turn what was sampled after the prefix of ``level`` in ``form`` into a context that ends
+        with ``<action>``.
 
         The thought ends at ``</think>`` or the first ``<action>``, whichever comes first. Sampled
-        tokens that hold part of it are kept; what the last of them says of the tag is not forced
-        again. None where neither tag was reached (cut by length) or the sampled text opens another
-        tag. An empty thought is a thought.
+        tokens that hold part of it are kept; what the last of them says of ``</think>`` is not
+        forced again. None where neither tag was reached (cut by length), where the sampled text
+        opens another tag, and where a kept token holds part of ``<action>``: ``</think>`` would
+        have no place. An empty thought is a thought.
         """
         joined = _Bytes(self.token_bytes(sampled_ids))
         places = [joined.text.find(tag.encode()) for tag in (THINK_END, ACTION_START)]
@@ -274,25 +326,23 @@ class LevelCodec:
             return None
         kept = joined.tokens(0, end)[1]
         spill = joined.text[end : joined.starts[kept]].decode(errors="replace")
-        closing = THINK_END + ACTION_START
-        # A thought cut at <action> may spill "<a...": then the rest of that tag follows, without
-        # </think>.
-        rest = closing if closing.startswith(spill) else ACTION_START
-        if not rest.startswith(spill):
+        if not form.after.startswith(spill):
             return None
-        prefix = self.prefix_ids[level]
+        tokens = self.tokens_of(form)
+        prefix = tokens.prefix_ids[level]
         # Encoded anew only where a sampled token began the tag: all other contexts end with the
         # same tokens.
-        forced = self._encode(rest[len(spill) :]) if spill else list(self.close_ids)
+        forced = self._encode(form.after[len(spill) :]) if spill else tokens.close_ids
         span = (len(prefix), len(prefix) + kept)
         thought = joined.text[:end].decode(errors="replace")
         sampled = [int(token) for token in sampled_ids[:kept]]
         return ForcedThought(level, [*prefix, *sampled, *forced], span, thought)
 
-    def empty_thought(self) -> ForcedThought:
+    def empty_thought(self, form: StepForm = PLAIN_FORM) -> ForcedThought:
         """The context of level 1, which needs no generation."""
-        at = len(self.prefix_ids[1])
-        return ForcedThought(1, list(self.empty_ids), (at, at), "")
+        tokens = self.tokens_of(form)
+        at = len(tokens.prefix_ids[1])
+        return ForcedThought(1, list(tokens.empty_ids), (at, at), "")
 
     def _read(
         self, parser: str, match: re.Match[bytes], joined: _Bytes, failure: ParseFailure | None
@@ -312,7 +362,8 @@ class LevelCodec:
             score = joined.tokens(start, end + 1) if closed else action
             if failure is None and joined.starts[score[0]] != start:
                 failure = ParseFailure.MERGED_ACTION
-        if failure is None and _width(joined, level) != 1:
+        form = _form(match) if failure is None else PLAIN_FORM
+        if failure is None and (_width(joined, level) != 1 or not self._can_render(form)):
             failure = ParseFailure.MERGED_LEVEL
         return ParsedStep(
             level=int(match["level"]) if level else None,
@@ -324,42 +375,59 @@ class LevelCodec:
             action=_text(match, "action"),
             parser=parser,
             failure=failure,
+            form=form,
         )
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _digit(self, level: int) -> int:
-        """The token of the digit in the prefix.
+    def _render(self, form: StepForm) -> FormTokens:
+        prefixes = {level: self._encode(form.prefix(level)) for level in LEVELS}
+        places = {level: self._digit_place(form, level, ids) for level, ids in prefixes.items()}
+        digits = tuple(prefixes[level][places[level]] for level in LEVELS)
+        around = {
+            (tuple(ids[: places[level]]), tuple(ids[places[level] + 1 :]))
+            for level, ids in prefixes.items()
+        }
+        # Only the digit may differ, or the levels would be compared by how their tags are cut.
+        if len(around) != 1 or len(set(digits)) != len(LEVELS):
+            raise ValueError(
+                "tokenizer renders the prefixes of the four levels with different tokens around "
+                "the digit"
+            )
+        close = self._encode(form.after)
+        return FormTokens(prefixes, close, self._encode(form.prefix(1) + form.after), digits)
 
-        Raises ``ValueError`` where that token holds more than the digit.
+    def _can_render(self, form: StepForm) -> bool:
+        try:
+            return self.tokens_of(form).digit_ids == self.digit_ids
+        except ValueError:
+            return False
+
+    def _digit_place(self, form: StepForm, level: int, ids: Sequence[int]) -> int:
+        """Index in the prefix ``ids`` of the token that holds the digit and nothing else.
+
+        Raises ``ValueError`` where there is none.
         """
-        return self.prefix_ids[level][self._digit_position(level)]
-
-    def _digit_position(self, level: int) -> int:
-        pieces = self.token_bytes(self.prefix_ids[level])
+        pieces = self.token_bytes(ids)
         joined = _Bytes(pieces)
         at = joined.text.index(str(level).encode())
         position = joined.tokens(at, at + 1)[0]
         if pieces[position] != str(level).encode():
             tokens = [piece.decode(errors="replace") for piece in pieces]
             raise ValueError(
-                f"tokenizer merges level digit {level} with its tag: {level_prefix(level)!r} "
+                f"tokenizer merges level digit {level} with its tag: {form.prefix(level)!r} "
                 f"becomes {tokens}; add the digits or the tags as tokens of their own"
             )
         return position
 
-    def _check_prefixes(self) -> None:
-        around = set()
-        for level, ids in self.prefix_ids.items():
-            at = self._digit_position(level)
-            around.add((tuple(ids[:at]), tuple(ids[at + 1 :])))
-        # Only the digit may differ, or the levels would be compared by how their tags are cut.
-        if len(around) != 1 or len(set(self.digit_ids)) != len(LEVELS):
-            raise ValueError(
-                "tokenizer renders the prefixes of the four levels with different tokens around "
-                "the digit"
-            )
+
+def _form(match: re.Match[bytes]) -> StepForm:
+    """How a step was written in which level, thought and action were found."""
+    digit, thought, action = (match.span(part) for part in ("level", "thought", "action"))
+    edges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
+    # What the pattern allows there is ASCII.
+    return StepForm(*(match.string[start:end].decode("ascii") for start, end in edges))
 
 
 def _width(joined: _Bytes, span: Span | None) -> int:

@@ -11,8 +11,8 @@ from verl.records import SegmentScore, StepRecord
 MEASURES = {
     "logprob": "score_logprob",
     "entropy": "score_entropy",
-    "prob": "score_prob",
-    "seq_prob": "score_seq_prob",
+    "mean_prob": "score_mean_prob",
+    "geometric_prob": "score_geometric_prob",
 }
 
 

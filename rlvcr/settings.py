@@ -16,7 +16,8 @@ class RLVCRSettings(Section):
     enable: Derived[bool] = NULL
     """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
     score: Score = "entropy"
-    """score of a context: -entropy, log-prob or prob of the action"""
+    """score of a context: entropy is -score_entropy of the records, logprob is score_logprob, prob
+    is score_geometric_prob (of the action's tokens)"""
     mode: NormMode = "mean_norm"
     """whether groups of thoughts are also divided by their spread"""
     combine: Combination = "additive"

@@ -25,12 +25,13 @@ NUM_LEVELS = len(LEVELS)
 def score_of(entry: SegmentScore, score: str) -> float:
     """The score of one context from its measurements over the action's tokens.
 
-    ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` exp(S).
+    ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` the geometric mean exp(S) of the
+    tokens' probabilities.
     """
     choose(score, SCORES, "score (algorithm.rlvcr.score)")
     if score == "entropy":
         return -entry.entropy
-    return entry.logprob if score == "logprob" else entry.seq_prob
+    return entry.logprob if score == "logprob" else entry.geometric_prob
 
 
 def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:

@@ -84,16 +84,16 @@ class Branch:
 class SegmentScore:
     """What a span or branch scored, at temperature 1 over its ``num_tokens`` targets.
 
-    ``logprob``, ``entropy`` (nats) and ``prob`` are means over the targets; ``seq_prob`` is the
-    exponential of the mean log-prob.
+    ``logprob``, ``entropy`` (nats) and ``mean_prob`` are means over the targets; ``geometric_prob``
+    is the exponential of the mean log-prob, the geometric mean of the targets' probabilities.
     """
 
     step: int
     label: int
     logprob: float
     entropy: float
-    prob: float
-    seq_prob: float
+    mean_prob: float
+    geometric_prob: float
     num_tokens: int
 
 

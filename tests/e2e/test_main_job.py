@@ -131,7 +131,7 @@ def _check_contexts(record: dict) -> None:
     assert original == ([record["level"]] if levels else [])
     for context in record["contexts"]:
         assert context["score_logprob"] <= 0 <= context["score_entropy"]
-        assert 0 < context["score_prob"] <= 1 and 0 <= context["score_seq_prob"] <= 1
+        assert 0 < context["score_mean_prob"] <= 1 and 0 <= context["score_geometric_prob"] <= 1
 
 
 def test_members_of_a_group_start_from_the_same_state(rollouts):

@@ -85,8 +85,8 @@ def frozen_scores(data: DataProto) -> DataProto:
             label=level,
             logprob=-level / 4,
             entropy=(level * level) / 8,
-            prob=1 / (1 << level),
-            seq_prob=0.5,
+            mean_prob=1 / (1 << level),
+            geometric_prob=0.5,
             num_tokens=asked.num_targets,
         )
 

@@ -101,8 +101,7 @@ def step_record(step: int, draw: random.Random, last: bool, won: bool) -> dict:
     place = PLACES[step % len(PLACES)]
     action = "put mug 1 in/on desk 1" if last and won else f"go to {place}"
     thought = THOUGHTS[level]
-    inner = f"<think>{thought}</think>" if thought else ""
-    response = f"<level>{level}</level>{inner}<action>{action}</action>"
+    response = f"<level>{level}</level><think>{thought}</think><action>{action}</action>"
     contexts = []
     for k in (1, 2, 3, 4):
         logprob = -0.2 - 0.8 * draw.random()
@@ -115,8 +114,8 @@ def step_record(step: int, draw: random.Random, last: bool, won: bool) -> dict:
                 "original": k == level,
                 "score_logprob": logprob,
                 "score_entropy": 0.3 + 0.5 * draw.random(),
-                "score_prob": math.exp(logprob),
-                "score_seq_prob": math.exp(4 * logprob),
+                "score_mean_prob": math.exp(0.9 * logprob),
+                "score_geometric_prob": math.exp(logprob),
             }
         )
     base, think = (0.9 if won else -0.7), draw.uniform(-0.5, 0.5)

@@ -32,8 +32,8 @@ class NaiveScorer:
             label=asked.label,
             logprob=chosen.mean().item(),
             entropy=entropy.mean().item(),
-            prob=chosen.exp().mean().item(),
-            seq_prob=chosen.mean().exp().item(),
+            mean_prob=chosen.exp().mean().item(),
+            geometric_prob=chosen.mean().exp().item(),
             num_tokens=end - start,
         )
 

@@ -6,6 +6,7 @@ the chat template, puts a thought and ``<action>`` behind it, and asks a transfo
 words of the action.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.helpers.play import PLACE, make_config, make_world
 from verl.names import History
 from verl.protocol import DataProto
 
+LEVEL = re.compile(r"<level>(\d)")
 STEPS = 4
 ACTIONS = (
     "right",
@@ -47,21 +49,24 @@ def level_of(step: int, start: int) -> int:
     return 1 + (3 * step + start) % 4
 
 
+def before_action(level: int, thought: str, gap: str) -> str:
+    """A step up to its action, with ``gap`` between its blocks."""
+    return f"<level>{level}</level>{gap}<think>{thought}</think>{gap}<action>"
+
+
 def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Callable:
     """A script for ``ScriptedEngine``; plays of four steps, one of them (level 4) with an empty
-    thought at times.
+    thought at times. From odd starts on, blocks stand on lines of their own.
     """
 
     def script(_request: object, prompt: str) -> str:
         places = PLACE.findall(prompt)
         step, start = len(places) - 1, int(places[0][0])
         if prompt.endswith("<think>"):
-            return thought(int(prompt[-len("k</level><think>")]), step, start) + "</think>"
+            return thought(int(LEVEL.findall(prompt)[-1]), step, start) + "</think>"
         level, action = level_of(step, start), ACTIONS[(step + start) % len(ACTIONS)]
-        block = (
-            "" if level == 1 and start % 2 else f"<think>{thought_of(level, step, start)}</think>"
-        )
-        return f"<level>{level}</level>{block}<action>{action}</action>"
+        gap = "\n" if start % 2 else ""
+        return f"{before_action(level, thought_of(level, step, start), gap)}{action}</action>"
 
     return script
 
@@ -142,7 +147,8 @@ class Reference:
         """What stands between the conversation and the action in one of a step's contexts."""
         if context.original:
             return record.response.partition("<action>")[0] + "<action>"
-        return f"<level>{context.level}</level><think>{context.thought}</think><action>"
+        gap = "\n" if "</level>\n" in record.response else ""
+        return before_action(context.level, context.thought, gap)
 
     def measure(self, before: str, action: str) -> dict[str, float]:
         """The four scores of ``action`` and of the token that closes it, after ``before``."""
@@ -160,8 +166,8 @@ class Reference:
         return {
             "score_logprob": chosen.mean().item(),
             "score_entropy": -(log_probs.exp() * log_probs).sum(-1).mean().item(),
-            "score_prob": chosen.exp().mean().item(),
-            "score_seq_prob": chosen.mean().exp().item(),
+            "score_mean_prob": chosen.exp().mean().item(),
+            "score_geometric_prob": chosen.mean().exp().item(),
         }
 
     def _ids(self, text: str) -> list[int]:

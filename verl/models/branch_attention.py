@@ -61,6 +61,7 @@ def pack(
     cursor = offsets.pop()  # the end of the last row, where the first branch begins
     branch_offsets: list[list[int]] = []
     blocks: list[BranchBlock] = []
+    longest = 0
     for row, offset, length in zip(branches or [], offsets, lengths, strict=bool(branches)):
         _check(row, length)
         where = [0] * len(row)
@@ -73,12 +74,13 @@ def pack(
                 ids.append(torch.as_tensor(branch.token_ids, dtype=torch.long))
                 positions.append(torch.arange(branch.start, branch.start + size))
                 cursor += size
+                longest = max(longest, branch.start + size)
             blocks.append(_branch_block([row[index] for index in block], first, offset, device))
         branch_offsets.append(where)
     return PackedBranches(
         torch.cat(ids).to(device),
         torch.cat(positions).to(device),
-        replace(layout, blocks=tuple(blocks)),
+        replace(layout, blocks=tuple(blocks), longest_branch=longest),
         offsets,
         branch_offsets or [[] for _ in rows],
     )

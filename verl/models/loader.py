@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from verl.models.architecture import (
+    NOT_REACHED,
+    check_architecture,
+    config_reasons,
+    refusal,
+)
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 from verl.utils.hints import did_you_mean
@@ -48,6 +54,30 @@ def has_weights(directory: Path) -> bool:
     return any(directory.glob("*.safetensors")) or any(directory.glob("pytorch_model*.bin"))
 
 
+def read_config(
+    directory: str | Path,
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, object] | None = None,
+) -> "PreTrainedConfig":
+    """The configuration of the model in ``directory`` with values of ``override_config`` in place.
+
+    Raises ``ValueError`` for a key that it does not have.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    for key, value in (override_config or {}).items():
+        if not hasattr(config, key):
+            raise ValueError(
+                f"override_config: {type(config).__name__} has no value '{key}'"
+                f"{did_you_mean(key, config.to_dict())}"
+            )
+        setattr(config, key, value)
+    return config
+
+
 def load_causal_lm(
     path: str | Path | None,
     *,
@@ -64,9 +94,9 @@ def load_causal_lm(
 
     Weights are ``dtype`` (the master weights, float32 for training). With ``lora_rank > 0`` only
     the adapters require gradients. Raises ``FileNotFoundError`` for a missing path, config or
-    weights, ``ValueError`` for attention that packed rows cannot compute.
+    weights, ``UnsupportedArchitecture`` for a model that packed rows would score wrong.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     directory = check_model_dir(path)
     if not has_weights(directory):
@@ -76,13 +106,20 @@ def load_causal_lm(
         importlib.import_module(external_lib)
     # never the network: what the hub has to give was fetched once, before any worker started
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    config = AutoConfig.from_pretrained(directory, **local)
-    _override(config, override_config or {})
+    config = read_config(directory, trust_remote_code, override_config)
+    for reason in config_reasons(config):  # before the weights are read
+        raise refusal(config, reason)
     register_packed_attention()
     with _quiet_transformers():
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, config=config, dtype=dtype, attn_implementation=PACKED_ATTENTION, **local
-        )
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, config=config, dtype=dtype, attn_implementation=PACKED_ATTENTION, **local
+            )
+        except KeyError as error:
+            # Some architectures look their attention up by name in a table of their own.
+            if error.args != (PACKED_ATTENTION,):
+                raise
+            raise refusal(config, NOT_REACHED) from error
     return prepare_for_training(
         model, gradient_checkpointing, lora_rank, lora_alpha, target_modules
     )
@@ -95,11 +132,17 @@ def prepare_for_training(
     lora_alpha: float = 16.0,
     target_modules: str | Sequence[str] = "all-linear",
 ) -> "PreTrainedModel":
-    """Switch a causal LM to packed attention, and add checkpointing and LoRA where asked for."""
+    """Switch a causal LM to packed attention, make sure that it computes the same in it as in its
+    own, and add checkpointing and LoRA where asked for.
+
+    Raises ``UnsupportedArchitecture`` where it does not.
+    """
     register_packed_attention()
     if model.config._attn_implementation != PACKED_ATTENTION:
         model.set_attn_implementation(PACKED_ATTENTION)
     model.config.use_cache = False  # nothing is decoded: every forward sees whole rows
+    # Before adapters, which start without effect, and before the parameters are sharded.
+    check_architecture(model)
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:
@@ -135,13 +178,3 @@ def _quiet_transformers() -> Iterator[None]:
     finally:
         if shown:
             hf_logging.enable_progress_bar()
-
-
-def _override(config: "PreTrainedConfig", values: Mapping[str, object]) -> None:
-    for key, value in values.items():
-        if not hasattr(config, key):
-            raise ValueError(
-                f"override_config: {type(config).__name__} has no value '{key}'"
-                f"{did_you_mean(key, config.to_dict())}"
-            )
-        setattr(config, key, value)

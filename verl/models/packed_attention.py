@@ -7,12 +7,14 @@ optionally, the branches of all rows::
       causal  causal  causal    trunk[0:start) of their row + themselves, causally
 
 ``PackedLayout`` says where everything lies. It reaches the attention layers as keyword argument
-``layout`` through transformers' ``AttentionInterface``, so every architecture that uses the
-interface works unchanged. Neither padding nor a ``[T, T]`` mask is ever made: each row is one
-causal call of scaled dot-product attention, rows of similar length share a call, and a branch block
-is one call against the keys it may see.
+``layout`` through transformers' ``AttentionInterface``, so architectures that use the interface and
+add nothing to plain causal attention work unchanged; ``verl.models.architecture`` tells which do.
+Neither padding nor a ``[T, T]`` mask is ever made: each row is one causal call of scaled
+dot-product attention, rows of similar length share a call, and a branch block is one call against
+the keys it may see.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -23,6 +25,23 @@ PACKED_ATTENTION = "verl_packed"
 # Share of padding up to which rows are attended to in one call. On a CPU that saves a seventh of
 # the time of rows of about 200 tokens; with more padding, or longer rows, there is nothing to gain.
 MAX_ROW_PADDING = 0.05
+# What reaches an attention function beside what it computes with, and changes no result.
+HARMLESS = frozenset(
+    (
+        "position_ids",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    )
+)
+# What is known not to be computed here.
+KNOWN_ARGUMENTS = {
+    "s_aux": "attention sinks, which take a share of every token's attention",
+    "softcap": "a soft cap on the attention's logits",
+    "position_bias": "a bias by position on the attention's logits",
+    "is_causal": "tokens that see what comes after them",
+}
 
 
 @dataclass(frozen=True)
@@ -61,16 +80,29 @@ class BranchBlock:
 class PackedLayout:
     """Which packed token may see which: trunk rows of ``lengths`` and, after them, ``blocks`` of
     branch tokens.
+
+    ``longest_branch`` is the largest number of tokens that a branch's last token sees, the row's
+    prefix and itself included.
     """
 
     lengths: tuple[int, ...]
     groups: tuple[RowGroup, ...]
     blocks: tuple[BranchBlock, ...] = field(default=())
+    longest_branch: int = 0
 
     @property
     def trunk(self) -> int:
         """Number of trunk tokens."""
         return sum(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """The largest number of tokens that any token sees, itself included."""
+        return max(self.longest_branch, *self.lengths)
+
+
+class UnsupportedAttention(ValueError):
+    """What a model asks of its attention and packed rows do not compute."""
 
 
 def layout_of_rows(lengths: list[int], device: torch.device | str = "cpu") -> PackedLayout:
@@ -113,24 +145,23 @@ def packed_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  given by transformers; layout replaces it
+    attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     layout: PackedLayout | None = None,
     sliding_window: int | None = None,
-    **_others: object,
+    **others: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention function for ``AttentionInterface``.
 
     query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K; returns ([1, T, H, D],
-    None). Raises ``ValueError`` without a layout, and for a sliding window shorter than a row.
+    None). Raises ``UnsupportedAttention`` without a layout, for a row or branch that a sliding
+    window would cut, and for every argument that would change the result.
     """
     if layout is None:
-        raise ValueError("a model with packed attention is called without layout=PackedLayout(...)")
-    if sliding_window is not None and max(layout.lengths, default=0) > sliding_window:
-        raise ValueError(
-            f"rows longer than the sliding window of {sliding_window} tokens cannot be packed"
-        )
+        raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
+    check_window(sliding_window, layout)
+    _refuse(attention_mask, others)
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:  # grouped-query attention: several query heads share a key head
         key = key.repeat_interleave(repeats, 1)
@@ -138,6 +169,30 @@ def packed_attention(
     parts = [_attend_rows(group, query, key, value, scaling, dropout) for group in layout.groups]
     parts += [_attend_block(block, query, key, value, scaling, dropout) for block in layout.blocks]
     return torch.cat(parts, dim=1), None
+
+
+def check_window(window: int | None, layout: PackedLayout) -> None:
+    """Raise ``UnsupportedAttention`` where a token of ``layout`` would not see all that is before
+    it.
+    """
+    if window is not None and layout.longest > window:
+        raise UnsupportedAttention(
+            f"a row or branch of {layout.longest} tokens (a branch counts with what it continues) "
+            f"is longer than the sliding window of {window} tokens, and packed rows compute no "
+            "windows"
+        )
+
+
+def _refuse(mask: torch.Tensor | None, others: Mapping[str, object]) -> None:
+    """Raise ``UnsupportedAttention`` for what the model wants beside scaled dot products."""
+    if mask is not None:
+        # transformers makes none for a custom attention: this one is the model's own
+        raise UnsupportedAttention("it makes an attention mask of its own, which is not applied")
+    for name, value in others.items():
+        if value is None or name in HARMLESS or (name == "is_causal" and value is True):
+            continue
+        why = KNOWN_ARGUMENTS.get(name, "what it would change is not known")
+        raise UnsupportedAttention(f"its attention is called with {name}: {why}")
 
 
 def _attend_rows(

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import torch
 from torch import nn
 
+from verl.models.backbone import attention_window, decoder_layers, last_hidden, output_head
 from verl.models.loader import load_causal_lm
 from verl.models.packed_attention import PackedLayout
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 class PackedModel(nn.Module):
@@ -37,7 +38,7 @@ class PolicyModel(PackedModel):
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
         self.lm = lm
-        refuse_scaled_logits(lm.config)
+        self.window = attention_window(lm.config)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -53,7 +54,7 @@ class PolicyModel(PackedModel):
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
         """Score each group of ``targets`` in one packed sequence; input_ids, position_ids [T]."""
-        hidden = last_hidden(self.lm.base_model, input_ids, position_ids, layout)
+        hidden = last_hidden(self.lm.base_model, input_ids, position_ids, layout, self.window)
         head = output_head(self.lm)
         return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]
 
@@ -68,6 +69,7 @@ class ValueModel(PackedModel):
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
         self.config = lm.config
+        self.window = attention_window(lm.config)
         self.backbone = lm.base_model
         self.value_head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
         # values start at 0, so that the first advantages are the returns
@@ -87,44 +89,9 @@ class ValueModel(PackedModel):
         index: torch.Tensor,
     ) -> torch.Tensor:
         """Values [N] float32 at packed positions ``index`` [N]; input_ids, position_ids [T]."""
-        hidden = last_hidden(self.backbone, input_ids, position_ids, layout)
+        hidden = last_hidden(self.backbone, input_ids, position_ids, layout, self.window)
         values = self.value_head(hidden.index_select(0, index)).float()
         return values[:, 0].clone()  # what an FSDP module returns must not be a view
-
-
-def output_head(lm: "PreTrainedModel") -> nn.Module:
-    """The layer that turns hidden states into logits; ``ValueError`` for a model without one."""
-    head = lm.get_output_embeddings()
-    if head is None:
-        raise ValueError(f"{type(lm).__name__} has no output head: it is no causal LM")
-    return head
-
-
-def last_hidden(
-    backbone: nn.Module, input_ids: torch.Tensor, position_ids: torch.Tensor, layout: PackedLayout
-) -> torch.Tensor:
-    """Last hidden states [T, H] of one packed sequence."""
-    out = backbone(
-        input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
-    )
-    return out.last_hidden_state[0]
-
-
-def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The stack of decoder layers: the ``ModuleList`` with most parameters."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise ValueError(f"{type(model).__name__} has no stack of decoder layers")
-    return max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters()))
-
-
-def refuse_scaled_logits(config: "PreTrainedConfig") -> None:
-    """Raise ``ValueError`` for architectures that change logits after the output head."""
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, name, None) not in (None, 1.0):
-            raise ValueError(
-                f"{config.model_type}: {name} is not supported by the packed scoring pass"
-            )
 
 
 class LoadOptions(TypedDict, total=False):

@@ -174,14 +174,15 @@ def _segment_scores(
     means = means / sizes[:, None].clamp(min=1)
     columns = [*means.unbind(1), means[:, 0].exp()]
     values = zip(*(column.tolist() for column in columns), strict=True)
-    for segment, (logprob, entropy, prob, seq_prob) in zip(segments, values, strict=True):
+    for segment, numbers in zip(segments, values, strict=True):
+        logprob, entropy, mean_prob, geometric_prob = numbers
         yield SegmentScore(
             step=segment.step,
             label=segment.label,
             logprob=logprob,
             entropy=entropy,
-            prob=prob,
-            seq_prob=seq_prob,
+            mean_prob=mean_prob,
+            geometric_prob=geometric_prob,
             num_tokens=segment.num_targets,
         )
 

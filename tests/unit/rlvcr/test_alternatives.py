@@ -47,13 +47,20 @@ class Engine:
 
 
 def think(
-    tokenizer, codec, level=3, answers=None, settings=None, levels=None, reason=StopReason.STOP
+    tokenizer,
+    codec,
+    level=3,
+    answers=None,
+    settings=None,
+    levels=None,
+    reason=StopReason.STOP,
+    form=STEP,
 ):
     engine = Engine(tokenizer, answers or {}, reason)
     sampler = AlternativeSampler(
         settings or AlternativeSettings(), codec, engine.sample, lambda t: tokenizer(t)["input_ids"]
     )
-    step = STEP.format(level=level, thought="well")
+    step = form.format(level=level, thought="well")
     parsed = codec.parse_step(tokenizer(step, add_special_tokens=False)["input_ids"])
     levels = sampler.levels_for(parsed, "t", 0) if levels is None else levels
     return asyncio.run(sampler.think([5, 6, 7], parsed, levels, "t", 0, route=4)), engine
@@ -82,6 +89,18 @@ def test_the_other_levels_think_after_the_same_prompt(tokenizer, codec):
     assert not found.dropped and found.sampled_tokens == sum(
         len(tokenizer("a thought</think>")["input_ids"]) for _ in engine.asked
     )
+
+
+def test_the_other_levels_are_asked_and_written_in_the_form_of_the_step(tokenizer, codec):
+    form = "<level>{level}</level>\n<think>{thought}</think> <action>go to desk 1</action>"
+    found, engine = think(tokenizer, codec, level=3, form=form)
+    asked = [tokenizer.decode(prompt[3:]) for prompt, *_ in engine.asked]
+    assert asked == ["<level>2</level>\n<think>", "<level>4</level>\n<think>"]
+    assert [tokenizer.decode(thought.token_ids) for thought in found.thoughts] == [
+        "<level>1</level>\n<think></think> <action>",
+        "<level>2</level>\n<think>a thought</think> <action>",
+        "<level>4</level>\n<think>a thought</think> <action>",
+    ]
 
 
 def test_a_thought_is_cut_at_the_first_action(tokenizer, codec):

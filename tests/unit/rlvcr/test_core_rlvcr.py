@@ -37,8 +37,8 @@ def test_score_of_reads_the_measurement_it_names():
         label=1,
         logprob=-0.5,
         entropy=2.0,
-        prob=0.7,
-        seq_prob=math.exp(-0.5),
+        mean_prob=0.7,
+        geometric_prob=math.exp(-0.5),
         num_tokens=2,
     )
     assert score_of(entry, "entropy") == -2.0

@@ -17,6 +17,7 @@ from rlvcr.levels import (
     DEFAULT_PROMPTS,
     LevelCodec,
     ParseFailure,
+    StepForm,
     level_instructions,
     level_prefix,
     level_prompts,
@@ -52,6 +53,12 @@ def tokenizer(kind):
         return train(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, TAGS, **alphabet)
     if kind == "plain":
         return train(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, **alphabet)
+    if kind == "wide":
+        return train(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, ("x<ac",), **alphabet)
+    if kind == "spaced digits":
+        split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        corpus = [f"a 1 b 2 c 3 d 4 {n}" for n in range(9)]
+        return train(models.BPE(), split, decoders.ByteLevel(), corpus, TAGS, **alphabet)
     if kind == "merging":
         corpus = [level_prefix(k) for k in (1, 2, 3, 4)] * 9
         return train(models.BPE(), byte_level, decoders.ByteLevel(), corpus, **alphabet)
@@ -229,8 +236,6 @@ def test_multi_byte_characters_split_over_tokens_are_kept(kind):
     [
         ("<level>1</level><think></think><action>look</action>", 1, "strict", "", "look"),
         ("<level>4</level><think></think><action>look</action>", 4, "strict", "", "look"),
-        ("<level>1</level><action>look</action>", 1, "missing_think", "", "look"),
-        ("<level>3</level><action>look</action>", 3, "missing_think", "", "look"),
         (
             "<level>2</level>\n<think> a\nb </think>\n<action>look</action>\n",
             2,
@@ -238,7 +243,6 @@ def test_multi_byte_characters_split_over_tokens_are_kept(kind):
             " a\nb ",
             "look",
         ),
-        ("<level>2</level><think>a<action>look</action>", 2, "unclosed_think", "a", "look"),
     ],
 )
 def test_forms_that_still_say_everything_are_read(kind, text, level, parser, thought, action):
@@ -271,6 +275,9 @@ def test_forms_that_still_say_everything_are_read(kind, text, level, parser, tho
             "look",
         ),
         ("<action>look</action><level>2</level>", "misplaced_level", None, "look"),
+        ("<level>1</level><action>look</action>", "missing_think", 1, "look"),
+        ("<level>3</level>\n<action>look</action>", "missing_think", 3, "look"),
+        ("<level>2</level><think>a<action>look</action>", "unclosed_think", 2, "look"),
     ],
 )
 def test_failures_are_named_and_a_level_is_never_defaulted(kind, text, failure, level, action):
@@ -359,6 +366,73 @@ def test_contexts_and_actions_join_as_sampled(kind):
     forced = found(codec(kind).forced_thought(2, encode(kind, "look</think>")))
     joined = decoded(kind, [*forced.token_ids, *action])
     assert joined.startswith("<level>2</level><think>look</think><action>go to desk 12<")
+
+
+# ---------------------------------------------------------------- one form for all four contexts
+
+SPACED = "\n<level>3</level>\n<think>I see.</think>\n\n<action>go to desk 12</action>"
+
+
+@both
+@pytest.mark.parametrize(
+    ("step", "form"),
+    [
+        (STEP, StepForm()),
+        (SPACED, StepForm("\n<level>", "</level>\n<think>", "</think>\n\n<action>")),
+        (
+            "<level>3 </level><think> a </think> <action>go</action>",
+            StepForm("<level>", " </level><think>", "</think> <action>"),
+        ),
+    ],
+)
+def test_the_other_contexts_are_written_as_the_step_was(kind, step, form):
+    """Digit and thought put back in, each context is the step up to its action."""
+    parsed = codec(kind).parse_step(encode(kind, step))
+    assert parsed.failure is None and parsed.form == form
+    own = step.partition("<action>")[0] + "<action>"
+    sampled = encode(kind, "I plan.</think> so <action>")
+    for level in (2, 4):
+        forced = found(codec(kind).forced_thought(level, sampled, parsed.form))
+        expected = own.replace("3", str(level)).replace(parsed.thought, "I plan.")
+        assert decoded(kind, forced.token_ids) == expected
+        assert text_of(kind, forced.token_ids, forced.thought_span).startswith("I plan.")
+    empty = codec(kind).empty_thought(parsed.form)
+    assert decoded(kind, empty.token_ids) == own.replace("3", "1").replace(parsed.thought, "")
+    again = codec(kind).forced_thought(3, encode(kind, parsed.thought + "</think>"), parsed.form)
+    assert decoded(kind, found(again).token_ids) == own
+
+
+def test_a_form_is_copied_token_by_token_where_tags_are_tokens():
+    ids = encode("tags", SPACED)
+    parsed = codec("tags").parse_step(ids)
+    action, _ = found(parsed.action_span)
+    sampled = encode("tags", "I see.</think>")
+    again = found(codec("tags").forced_thought(3, sampled, parsed.form))
+    assert again.token_ids == ids[:action]
+
+
+def test_a_form_in_which_a_digit_is_no_token_of_its_own_is_not_scored():
+    """Sampled apart, white space and digit would be one token in the other contexts."""
+    merging = tokenizer("spaced digits")
+    spaced, plain = (
+        merging.encode(text, add_special_tokens=False) for text in ("<level> 2", "<level>2")
+    )
+    assert len(spaced) == len(plain)
+    tail = merging.encode("</level><think>hm</think><action>go</action>", add_special_tokens=False)
+    vocabulary = merging.get_vocab()
+    apart = [*plain[:-1], vocabulary["\u0120"], plain[-1]]
+    real = LevelCodec(merging)
+    assert real.parse_step([*plain, *tail]).failure is None
+    assert real.parse_step([*apart, *tail]).failure is ParseFailure.MERGED_LEVEL
+    assert real.parse_step([*spaced, *tail]).failure is ParseFailure.MERGED_LEVEL
+
+
+def test_a_thought_whose_last_token_begins_the_action_is_dropped():
+    """``</think>`` would have no place in its context, and stands in all others."""
+    sampled = encode("wide", "so x<action>")
+    assert tokenizer("wide").get_vocab()["x<ac"] in sampled
+    assert codec("wide").forced_thought(3, sampled) is None
+    assert found(codec("wide").forced_thought(3, encode("wide", "so y<action>"))).thought == "so y"
 
 
 # ---------------------------------------------------------------- other tokenizers, imports

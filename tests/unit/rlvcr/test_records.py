@@ -8,7 +8,7 @@ from rlvcr.records import ThinkingStep, ThoughtContext
 from verl.records import SegmentScore
 
 SCORES = SegmentScore(
-    step=3, label=2, logprob=-0.5, entropy=1.5, prob=0.625, seq_prob=0.6, num_tokens=4
+    step=3, label=2, logprob=-0.5, entropy=1.5, mean_prob=0.625, geometric_prob=0.6, num_tokens=4
 )
 CONTEXT = ThoughtContext(
     level=2, thought="a desk", tokens=2, cost=0.25, original=True, scores=SCORES
@@ -47,8 +47,8 @@ def test_the_line_of_a_step_keeps_its_keys_in_order():
             "original": True,
             "score_logprob": -0.5,
             "score_entropy": 1.5,
-            "score_prob": 0.625,
-            "score_seq_prob": 0.6,
+            "score_mean_prob": 0.625,
+            "score_geometric_prob": 0.6,
         }
     ]
 

@@ -90,7 +90,10 @@ def test_different_thoughts_score_differently_and_history_policies_agree_on_the_
         for _, step in steps_of(data):
             logprobs = [context.scores.logprob for context in step.contexts]
             assert len({round(value, 7) for value in logprobs}) == 4
-            assert all(context.scores.seq_prob <= context.scores.prob for context in step.contexts)
+            assert all(
+                context.scores.geometric_prob <= context.scores.mean_prob
+                for context in step.contexts
+            )
     counts = [len(steps_of(data)) for data in scored.values()]
     assert counts[0] == counts[1]
 
@@ -339,8 +342,8 @@ def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
             label=level,
             logprob=logprob,
             entropy=0.0,
-            prob=0.0,
-            seq_prob=0.0,
+            mean_prob=0.0,
+            geometric_prob=0.0,
             num_tokens=1,
         )
 

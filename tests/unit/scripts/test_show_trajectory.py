@@ -2,6 +2,7 @@
 thoughts with scores.
 """
 
+import json
 import re
 from io import StringIO
 
@@ -101,6 +102,17 @@ def test_contexts_show_four_thoughts_with_costs_and_scores(run_dir):
             ]
             assert re.search(r"\s+".join(map(re.escape, cells)), text), cells
     assert text.count("(sampled)") == len(row["steps"])
+
+
+def test_contexts_of_an_older_run_are_shown_the_same(run_dir):
+    row = first_row(run_dir)
+    older = json.loads(
+        json.dumps(row)
+        .replace("score_mean_prob", "score_prob")
+        .replace("score_geometric_prob", "score_seq_prob")
+    )
+    assert older != row
+    assert printed(older, contexts=True) == printed(row, contexts=True)
 
 
 def test_failures_and_forced_levels_are_named(run_dir):

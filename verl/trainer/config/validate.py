@@ -237,22 +237,8 @@ def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
             cfg, key, "greedy plays of a task are all the same", "sampling in training", fix
         )
     for where in (prefix, f"{prefix}.val_kwargs"):
-        if lookup(cfg, f"{where}.top_p") == 0:
-            yield problem(
-                cfg,
-                f"{where}.top_p",
-                "leaves no token",
-                "more than 0, at most 1",
-                f"{where}.top_p=1.0",
-            )
-        if lookup(cfg, f"{where}.top_k") == 0:
-            yield problem(
-                cfg,
-                f"{where}.top_k",
-                "leaves no token",
-                "-1 (all) or 1 and more",
-                f"{where}.top_k=-1",
-            )
+        trained = where == prefix and not cfg.trainer.val_only
+        yield from _truncation_problems(cfg, where, trained)
     if rollout.name == "hf" and rollout.engine_kwargs:
         yield problem(
             cfg, f"{prefix}.engine_kwargs", "the engine hf takes none", "{}", f"{prefix}.name=vllm"
@@ -261,6 +247,25 @@ def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
     if rollout.n > 1:
         fix = f"env.rollout.n={rollout.n} {prefix}.n=1"
         yield problem(cfg, f"{prefix}.n", "an environment's group size is env.rollout.n", "1", fix)
+
+
+def _truncation_problems(cfg: PPOConfig, where: str, trained: bool) -> Problems:
+    """``top_p`` and ``top_k`` leave a token, and where is ``trained`` on what they leave, all."""
+    whole = {"top_p": 1.0, "top_k": -1}
+    for name, all_tokens in whole.items():
+        key = f"{where}.{name}"
+        value = lookup(cfg, key)
+        if value == all_tokens:
+            continue
+        fix = f"{key}={all_tokens}"
+        # Off by as much as ln(1/top_p) nats a token, and nothing of the update would correct it.
+        if trained:
+            why = "tokens drawn from a part of the distribution would be scored in the whole of it"
+            fix += f" (val_kwargs.{name} truncates in validation)"
+            yield problem(cfg, key, why, f"{all_tokens} (all tokens)", fix)
+        elif value == 0:
+            allowed = "more than 0, at most 1" if name == "top_p" else "-1 (all) or 1 and more"
+            yield problem(cfg, key, "leaves no token", allowed, fix)
 
 
 def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:

@@ -16,10 +16,14 @@ from agent_system.environments.env_registry import (
 from agent_system.multi_turn_rollout.play_settings import check_prompts
 from agent_system.reward_manager import load_reward_manager
 from rlvcr.levels import LevelCodec
+from verl.models.architecture import ALLOWED, FIX, config_reasons
+from verl.models.backbone import attention_window
+from verl.models.loader import read_config
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.schema import PPOConfig
 from verl.utils.settings import ConfigError
 from verl.workers.rollout.engine_registry import ENGINES, engine_class
+from verl.workers.sections import LoadSection
 
 PATH = "actor_rollout_ref.model.path"
 ENGINE = "actor_rollout_ref.rollout.name"
@@ -32,6 +36,7 @@ def start_problems(cfg: PPOConfig) -> list[str]:
     return [
         *_environment_problems(cfg),
         *_tokenizer_problems(cfg),
+        *_architecture_problems(cfg),
         *_engine_problems(cfg),
         *_reward_problems(cfg),
     ]
@@ -97,6 +102,45 @@ def _tokenizer_path(cfg: PPOConfig) -> Path | None:
         if place and (Path(place) / "tokenizer_config.json").is_file()
     )
     return next(found, None)
+
+
+def _architecture_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Packed rows can score the policy and the critic, as far as their configs tell.
+
+    What only shows with the weights is found where they are loaded.
+    """
+    models: dict[str, LoadSection] = {"actor_rollout_ref.model": cfg.actor_rollout_ref.model}
+    if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
+        models["critic.model"] = cfg.critic.model
+    for section, model in models.items():
+        # As for tokenizers: nothing is fetched, and what a cold start makes suits.
+        if model.path is None or not (Path(model.path) / "config.json").is_file():
+            continue
+        said = f"{section}.path={model.path!r}"
+        try:
+            config = read_config(model.path, model.trust_remote_code, model.override_config)
+        except (OSError, ValueError) as error:
+            allowed = "a model that transformers knows, with keys of its own config"
+            yield f"{said}: {error}; allowed: {allowed}; fix: mend the directory or override_config"
+            continue
+        for reason in config_reasons(config):
+            yield f"{said}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
+        yield from _window_problems(cfg, said, attention_window(config))
+
+
+def _window_problems(cfg: PPOConfig, said: str, window: int | None) -> Iterator[str]:
+    """No row, and no other thought about the prefix of a row, is longer than the ``window``."""
+    rows = cfg.data.max_prompt_length + cfg.data.max_response_length
+    keys = "data.max_prompt_length + data.max_response_length"
+    if cfg.algorithm.rlvcr.enable:
+        rows += cfg.algorithm.rlvcr.max_alternative_tokens
+        keys += " + algorithm.rlvcr.max_alternative_tokens"
+    if window is not None and rows > window:
+        yield (
+            f"{said}: some layers see {window} tokens only, and rows with their branches may have "
+            f"{rows} ({keys}); allowed: rows within the window; fix: lower these, or choose a "
+            "model without a window (docs/models.md)"
+        )
 
 
 def _engine_problems(cfg: PPOConfig) -> Iterator[str]:

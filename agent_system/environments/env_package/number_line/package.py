@@ -22,7 +22,7 @@ RULES = """You stand on a number line. Reach the target number.
 Moves: left (-1), right (+1), jump left (-3), jump right (+3)."""
 PLAIN = "Answer with your move between tags: <action>right</action>"
 LEVELS = """First choose how much to think, then think, then act:
-<level>1</level><action>move</action> {}
+<level>1</level><think></think><action>move</action> {}
 <level>2</level><think>where am I?</think><action>move</action> {}
 <level>3</level><think>what did I try?</think><action>move</action> {}
 <level>4</level><think>what is my plan?</think><action>move</action> {}"""

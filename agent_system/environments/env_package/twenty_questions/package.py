@@ -21,7 +21,7 @@ I answer Yes, No or I don't know.
 Guess with the word in square brackets: [word]. A wrong guess ends the game."""
 PLAIN = "Answer with one question or your guess between tags: <action>Is it alive?</action>"
 LEVELS = """First choose how much to think, then think, then ask or guess:
-<level>1</level><action>question or [word]</action> asks at once.
+<level>1</level><think></think><action>question or [word]</action> asks at once.
 <level>2</level><think>what do I know?</think><action>question or [word]</action> \
 reads the situation.
 <level>3</level><think>what did I ask?</think><action>question or [word]</action> \

@@ -12,7 +12,7 @@ from verl.records import Branch, SegmentScore, Span
 from verl.workers.actor import ActorWorker
 from verl.workers.branch_scores import score_branches_naively
 
-NUMBERS = ("logprob", "entropy", "prob", "seq_prob")
+NUMBERS = ("logprob", "entropy", "mean_prob", "geometric_prob")
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def transformers_score(model, asked, sequence, first):
         num_tokens=len(chosen),
         logprob=chosen.mean().item(),
         entropy=entropy.mean().item(),
-        prob=chosen.exp().mean().item(),
-        seq_prob=chosen.mean().exp().item(),
+        mean_prob=chosen.exp().mean().item(),
+        geometric_prob=chosen.mean().exp().item(),
     )
 
 

@@ -26,7 +26,7 @@ from verl.workers.actor import ActorWorker
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 HISTORIES = ("append", "window")
 EMBEDDINGS = ("tied", "untied")
-NUMBERS = ("logprob", "entropy", "prob", "seq_prob")
+NUMBERS = ("logprob", "entropy", "mean_prob", "geometric_prob")
 CASES = [(embeddings, dtype) for embeddings in EMBEDDINGS for dtype in TOLERANCE]
 every_case = pytest.mark.parametrize(("embeddings", "dtype"), CASES)
 both = pytest.mark.parametrize("history", HISTORIES)

@@ -81,7 +81,7 @@ def play(path, data, directory, mode):
         for row in scored.non_tensor_batch[key]
         for r in row
     ]
-    numbers = [[r.logprob, r.entropy, r.prob, r.num_tokens] for r in records]
+    numbers = [[r.logprob, r.entropy, r.mean_prob, r.num_tokens] for r in records]
     tensors["records"] = torch.tensor(numbers, dtype=torch.float64)
     return tensors, metrics
 

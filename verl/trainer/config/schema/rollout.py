@@ -37,17 +37,17 @@ class ValSamplingConfig(Section):
 
 
 class RolloutConfig(AcceptedRollout):
-    """Each rollout worker is a Ray actor with one engine; training samples at temperature, top_k
-    and top_p."""
+    """Each rollout worker is a Ray actor with one engine; training samples at temperature, from
+    all tokens."""
 
     name: str = "vllm"
     """engine: vllm, hf which needs no vLLM, a registered one, or module:Class of your own"""
     temperature: NonNegative = 1.0
     """sampling temperature in training"""
     top_k: Annotated[int, Ge(-1)] = -1
-    """most likely tokens that are sampled from in training; -1: all"""
+    """most likely tokens that are sampled from; training takes -1, which is all"""
     top_p: Share = 1.0
-    """share of the probability that is sampled from in training; 1: all"""
+    """share of the probability that is sampled from; training takes 1, which is all"""
     n: PositiveInt = 1
     """samples per prompt of data files; environments use env.rollout.n"""
     do_sample: bool = True

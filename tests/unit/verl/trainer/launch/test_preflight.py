@@ -4,10 +4,17 @@ allowed, fix.
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    Gemma2Config,
+    Lfm2Config,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from agent_system.environments.env_package.number_line import package as number_line
 from rlvcr.levels import level_prefix
@@ -165,6 +172,53 @@ def test_the_tokenizer_a_cold_start_begins_with_is_looked_at(tmp_path):
         problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}'")
         and "merges level digit" in problem
     )
+
+
+def test_training_on_a_part_of_the_distribution_is_refused(refuse):
+    for name, value, whole in (("top_p", 0.9, 1.0), ("top_k", 50, -1)):
+        key = f"actor_rollout_ref.rollout.{name}"
+        problem = refuse(*RLVCR, f"{key}={value}")
+        assert problem.startswith(f"{key}={value}: tokens drawn from a part")
+        assert f"allowed: {whole} (all tokens); fix: {key}={whole}" in problem
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+}
+
+
+def test_an_architecture_that_packed_rows_score_wrong_is_refused(refuse, tmp_path):
+    path = f"actor_rollout_ref.model.path='{tmp_path}'"
+    Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]).save_pretrained(tmp_path)
+    assert refuse(*RLVCR).startswith(f"{path}: lfm2: layers of type conv: such a layer keeps")
+    Qwen2Config(**SIZES).save_pretrained(tmp_path)
+    words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
+    assert start_problems(load_config("ppo_trainer", words)) == []
+    problem = refuse(*RLVCR, "+actor_rollout_ref.model.override_config.hiden_size=64")
+    assert problem.startswith(path) and "did you mean 'hidden_size'?" in problem
+
+
+def test_a_critic_is_looked_at_where_it_starts_from_another_model(refuse, tmp_path):
+    words = ["algorithm.adv_estimator=gae", f"critic.model.path={tmp_path}/critic"]
+    Gemma2Config(**SIZES).save_pretrained(tmp_path / "critic")
+    cfg = load_config("ppo_trainer", [f"actor_rollout_ref.model.path={tmp_path}", *words])
+    problems = [problem for problem in start_problems(cfg) if "gemma2" in problem]
+    assert len(problems) == 2  # both soft caps
+    assert all(problem.startswith(f"critic.model.path='{tmp_path}/critic'") for problem in problems)
+    assert start_problems(load_config("ppo_trainer", [*words[1:], *RLVCR])) == []
+
+
+def test_rows_that_a_window_would_cut_are_refused(refuse, tmp_path):
+    MistralConfig(**SIZES, sliding_window=600).save_pretrained(tmp_path)
+    lengths = ["data.max_prompt_length=300", "data.max_response_length=300"]
+    problem = refuse(*RLVCR, *lengths)
+    assert problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}': some layers see 600")
+    assert "may have 664" in problem and "algorithm.rlvcr.max_alternative_tokens" in problem
+    words = [f"actor_rollout_ref.model.path={tmp_path}", "env.env_name=number_line", *lengths]
+    assert start_problems(load_config("ppo_trainer", words)) == []
 
 
 class Mute:

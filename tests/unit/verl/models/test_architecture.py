@@ -1,0 +1,453 @@
+"""Which architectures packed rows score right: tiny random models, each right or refused with its
+reason.
+"""
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import verl.models.architecture as architecture
+from verl.models.architecture import UnsupportedArchitecture, check_architecture, measure
+from verl.models.backbone import attention_window, last_hidden, output_head
+from verl.models.branch_attention import naive_sequences, pack
+from verl.models.loader import load_causal_lm, prepare_for_training
+from verl.models.packed_attention import (
+    PACKED_ATTENTION,
+    UnsupportedAttention,
+    layout_of_rows,
+    packed_attention,
+    register_packed_attention,
+)
+from verl.models.policy import PolicyModel
+from verl.models.token_scores import Targets
+from verl.records import Branch
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+def build(config, std=0.2):
+    """A random model of ``config`` on packed attention, as ``from_pretrained`` would load it."""
+    register_packed_attention()
+    config.initializer_range = std  # the usual 0.02 leaves the attention nearly uniform
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = hf.AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION)
+        for name, parameter in model.named_parameters():
+            if "sinks" in name:
+                parameter.data.normal_()
+    return model.float().eval()
+
+
+RIGHT: dict[str, Callable[[], Any]] = {
+    "qwen2": lambda: hf.Qwen2Config(**SIZES),
+    "qwen3": lambda: hf.Qwen3Config(**SIZES, head_dim=8),
+    "qwen3-moe": lambda: hf.Qwen3MoeConfig(**SIZES, **EXPERTS),
+    "llama": lambda: hf.LlamaConfig(**SIZES),
+    "mistral": lambda: hf.MistralConfig(**SIZES, sliding_window=None),
+    "mistral, long window": lambda: hf.MistralConfig(**SIZES, sliding_window=64),
+    "mixtral": lambda: hf.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "phi3": lambda: hf.Phi3Config(**SIZES),
+    "gemma": lambda: hf.GemmaConfig(**SIZES, head_dim=8),
+    "gemma3, long window": lambda: hf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=64),
+    "granite": lambda: hf.GraniteConfig(**SIZES),
+    "olmo2": lambda: hf.Olmo2Config(**SIZES),
+    "smollm3": lambda: hf.SmolLM3Config(**SIZES),
+    "starcoder2": lambda: hf.Starcoder2Config(**SIZES),
+    "lfm2 without convolutions": lambda: hf.Lfm2Config(**SIZES, layer_types=["full_attention"] * 2),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=4, n_positions=256),
+    "opt": lambda: hf.OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
+    "deepseek-v2": lambda: hf.DeepseekV2Config(
+        **{**SIZES, "num_key_value_heads": 4},
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        kv_lora_rank=8,
+        q_lora_rank=None,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        n_shared_experts=1,
+    ),
+}
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "gpt-oss": (
+        lambda: hf.GptOssConfig(
+            **SIZES, head_dim=8, sliding_window=64, num_local_experts=4, num_experts_per_tok=2
+        ),
+        "s_aux: attention sinks",
+    ),
+    "bloom": (lambda: hf.BloomConfig(vocab_size=120, hidden_size=32, n_layer=2, n_head=4), "alibi"),
+    "mpt": (lambda: hf.MptConfig(vocab_size=120, d_model=32, n_heads=4, n_layers=2), "alibi"),
+    "cohere": (lambda: hf.CohereConfig(**SIZES), "logit_scale=0.0625: it changes logits"),
+    "granite, scaled": (
+        lambda: hf.GraniteConfig(**SIZES, logits_scaling=8.0),
+        "logits_scaling=8.0: it changes logits",
+    ),
+    "gemma2": (
+        lambda: hf.Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=None),
+        "final_logit_softcapping=30.0: it changes logits",
+    ),
+    "gemma2, capped attention": (
+        lambda: hf.Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=None),
+        "attn_logit_softcapping=50.0: a soft cap on the attention",
+    ),
+    "mamba": (
+        lambda: hf.MambaConfig(
+            vocab_size=120, hidden_size=32, num_hidden_layers=2, state_size=8, pad_token_id=0
+        ),
+        "linear_attention: such a layer keeps a state",
+    ),
+    "mamba2": (
+        lambda: hf.Mamba2Config(
+            vocab_size=120,
+            hidden_size=32,
+            num_hidden_layers=2,
+            state_size=8,
+            num_heads=8,
+            head_dim=8,
+            expand=2,
+            n_groups=1,
+        ),
+        "linear_attention: such a layer keeps a state",
+    ),
+    "falcon-h1": (
+        lambda: hf.FalconH1Config(
+            **SIZES,
+            mamba_d_ssm=32,
+            mamba_n_heads=4,
+            mamba_d_head=8,
+            mamba_n_groups=1,
+            mamba_d_state=8,
+        ),
+        "hybrid: such a layer keeps a state",
+    ),
+    "lfm2": (
+        lambda: hf.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+        "conv: such a layer keeps a state",
+    ),
+    "qwen3-next": (
+        lambda: hf.Qwen3NextConfig(
+            **SIZES,
+            **EXPERTS,
+            head_dim=8,
+            shared_expert_intermediate_size=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+        ),
+        "linear_attention: such a layer keeps a state",
+    ),
+    "rwkv": (
+        lambda: hf.RwkvConfig(
+            vocab_size=120, hidden_size=32, num_hidden_layers=2, context_length=256
+        ),
+        "RwkvBlock, which keeps a state",
+    ),
+    "recurrent-gemma": (
+        lambda: hf.RecurrentGemmaConfig(
+            **{**SIZES, "num_hidden_layers": 3}, lru_width=32, logits_soft_cap=1e9
+        ),
+        r"RecurrentGemma\w+, which keeps a state",
+    ),
+    "llama4": (
+        lambda: hf.Llama4TextConfig(**SIZES, head_dim=8, num_local_experts=2),
+        "its backbone cannot be called apart from its output head",
+    ),
+    "doge": (lambda: hf.DogeConfig(**SIZES), "an attention mask of its own"),
+    "stablelm": (lambda: hf.StableLmConfig(**SIZES), "called without layout"),
+    "openai-gpt": (
+        lambda: hf.OpenAIGPTConfig(vocab_size=120, n_embd=32, n_layer=2, n_head=4, n_positions=256),
+        "not looked up in transformers' AttentionInterface",
+    ),
+    "bert, which sees ahead": (
+        lambda: hf.BertConfig(**SIZES),
+        r"log-probs are up to \d\S* nats off those of plain forwards \(0.001 would be rounding\)",
+    ),
+}
+
+
+def scores(model, rows, branches):
+    """Log-probs of all next tokens of rows and branches in one packed pass, as training scores."""
+    packed = pack(rows, branches)
+    targets = []
+    for tokens, first in zip(rows, packed.offsets, strict=True):
+        targets.append(Targets(torch.arange(first, first + len(tokens) - 1), tokens[1:]))
+    for row, firsts in zip(branches, packed.branch_offsets, strict=True):
+        for branch, first in zip(row, firsts, strict=True):
+            ids = torch.tensor(branch.token_ids)
+            targets.append(Targets(torch.arange(first, first + len(ids) - 1), ids[1:]))
+    with torch.no_grad():
+        found = PolicyModel(model)(packed.input_ids, packed.position_ids, packed.layout, targets)
+    return [score.log_probs for score in found]
+
+
+def plain_scores(model, rows, branches):
+    """The same from plain forwards of a copy with transformers' own attention, one by one."""
+    plain = hf.AutoModelForCausalLM.from_config(
+        copy.deepcopy(model.config), attn_implementation="eager"
+    )
+    plain.float().eval().load_state_dict(model.state_dict())
+    sequences = [(row, 0) for row in rows]
+    for row, own in zip(branches, naive_sequences(rows, branches), strict=True):
+        sequences += [(tokens, branch.start) for branch, tokens in zip(row, own, strict=True)]
+    found = []
+    with torch.no_grad():
+        for tokens, start in sequences:
+            log_probs = plain(tokens[None]).logits[0].log_softmax(-1)
+            found.append(log_probs[start:-1].gather(-1, tokens[start + 1 :, None])[:, 0])
+    return found
+
+
+def random_rows_and_branches():
+    draw = torch.Generator().manual_seed(3)
+    rows = [torch.randint(3, 120, (n,), generator=draw) for n in (20, 13, 17)]
+    own = torch.randint(3, 120, (22,), generator=draw).tolist()
+    return rows, [[Branch(18, own[:12])], [], [Branch(5, own[12:18]), Branch(5, own[18:])]]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_is_right(name):
+    model = prepare_for_training(build(RIGHT[name]()))
+    rows, branches = random_rows_and_branches()
+    found = scores(model, rows, branches)
+    for ours, theirs in zip(found, plain_scores(model, rows, branches), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_is_refused_with_its_reason(name):
+    config, reason = REFUSED[name]
+    model = build(config())
+    with pytest.raises(UnsupportedArchitecture, match=reason) as caught:
+        prepare_for_training(model)
+    message = str(caught.value)
+    assert model.config.model_type in message
+    assert "allowed:" in message and "fix:" in message and "docs/models.md" in message
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "lfm2", "gemma2", "cohere", "granite, scaled"])
+def test_what_is_refused_by_name_measures_wrong(name):
+    """The names are no prejudice."""
+    assert measure(build(REFUSED[name][0]())) > 10 * architecture.TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("name", ["mamba", "rwkv", "bloom", "qwen3-next"])
+def test_what_does_not_ask_packed_attention_is_noticed_without_a_name(name):
+    """Also where untrained weights would hide it."""
+    with pytest.raises(UnsupportedAttention, match="not looked up"):
+        measure(build(REFUSED[name][0](), std=1e-4))
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("falcon-h1", "Conv1d"), ("lfm2", "Lfm2ShortConv"), ("mamba", r"Mamba\w+")]
+)
+def test_layers_tell_of_a_state_where_the_config_does_not(monkeypatch, name, layer):
+    monkeypatch.setattr(architecture, "config_reasons", lambda config: [])
+    with pytest.raises(UnsupportedArchitecture, match=rf"have a {layer}, which keeps a state"):
+        check_architecture(build(REFUSED[name][0]()))
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ({"softcap": 50.0}, "softcap: a soft cap"),
+        ({"position_bias": torch.zeros(1)}, "position_bias: a bias by position"),
+        ({"is_causal": False}, "is_causal: tokens that see what comes after"),
+        ({"block_indices": [1]}, "block_indices: what it would change is not known"),
+        ({"attention_mask": torch.zeros(1, 1, 3, 3)}, "mask of its own"),
+    ],
+)
+def test_attention_refuses_what_it_does_not_compute(argument, why):
+    heads = torch.ones(1, 2, 3, 4)
+    known = {"attention_mask": None, "layout": layout_of_rows([3]), "position_ids": heads}
+    out, _ = packed_attention(nn.Module(), heads, heads, heads, **known, is_causal=True)
+    assert out.shape == (1, 3, 2, 4)
+    with pytest.raises(UnsupportedAttention, match=why):
+        packed_attention(nn.Module(), heads, heads, heads, **{**known, **argument})
+
+
+# ---------------------------------------------------------------------- windows
+
+
+def windowed():
+    return prepare_for_training(build(hf.MistralConfig(**SIZES, sliding_window=24)))
+
+
+def test_a_branch_counts_with_the_prefix_that_it_continues():
+    model = windowed()
+    rows, _ = random_rows_and_branches()
+    fits = [[Branch(18, list(range(6)))], [], []]  # 24 tokens: the last one still sees the first
+    for ours, theirs in zip(
+        scores(model, rows, fits), plain_scores(model, rows, fits), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=0)
+    with pytest.raises(UnsupportedAttention, match=r"25 tokens .* sliding window of 24"):
+        scores(model, rows, [[Branch(18, list(range(7)))], [], []])
+
+
+def test_a_row_longer_than_the_window_is_refused():
+    with pytest.raises(UnsupportedAttention, match=r"25 tokens .* sliding window of 24"):
+        scores(windowed(), [torch.arange(25), torch.arange(4)], [[], []])
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (lambda: hf.MistralConfig(**SIZES, sliding_window=24), 24),
+        (lambda: hf.LlamaConfig(**SIZES), None),
+        (lambda: hf.Qwen2Config(**SIZES, sliding_window=24), None),
+        (
+            lambda: hf.Qwen2Config(
+                **SIZES, use_sliding_window=True, sliding_window=24, max_window_layers=1
+            ),
+            24,
+        ),
+        # told to the mask alone, never to the attention
+        (lambda: hf.Llama4TextConfig(**SIZES, attention_chunk_size=16), 16),
+        (
+            lambda: hf.Gemma3TextConfig(
+                **SIZES, sliding_window=24, layer_types=["full_attention"] * 2
+            ),
+            None,
+        ),
+    ],
+)
+def test_the_window_that_a_config_names(config, window):
+    assert attention_window(config()) == window
+
+
+def test_a_window_that_only_the_mask_knows_is_kept_too():
+    model = prepare_for_training(build(RIGHT["llama"]()))
+    packed = pack([torch.arange(9)])
+    given = (model.base_model, packed.input_ids, packed.position_ids, packed.layout)
+    assert last_hidden(*given, window=9).shape == (9, 32)
+    with pytest.raises(UnsupportedAttention, match="sliding window of 8"):
+        last_hidden(*given, window=8)
+
+
+# ---------------------------------------------------------------------- what the check leaves alone
+
+
+def test_nothing_is_left_behind():
+    """Random numbers, mode, gradients, attention and weights are what they were."""
+    model = build(hf.GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    model.train()  # with dropout, which the check must not see
+    weights = copy.deepcopy(model.state_dict())
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    check_architecture(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training and all(module.training for module in model.modules())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert model.config._attn_implementation == PACKED_ATTENTION
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, weights[name]), name
+
+
+def test_adapters_start_as_they_would_without_the_check(tmp_path, monkeypatch):
+    build(RIGHT["qwen3"]()).save_pretrained(tmp_path)
+
+    def adapters():
+        torch.manual_seed(7)
+        lm = load_causal_lm(tmp_path, lora_rank=2)
+        return {name: p for name, p in lm.named_parameters() if "lora_" in name}
+
+    checked = adapters()
+    monkeypatch.setattr("verl.models.loader.check_architecture", lambda lm: None)
+    assert checked
+    for name, parameter in adapters().items():
+        assert torch.equal(parameter, checked[name]), name
+
+
+def test_a_vocabulary_of_two_is_enough():
+    assert measure(build(hf.LlamaConfig(**{**SIZES, "vocab_size": 2}))) < 1e-4
+
+
+def test_without_weights_nothing_is_measured():
+    with torch.device("meta"):
+        right = hf.AutoModelForCausalLM.from_config(
+            RIGHT["llama"](), attn_implementation=PACKED_ATTENTION
+        )
+        wrong = hf.AutoModelForCausalLM.from_config(
+            REFUSED["rwkv"][0](), attn_implementation=PACKED_ATTENTION
+        )
+    check_architecture(right)
+    with pytest.raises(UnsupportedArchitecture, match="keeps a state"):
+        check_architecture(wrong)
+
+
+def test_bfloat16_has_a_tolerance_of_its_own():
+    check_architecture(build(RIGHT["llama"]()).bfloat16())
+    with pytest.raises(UnsupportedArchitecture, match=r"0\.25 would be rounding"):
+        check_architecture(build(REFUSED["bert, which sees ahead"][0]()).bfloat16())
+
+
+def test_weights_that_are_no_numbers_are_refused():
+    model = build(RIGHT["llama"]())
+    output_head(model).get_parameter("weight").data.fill_(float("nan"))
+    with pytest.raises(UnsupportedArchitecture, match="inf nats"):
+        check_architecture(model)
+
+
+def test_one_draw_of_several_may_be_off(monkeypatch):
+    """Nearly tied experts change by rounding: of a right model not in every draw."""
+    model = build(RIGHT["qwen3-moe"]())
+    monkeypatch.setattr(architecture, "_difference", lambda lm, draw: [0.3, 1e-6, 0.4][draw])
+    assert measure(model) == 1e-6
+    monkeypatch.setattr(architecture, "_difference", lambda lm, draw: [0.3, 0.2, 0.4][draw])
+    with pytest.raises(UnsupportedArchitecture, match=r"0\.2 nats"):
+        check_architecture(model)
+
+
+# ---------------------------------------------------------------------- loading
+
+
+def test_a_config_is_refused_before_its_weights_are_read(tmp_path):
+    config, reason = REFUSED["lfm2"]
+    config().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_text("no weights")
+    with pytest.raises(UnsupportedArchitecture, match=reason) as caught:
+        load_causal_lm(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_an_attention_of_a_table_of_its_own_is_refused(tmp_path):
+    config = hf.GPTJConfig(
+        vocab_size=120, n_embd=32, n_layer=1, n_head=4, n_positions=64, rotary_dim=4
+    )
+    hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedArchitecture, match="not looked up in transformers' Attention"):
+        load_causal_lm(tmp_path)
+
+
+def test_a_refusal_names_the_directory(tmp_path):
+    build(REFUSED["gpt-oss"][0]()).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedArchitecture, match=re.escape(f"model {tmp_path} (gpt_oss)")):
+        load_causal_lm(tmp_path)
+
+
+def test_the_docs_list_what_is_tried_here():
+    page = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
+    tried = [config() for config in RIGHT.values()] + [config() for config, _ in REFUSED.values()]
+    assert {config.model_type for config in tried} <= set(re.findall(r"`(\w[\w-]*)`", page))

@@ -1,0 +1,59 @@
+"""The parts of a causal language model that the packed pass calls by themselves."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from verl.models.packed_attention import PackedLayout, check_window
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def last_hidden(
+    backbone: nn.Module,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    layout: PackedLayout,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Last hidden states [T, H] of one packed sequence; ``window`` as ``attention_window`` says.
+
+    Raises ``UnsupportedAttention`` for a row or branch that is longer.
+    """
+    # Not left to the attention: some models tell their window to the mask alone.
+    check_window(window, layout)
+    out = backbone(
+        input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
+    )
+    return out.last_hidden_state[0]
+
+
+def output_head(lm: "PreTrainedModel") -> nn.Module:
+    """The layer that turns hidden states into logits; ``ValueError`` for a model without one."""
+    head = lm.get_output_embeddings()
+    if head is None:
+        raise ValueError(f"{type(lm).__name__} has no output head: it is no causal LM")
+    return head
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The stack of decoder layers: the ``ModuleList`` with most parameters."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no stack of decoder layers")
+    return max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters()))
+
+
+def attention_window(config: "PreTrainedConfig") -> int | None:
+    """Tokens that a token sees in the layers that see least, itself included; None for all."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    windows = []
+    slides = getattr(text, "use_sliding_window", True)
+    if slides and (kinds is None or "sliding_attention" in kinds):
+        windows.append(getattr(text, "sliding_window", None))
+    if kinds is None or "chunked_attention" in kinds:
+        windows.append(getattr(text, "attention_chunk_size", None))
+    return min((window for window in windows if window), default=None)
