@@ -128,7 +128,7 @@ def words_of(split: str, words: Sequence[str] | None = None) -> list[str]:
 def clues_of(
     split: str, count: int, words: Sequence[str] | None = None
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """The ``"train"`` or ``"val"`` openings as (word, ``count`` attributes that hold for it), sorted.
+    """The ``"train"`` or ``"val"`` openings as (word, ``count`` attributes that it has), sorted.
 
     All words are in both splits. The attributes alone, in any order, say on which side an opening
     is: were one word's opening held out and another's with the same attributes not, training would
