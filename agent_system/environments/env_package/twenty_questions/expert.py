@@ -60,4 +60,4 @@ def start(episode: EpisodeStart[GameSettings]) -> ThinkingPlayer:
     return ThinkingPlayer(player)
 
 
-EXPERT = Expert(start, version=2)
+EXPERT = Expert(start)
