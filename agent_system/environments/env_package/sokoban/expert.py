@@ -16,6 +16,7 @@ from agent_system.environments.base import (
     Task,
 )
 from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, State, moved
+from agent_system.environments.env_package.sokoban.prompts import offset
 from agent_system.environments.experts import Tried, disturbed, shortest_way
 
 MAX_STATES = 20_000  # of one search: about a second
@@ -38,11 +39,11 @@ class SokobanPlayer:
         self.plan = list(task["solution"]) if found is None else found
 
     def act(self) -> Decision:
-        """The next move, with the moves that something gives way to."""
+        """The next move, with the push that it prepares and the cell to push from."""
         after = dict(self._after(self.state))
         decision = Decision(
             action=self.plan[0],
-            situation=f"free {' '.join(after)}",
+            situation=self._next_push(),
             tried=self.tried.text,
             plan=" ".join(self.plan[:SHOWN]),
         )
@@ -62,6 +63,16 @@ class SokobanPlayer:
         elif changed:
             # A move that was not planned, by noise: the old plan does not fit the new state.
             self.plan = self._way(self.state) or self.plan
+
+    def _next_push(self) -> str:
+        """``push left from 1 up 1 right``: the first push of the plan, and how far its place is."""
+        place, boxes = self.state
+        for move in self.plan:
+            ahead = moved(place, MOVES[move])
+            if ahead in boxes:
+                return f"push {move} from {offset(self.state[0], place)}"
+            place = ahead
+        raise ValueError("a plan without a push solves nothing")
 
     def _useless(self, after: dict[str, State]) -> list[str]:
         """Moves that lead no nearer, and from which there still is a way."""
@@ -110,4 +121,4 @@ def start(episode: EpisodeStart) -> SokobanPlayer:
     return SokobanPlayer(episode.task, episode.first, episode.rng, episode.noise)
 
 
-EXPERT = Expert(start)
+EXPERT = Expert(start, version=2)

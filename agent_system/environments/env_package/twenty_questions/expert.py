@@ -48,14 +48,14 @@ def _spoken(attribute: str) -> str:
 def start(episode: EpisodeStart[GameSettings]) -> ThinkingPlayer:
     """An expert that knows which words can be the secret one in training."""
     given = episode.settings.words
-    clue = episode.task.get("clue")
-    if clue is None:
+    clues = episode.task.get("clues", ())
+    if not clues:
         words = game.words_of("train", given)
     else:
         words = sorted(set(given)) or sorted(knowledge().things)  # all of them are trained on
     noise = episode.noise
     player = Player(words, episode.rng, careless=noise.slack, hasty=noise.slips)
-    if clue is not None:
+    for clue in clues:
         player.learn(clue, Answer.YES)
     return ThinkingPlayer(player)
 

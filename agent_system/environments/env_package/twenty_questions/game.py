@@ -7,6 +7,7 @@ the last turn.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
@@ -18,14 +19,14 @@ from agent_system.environments.env_package.twenty_questions.knowledge import Ans
 from verl.utils.seeds import derive_seed
 
 MAX_STEPS = 20
-HELD_OUT_SHARE = 4  # one word of so many is for validation
+HELD_OUT_SHARE = 4  # one word, or one opening, of so many is for validation
 # A tag that was never closed still counts: turns are cut at their limit of tokens.
 _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.DOTALL)
 _GUESS = re.compile(r"\[([^\[\]]*)\]")
 _ARTICLE = re.compile(r"^(a|an|the)\s+")
 
-OPENING = "I am thinking of a word. {left} left."
-OPENING_WITH_CLUE = "I am thinking of a word. {clue} {answer}. {left} left."
+OPENING = "I am thinking of a word. {clues}{left} left."
+CLUE = "{question} {answer}. "
 MALFORMED = "Ask a yes/no question, or guess with [word]."
 RIGHT = "Right!"
 WRONG = "Wrong guess."
@@ -57,17 +58,17 @@ def read_move(text: str) -> Move:
     return Move(None, question, any(letter.isalpha() for letter in question))
 
 
-def new_game(solution: str, max_steps: int = MAX_STEPS, clue: str = "") -> State:
+def new_game(solution: str, max_steps: int = MAX_STEPS, clues: Sequence[str] = ()) -> State:
     """A game about ``solution`` that lasts ``max_steps`` turns at most.
 
-    ``clue`` is a question whose answer is yes: the game opens as if it had been asked already.
+    ``clues`` are questions whose answer is yes: the game opens as if they had been asked already.
     """
-    opening = OPENING_WITH_CLUE if clue else OPENING
+    told = "".join(CLUE.format(question=clue, answer=Answer.YES) for clue in clues)
     return {
         "solution": solution,
         "left": max_steps,
-        "turns": [(clue, f"{Answer.YES}.")] if clue else [],
-        "reply": opening.format(left=max_steps, clue=clue, answer=Answer.YES),
+        "turns": [(clue, f"{Answer.YES}.") for clue in clues],
+        "reply": OPENING.format(clues=told, left=max_steps),
         "done": False,
         "won": False,
     }
@@ -124,19 +125,23 @@ def words_of(split: str, words: Sequence[str] | None = None) -> list[str]:
     return [word for word in words if (word in held_out) == (split == "val")]
 
 
-def clues_of(split: str, words: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """The ``"train"`` or ``"val"`` openings as (word, attribute that holds for it), sorted.
+def clues_of(
+    split: str, count: int, words: Sequence[str] | None = None
+) -> list[tuple[str, tuple[str, ...]]]:
+    """The ``"train"`` or ``"val"`` openings as (word, ``count`` attributes that it has), sorted.
 
-    All words are in both splits, but an opening is in one of them, by a hash of its own.
+    All words are in both splits. The attributes alone, in any order, say on which side an opening
+    is: were one word's opening held out and another's with the same attributes not, training would
+    teach that they never mean the word that is held out.
     """
     table = knowledge()
     openings = [
-        (word, attribute)
+        (word, clues)
         for word in (sorted(set(words)) if words else sorted(table.things))
-        for attribute in sorted(table.things[word].holds)
+        for clues in permutations(sorted(table.things[word].holds), count)
     ]
     return [
-        (word, attribute)
-        for word, attribute in openings
-        if (derive_seed("clue", word, attribute) % HELD_OUT_SHARE == 0) == (split == "val")
+        (word, clues)
+        for word, clues in openings
+        if (derive_seed("clues", *sorted(clues)) % HELD_OUT_SHARE == 0) == (split == "val")
     ]

@@ -71,8 +71,8 @@ class TwentyQuestionsGame:
     def reset(self, task: Task, seed: int) -> Observation:
         """Think of ``task["solution"]``; the seed changes nothing, the task says it all."""
         del seed  # the task says it all
-        clue = knowledge().attributes[task["clue"]].question if "clue" in task else ""
-        self.state = game.new_game(task["solution"], self.max_steps, clue)
+        clues = [knowledge().attributes[clue].question for clue in task.get("clues", ())]
+        self.state = game.new_game(task["solution"], self.max_steps, clues)
         return self._look()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
@@ -125,7 +125,7 @@ def prompts(settings: GameSettings) -> TwentyQuestionsPrompts | CompactPrompts:
 
 
 def tasks(settings: GameSettings, split: str) -> list[Task]:
-    """One task per word, or per word and clue; a quarter of them is held out for ``val``."""
+    """One task per word, or per word and clues; a quarter of them is held out for ``val``."""
     name = "twenty_questions"
     if not settings.clues:
         return [
@@ -134,12 +134,12 @@ def tasks(settings: GameSettings, split: str) -> list[Task]:
         ]
     return [
         {
-            "task_id": f"{name}/{word}/{attribute}",
+            "task_id": f"{name}/{word}/{'+'.join(clues)}",
             "data_source": name,
             "solution": word,
-            "clue": attribute,
+            "clues": list(clues),
         }
-        for word, attribute in game.clues_of(split, settings.words)
+        for word, clues in game.clues_of(split, settings.clues, settings.words)
     ]
 
 

@@ -1,7 +1,8 @@
 """The ``env.twenty_questions`` section."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from agent_system.environments.env_package.twenty_questions.knowledge import unknown_words
@@ -14,9 +15,9 @@ class GameSettings(EnvSettings):
 
     words: tuple[str, ...] = ()
     """secret words; none: those of the shipped table"""
-    clues: bool = False
-    """open every game with a thing that holds for the word; held out is then a quarter of these
-    openings instead of a quarter of the words"""
+    clues: Annotated[int, Ge(0), Le(2)] = 0
+    """things that hold for the word with which every game opens; where there are any, held out is a
+    quarter of them, or of their pairs, instead of a quarter of the words"""
     prompt: Literal["full", "compact"] = "full"
     """full: rules and answer format for chat models; compact: observations alone, for policies made
     by imitation"""

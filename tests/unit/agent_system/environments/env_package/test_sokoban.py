@@ -183,16 +183,29 @@ def test_compact_prompts_draw_the_room_once_and_then_say_where_boxes_and_targets
     start = env.reset(TASK, 0)
     short = prompts.turn(start)
     assert short == (
-        "up wall, down floor, left wall, right box; box 1 right, target 1 right; "
-        "box 1 down 2 right, target 1 up"
+        "up wall, left wall, right box; box 1 right, target 1 right, closer right from here; "
+        "box 1 down 2 right, target 1 up, closer right from 1 down 1 right"
     )
     assert prompts.first(start, True) == f"{start.text}\n{short}"
     pushed, *_ = env.step("right")
     assert prompts.turn(pushed) == (
-        "up wall, down floor, left floor, right box; box 1 down 1 right, target 1 right"
+        "up wall, right box; box 1 down 1 right, target 1 right, closer right from 1 down"
     )
     refused, *_ = env.step("up")
     assert prompts.turn(refused).startswith("Nothing moves.\nup wall")
     env.step("right")
     stuck, *_ = env.step("right")
     assert "right stuck" in prompts.turn(stuck)
+
+
+def test_compact_prompts_name_pushes_away_from_the_target_where_no_other_is_possible():
+    settings = PACKAGE.read({"prompt": "compact"})
+    level = "#######\n#_____#\n#@_#$.#\n#_____#\n#######"
+    seen = PACKAGE.make(settings).reset({**TASK, "level": level}, 0)
+    assert PACKAGE.prompts(settings).turn(seen) == (
+        "left wall; box 3 right, target 1 right, away up from 1 down 3 right, "
+        "away down from 1 up 3 right"
+    )
+    free = level.replace("@", "_").replace("_____", "__@__", 1)
+    seen = PACKAGE.make(settings).reset({**TASK, "level": free.replace("#$", "_$")}, 0)
+    assert PACKAGE.prompts(settings).turn(seen).startswith("up wall; box 1 down 1 right")

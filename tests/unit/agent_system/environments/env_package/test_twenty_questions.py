@@ -303,7 +303,7 @@ def test_no_text_of_the_game_holds_a_secret_word():
     texts = [
         prompts.system(False),
         prompts.system(True),
-        game.OPENING.format(left=20),
+        game.OPENING.format(clues="", left=20),
         game.RIGHT,
         game.WRONG,
     ]
@@ -347,21 +347,35 @@ def test_the_script_imitates_games_about_training_words_only(tmp_path, monkeypat
     assert secrets == set(game.words_of("train", words))
 
 
-def test_a_clue_opens_the_game_and_openings_are_held_out_instead_of_words():
-    settings = PACKAGE.read({"words": ["car", "dog", "piano"], "clues": True, "max_steps": 9})
+@pytest.mark.parametrize("count", [1, 2])
+def test_clues_open_the_game_and_openings_are_held_out_instead_of_words(count):
+    settings = PACKAGE.read({"words": ["car", "dog", "piano"], "clues": count, "max_steps": 9})
     train = PACKAGE.tasks(settings, "train")
     val = PACKAGE.tasks(settings, "val")
     assert {task["solution"] for task in train} == {"car", "dog", "piano"}
     assert {task["solution"] for task in val} <= {"car", "dog", "piano"}
-    assert not {task["task_id"] for task in train} & {task["task_id"] for task in val}
+    assert len({task["task_id"] for task in train + val}) == len(train) + len(val)
     assert 0 < len(val) < len(train)
     env = PACKAGE.make(settings)
     for task in train + val:
-        question = knowledge().attributes[task["clue"]].question
-        assert answer(task["solution"], question) == Answer.YES
+        questions = [knowledge().attributes[clue].question for clue in task["clues"]]
+        assert len(set(questions)) == count
+        assert {answer(task["solution"], question) for question in questions} == {Answer.YES}
+        told = "".join(f"{question} Yes. " for question in questions)
         seen = env.reset(task, 0)
-        assert seen.text == f"I am thinking of a word. {question} Yes. 9 left."
-        assert question in seen.state
+        assert seen.text == f"I am thinking of a word. {told}9 left."
+        assert all(question in seen.state for question in questions)
+
+
+def test_clues_that_are_held_out_are_held_out_of_every_word():
+    settings = PACKAGE.read({"clues": 2})
+    train, val = (
+        {tuple(sorted(task["clues"])) for task in PACKAGE.tasks(settings, split)}
+        for split in ("train", "val")
+    )
+    assert not train & val
+    share = len(val) / (len(train) + len(val))
+    assert share == pytest.approx(0.25, abs=0.05)
 
 
 # ---- the package ---------------------------------------------------------------------------------
