@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -48,6 +49,16 @@ class Step:
     level: int | None
     right: bool
     tokens: int
+
+
+class DoorPlayer(Protocol):
+    """Who can be measured."""
+
+    settings: RelaySettings
+
+    def play(self, doors: Sequence[str], level: int | None) -> list[Step]:
+        """Every door once, on ``level`` or, with None, on a level of its own choice."""
+        ...
 
 
 class Player:
@@ -120,7 +131,7 @@ def information(counts: Sequence[Sequence[float]]) -> float:
     )
 
 
-def measure(player: Player, tasks: Sequence[Task]) -> dict:
+def measure(player: DoorPlayer, tasks: Sequence[Task]) -> dict:
     """Everything this script says about a policy; see the module."""
     doors = [door for task in tasks for door in task["doors"]]
     lines = player.settings.hops[-1] + 1

@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from agent_system.environments.env_package.relay.doors import Door, needed_level
 from agent_system.environments.env_package.relay.package import PACKAGE
+from agent_system.environments.env_package.relay.settings import RelaySettings
 from rlvcr.levels import LEVELS
 from scripts import relay_matrix
 from scripts.relay_matrix import Step, information, main, measure
@@ -19,9 +21,11 @@ class KnowingPlayer:
     """Is right exactly where the level suffices, and chooses the needed one."""
 
     def __init__(self, doors: int) -> None:
-        self.settings = PACKAGE.read({"doors": doors, "val_tasks": 60})
+        settings = PACKAGE.read({"doors": doors, "val_tasks": 60})
+        assert isinstance(settings, RelaySettings)
+        self.settings = settings
 
-    def play(self, doors, level):
+    def play(self, doors: Sequence[str], level: int | None) -> list[Step]:
         hops = self.settings.hops
         asked = [Door.read(door).hops for door in doors]
         levels = [level or needed_level(arrows, hops) for arrows in asked]
