@@ -214,7 +214,8 @@ def test_a_critic_is_looked_at_where_it_starts_from_another_model(refuse, tmp_pa
 def test_rows_that_a_window_would_cut_are_refused(refuse, tmp_path):
     MistralConfig(**SIZES, sliding_window=600).save_pretrained(tmp_path)
     lengths = ["data.max_prompt_length=300", "data.max_response_length=300"]
-    problem = refuse(*RLVCR, *lengths)
+    alternatives = "algorithm.rlvcr.max_alternative_tokens=64"
+    problem = refuse(*RLVCR, *lengths, alternatives)
     assert problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}': some layers see 600")
     assert "may have 664" in problem and "algorithm.rlvcr.max_alternative_tokens" in problem
     words = [f"actor_rollout_ref.model.path={tmp_path}", "env.env_name=number_line", *lengths]
