@@ -19,6 +19,7 @@ from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import full_weights
 
+EPS = 1e-2  # AdamW would blow rounding errors of vanishing gradients up to full steps
 ROWS = 7  # odd, so that the second rank gets a padding row
 PLAIN = (
     "seq-mean-token-sum",
@@ -54,9 +55,7 @@ def settings(path, mode):
     if mode not in PLAIN:
         terms |= {"entropy_coeff": 0.05, "use_kl_loss": True}
     config = policy_config(path, **terms)
-    config.actor.optim.eps = (
-        1e-2  # AdamW would blow rounding errors of vanishing gradients up to full steps
-    )
+    config.actor.optim.eps = EPS
     return config
 
 
@@ -67,7 +66,9 @@ def play(path, data, directory, mode):
     scored = worker.compute_log_prob(data)
     metrics = worker.update_actor(data).meta_info["metrics"]
     worker.save_checkpoint(str(directory / "actor"))
-    critic = CriticWorker(critic_config(path, ppo_mini_batches=2), device="cpu", seed=3)
+    values = critic_config(path, ppo_mini_batches=2)
+    values.optim.eps = EPS
+    critic = CriticWorker(values, device="cpu", seed=3)
     critic.init_model()
     metrics |= critic.update_critic(data).meta_info["metrics"]
     tensors = {name: torch.from_numpy(value) for name, value in worker.export_weights()}
