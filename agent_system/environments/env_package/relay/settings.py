@@ -17,7 +17,7 @@ class RelaySettings(EnvSettings):
 
     doors: PositiveInt = 8
     """doors of an episode"""
-    places: Annotated[int, Ge(4), Le(26)] = 12
+    places: Annotated[int, Ge(4), Le(26)] = 10
     """places on the cycle of a door; two more than the deepest thought has hops, at least"""
     hops: tuple[Hops, Hops, Hops, Hops] = (0, 2, 4, 7)
     """arrows that a demonstrated thought of each level follows; a door asks for 0 to the last"""
@@ -33,7 +33,7 @@ class RelaySettings(EnvSettings):
     """seed of the doors: the same ones in every run"""
     demonstrated_doors: PositiveInt = 1
     """doors of a demonstrated episode; 1 fits env.history=window with history_length=0"""
-    shortest_cycle: Annotated[int, Ge(2), Le(26)] = 3
+    shortest_cycle: Annotated[int, Ge(2), Le(26)] = 2
     """places of the shortest cycle that is demonstrated, up to all of them: on short ones a policy
     finds out what arrows are, many times sooner"""
     prompt: Literal["full", "compact"] = "full"

@@ -330,5 +330,5 @@ def test_symbols_of_an_environment_are_single_tokens_of_a_new_policy(tmp_path):
         tmp_path, "env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"
     )
     tokenizer = AutoTokenizer.from_pretrained(starting_policy(cfg, [], tmp_path / "policy"))
-    ids = tokenizer.encode("d+3 a>b l>c", add_special_tokens=False)
-    assert [tokenizer.decode([one]) for one in ids] == ["d", "+3", " a>b", " l>c"]
+    ids = tokenizer.encode("d+3 a>b j>c", add_special_tokens=False)
+    assert [tokenizer.decode([one]) for one in ids] == ["d", "+3", " a>b", " j>c"]
