@@ -197,6 +197,14 @@ def test_an_estimator_is_handed_what_it_declares(monkeypatch):
     assert fresh.meta_info["metrics"] == {"advantage": 1.0, "return": 2.0}
 
 
+def test_what_an_estimator_measured_joins_the_metrics_of_the_step(monkeypatch):
+    trainer, *_ = make_fake_run()
+    one_estimator(monkeypatch, mask="response_mask")
+    batch = trainer.credit(trainer.reward(trainer.evaluate(played_rows())))
+    assert trainer.metrics["advantage"] == 1.0 and trainer.metrics["return"] == 2.0
+    assert "metrics" not in batch.meta_info
+
+
 def test_an_estimator_without_its_columns_is_refused(monkeypatch):
     config = make_config()
     handed = one_estimator(monkeypatch, mask="response_mask", value="values")
@@ -446,27 +454,88 @@ def test_a_step_is_on_record_before_its_checkpoint():
 
 
 def test_rows_are_dealt_so_that_every_rank_gets_as_many_tokens():
-    """Rows of 5, 3, 4 and 5 tokens: 8 for one of two ranks, 9 for the other."""
+    """Rows of 5, 5, 3 and 4 tokens: 8 for one of two ranks, 9 for the other."""
     trainer, *_ = make_fake_run()
     workers = trainer.workers
     assert isinstance(workers, Workers)
-    lengths = [5, 3, 4, 5]
-    for ranks, balanced in ((1, True), (2, False), (5, True)):
+    lengths = [5, 5, 3, 4]
+
+    def balanced() -> list[int]:
+        batch = trainer.balance(played_rows()[np.array([0, 3, 1, 2])])
+        return batch.batch["attention_mask"].sum(-1).tolist()
+
+    for ranks, asked in ((1, True), (2, False), (5, True)):
         workers.data_parallel_size = ranks
-        trainer.config.trainer.balance_batch = balanced
-        batch = trainer.balance(played_rows())
-        assert batch.batch["attention_mask"].sum(-1).tolist() == lengths
+        trainer.config.trainer.balance_batch = asked
+        assert balanced() == lengths
     workers.data_parallel_size = 2
-    shares = trainer.balance(played_rows()).batch["attention_mask"].sum(-1).view(2, 2).sum(-1)
-    assert sorted(shares.tolist()) == [8, 9]
-    # Where rows do not divide evenly, tokens do as well as they can: 5 + 3, 4, 5.
-    workers.data_parallel_size = 3
-    found = trainer.balance(played_rows()).batch["attention_mask"].sum(-1).tolist()
-    assert sorted(found) == sorted(lengths) and found != lengths
+    found = balanced()
+    assert sorted([sum(found[:2]), sum(found[2:])]) == [8, 9]
     # As many ranks as rows: a row each.
     workers.data_parallel_size = 4
-    found = trainer.balance(played_rows()).batch["attention_mask"].sum(-1).tolist()
+    found = balanced()
     assert sorted(found) == sorted(lengths) and found != lengths
+
+
+@pytest.mark.parametrize(("ranks", "equal"), [(2, True), (3, False)])
+def test_ranks_get_as_many_rows_where_that_is_possible(monkeypatch, ranks, equal):
+    asked = []
+
+    def split(lengths: list[int], k_partitions: int, equal_size: bool = False) -> list[list[int]]:
+        asked.append((lengths, k_partitions, equal_size))
+        return [[2, 1], [3, 0]]
+
+    monkeypatch.setattr(ray_trainer, "get_seqlen_balanced_partitions", split)
+    trainer, *_ = make_fake_run()
+    assert isinstance(trainer.workers, Workers)
+    trainer.workers.data_parallel_size = ranks
+    trainer.config.trainer.balance_batch = True
+    batch = trainer.balance(played_rows())
+    assert asked == [([5, 3, 4, 5], ranks, equal)]
+    assert batch.batch["attention_mask"].sum(-1).tolist() == [4, 3, 5, 5]
+
+
+def test_baselines_are_what_the_first_member_of_every_group_earns(monkeypatch):
+    trainer, *_ = make_fake_run()
+    tasks = DataProto.from_dict({}, {"member": [0, 1, 0, 1], "task": ["a", "b", "c", "d"]})
+    handed = []
+
+    def play(first: DataProto, *others: object) -> DataProto:
+        handed.append((first.non_tensor_batch["task"].tolist(), others))
+        return played_rows()[np.array([0, 2])]
+
+    monkeypatch.setattr(trainer.collector, "greedy_loop", play)
+    batch = played_rows()
+    trainer.add_baselines(tasks, batch)
+    assert handed == [(["a", "c"], (trainer.workers, trainer.envs))]
+    assert batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert trainer.metrics["episode/greedy_reward"] == 0.5
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
+    """Where all tasks broke, others were played, and baselines are theirs."""
+    trainer, *_ = make_fake_run()
+    trainer.global_step = 3
+    others = DataProto(meta_info={"others": True})
+    asked = []
+
+    def play(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
+        asked.append(tasks)
+        assert is_train and args == (trainer.workers, trainer.envs)
+        extra: dict[str, Any] = {"tasks": others} if replaced else {}
+        return played_rows({"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra)
+
+    compared = []
+    monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
+    monkeypatch.setattr(trainer, "compares_with_greedy_play", lambda: True)
+    monkeypatch.setattr(trainer, "add_baselines", lambda tasks, batch: compared.append(tasks))
+    batch = trainer.collect()
+    assert asked[0].meta_info == {"global_step": 3, "tasks asked for": 2}
+    assert compared[0] is (others if replaced else asked[0])
+    assert batch.meta_info == {"global_step": 3}
+    assert trainer.metrics == {"rollout/aborted": 0.0}
+    assert trainer.clock.seconds["env"] == 2.0
 
 
 class ScoringWorkers(Workers):
