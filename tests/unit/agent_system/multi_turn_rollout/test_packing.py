@@ -164,7 +164,9 @@ def test_every_column_of_a_row():
     broken = appended(uid="g", member=1)
     broken.abort("env_dead", "killed")
     broken.truncated = "budget"
-    broken.reward = 0.25
+    # Environments may count in whole numbers.
+    first.reward = 1
+    broken.reward = 0
     broken.won = False
     data = pack(rows_of([first, broken]), PAD)
     columns = {key: column.tolist() for key, column in data.non_tensor_batch.items()}
@@ -178,7 +180,7 @@ def test_every_column_of_a_row():
         "is_action_valid": [[True, False]] * 2,
         "step_rewards": [[0.0, 1.0]] * 2,
         "step_index": [[0, 1]] * 2,
-        "episode_rewards": [1.0, 0.25],
+        "episode_rewards": [1.0, 0.0],
         "episode_lengths": [2, 2],
         "won": [True, False],
         "aborted": [False, True],
