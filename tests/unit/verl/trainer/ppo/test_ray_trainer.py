@@ -89,6 +89,12 @@ def test_every_column_that_checks_promise_is_there_when_the_estimator_runs(token
     assert there == {"reward_baselines"}, "the others need a critic, a reference or thinking credit"
 
 
+def test_names_that_job_code_imports_from_the_trainer():
+    names = {"RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty"}
+    assert set(ray_trainer.__all__) == names | {"compute_advantage"}
+    assert all(hasattr(ray_trainer, name) for name in names)
+
+
 def test_an_epoch_of_training_plays_every_task_once(tokenizer, monkeypatch):
     config = make_config(n=1)
     trainer, _, collector = make_run(tokenizer, config)
@@ -536,6 +542,19 @@ def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
     assert batch.meta_info == {"global_step": 3}
     assert trainer.metrics == {"rollout/aborted": 0.0}
     assert trainer.clock.seconds["env"] == 2.0
+
+
+def test_a_panel_is_played_as_validation(monkeypatch):
+    trainer, *_ = make_fake_run()
+    handed = []
+
+    def play(*args: object, is_train: bool) -> DataProto:
+        handed.append((args[1:], is_train))
+        return played_rows()
+
+    monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
+    trainer.validate()
+    assert handed == [((trainer.workers, trainer.val_envs), False)]
 
 
 class ScoringWorkers(Workers):
