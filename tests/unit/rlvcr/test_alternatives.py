@@ -14,6 +14,7 @@ from rlvcr.levels import LevelCodec
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import SamplingResult, StopReason
+from verl.utils.seeds import derive_seed
 
 STEP = "<level>{level}</level><think>{thought}</think><action>go to desk 1</action>"
 
@@ -73,6 +74,41 @@ def test_every_thought_is_drawn_with_a_seed_of_its_own(tokenizer, codec):
     assert engine.seeds == again.seeds and len({*engine.seeds, *other.seeds}) == 4
 
 
+def test_draws_depend_on_seed_trajectory_step_and_level_alone(tokenizer, codec):
+    """Seeds by name: whoever reads a run's seed draws the same steps, levels and thoughts."""
+    settings = AlternativeSettings(which="one", step_fraction=0.5, seed=3)
+    seed = derive_seed(3, "thought", "t", 0, 4)
+    _, engine = think(tokenizer, codec, level=3, settings=settings, levels=[4])
+    assert engine.seeds == [seed]
+    expected = []
+    for number in range(20):
+        play = f"t{number}"
+        step = number % 7
+        drawn = derive_seed(3, "alternatives", play, step) < 2**62
+        pick = derive_seed(3, "alternative level", play, step) % 3
+        expected.append(((1, 3, 4)[pick],) if drawn else ())
+    assert levels_for(codec, tokenizer, settings, count=20) == expected
+
+
+def test_settings_of_thoughts_are_those_of_the_method():
+    rlvcr = make_config().algorithm.rlvcr
+    rlvcr.alternatives = "one"
+    rlvcr.expand = "mixed_groups"
+    rlvcr.step_fraction = 0.25
+    rlvcr.action_blind = False
+    rlvcr.max_alternative_tokens = 30
+    found = AlternativeSettings.from_config(rlvcr, 5, 40)
+    assert found == AlternativeSettings(
+        which="one",
+        expand="mixed_groups",
+        step_fraction=0.25,
+        max_tokens=30,
+        action_blind=False,
+        seed=5,
+    )
+    assert AlternativeSettings.from_config(rlvcr, 5, 20).max_tokens == 20
+
+
 def test_the_other_levels_think_after_the_same_prompt(tokenizer, codec):
     found, engine = think(tokenizer, codec, level=3)
     assert [thought.level for thought in found.thoughts] == [1, 2, 4]
@@ -118,6 +154,7 @@ def test_a_thought_is_cut_at_the_first_action(tokenizer, codec):
         ({2: "<level>1</level></think>"}, StopReason.STOP, {"format": 1}),
         ({2: "", 4: "no end"}, StopReason.STOP, {"format": 2}),
         ({4: None}, StopReason.STOP, {"engine": 1}),
+        ({2: None, 4: None}, StopReason.STOP, {"engine": 2}),
     ],
 )
 def test_a_failed_thought_is_dropped_and_counted(tokenizer, codec, answers, reason, dropped):

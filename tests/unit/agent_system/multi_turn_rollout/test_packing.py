@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from agent_system.multi_turn_rollout.packing import pack, rows_of, select_trajectories
+from agent_system.multi_turn_rollout.packing import (
+    pack,
+    row_steps,
+    rows_of,
+    select_trajectories,
+    step_record,
+)
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
+from rlvcr.alternatives import StepAlternatives
+from rlvcr.levels import ParsedStep, ParseFailure
+from rlvcr.records import ThinkingStep
+from rlvcr.scoring import RowStep
 from verl.utils.sampling import StopReason
 
 PAD = 99
@@ -126,3 +136,123 @@ def test_who_is_left_out_and_why(on_abort, kept, counts):
 def test_unknown_policy_for_broken_trajectories_is_refused():
     with pytest.raises(ValueError, match="drop_group, keep_rest"):
         select_trajectories([], "ignore")
+
+
+def test_reasons_are_counted_and_named_where_there_are_none():
+    names = [f"rollout/left_out_{name}" for name in ("aborted", "group_of_aborted", "without_turn")]
+    assert select_trajectories([], "keep_rest") == ([], dict.fromkeys(names, 0.0))
+    broken = [appended(uid="a"), appended(uid="a", member=1)]
+    for trajectory in broken:
+        trajectory.abort("env_dead", "killed")
+    rest = [appended(uid="a", member=2), appended(uid="a", member=3)]
+    empty = [Trajectory(job(uid="b")), Trajectory(job(uid="b", member=1))]
+    kept, counts = select_trajectories([*broken, *rest, *empty], "drop_group")
+    assert kept == [] and counts == dict.fromkeys(names, 2.0)
+
+
+def test_rows_are_as_wide_as_the_longest_and_never_without_a_column():
+    data = pack(rows_of([appended(prompt=1)]), PAD)
+    assert data.batch["prompts"].tolist() == [[10]]
+    assert pack(rows_of([windowed()]), PAD).batch["responses"].tolist() == [[1], [2]]
+    nothing = pack(rows_of([Trajectory(job())]), PAD)
+    assert nothing.batch["prompts"].tolist() == nothing.batch["responses"].tolist() == [[PAD]]
+    assert nothing.batch["step_ids"].tolist() == [[-1]]
+
+
+def test_every_column_of_a_row():
+    first = appended(uid="g", member=0)
+    broken = appended(uid="g", member=1)
+    broken.abort("env_dead", "killed")
+    broken.truncated = "budget"
+    # Environments may count in whole numbers.
+    first.reward = 1
+    broken.reward = 0
+    broken.won = False
+    data = pack(rows_of([first, broken]), PAD)
+    columns = {key: column.tolist() for key, column in data.non_tensor_batch.items()}
+    steps = columns.pop("steps")
+    assert columns == {
+        "uid": ["g", "g"],
+        "traj_uid": ["g/0", "g/1"],
+        "data_source": ["desk", "desk"],
+        "task_id": ["task-1", "task-1"],
+        "anchor_obs": [["anchor 0", "anchor 1"]] * 2,
+        "is_action_valid": [[True, False]] * 2,
+        "step_rewards": [[0.0, 1.0]] * 2,
+        "step_index": [[0, 1]] * 2,
+        "episode_rewards": [1.0, 0.0],
+        "episode_lengths": [2, 2],
+        "won": [True, False],
+        "aborted": [False, True],
+        "truncated": ["", "budget"],
+    }
+    assert [[step.step for step in row] for row in steps] == [[0, 1], [0, 1]]
+    dtypes = {key: data.non_tensor_batch[key].dtype for key in ("won", "aborted")}
+    assert dtypes == {"won": bool, "aborted": bool}
+    assert data.non_tensor_batch["episode_rewards"].dtype == np.float64
+
+
+def test_images_go_with_the_row_of_their_steps():
+    seen = windowed()
+    seen.turns[1].image = "picture"
+    data = pack(rows_of([seen, appended()]), PAD)
+    images = data.non_tensor_batch["multi_modal_data"].tolist()
+    assert images == [{"image": []}, {"image": ["picture"]}, {"image": []}]
+
+
+def parsed(failure: ParseFailure | None = None) -> ParsedStep:
+    return ParsedStep(3, (1, 2), (3, 5), (6, 7), (6, 8), "why", "look", "tags", failure)
+
+
+def test_a_record_says_what_was_played():
+    played = turn(
+        4, 0, 10, 20, action="look", is_action_valid=True, reward=0.5, done=True, needed_level=2
+    )
+    played.situation = "a fork"
+    record = ThinkingStep(
+        step=4,
+        observation="obs 4",
+        response="look",
+        action="look",
+        is_action_valid=True,
+        reward=0.5,
+        done=True,
+        num_tokens=10,
+        stop_reason="stop",
+        span=(10, 20),
+        situation="a fork",
+        needed_level=2,
+    )
+    assert step_record(played) == record
+    assert (record.level, record.parse_failure, record.thought_tokens) == (None, None, 0)
+    assert not step_record(played).level_forced
+    played.situation = "anchor 4"
+    assert step_record(played).situation == "", "the state itself stands in the observation"
+
+
+def test_a_record_knows_how_the_step_was_read():
+    played = turn(0, 0, 10, 20, parsed=parsed(), forced=1)
+    record = step_record(played)
+    assert (record.level, record.level_forced, record.parse_failure) == (3, True, None)
+    assert (record.thought_tokens, record.num_tokens) == (2, 9)
+    failure = next(iter(ParseFailure))
+    played.parsed = parsed(failure)
+    assert step_record(played).parse_failure == failure.value
+
+
+def test_steps_of_rows_as_scoring_reads_them():
+    trajectory = appended()
+    alternatives = StepAlternatives()
+    for number, played in enumerate(trajectory.turns):
+        played.parsed = parsed()
+        played.alternatives = alternatives
+        played.forced = number
+    assert row_steps(rows_of([trajectory])) == [
+        [
+            RowStep(0, 3, [1, 2], parsed(), alternatives, 0),
+            RowStep(1, 8, [3], parsed(), alternatives, 1),
+        ]
+    ]
+    trajectory.turns[1].parsed = None
+    with pytest.raises(ValueError, match="turn 1 was played without reading"):
+        row_steps(rows_of([trajectory]))

@@ -117,11 +117,11 @@ def test_a_turn_of_text_is_marked():
 def test_a_forced_prefix_is_part_of_the_turn_and_not_trained():
     conversation = letters()
     conversation.hear("ab", 0)
-    conversation.force([70, 71], 0, episode=3)
-    conversation.say(Said([72]), 0)
+    conversation.force([70, 71], 2, episode=3)
+    conversation.say(Said([72]), 2)
     assert conversation.prompt_ids == [97, 98, 70, 71, 72]
     assert conversation.ledger.completion_only_mask() == [0, 0, 0, 0, 1]
-    assert kinds(conversation)[1] == (SegmentKind.BRIDGE, 0, 3, 2)
+    assert kinds(conversation)[1] == (SegmentKind.BRIDGE, 2, 3, 2)
     segments = len(conversation.ledger.segments)
     conversation.force([], 1)
     assert len(conversation.ledger.segments) == segments, "a prefix of nothing leaves no segment"
@@ -141,6 +141,16 @@ def test_turn_and_episode_of_what_is_heard():
     conversation.hear("b", 5, episode=3)
     heard = [s for s in conversation.ledger.segments if s.kind is not SegmentKind.AGENT]
     assert [(s.turn, s.episode) for s in heard] == [(4, 2), (5, 3)]
+
+
+def test_without_an_episode_it_is_the_first():
+    conversation = letters()
+    conversation.hear("a", 0)
+    conversation.force([70], 0)
+    conversation.say(Said([1]), 0)
+    conversation.hear("b", 1)
+    conversation.say_text("c", 1)
+    assert [s.episode for s in conversation.ledger.segments] == [0] * 5
 
 
 # ---- whether it fits ----------------------------------------------------------------------------
@@ -232,6 +242,7 @@ def test_no_turn_begins_that_could_break_a_limit(texts, turns, prompt, response,
         ([], "Hi", ["Hi"]),
         ([SYSTEM], "Hi", ["Play.", "Hi"]),
         ([{"role": "user", "content": "Count"}], "Hi", ["Count\n\nHi"]),
+        ([SYSTEM, {"role": "user", "content": "Count"}], "Hi", ["Play.", "Count\n\nHi"]),
         ([{"role": "user", "content": "Hi"}], "Hi", ["Hi"]),
         ([{"role": "user", "content": "Count\n\nHi"}], "Hi", ["Count\n\nHi"]),
         ([{"role": "user", "content": "CountHi"}], "Hi", ["CountHi\n\nHi"]),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.tokens.ledger import SegmentKind, TokenLedger
+from agent_system.tokens.ledger import Segment, SegmentKind, TokenLedger
 from verl.utils.sampling import StopReason
 
 
@@ -78,3 +78,10 @@ def test_a_prompt_alone_is_all_prompt():
     ledger.append([1, 2], SegmentKind.PROMPT)
     assert ledger.prompt_length == len(ledger) == 2
     assert ledger.completion_only_mask() == [0, 0]
+
+
+def test_a_segment_says_no_more_than_was_said_of_it():
+    plain = Segment((1,), SegmentKind.ENV, 0)
+    assert TokenLedger().append([1], SegmentKind.ENV) == plain
+    assert (plain.logprobs, plain.turn, plain.episode) == ((), 0, 0)
+    assert (plain.policy_version, plain.stop_reason, plain.retokenized) == (None, None, False)

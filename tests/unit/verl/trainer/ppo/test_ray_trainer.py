@@ -4,8 +4,9 @@ which order.
 
 import logging
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,11 +23,17 @@ from tests.helpers.trainer_fakes import (
     make_fake_run,
     played_rows,
 )
-from verl.algos import AdaptiveKLController, get_adv_estimator_fn, missing_inputs
+from verl.algos import (
+    AdaptiveKLController,
+    FixedKLController,
+    get_adv_estimator_fn,
+    missing_inputs,
+)
+from verl.algos.algorithm_registry import RegisteredEstimator
 from verl.protocol import DataProto, object_array
 from verl.trainer.config.registered_names import COLUMNS, batch_columns
-from verl.trainer.ppo import resources
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty
+from verl.trainer.ppo import ray_trainer, resources
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.utils.torch_functional import last_selected
 
 
@@ -82,6 +89,12 @@ def test_every_column_that_checks_promise_is_there_when_the_estimator_runs(token
     assert there == {"reward_baselines"}, "the others need a critic, a reference or thinking credit"
 
 
+def test_names_that_job_code_imports_from_the_trainer():
+    names = {"RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty"}
+    assert set(ray_trainer.__all__) == names | {"compute_advantage"}
+    assert all(hasattr(ray_trainer, name) for name in names)
+
+
 def test_an_epoch_of_training_plays_every_task_once(tokenizer, monkeypatch):
     config = make_config(n=1)
     trainer, _, collector = make_run(tokenizer, config)
@@ -124,6 +137,87 @@ def test_the_kl_in_the_reward_does_not_depend_on_how_an_episode_is_cut():
     assert rewards[True].sum(-1).tolist() == pytest.approx([0.9, 0.9])
     assert rewards[False][0].tolist() == pytest.approx([-0.01, -0.02, -0.03, 0.96])
     assert rewards[True][0].tolist() == pytest.approx([-0.01, 1 - 0.02 - 0.07, 0, 0])
+
+
+def test_the_kl_is_reported_per_token_and_with_the_coefficient_that_was_paid():
+    """Rows of one token, of two and of none; the reference differs by 0.2, and by 0.1 twice."""
+    mask = torch.tensor([[1, 0], [1, 1], [0, 0]])
+    old = torch.tensor([[0.2, 9.0], [0.1, 0.1], [9.0, 9.0]])
+    tensors = {"response_mask": mask, "token_level_scores": torch.zeros(3, 2)}
+    tensors |= {"old_log_probs": old, "ref_log_prob": torch.zeros(3, 2)}
+    data = DataProto.from_dict(tensors, {"traj_uid": object_array(["a", "b", "c"])})
+    controller = AdaptiveKLController(0.5, target_kl=0.01, horizon=10)
+    _, measured = apply_kl_penalty(data, controller)
+    assert measured == {
+        "actor/reward_kl_penalty": pytest.approx((0.2 + 0.1 + 0.0) / 3),
+        "actor/reward_kl_penalty_coeff": 0.5,
+    }
+    # Limited to 0.2 times the steps over the horizon: three episodes in ten.
+    assert controller.value == pytest.approx(0.5 * (1 + 0.2 * 3 / 10))
+    apply_kl_penalty(data, FixedKLController(0.5), "mse")
+    rewards = data.batch["token_level_rewards"].tolist()
+    assert rewards[0] == pytest.approx([-0.5 * 0.2**2 / 2, 0])
+    assert rewards[1] == pytest.approx([-0.5 * 0.1**2 / 2] * 2)
+    assert rewards[2] == [0, 0]
+
+
+def one_estimator(monkeypatch, **inputs: str) -> list[dict[str, object]]:
+    """Makes every name stand for an estimator that reads ``inputs``; what its two functions were
+    handed.
+    """
+    handed: list[dict[str, object]] = []
+
+    def estimate(**arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
+        handed.append(arguments)
+        return torch.ones(4, 3), torch.full((4, 3), 2.0)
+
+    def measure(
+        advantages: torch.Tensor, returns: torch.Tensor, **arguments: object
+    ) -> dict[str, float]:
+        handed.append(arguments)
+        return {"advantage": advantages.mean().item(), "return": returns.mean().item()}
+
+    params = {"discount": "algorithm.gamma"}
+    estimator = RegisteredEstimator(estimate, inputs, params, measure)
+    monkeypatch.setattr(ray_trainer, "get_adv_estimator_fn", lambda _: estimator)
+    return handed
+
+
+def test_an_estimator_is_handed_what_it_declares(monkeypatch):
+    config = make_config()
+    config.algorithm.gamma = 0.75
+    handed = one_estimator(
+        monkeypatch, mask="response_mask?", group="uid", other="values?", index="traj_uid"
+    )
+    data = compute_advantage(played_rows({"metrics": {"before": 1.0}}), config)
+    assert [sorted(arguments) for arguments in handed] == [
+        ["discount", "group", "index", "mask"],
+        ["group", "index", "mask"],
+    ]
+    assert handed[0]["discount"] == 0.75
+    assert handed[0]["group"] is data.non_tensor_batch["uid"]
+    assert handed[0]["mask"] is data.batch["response_mask"]
+    assert data.batch["advantages"].sum() == 12 and data.batch["returns"].sum() == 24
+    assert data.meta_info["metrics"] == {"before": 1.0, "advantage": 1.0, "return": 2.0}
+    fresh = compute_advantage(played_rows(), config)
+    assert fresh.meta_info["metrics"] == {"advantage": 1.0, "return": 2.0}
+
+
+def test_what_an_estimator_measured_joins_the_metrics_of_the_step(monkeypatch):
+    trainer, *_ = make_fake_run()
+    one_estimator(monkeypatch, mask="response_mask")
+    batch = trainer.credit(trainer.reward(trainer.evaluate(played_rows())))
+    assert trainer.metrics["advantage"] == 1.0 and trainer.metrics["return"] == 2.0
+    assert "metrics" not in batch.meta_info
+
+
+def test_an_estimator_without_its_columns_is_refused(monkeypatch):
+    config = make_config()
+    handed = one_estimator(monkeypatch, mask="response_mask", value="values")
+    with pytest.raises(KeyError, match=r"estimator 'gigpo' needs \['values'\], which the batch"):
+        config.algorithm.adv_estimator = "gigpo"
+        compute_advantage(played_rows(), config)
+    assert handed == []
 
 
 def test_remax_compares_with_a_greedy_play_of_the_same_task(tokenizer):
@@ -286,6 +380,19 @@ def test_a_run_continues_where_its_newest_checkpoint_was_written():
     assert list(journal.metrics) == [3]
 
 
+def test_the_coefficient_of_the_kl_is_controlled_as_configured(tokenizer):
+    config = make_config()
+    config.algorithm.kl_ctrl.type = "adaptive"
+    config.algorithm.kl_ctrl.kl_coef = 0.25
+    config.algorithm.kl_ctrl.horizon = 50
+    config.algorithm.kl_ctrl.target_kl = 2.0
+    controller = make_run(tokenizer, config).trainer.kl_ctrl
+    assert controller.value == 0.25
+    # 10% over the target, for 10 of 50 steps.
+    controller.update(current_kl=2.2, n_steps=10)
+    assert controller.value == pytest.approx(0.25 * (1 + 0.1 * 10 / 50))
+
+
 @pytest.mark.parametrize(("kind", "value"), [("adaptive", 0.7), ("fixed", 0.001)])
 def test_only_a_coefficient_that_adapts_is_restored(kind, value):
     trainer, *_ = make_fake_run(resumable())
@@ -350,6 +457,215 @@ def test_a_step_is_on_record_before_its_checkpoint():
     ]
     kl_coef = trainer.kl_ctrl.value
     assert checkpoints.state == {"global_step": 1, "kl_coef": kl_coef, "panel": "panel of today"}
+
+
+def test_rows_are_dealt_so_that_every_rank_gets_as_many_tokens():
+    """Rows of 5, 5, 3 and 4 tokens: 8 for one of two ranks, 9 for the other."""
+    trainer, *_ = make_fake_run()
+    workers = trainer.workers
+    assert isinstance(workers, Workers)
+    lengths = [5, 5, 3, 4]
+
+    def balanced() -> list[int]:
+        batch = trainer.balance(played_rows()[np.array([0, 3, 1, 2])])
+        return batch.batch["attention_mask"].sum(-1).tolist()
+
+    for ranks, asked in ((1, True), (2, False), (5, True)):
+        workers.data_parallel_size = ranks
+        trainer.config.trainer.balance_batch = asked
+        assert balanced() == lengths
+    workers.data_parallel_size = 2
+    found = balanced()
+    assert sorted([sum(found[:2]), sum(found[2:])]) == [8, 9]
+    # As many ranks as rows: a row each.
+    workers.data_parallel_size = 4
+    found = balanced()
+    assert sorted(found) == sorted(lengths) and found != lengths
+
+
+@pytest.mark.parametrize(("ranks", "equal"), [(2, True), (3, False)])
+def test_ranks_get_as_many_rows_where_that_is_possible(monkeypatch, ranks, equal):
+    asked = []
+
+    def split(lengths: list[int], k_partitions: int, equal_size: bool = False) -> list[list[int]]:
+        asked.append((lengths, k_partitions, equal_size))
+        return [[2, 1], [3, 0]]
+
+    monkeypatch.setattr(ray_trainer, "get_seqlen_balanced_partitions", split)
+    trainer, *_ = make_fake_run()
+    assert isinstance(trainer.workers, Workers)
+    trainer.workers.data_parallel_size = ranks
+    trainer.config.trainer.balance_batch = True
+    batch = trainer.balance(played_rows())
+    assert asked == [([5, 3, 4, 5], ranks, equal)]
+    assert batch.batch["attention_mask"].sum(-1).tolist() == [4, 3, 5, 5]
+
+
+def test_baselines_are_what_the_first_member_of_every_group_earns(monkeypatch):
+    trainer, *_ = make_fake_run()
+    tasks = DataProto.from_dict({}, {"member": [0, 1, 0, 1], "task": ["a", "b", "c", "d"]})
+    handed = []
+
+    def play(first: DataProto, *others: object) -> DataProto:
+        handed.append((first.non_tensor_batch["task"].tolist(), others))
+        return played_rows()[np.array([0, 2])]
+
+    monkeypatch.setattr(trainer.collector, "greedy_loop", play)
+    batch = played_rows()
+    trainer.add_baselines(tasks, batch)
+    assert handed == [(["a", "c"], (trainer.workers, trainer.envs))]
+    assert batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert trainer.metrics["episode/greedy_reward"] == 0.5
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
+    """Where all tasks broke, others were played, and baselines are theirs."""
+    trainer, *_ = make_fake_run()
+    trainer.global_step = 3
+    others = DataProto(meta_info={"others": True})
+    asked = []
+
+    def play(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
+        asked.append(tasks)
+        assert is_train and args == (trainer.workers, trainer.envs)
+        extra: dict[str, Any] = {"tasks": others} if replaced else {}
+        return played_rows({"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra)
+
+    compared = []
+    monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
+    monkeypatch.setattr(trainer, "compares_with_greedy_play", lambda: True)
+    monkeypatch.setattr(trainer, "add_baselines", lambda tasks, batch: compared.append(tasks))
+    batch = trainer.collect()
+    assert asked[0].meta_info == {"global_step": 3, "tasks asked for": 2}
+    assert compared[0] is (others if replaced else asked[0])
+    assert batch.meta_info == {"global_step": 3}
+    assert trainer.metrics == {"rollout/aborted": 0.0}
+    assert trainer.clock.seconds["env"] == 2.0
+
+
+def test_a_panel_is_played_as_validation(monkeypatch):
+    trainer, *_ = make_fake_run()
+    handed = []
+
+    def play(*args: object, is_train: bool) -> DataProto:
+        handed.append((args[1:], is_train))
+        return played_rows()
+
+    monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
+    trainer.validate()
+    assert handed == [((trainer.workers, trainer.val_envs), False)]
+
+
+class ScoringWorkers(Workers):
+    """Workers with a reference; entropies count the columns up from 1."""
+
+    has_reference = True
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        self.calls.append(("log_prob", data.meta_info["temperature"]))
+        shape = data.batch["responses"].shape
+        entropies = torch.arange(1.0, 4.0).expand(shape).clone()
+        old = torch.full(shape, -0.5)
+        return DataProto.from_dict({"old_log_probs": old, "entropys": entropies})
+
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        self.calls.append(("ref", data.meta_info["temperature"]))
+        return DataProto.from_dict({"ref_log_prob": torch.full((len(data), 3), -1.0)})
+
+    def engine_metrics(self) -> dict[str, float]:
+        return {"engine/requests": 4.0}
+
+
+def test_a_step_with_a_reference_pays_for_its_divergence():
+    trainer, _, journal = make_fake_run(steps=1)
+    workers = ScoringWorkers()
+    trainer.workers = workers
+    trainer.collector.calls = workers.calls
+    trainer.config.actor_rollout_ref.rollout.temperature = 0.75
+    trainer.config.algorithm.use_kl_in_reward = True
+    trainer.config.algorithm.kl_penalty = "mse"
+    trainer.kl_ctrl = FixedKLController(2.0)
+    seen = []
+    credit = trainer.credit
+    trainer.credit = lambda batch: seen.append(batch) or credit(batch)
+    trainer.config.trainer.test_freq = 1
+    trainer.config.trainer.save_freq = 1
+    trainer.fit()
+    assert ("log_prob", 0.75) in workers.calls and ("ref", 0.75) in workers.calls
+    (batch,) = seen
+    assert batch.meta_info["global_step"] == 1
+    assert batch.batch["token_level_scores"].sum(-1).tolist() == [1, 1, 0, 0]
+    # A trajectory of 4 tokens and one of 5; a token costs 2 * 0.5**2 / 2.
+    paid = batch.batch["token_level_scores"] - batch.batch["token_level_rewards"]
+    assert paid.sum(-1).tolist() == pytest.approx([1.0, 1.0, 1.25, 1.25])
+    assert batch.non_tensor_batch["step_rewards"].tolist() == [[1.0], [1.0], [0.0], [0.0]]
+    metrics = journal.metrics[1]
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.125)
+    # Sampled columns: 1 2 3, 1, 1 2, 1 2 3.
+    assert metrics["actor/entropy"] == pytest.approx(16 / 9)
+    drift = 1 - np.exp(-0.5)
+    assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(drift)
+    assert metrics["engine/requests"] == 4.0 and metrics["critic/score/mean"] == 0.5
+    assert metrics["perf/total_num_tokens"] == 17.0
+    assert metrics["perf/time_per_step"] == metrics["timing_s/step"]
+    timed = {name.removeprefix("timing_s/") for name in metrics if name.startswith("timing_s/")}
+    assert timed == {
+        "adv",
+        "env",
+        "gen",
+        "old_log_prob",
+        "ref",
+        "reward",
+        "sleep",
+        "step",
+        "testing",
+        "update_actor",
+        "update_weights",
+    }
+    assert set(trainer.drain_metrics()) == {"timing_s/save_checkpoint", "training/global_step"}
+
+
+def test_log_probs_that_came_with_the_rows_are_kept():
+    trainer, calls, _ = make_fake_run()
+    batch = played_rows()
+    batch.batch["old_log_probs"] = torch.full((4, 3), -3.0)
+    batch.batch["entropys"] = torch.full((4, 3), 0.25)
+    assert trainer.evaluate(batch).batch["old_log_probs"].sum() == -36.0
+    assert trainer.metrics["actor/entropy"] == 0.25 and calls == []
+    assert set(trainer.clock.seconds) == set()
+
+
+def test_a_run_without_a_number_of_steps_counts_epochs():
+    trainer, *_ = make_fake_run()
+    trainer.config.trainer.total_training_steps = None
+    trainer.config.trainer.total_epochs = 3
+    assert trainer.total_steps == 15, "ten tasks, two a step"
+
+
+def test_a_checkpoint_without_a_panel_is_not_compared(caplog):
+    known = {"global_step": 2, "kl_coef": 0.7}
+    trainer, *_ = make_fake_run(Checkpoints(Path("global_step_2"), known))
+    assert trainer.resume()
+    assert caplog.text == ""
+
+
+def test_a_frequency_of_zero_is_never():
+    trainer, calls, _ = make_fake_run(steps=2)
+    trainer.config.trainer.test_freq = 0
+    trainer.config.trainer.save_freq = 0
+    trainer.fit()
+    assert [call for call in calls if call[0] in ("panel", "save")] == []
+
+
+def test_only_numbers_are_metrics():
+    trainer, *_ = make_fake_run()
+    metrics: Any = {"float": 0.5, "bool": True, "numpy": np.float32(1.5), "flag": np.bool_(False)}
+    others: Any = {"text": "a", "list": [1.0]}
+    trainer.metrics = metrics | others
+    drained = trainer.drain_metrics()
+    expected = {"float": 0.5, "bool": 1.0, "numpy": 1.5, "flag": 0.0, "training/global_step": 0.0}
+    assert drained == expected and {type(value) for value in drained.values()} == {float}
 
 
 def test_metrics_are_handed_over_once():

@@ -1,0 +1,267 @@
+"""Credit of three rows, computed by hand from answers that are written down.
+
+row 0  won   A at 3: level 3 of contexts 1, 2, 3
+row 1  lost  B at 4: unread; C at 7: level 3, forced, of contexts 1 and 3
+row 2  won   D at 4: level 4, no other context; E at 13: level 3, no other context
+"""
+
+import math
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlvcr import scoring
+from rlvcr.alternatives import StepAlternatives
+from rlvcr.levels import ForcedThought, ParsedStep, ParseFailure
+from rlvcr.records import ThinkingStep
+from rlvcr.scoring import RowStep, hold_up_levels, score_rows
+from tests.helpers.play import make_config
+from verl.protocol import DataProto, object_array
+from verl.records import ChoiceBonus, SegmentScore
+from verl.utils.seeds import derive_seed
+
+PROMPT = 4
+RESPONSE = 18
+REAL = ((3, 9), (4, 12), (4, 18))
+CODEC: Any = SimpleNamespace(digit_ids=[21, 22, 23, 24])
+UNREAD = ParsedStep(None, None, None, None, None, "", "", "tags", next(iter(ParseFailure)))
+ONE = ForcedThought(1, [80, 81], (1, 1), "")
+TWO = ForcedThought(2, [70, 71, 72, 73, 74], (1, 4), "see")
+
+
+def parsed(level: int) -> ParsedStep:
+    """Nine tokens: the digit is 1, the thought 3 and 4, the action 6 and 7."""
+    return ParsedStep(level, (1, 2), (3, 5), (6, 8), (6, 9), "own", "look", "tags", None)
+
+
+def steps() -> list[list[RowStep]]:
+    tokens = list(range(30, 39))
+    cut = StepAlternatives([ONE], Counter(length=1))
+    return [
+        [RowStep(0, 3, tokens, parsed(3), StepAlternatives([ONE, TWO]))],
+        [RowStep(0, 4, tokens[:3], UNREAD), RowStep(1, 7, tokens, parsed(3), cut, forced=3)],
+        [RowStep(0, 4, tokens, parsed(4)), RowStep(1, 13, tokens, parsed(3))],
+    ]
+
+
+def record(step: int) -> ThinkingStep:
+    return ThinkingStep(step, "seen", "said", "look", True, 0.0, False, 9, "stop", (0, 9))
+
+
+def rows() -> DataProto:
+    attention = torch.zeros(3, PROMPT + RESPONSE, dtype=torch.long)
+    for row, (prompt, response) in enumerate(REAL):
+        attention[row, PROMPT - prompt : PROMPT + response] = 1
+    tensors = {
+        "prompts": torch.zeros(3, PROMPT, dtype=torch.long),
+        "responses": torch.zeros(3, RESPONSE, dtype=torch.long),
+        "input_ids": torch.zeros(3, PROMPT + RESPONSE, dtype=torch.long),
+        "attention_mask": attention,
+        "position_ids": torch.zeros(3, PROMPT + RESPONSE, dtype=torch.long),
+        "response_mask": attention[:, PROMPT:],
+    }
+    columns = {
+        "uid": ["g", "g", "g"],
+        "traj_uid": ["a", "b", "c"],
+        "won": object_array([True, False, True]),
+        "steps": object_array([[record(0)], [record(0), record(1)], [record(0), record(1)]]),
+    }
+    return DataProto.from_dict(tensors, columns, {"metrics": {"before": 1.0}})
+
+
+def score(step: int, level: int, logprob: float) -> SegmentScore:
+    return SegmentScore(step, level, logprob, 0.0, 0.5, math.exp(logprob), 3)
+
+
+class Actor:
+    """Answers as written here; keeps what it was asked."""
+
+    def __call__(self, data: DataProto) -> DataProto:
+        self.asked = data
+        own = [[score(0, 3, -1.0)], [score(1, 3, -1.0)], [score(0, 4, -1.0), score(1, 3, -1.0)]]
+        others = [[score(0, 1, -2.0), score(0, 2, -3.0)], [score(1, 1, -3.0)], []]
+        tensors = {
+            "old_log_probs": torch.full((3, RESPONSE), -0.5),
+            "entropys": torch.full((3, RESPONSE), 0.25),
+        }
+        answers = {"span_scores": object_array(own), "branch_scores": object_array(others)}
+        return DataProto.from_dict(tensors, answers)
+
+
+def settings(**rlvcr: object) -> Any:
+    config = make_config()
+    config.algorithm.adv_estimator = "rlvcr"
+    config.actor_rollout_ref.rollout.temperature = 0.75
+    config.actor_rollout_ref.rollout.seed = 6
+    chosen = {
+        "score": "logprob",
+        "mode": "mean_std_norm",
+        "std_floor": 2.0,
+        "spread_floor": 5.0,
+        "cost_coef": 1.0,
+        "cost_max": 4,
+        "price_in": "won",
+        "level_bonus_w": 2.0,
+        "combine": "reweight",
+        "thinking_diversity_w": 0.5,
+    }
+    for key, value in (chosen | rlvcr).items():
+        setattr(config.algorithm.rlvcr, key, value)
+    return config
+
+
+def placed(*places: tuple[int, list[int], float]) -> torch.Tensor:
+    """[3, R] with a value at positions of a row, for each of ``places``."""
+    expected = torch.zeros(3, RESPONSE)
+    for row, positions, value in places:
+        expected[row, positions] = value
+    return expected
+
+
+# Prices of a won play, a quarter a token: 2, 0 and 3 tokens. Utilities of A: -1.5, -2, -3.75 at
+# levels 3, 1, 2; of C, which costs nothing: -1 and -3.
+ADVANTAGE_A = (-1.5 - (-1.5 - 2 - 3.75) / 3) / 2.0
+ADVANTAGE_C = (-1 - (-1 - 3) / 2) / 2.0
+COST_A = ((0.5 + 0 + 0.75) / 3 - 0.5) / 2.0
+A = [1, 3, 4]
+C = [6, 7]  # its digit, 4, was forced
+D = [1, 3, 4]
+E = [10, 12, 13]
+
+
+def test_every_column_of_credit_by_hand(caplog):
+    actor = Actor()
+    data = rows()
+    assert score_rows(data, steps(), actor, settings(), CODEC) is data
+    batch = data.batch
+    advantage = placed((0, A, ADVANTAGE_A), (1, C, ADVANTAGE_C))
+    torch.testing.assert_close(batch["thinking_level_entropies"], advantage)
+    torch.testing.assert_close(batch["thinking_token_costs"], placed((0, A, COST_A)))
+    # Distances from the worst over 5: 2.25, 1.75, 0 for A, 2 and 0 for C.
+    factor_a = math.exp(0.9) / ((math.exp(0.9) + math.exp(0.7) + 1) / 3)
+    factor_c = math.exp(0.8) / ((math.exp(0.8) + 1) / 2)
+    factors = placed((0, A, factor_a), (1, C, factor_c), (2, D, 1.0), (2, E, 1.0))
+    torch.testing.assert_close(batch["thinking_reweight"], factors)
+    # Chosen were 3, 4 and 3: two thirds and one third.
+    often = -math.log(2 / 3)
+    rare = -math.log(1 / 3)
+    mean = (2 * often + rare) / 3
+    bonus = placed(
+        (0, A, 2 * (often - mean)), (2, D, 2 * (rare - mean)), (2, E, 2 * (often - mean))
+    )
+    torch.testing.assert_close(batch["thinking_level_bonus"], bonus)
+    choices = placed((0, [1], 1), (2, [1, 10], 1)).long()
+    assert torch.equal(batch["choice_mask"], choices) and batch["choice_mask"].dtype == torch.long
+    assert (batch["old_log_probs"] == -0.5).all() and (batch["entropys"] == 0.25).all()
+    assert data.meta_info["choice_bonus"] == ChoiceBonus((21, 22, 23, 24), 0.5, name="level")
+    metrics = data.meta_info["metrics"]
+    # Branches of 5 + 8 + 5 tokens beside rows of 12 + 16 + 22.
+    assert metrics["before"] == 1.0 and metrics["rlvcr/branch_tokens_ratio"] == 18 / 50
+    assert metrics["rlvcr/advantage_abs_mean"] == pytest.approx((ADVANTAGE_A + ADVANTAGE_C) / 2)
+    assert metrics["rlvcr/dropped_length"] == 1 / 4
+    assert "rlvcr/dropped_length=0.25" in caplog.text
+
+
+def test_what_the_actor_is_asked():
+    actor = Actor()
+    score_rows(rows(), steps(), actor, settings(), CODEC)
+    asked = actor.asked
+    assert set(asked.tensor_keys()) == {
+        "attention_mask",
+        "input_ids",
+        "position_ids",
+        "response_mask",
+        "responses",
+    }
+    assert set(asked.non_tensor_batch) == {"branches", "spans"}
+    assert asked.meta_info == {"temperature": 0.75}
+    assert [len(branches) for branches in asked.non_tensor_batch["branches"]] == [2, 1, 0]
+    assert [len(spans) for spans in asked.non_tensor_batch["spans"]] == [1, 1, 2]
+
+
+def test_records_know_their_contexts_and_credit():
+    data = rows()
+    score_rows(data, steps(), Actor(), settings(), CODEC)
+    (a,), (b, c), (d, e) = data.non_tensor_batch["steps"]
+    found = [(k.level, k.thought, k.tokens, k.cost, k.original) for k in a.contexts]
+    assert found == [
+        (1, "", 0, 0.0, False),
+        (2, "see", 3, 0.75, False),
+        (3, "own", 2, 0.5, True),
+    ]
+    assert [context.scores.logprob for context in a.contexts] == [-2.0, -3.0, -1.0]
+    assert (a.think_advantage, a.think_cost) == pytest.approx((ADVANTAGE_A, COST_A))
+    assert (b.contexts, b.think_advantage, b.think_cost) == ((), 0.0, 0.0)
+    assert [(k.level, k.cost) for k in c.contexts] == [(1, 0.0), (3, 0.0)]
+    assert (c.think_advantage, c.think_cost) == pytest.approx((ADVANTAGE_C, 0.0))
+    assert [k.level for k in (*d.contexts, *e.contexts)] == [4, 3]
+    assert (d.step, e.step, e.think_advantage) == (0, 1, 0.0)
+
+
+def test_prices_of_all_plays_and_one_alternative():
+    """C, with a price of 0.5 for its own thought: three quarters of the distance to the other."""
+    data = rows()
+    config = settings(price_in="all", alternatives="one", mode="mean_norm")
+    score_rows(data, steps(), Actor(), config, CODEC)
+    assert data.batch["thinking_level_entropies"][1, 6].item() == pytest.approx(0.75 * (-1.5 + 3))
+    assert data.batch["thinking_token_costs"][1, 6].item() == pytest.approx(0.75 * -0.5)
+    assert data.non_tensor_batch["steps"][1][1].contexts[1].cost == 0.5
+
+
+@pytest.mark.parametrize(
+    ("estimator", "combine", "columns"),
+    [
+        ("rlvcr", "additive", set()),
+        ("copo", "additive", {"thinking_reweight"}),
+        ("rlvcr", "reweight", {"thinking_reweight"}),
+    ],
+)
+def test_columns_that_nobody_reads_are_not_made(estimator, combine, columns):
+    config = settings(combine=combine, level_bonus_w=0.0)
+    config.algorithm.adv_estimator = estimator
+    data = score_rows(rows(), steps(), Actor(), config, CODEC)
+    always = {"thinking_level_entropies", "thinking_token_costs"}
+    assert {key for key in data.tensor_keys() if key.startswith("thinking")} == always | columns
+
+
+def test_credit_is_dealt_anew_with_a_seed_of_run_and_batch(monkeypatch):
+    handed = []
+
+    def reverse(credit: Any, _table: object, won: torch.Tensor, seed: int) -> Any:
+        handed.append((won.tolist(), seed))
+        return scoring._Credit(*(values.flip(0) for values in credit))
+
+    monkeypatch.setattr(scoring, "_permuted", reverse)
+    data = score_rows(rows(), steps(), Actor(), settings(permute=True), CODEC)
+    assert handed == [([True, False, False, True, True], derive_seed("permute", 6, "a"))]
+    dealt = [[step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]]
+    assert dealt == [
+        [0.0],
+        [0.0, pytest.approx(ADVANTAGE_C)],
+        [0.0, pytest.approx(ADVANTAGE_A)],
+    ]
+
+
+def test_metrics_begin_where_there_are_none():
+    data = rows()
+    del data.meta_info["metrics"]
+    score_rows(data, steps(), Actor(), settings(), CODEC)
+    assert data.meta_info["metrics"]["rlvcr/expanded_steps"] == 2.0
+
+
+def test_choices_are_held_up_without_credit():
+    data = rows()
+    before = set(data.tensor_keys())
+    assert hold_up_levels(data, steps(), settings(), CODEC) is data
+    assert set(data.tensor_keys()) - before == {"choice_mask"}
+    assert torch.equal(data.batch["choice_mask"], placed((0, [1], 1), (2, [1, 10], 1)).long())
+    assert data.meta_info["choice_bonus"] == ChoiceBonus((21, 22, 23, 24), 0.5, name="level")
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.05, False), (0.0501, True), (None, False)])
+def test_a_twentieth_may_be_dropped(caplog, share, warned):
+    scoring._warn_of_dropped({} if share is None else {scoring.DROPPED_LENGTH: share})
+    assert bool(caplog.records) is warned
