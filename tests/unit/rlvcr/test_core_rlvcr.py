@@ -273,6 +273,16 @@ def test_the_estimator_can_divide_by_the_standard_deviation():
     )
 
 
+def test_the_estimator_keeps_the_price_out_of_the_gate_unless_asked():
+    costs = torch.tensor([[0.0, 0.0, 0.0, 9.0], [0.0, -0.3, 0.0, 0.0]])
+    priced = batch(thinking_token_costs=costs)
+    outside, _ = compute_rlvcr_outcome_advantage(**priced, combine="gated")
+    assert outside[1].tolist() == pytest.approx([-0.5, -0.7, -0.5, -0.5])
+    assert outside[0].tolist() == pytest.approx([0.7, 0.5, 0.5, 0.0])
+    within, _ = compute_rlvcr_outcome_advantage(**priced, combine="gated", price_in="gate")
+    assert within[1].tolist() == pytest.approx([-0.5, -0.1, -0.5, -0.5])
+
+
 def test_the_rows_of_a_trajectory_count_once_in_their_group():
     arguments = {
         "token_level_rewards": torch.tensor([[1.0], [1.0], [0.0]]),

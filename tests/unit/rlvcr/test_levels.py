@@ -384,6 +384,7 @@ def test_a_step_without_any_part_says_nothing_else():
         action="",
         parser="none",
         failure=ParseFailure.MISSING_ACTION,
+        form=StepForm(),
     )
     assert codec("tags").parse_step(encode("tags", "I think.")) == nothing
     assert nothing.thought_tokens == 0
