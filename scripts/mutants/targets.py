@@ -76,6 +76,7 @@ TARGETS = (
         ("rlvcr/config.py", "rlvcr/records.py", "rlvcr/settings.py"),
         (
             "tests/unit/rlvcr/test_records.py",
+            "tests/unit/rlvcr/test_rlvcr_settings.py",
             "tests/unit/verl/record/test_report.py",
             "tests/unit/verl/test_sections.py",
             "tests/unit/verl/trainer/config/test_plugged.py",

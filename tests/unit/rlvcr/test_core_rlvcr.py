@@ -378,14 +378,14 @@ def test_credit_metrics_by_hand():
     """Tokens: more of the same; behind a closed gate; a bonus alone; a flip; cancelled; none; not
     sampled.
     """
-    returns = torch.tensor([[1.0, -1.0, 0.0, 2.0, 2.0, 7.0, 5.0]])
+    returns = torch.tensor([[1.0, -1.0, 0.0, 2.0, 1.0, 7.0, 5.0]])
     advantages = torch.tensor([[3.0, -1.0, 0.5, -1.0, 0.0, 7.0, 9.0]])
-    placed = torch.tensor([[2.0, 1.0, 0.0, -3.0, -2.0, 0.0, 7.0]])
+    placed = torch.tensor([[2.0, 1.0, 0.0, -3.0, -1.0, 0.0, 7.0]])
     costs = torch.tensor([[-0.5, -0.25, 0.0, -0.25, 0.0, 0.0, 9.0]])
     sampled = torch.tensor([[1, 1, 1, 1, 1, 1, 0]])
     expected = {
-        "rlvcr/trajectory_advantage_abs_mean": 6 / 5,
-        "rlvcr/thinking_share": 7.5 / 13.5,
+        "rlvcr/trajectory_advantage_abs_mean": 5 / 5,
+        "rlvcr/thinking_share": 6.5 / 11.5,
         "rlvcr/sign_flip_share": 1 / 4,
         "rlvcr/credited_token_share": 5 / 6,
     }
@@ -393,7 +393,7 @@ def test_credit_metrics_by_hand():
     assert factors == pytest.approx(expected)
     found = credit_metrics(advantages, returns, sampled, placed, costs)
     assert found == pytest.approx(
-        expected | {"rlvcr/thinking_advantage_abs_mean": 8 / 5, "rlvcr/cost_share_mean": -1 / 5}
+        expected | {"rlvcr/thinking_advantage_abs_mean": 7 / 5, "rlvcr/cost_share_mean": -1 / 5}
     )
 
 

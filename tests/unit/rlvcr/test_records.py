@@ -73,7 +73,9 @@ def test_a_line_says_what_a_state_is_like_where_the_environment_does():
 
 def test_a_step_of_a_policy_without_levels_has_neither_thought_nor_credit():
     names = [field.name for field in dataclasses.fields(StepRecord)]
-    line = ThinkingStep(**{name: getattr(STEP, name) for name in names}).to_json()
+    step = ThinkingStep(**{name: getattr(STEP, name) for name in names})
+    assert (step.situation, step.needed_level) == ("", None)
+    line = step.to_json()
     assert {name: line[name] for name in set(line) - set(names)} == {
         "level": None,
         "level_forced": False,
