@@ -5,7 +5,8 @@ import inspect
 import pytest
 
 from rlvcr.core_rlvcr import compute_rlvcr_outcome_advantage
-from rlvcr.settings import RLVCRSettings
+from rlvcr.levels import LEVELS
+from rlvcr.settings import DemonstrationKeys, RLVCRSettings
 from rlvcr.thinking import thinking_advantage, thinking_reweight
 
 
@@ -30,3 +31,8 @@ def test_without_any_key_everything_is_scored_and_nothing_is_forced():
     assert (settings.expand, settings.step_fraction, settings.epsilon_levels) == ("all", 1.0, 0.0)
     assert (settings.action_blind, settings.permute, settings.level_bonus_w) == (True, False, 0.0)
     assert (settings.score, settings.prompts) == ("entropy", {})
+
+
+def test_demonstrations_show_every_level():
+    keys = DemonstrationKeys()
+    assert (keys.levels, keys.needed_level_share) == (list(LEVELS), 0.0)
