@@ -21,6 +21,7 @@ LOGGERS = {"logger", "log", "logging"}
 # `strict` of zip guards against mistakes elsewhere; `device` and `non_blocking` change nothing
 # without an accelerator, nor does `x.to(y.device)`.
 GUARDS = {"strict", "device", "non_blocking"}
+COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,11 @@ def children(code: types.CodeType) -> list[types.CodeType]:
 
 
 def is_function(code: types.CodeType) -> bool:
-    """Whether ``code`` belongs to a function, not to a module or the body of a class."""
+    """Whether ``code`` belongs to a function, not to a module, the body of a class, or a
+    comprehension: those of a module run once, at import.
+    """
     optimized = 0x1
-    return bool(code.co_flags & optimized)
+    return bool(code.co_flags & optimized) and code.co_name not in COMPREHENSIONS
 
 
 def _own(code: types.CodeType) -> tuple[object, ...]:

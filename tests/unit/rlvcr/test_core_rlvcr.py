@@ -3,9 +3,11 @@
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from rlvcr import core_rlvcr
 from rlvcr.core_rlvcr import (
     CollapseWatch,
     combine_advantages,
@@ -19,7 +21,7 @@ from rlvcr.core_rlvcr import (
     thinking_advantage,
     thinking_reweight,
 )
-from verl.algos import get_adv_estimator_fn
+from verl.algos import get_adv_estimator_fn, missing_inputs
 from verl.records import SegmentScore
 
 SCORES = torch.tensor([[-1.0, -2.0, -3.0, -6.0]])
@@ -271,6 +273,55 @@ def test_the_estimator_can_divide_by_the_standard_deviation():
     )
 
 
+def test_the_estimator_keeps_the_price_out_of_the_gate_unless_asked():
+    costs = torch.tensor([[0.0, 0.0, 0.0, 9.0], [0.0, -0.3, 0.0, 0.0]])
+    priced = batch(thinking_token_costs=costs)
+    outside, _ = compute_rlvcr_outcome_advantage(**priced, combine="gated")
+    assert outside[1].tolist() == pytest.approx([-0.5, -0.7, -0.5, -0.5])
+    assert outside[0].tolist() == pytest.approx([0.7, 0.5, 0.5, 0.0])
+    within, _ = compute_rlvcr_outcome_advantage(**priced, combine="gated", price_in="gate")
+    assert within[1].tolist() == pytest.approx([-0.5, -0.1, -0.5, -0.5])
+
+
+def test_the_rows_of_a_trajectory_count_once_in_their_group():
+    arguments = {
+        "token_level_rewards": torch.tensor([[1.0], [1.0], [0.0]]),
+        "response_mask": torch.ones(3, 1),
+        "index": ["a", "a", "a"],
+        "traj_index": ["t", "t", "u"],
+    }
+    zeros = torch.zeros(3, 1)
+    _, returns = compute_rlvcr_outcome_advantage(
+        **arguments, thinking_level_entropies=zeros, thinking_token_costs=zeros
+    )
+    assert returns.squeeze(-1).tolist() == [0.5, 0.5, -0.5]  # by rows the mean would be 2/3
+
+
+def test_epsilon_is_added_to_the_standard_deviation():
+    _, returns = compute_rlvcr_outcome_advantage(**batch(), mode="mean_std_norm", epsilon=1.0)
+    assert returns[0, 0].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "required"),
+    [
+        ("rlvcr", ["thinking_level_entropies", "thinking_token_costs"]),
+        ("copo", ["thinking_reweight"]),
+    ],
+)
+def test_the_estimators_find_their_arguments_in_a_batch(name, required):
+    """Under the names that the trainer and the scoring give them."""
+    estimator = get_adv_estimator_fn(name)
+    common = ["response_mask", "token_level_rewards", "traj_uid", "uid"]
+    assert missing_inputs(estimator, []) == sorted([*common, *required])
+    told = batch(thinking_reweight=torch.zeros(2, 4))
+    told |= {"uid": told.pop("index"), "traj_uid": told.pop("traj_index")}
+    told |= {"won": [True, False], "thinking_level_bonus": torch.zeros(2, 4)}
+    read = {argument: told[key.rstrip("?")] for argument, key in estimator.inputs.items()}
+    _, returns = estimator(**read)
+    assert returns[:, 0].tolist() == [0.5, -0.5]
+
+
 def test_without_thinking_credit_the_estimator_is_grpo():
     arguments = batch(thinking_level_entropies=torch.zeros(2, 4))
     grpo, _ = get_adv_estimator_fn("grpo")(
@@ -290,9 +341,8 @@ def test_without_thinking_credit_the_estimator_is_grpo():
 
 def test_success_comes_from_the_batch_or_from_the_return():
     by_return, _ = compute_rlvcr_outcome_advantage(**batch(), combine="success")
+    assert by_return[0, 0].item() == pytest.approx(0.7)
     assert by_return.tolist()[1] == [-0.5] * 4
-    import numpy as np
-
     won = np.array([False, True], dtype=object)
     given, _ = compute_rlvcr_outcome_advantage(**batch(), combine="success", success=won)
     assert given[0].tolist() == [0.5, 0.5, 0.5, 0.0]
@@ -309,7 +359,47 @@ def test_copo_reweights_positive_advantages_only():
     assert returns[0].tolist() == [0.5, 0.5, 0.5, 0.0]
 
 
+def test_copo_can_divide_by_the_standard_deviation():
+    arguments = batch(thinking_reweight=torch.zeros(2, 4))
+    for key in ("thinking_level_entropies", "thinking_token_costs"):
+        del arguments[key]
+    _, returns = compute_copo_outcome_advantage(**arguments, mode="mean_std_norm")
+    assert returns[:, 0].tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-5)
+
+
+def test_the_method_is_found_under_one_name():
+    assert [name for name in core_rlvcr.__all__ if not hasattr(core_rlvcr, name)] == []
+
+
 # ---------------------------------------------------------------- metrics
+
+
+def test_credit_metrics_by_hand():
+    """Tokens: more of the same; behind a closed gate; a bonus alone; a flip; cancelled; none; not
+    sampled.
+    """
+    returns = torch.tensor([[1.0, -1.0, 0.0, 2.0, 1.0, 7.0, 5.0]])
+    advantages = torch.tensor([[3.0, -1.0, 0.5, -1.0, 0.0, 7.0, 9.0]])
+    placed = torch.tensor([[2.0, 1.0, 0.0, -3.0, -1.0, 0.0, 7.0]])
+    costs = torch.tensor([[-0.5, -0.25, 0.0, -0.25, 0.0, 0.0, 9.0]])
+    sampled = torch.tensor([[1, 1, 1, 1, 1, 1, 0]])
+    expected = {
+        "rlvcr/trajectory_advantage_abs_mean": 5 / 5,
+        "rlvcr/thinking_share": 6.5 / 11.5,
+        "rlvcr/sign_flip_share": 1 / 4,
+        "rlvcr/credited_token_share": 5 / 6,
+    }
+    factors = credit_metrics(advantages, returns, sampled, thinking_reweight=placed)
+    assert factors == pytest.approx(expected)
+    found = credit_metrics(advantages, returns, sampled, placed, costs)
+    assert found == pytest.approx(
+        expected | {"rlvcr/thinking_advantage_abs_mean": 7 / 5, "rlvcr/cost_share_mean": -1 / 5}
+    )
+
+
+def test_without_any_credit_the_metrics_are_zero():
+    nothing = torch.zeros(1, 3)
+    assert set(credit_metrics(nothing, nothing, nothing + 1).values()) == {0.0}
 
 
 def test_credit_metrics_show_when_thinking_swallows_the_trajectory():
@@ -357,6 +447,12 @@ def test_collapse_is_warned_of_after_patience_updates(caplog):
     assert len(caplog.records) == 1
     assert watch.update([1, 2, 4]) == []
     assert watch.unseen == {1: 0, 2: 0, 3: 1, 4: 0}
+
+
+def test_a_watch_may_warn_at_once_and_never_earlier():
+    assert CollapseWatch(patience=1).update([1, 2, 3]) == [4]
+    with pytest.raises(ValueError, match="collapse_patience must be at least 1, got 0"):
+        CollapseWatch(patience=0)
 
 
 def test_count_bonus_favours_rare_levels_and_sums_to_zero():

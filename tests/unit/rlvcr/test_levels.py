@@ -5,17 +5,28 @@ tokens.
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from rlvcr import levels
 from rlvcr.levels import (
     DEFAULT_PROMPTS,
     LevelCodec,
+    ParsedStep,
     ParseFailure,
     StepForm,
     level_instructions,
@@ -125,6 +136,32 @@ def test_level_one_has_an_empty_think_block():
     assert (forced.level, forced.thought_tokens, forced.thought) == (1, 0, "")
 
 
+def test_the_tags_are_those_of_a_step_in_order():
+    """A new policy's vocabulary gets them as tokens of their own."""
+    empty = decoded("tags", codec("tags").empty_thought().token_ids)
+    assert "".join(levels.TAGS) == empty.replace("1", "") + "</action>"
+
+
+def test_tokens_that_begin_a_text_stand_in_no_context():
+    begins = train(
+        models.BPE(),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+        CORPUS,
+        TAGS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    start = ("<|im_end|>", 0)
+    begins.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_end|> $A", special_tokens=[start]
+    )
+    assert begins.decode(begins.encode("a")) == "<|im_end|>a"
+    made = LevelCodec(begins)
+    assert begins.decode(made.prefix_ids[3]) == "<level>3</level><think>"
+    assert begins.decode(made.close_ids) == "</think><action>"
+    assert begins.decode(made.empty_ids) == "<level>1</level><think></think><action>"
+
+
 def test_tags_of_our_own_vocabulary_are_single_tokens():
     assert [len(encode("tags", tag)) for tag in TAGS] == [1] * 6
     assert len(encode("plain", "<level>")) > 1
@@ -133,9 +170,35 @@ def test_tags_of_our_own_vocabulary_are_single_tokens():
 
 def test_a_tokenizer_that_merges_digit_and_tag_is_refused():
     with pytest.raises(
-        ValueError, match=r"merges level digit 1 with its tag.*add the digits or the tags"
+        ValueError,
+        match=r"merges level digit 1 with its tag.*becomes \['.*1.*'\]; add the digits or the tags",
     ):
         LevelCodec(tokenizer("merging"))
+
+
+class Varying:
+    """Writes the tag behind the digit 4 with a token of its own, as merges across words may."""
+
+    OTHER = 10_000
+
+    def __init__(self):
+        self.inner = tokenizer("tags")
+        self.get_added_vocab = self.inner.get_added_vocab
+        self.decode = self.inner.decode
+
+    def encode(self, text, *, add_special_tokens):
+        ids = self.inner.encode(text, add_special_tokens=add_special_tokens)
+        closing = self.inner.get_vocab()["</level>"]
+        return [self.OTHER if i == closing and ">4<" in text else i for i in ids]
+
+    def convert_ids_to_tokens(self, ids):
+        return "</level>" if ids == self.OTHER else self.inner.convert_ids_to_tokens(ids)
+
+
+def test_a_tokenizer_that_writes_the_tags_of_a_level_otherwise_is_refused():
+    """The levels would be compared by their tokens, not by their thoughts."""
+    with pytest.raises(ValueError, match="different tokens around the digit"):
+        LevelCodec(Varying())
 
 
 def test_a_level_out_of_range_is_refused():
@@ -156,6 +219,11 @@ def test_prompts_can_be_replaced_one_by_one():
     )
     with pytest.raises(ValueError, match="key '5'"):
         level_prompts({"5": "x"})
+
+
+def test_every_level_is_described_on_a_line_of_its_own():
+    lines = level_instructions().splitlines()
+    assert lines[1:-1] == [f"Level {level}: {DEFAULT_PROMPTS[level]}" for level in (1, 2, 3, 4)]
 
 
 # ---------------------------------------------------------------- parsing
@@ -286,6 +354,78 @@ def test_failures_are_named_and_a_level_is_never_defaulted(kind, text, failure, 
     assert step.credit_spans() == []
 
 
+@pytest.mark.parametrize(
+    ("text", "parser"),
+    [
+        ("<level>2</level><think>hm</think><action>go to", "unclosed_action"),
+        ("<action>go to", "open_action"),
+        ("<think>hm</think><action>look</action>", "missing_level"),
+        ("<level>7</level><action>look</action>", "invalid_level"),
+        ("so <level>2</level><action>look</action>", "misplaced"),
+        ("<action>look</action><level>2</level>", "any_action"),
+        ("<level>1</level><action>look</action>", "missing_think"),
+        ("<level>2</level><think>a<action>look</action>", "unclosed_think"),
+        ("<level>2</level><think>hm</think>", "level_only"),
+    ],
+)
+def test_a_step_says_which_parser_matched(text, parser):
+    step = codec("tags").parse_step(encode("tags", text))
+    assert step.parser == parser
+
+
+def test_a_step_without_any_part_says_nothing_else():
+    nothing = ParsedStep(
+        level=None,
+        level_span=None,
+        thought_span=None,
+        action_span=None,
+        score_span=None,
+        thought="",
+        action="",
+        parser="none",
+        failure=ParseFailure.MISSING_ACTION,
+        form=StepForm(),
+    )
+    assert codec("tags").parse_step(encode("tags", "I think.")) == nothing
+    assert nothing.thought_tokens == 0
+    level_alone = codec("tags").parse_step(encode("tags", "<level>2</level>"))
+    assert level_alone == replace(nothing, level=2, level_span=(1, 2), parser="level_only")
+
+
+def test_an_action_cut_by_length_is_scored_without_its_tag():
+    ids = encode("tags", "<level>2</level><think>hm</think><action>go to")
+    step = codec("tags").parse_step(ids)
+    assert step.score_span == step.action_span
+    assert text_of("tags", ids, step.score_span) == "go to"
+
+
+def test_only_a_whole_step_can_be_scored():
+    step = codec("tags").parse_step(encode("tags", STEP))
+    assert step.scored == (3, step.score_span)
+    for lacking in ({"level": None}, {"score_span": None}, {"failure": ParseFailure.MISSING_THINK}):
+        with pytest.raises(ValueError, match="cannot be scored"):
+            assert replace(step, **lacking).scored
+
+
+def test_an_empty_thought_carries_no_credit():
+    step = codec("tags").parse_step(
+        encode("tags", "<level>1</level><think></think><action>look</action>")
+    )
+    assert step.credit_spans(5) == [(6, 7)]
+
+
+def test_half_a_character_is_read_as_unreadable():
+    half = tokenizer("tags").get_vocab()["\u00c3"]
+    head, middle, tail = (
+        encode("tags", text)
+        for text in ("<level>2</level><think>", "</think><action>", "</action>")
+    )
+    step = codec("tags").parse_step([*head, half, *middle, half, *tail])
+    assert (step.thought, step.action, step.failure) == ("\ufffd", "\ufffd", None)
+    forced = found(codec("tags").forced_thought(2, [half, *middle]))
+    assert forced.thought == "\ufffd" and half in forced.token_ids
+
+
 def test_an_action_whose_first_token_begins_in_the_tag_cannot_be_scored():
     vocabulary = tokenizer("plain").get_vocab()
     head = encode("plain", "<level>2</level><think>hm</think><action")
@@ -315,6 +455,7 @@ def test_a_sampled_thought_becomes_a_context(kind):
     )
     assert forced.token_ids[: forced.thought_span[0]] == codec(kind).prefix_ids[4]
     kept = forced.token_ids[slice(*forced.thought_span)]
+    assert (forced.level, forced.thought_tokens) == (4, len(kept))
     assert kept == sampled[: len(kept)] and forced.thought == "I see a mug."
     assert text_of(kind, forced.token_ids, forced.thought_span).startswith("I see a mug.")
 
@@ -326,6 +467,8 @@ def test_a_sampled_thought_becomes_a_context(kind):
         ("</think><action>go", ""),
         ("hm</think> <action>go</action>", "hm"),
         ("hm<action>go</action>", "hm"),  # cut at the first <action>
+        ("hm</think>so</think><action>", "hm"),  # and at the first </think>
+        ("hm<action>a</action><action>", "hm"),
     ],
 )
 def test_thoughts_are_cut_before_the_action(kind, sampled, thought):
@@ -425,6 +568,10 @@ def test_a_form_in_which_a_digit_is_no_token_of_its_own_is_not_scored():
     assert real.parse_step([*plain, *tail]).failure is None
     assert real.parse_step([*apart, *tail]).failure is ParseFailure.MERGED_LEVEL
     assert real.parse_step([*spaced, *tail]).failure is ParseFailure.MERGED_LEVEL
+    assert (ParseFailure.MERGED_LEVEL, ParseFailure.MERGED_ACTION) == (
+        "merged_level",
+        "merged_action",
+    )
 
 
 def test_a_thought_whose_last_token_begins_the_action_is_dropped():

@@ -5,7 +5,7 @@ import dataclasses
 import pickle
 
 from rlvcr.records import ThinkingStep, ThoughtContext
-from verl.records import SegmentScore
+from verl.records import SegmentScore, StepRecord
 
 SCORES = SegmentScore(
     step=3, label=2, logprob=-0.5, entropy=1.5, mean_prob=0.625, geometric_prob=0.6, num_tokens=4
@@ -69,3 +69,19 @@ def test_a_line_says_what_a_state_is_like_where_the_environment_does():
     told = dataclasses.replace(STEP, situation="3 hops", needed_level=2).to_json()
     assert (told["situation"], told["needed_level"]) == ("3 hops", 2)
     assert not {"situation", "needed_level"} & set(STEP.to_json())
+
+
+def test_a_step_of_a_policy_without_levels_has_neither_thought_nor_credit():
+    names = [field.name for field in dataclasses.fields(StepRecord)]
+    step = ThinkingStep(**{name: getattr(STEP, name) for name in names})
+    assert (step.situation, step.needed_level) == ("", None)
+    line = step.to_json()
+    assert {name: line[name] for name in set(line) - set(names)} == {
+        "level": None,
+        "level_forced": False,
+        "parse_failure": None,
+        "thought_tokens": 0,
+        "contexts": [],
+        "think_advantage": 0.0,
+        "think_cost": 0.0,
+    }

@@ -1,0 +1,38 @@
+"""The keys of the method and the functions that read them agree."""
+
+import inspect
+
+import pytest
+
+from rlvcr.core_rlvcr import compute_rlvcr_outcome_advantage
+from rlvcr.levels import LEVELS
+from rlvcr.settings import DemonstrationKeys, RLVCRSettings
+from rlvcr.thinking import thinking_advantage, thinking_reweight
+
+
+@pytest.mark.parametrize(
+    ("function", "keys"),
+    [
+        (thinking_advantage, {"mode", "cost_coef", "cost_max", "std_floor", "alternatives"}),
+        (thinking_reweight, {"cost_coef", "cost_max", "spread_floor"}),
+        (compute_rlvcr_outcome_advantage, {"step_advantage_w", "mode", "combine", "price_in"}),
+    ],
+)
+def test_a_function_that_is_called_without_a_key_does_what_the_key_does_by_default(function, keys):
+    parameters = inspect.signature(function).parameters
+    settings = RLVCRSettings()
+    assert {key: parameters[key].default for key in keys} == {
+        key: getattr(settings, key) for key in keys
+    }
+
+
+def test_without_any_key_everything_is_scored_and_nothing_is_forced():
+    settings = RLVCRSettings()
+    assert (settings.expand, settings.step_fraction, settings.epsilon_levels) == ("all", 1.0, 0.0)
+    assert (settings.action_blind, settings.permute, settings.level_bonus_w) == (True, False, 0.0)
+    assert (settings.score, settings.prompts) == ("entropy", {})
+
+
+def test_demonstrations_show_every_level():
+    keys = DemonstrationKeys()
+    assert (keys.levels, keys.needed_level_share) == (list(LEVELS), 0.0)

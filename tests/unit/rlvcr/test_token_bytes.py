@@ -1,0 +1,143 @@
+"""Which bytes a token stands for, in vocabularies written by hand: one of each kind."""
+
+import re
+import string
+from collections.abc import Callable, Sequence
+
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
+from rlvcr.token_bytes import TokenBytes, _byte_level_alphabet
+
+START = "<s>"
+CHARACTERS = [*string.ascii_letters, *string.digits, *"<>/. "]
+
+
+class HandMade:
+    """A tokenizer of ``entries`` and ``added`` texts; an id is a place in these two lists.
+
+    ``spell`` says how the entries write a text, ``decoded`` what a single one reads like.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[str],
+        spell: Callable[[str], str] = str,
+        added: Sequence[str] = (),
+        decoded: Callable[[str], str] = lambda _: "?",
+    ) -> None:
+        self.added = [START, *added]
+        self.entries = [*entries, *self.added]
+        self.spell = spell
+        self.decoded = decoded
+        self.looked_up: list[int] = []
+
+    def ids(self, *entries: str) -> list[int]:
+        return [self.entries.index(entry) for entry in entries]
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return dict(zip(self.added, self.ids(*self.added), strict=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        found = self.ids(START) if add_special_tokens else []
+        # The longest entry wins.
+        ordered = sorted(self.entries, key=len, reverse=True)
+        either = re.compile("|".join(re.escape(entry) for entry in ordered))
+        for part in re.split(f"({'|'.join(self.added)})", text):
+            spelled = part if part in self.added else self.spell(part)
+            found += self.ids(*either.findall(spelled))
+        return found
+
+    def decode(
+        self, token_ids: list[int], *, clean_up_tokenization_spaces: bool | None = None
+    ) -> str:
+        text = "".join(self.decoded(self.entries[i]) for i in token_ids)
+        return text if clean_up_tokenization_spaces is False else text.replace(" .", ".")
+
+    def convert_ids_to_tokens(self, ids: int) -> str | None:
+        self.looked_up.append(ids)
+        return self.entries[ids] if ids < len(self.entries) else None
+
+
+def byte_level(added=()):
+    entries = [*CHARACTERS, *"ĠĊÃ©", "Ġdesk"]
+    return HandMade(entries, lambda text: text.replace(" ", "Ġ"), added)
+
+
+def sentence_piece(entries=(), start="▁"):
+    spell = lambda text: (start if text.startswith("<level>") else "") + text.replace(" ", "▁")  # noqa: E731
+    return HandMade([*CHARACTERS, "▁", "▁desks", *entries], spell)
+
+
+def test_the_byte_level_alphabet_is_that_of_the_library():
+    alphabet = _byte_level_alphabet()
+    assert set(alphabet) == set(ByteLevel.alphabet())
+    assert sorted(alphabet.values()) == list(range(256))
+    cut = ByteLevel(add_prefix_space=False, use_regex=False)
+    for point in range(0x800):
+        text = chr(point)
+        ((spelled, _),) = cut.pre_tokenize_str(text)
+        assert bytes(alphabet[character] for character in spelled) == text.encode()
+
+
+def test_byte_level_tokens():
+    tokenizer = byte_level()
+    read = TokenBytes(tokenizer)
+    ids = tokenizer.ids("a", "Ġdesk", "Ċ", "Ã", "©")
+    assert read(ids) == [b"a", b" desk", b"\n", b"\xc3", b"\xa9"]
+
+
+def test_sentence_piece_tokens():
+    """Only what looks like <0x0A> from end to end is a byte."""
+    texts = ["<0xE9>", "<0x0A>", "<0x0A0>", "<0x0A;", ";0x0A>", "things"]
+    tokenizer = sentence_piece(texts)
+    read = TokenBytes(tokenizer)
+    assert read(tokenizer.ids(*texts)) == [
+        *(b"\xe9", b"\n"),
+        *(b"<0x0A0>", b"<0x0A;", b";0x0A>", b"things"),
+    ]
+    assert read(tokenizer.ids("▁desks", "▁")) == [b" desks", b" "]
+
+
+def test_a_sentence_piece_vocabulary_may_begin_a_text_without_a_space():
+    tokenizer = sentence_piece(start="")
+    assert TokenBytes(tokenizer)(tokenizer.ids("▁desks")) == [b" desks"]
+
+
+def test_other_vocabularies_are_decoded_token_by_token():
+    entries = [f"#{ord(character)}" for character in CHARACTERS]
+    tokenizer = HandMade(
+        [*entries, "#."],
+        lambda text: "".join(f"#{ord(character)}" for character in text),
+        decoded=lambda entry: " ." if entry == "#." else chr(int(entry[1:])),
+    )
+    read = TokenBytes(tokenizer)
+    # Cleaned up, the space would be gone, and every place after it wrong by one.
+    assert read(tokenizer.ids("#97", "#.")) == [b"a", b" ."]
+
+
+def test_an_added_token_is_its_text_in_every_vocabulary():
+    """A space is no character of the byte-level alphabet."""
+    tokenizer = byte_level(added=["see 2", "ĠĠ"])
+    read = TokenBytes(tokenizer)
+    assert read(tokenizer.ids("see 2", "ĠĠ")) == [b"see 2", "ĠĠ".encode()]
+
+
+def test_an_id_without_an_entry_stands_for_nothing():
+    assert TokenBytes(byte_level())([10_000]) == [b""]
+    assert TokenBytes(sentence_piece())([10_000]) == [b""]
+
+
+def test_a_token_is_looked_up_once():
+    tokenizer = byte_level()
+    read = TokenBytes(tokenizer)
+    tokenizer.looked_up.clear()
+    ids = tokenizer.ids("a", "b", "a")
+    assert read(ids) == read(ids) == [b"a", b"b", b"a"]
+    assert tokenizer.looked_up == ids[:2]
+
+
+def test_a_tokenizer_that_changes_the_text_is_refused():
+    tokenizer = HandMade(CHARACTERS, str.lower, decoded=str)
+    with pytest.raises(ValueError, match="HandMade: cannot tell which text each token stands for"):
+        TokenBytes(tokenizer)
