@@ -404,7 +404,7 @@ def test_only_a_whole_step_can_be_scored():
     assert step.scored == (3, step.score_span)
     for lacking in ({"level": None}, {"score_span": None}, {"failure": ParseFailure.MISSING_THINK}):
         with pytest.raises(ValueError, match="cannot be scored"):
-            assert replace(step, **lacking).scored
+            _ = replace(step, **lacking).scored
 
 
 def test_an_empty_thought_carries_no_credit():
