@@ -17,6 +17,7 @@ from tests.helpers.play import make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import (
     Checkpoints,
+    Collector,
     Group,
     Journal,
     Workers,
@@ -581,7 +582,7 @@ def test_a_step_with_a_reference_pays_for_its_divergence():
     trainer, _, journal = make_fake_run(steps=1)
     workers = ScoringWorkers()
     trainer.workers = workers
-    trainer.collector.calls = workers.calls
+    trainer.collector = Collector(workers.calls)
     trainer.config.actor_rollout_ref.rollout.temperature = 0.75
     trainer.config.algorithm.use_kl_in_reward = True
     trainer.config.algorithm.kl_penalty = "mse"
