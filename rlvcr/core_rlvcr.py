@@ -74,7 +74,7 @@ def combine_advantages(
     success: RowMask | None = None,
     reweight: PerToken | None = None,
     price: PerToken | None = None,
-    price_in: str = "gate",
+    price_in: str = "all",
 ) -> PerToken:
     """Join ``trajectory [B, R]`` (A_traj on sampled tokens) with ``thinking [B, R]`` (A_think where
     placed).

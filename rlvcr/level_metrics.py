@@ -67,10 +67,16 @@ def level_information(
 
 
 def _information(rows: np.ndarray, columns: np.ndarray) -> float:
-    """Mutual information, in nats, of two lists of numbers [S] by their counts."""
+    """What the levels ``columns`` [S] say about the situations ``rows`` [S], both as numbers."""
     table = np.zeros((rows.max() + 1, len(LEVELS)))
     np.add.at(table, (rows, columns), 1.0)
-    joint = table / table.sum()
+    return mutual_information(table)
+
+
+def mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -> float:
+    """What the columns of a table of counts say about its lines, in nats; 0 for an empty one."""
+    table = np.asarray(counts, dtype=np.float64)
+    joint = table / (table.sum() or 1.0)
     independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
     seen = joint > 0
     return float((joint[seen] * np.log(joint[seen] / independent[seen])).sum())

@@ -10,7 +10,6 @@ are sampled by the engine ``hf`` at temperature 1.
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from agent_system.environments.env_package.relay.package import PACKAGE
 from agent_system.environments.env_package.relay.settings import RelaySettings
 from agent_system.environments.env_registry import env_settings
 from agent_system.tokens.bridge import ChatBridge
+from rlvcr.level_metrics import mutual_information
 from rlvcr.levels import LEVELS, LevelCodec
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
@@ -117,20 +117,6 @@ def settings_of(cfg: PPOConfig) -> RelaySettings:
     return settings
 
 
-def information(counts: Sequence[Sequence[float]]) -> float:
-    """What the columns of a table of counts say about its lines, in nats."""
-    # Nothing counted, nothing said: no step could be read.
-    total = sum(map(sum, counts)) or 1
-    lines = [sum(line) / total for line in counts]
-    columns = [sum(column) / total for column in zip(*counts, strict=True)]
-    return sum(
-        count / total * math.log(count / total / (lines[i] * columns[j]))
-        for i, line in enumerate(counts)
-        for j, count in enumerate(line)
-        if count
-    )
-
-
 def measure(player: DoorPlayer, tasks: Sequence[Task]) -> dict:
     """Everything this script says about a policy; see the module."""
     doors = [door for task in tasks for door in task["doors"]]
@@ -161,7 +147,7 @@ def measure(player: DoorPlayer, tasks: Sequence[Task]) -> dict:
             "accuracy": sum(step.right for step in free) / len(free),
             "tokens_per_step": sum(step.tokens for step in free) / len(free),
             "levels": chosen,
-            "level_information": information(chosen),
+            "level_information": mutual_information(chosen),
         },
         "oracle": asdict(mean_oracle(tasks, accuracy, player.settings.hops)),
     }

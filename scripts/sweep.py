@@ -162,7 +162,7 @@ def result_of(run: Run, seconds: float) -> dict[str, Any]:
         "words": list(run.words),
         "seconds": round(seconds),
         "git": facts.get("git"),
-        "cpu": facts.get("devices", {}).get("cpu_model"),
+        "cpu": facts.get("devices", {}).get("cpu"),
         "packages": {name: facts.get("packages", {}).get(name) for name in ("torch", "vllm")},
         "metrics": metrics,
     }
@@ -173,8 +173,12 @@ def _rounded(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.5g}") for value in values if math.isfinite(value)]
 
 
+class Failed(RuntimeError):
+    """A run ended without a result."""
+
+
 def play(run: Run, core: int, commit: bool) -> str:
-    """Train and keep the result; what came of it, in words."""
+    """Train and keep the result; what came of it, in words. Raises ``Failed``."""
     run.directory.mkdir(parents=True, exist_ok=True)
     log = run.directory / "console.log"
     began = time.monotonic()
@@ -190,7 +194,7 @@ def play(run: Run, core: int, commit: bool) -> str:
         )
         status = process.wait()
     if status:
-        return f"{run.name}: failed with status {status}, see {log}"
+        raise Failed(f"failed with status {status}, see {log}")
     seconds = time.monotonic() - began
     result = result_of(run, seconds)
     run.result.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +203,7 @@ def play(run: Run, core: int, commit: bool) -> str:
     if commit:
         _commit(run)
     success = result["metrics"].get("val/success_rate", [math.nan])
-    return f"{run.name}: success {success[0]:.3f} -> {success[-1]:.3f} in {seconds:.0f} s"
+    return f"success {success[0]:.3f} -> {success[-1]:.3f} in {seconds:.0f} s"
 
 
 def _cores(first: int, count: int) -> set[int]:
@@ -214,12 +218,14 @@ def _commit(run: Run) -> None:
         subprocess.run(command, cwd=ROOT, check=True)
 
 
-def sweep(runs: Sequence[Run], workers: int, commit: bool) -> Iterator[str]:
-    """Play ``runs`` on ``workers`` cores; what came of each, as it ends."""
+def sweep(runs: Sequence[Run], workers: int, commit: bool) -> Iterator[tuple[bool, str]]:
+    """Play ``runs`` on ``workers`` cores; whether each has a result and what came of it, as it
+    ends.
+    """
     waiting: Queue[Run] = Queue()
     for run in runs:
         waiting.put(run)
-    done: Queue[str] = Queue()
+    done: Queue[tuple[bool, str]] = Queue()
 
     def work(core: int) -> None:
         while True:
@@ -229,9 +235,9 @@ def sweep(runs: Sequence[Run], workers: int, commit: bool) -> Iterator[str]:
                 return
             # A run that fails must not take the rest of the sweep along.
             try:
-                done.put(play(run, core, commit))
+                done.put((True, f"{run.name}: {play(run, core, commit)}"))
             except Exception as error:
-                done.put(f"{run.name}: {type(error).__name__}: {error}")
+                done.put((False, f"{run.name}: {type(error).__name__}: {error}"))
 
     for core in range(workers):
         threading.Thread(target=work, args=(core,), daemon=True).start()
@@ -262,8 +268,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     missing = [run for run in chosen if run not in done]
     sys.stdout.write(f"{path.stem}: {len(done)} runs are there, {len(missing)} to go\n")
     failed = 0
-    for line in sweep(missing, args.workers, args.commit):
-        failed += ": success" not in line
+    for succeeded, line in sweep(missing, args.workers, args.commit):
+        failed += not succeeded
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
         sys.stdout.flush()
     return 1 if failed else 0

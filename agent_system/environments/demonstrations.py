@@ -80,9 +80,7 @@ class Play:
     task: Task
     repetitions: int
     seed: int
-    noise: Noise
-    levels: tuple[int, ...]
-    needed_level_share: float = 0.0
+    shape: Shape
 
 
 # ---------------------------------------------------------------------- what an expert says
@@ -249,14 +247,7 @@ def plan_of(package: EnvPackage, expert: Expert, settings: EnvSettings, shape: S
         repetitions = -(-shape.num_episodes // len(tasks))
     wanted = -(-shape.num_episodes // repetitions)
     return [
-        Play(
-            task,
-            repetitions,
-            derive_seed("demo", shape.seed, number),
-            shape.noise,
-            shape.levels,
-            shape.needed_level_share,
-        )
+        Play(task, repetitions, derive_seed("demo", shape.seed, number), shape)
         for number, task in enumerate(tasks[:wanted])
     ]
 
@@ -337,9 +328,11 @@ def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str 
                 seed = derive_seed(play.seed, repetition)
                 first = _now(env.reset(play.task, derive_seed(seed, "env") & SEED_BITS))
                 rng = random.Random(seed)
-                player = expert.start(EpisodeStart(settings, play.task, first, rng, play.noise))
-                draw = LevelDraw(play.levels, rng, play.needed_level_share)
-                asks = bool(play.levels)
+                player = expert.start(
+                    EpisodeStart(settings, play.task, first, rng, play.shape.noise)
+                )
+                draw = LevelDraw(play.shape.levels, rng, play.shape.needed_level_share)
+                asks = bool(play.shape.levels)
                 episode = Episode(env, prompts, play.task, first, asks)
                 won = episode.run(player, draw, _max_steps(settings))
                 # What is left out keeps its place: the caller counts episodes, not lines.

@@ -9,9 +9,10 @@ import pytest
 from agent_system.environments.env_package.relay.doors import Door, needed_level
 from agent_system.environments.env_package.relay.package import PACKAGE
 from agent_system.environments.env_package.relay.settings import RelaySettings
+from rlvcr.level_metrics import mutual_information
 from rlvcr.levels import LEVELS
 from scripts import relay_matrix
-from scripts.relay_matrix import Step, information, main, measure
+from scripts.relay_matrix import Step, main, measure
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.launch.sft import starting_policy
@@ -68,8 +69,8 @@ def test_an_episode_counts_as_won_where_all_of_its_doors_were_right(monkeypatch)
 
 
 def test_information_is_what_columns_say_about_lines():
-    assert information([[3, 0], [0, 3]]) == pytest.approx(math.log(2))
-    assert information([[1, 2], [2, 4]]) == pytest.approx(0.0, abs=1e-12)
+    assert mutual_information([[3, 0], [0, 3]]) == pytest.approx(math.log(2))
+    assert mutual_information([[1, 2], [2, 4]]) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_policy_is_measured_on_the_level_it_is_made_to_think_on(tmp_path, capsys):
