@@ -34,6 +34,9 @@ class ThinkingConfig(Protocol):
     def permute(self) -> bool: ...
 
     @property
+    def credit_end(self) -> bool: ...
+
+    @property
     def std_floor(self) -> float: ...
 
     @property

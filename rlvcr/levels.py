@@ -125,8 +125,9 @@ class ParsedStep:
     ``level_span`` is the digit's token, ``thought_span`` every token that holds part of the thought
     (empty for an empty one), ``action_span`` every token that holds part of the action, and
     ``score_span`` that plus the first token of ``</action>``, which tells "cabinet 1" from "cabinet
-    10". Parts that were not found are None. ``parser`` names the parser that matched. With a
-    ``failure`` the step has no thinking advantage; without one, ``form`` is how it was written.
+    10". ``end_span`` is the first token of ``</think>``, with which the policy ended its thought.
+    Parts that were not found are None. ``parser`` names the parser that matched. With a ``failure``
+    the step has no thinking advantage; without one, ``form`` is how it was written.
     """
 
     level: int | None
@@ -139,6 +140,7 @@ class ParsedStep:
     parser: str
     failure: ParseFailure | None
     form: StepForm = PLAIN_FORM
+    end_span: Span | None = None
 
     @property
     def thought_tokens(self) -> int:
@@ -152,18 +154,20 @@ class ParsedStep:
             raise ValueError(f"a step with {self.failure} cannot be scored")
         return self.level, self.score_span
 
-    def credit_spans(self, offset: int = 0) -> list[Span]:
+    def credit_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
         """Token ranges that carry the thinking advantage: level digit and thought; none after a
         failure.
 
         ``offset`` is the index of the step's first token in the row, so that the ranges fit
-        ``place_step_values``.
+        ``place_step_values``. ``with_end`` lets the thought reach to the token that ended it.
         """
         if self.failure is not None:
             return []
-        spans = [
-            span for span in (self.level_span, self.thought_span) if span and span[0] < span[1]
-        ]
+        thought = self.thought_span
+        if with_end and thought is not None and self.end_span is not None:
+            # The token that ends an empty thought may begin before it.
+            thought = (min(thought[0], self.end_span[0]), self.end_span[1])
+        spans = [span for span in (self.level_span, thought) if span and span[0] < span[1]]
         return [(start + offset, end + offset) for start, end in spans]
 
 
@@ -356,12 +360,17 @@ class LevelCodec:
         action = parts.get("action")
         score = None
         if action is not None:
-            start, end = match.span("action")
+            start, stop = match.span("action")
             # One byte of "</action>" finds its first token, however the tokenizer cuts the tag.
-            closed = joined.text[end:].startswith(ACTION_END.encode())
-            score = joined.tokens(start, end + 1) if closed else action
+            closed = joined.text[stop:].startswith(ACTION_END.encode())
+            score = joined.tokens(start, stop + 1) if closed else action
             if failure is None and joined.starts[score[0]] != start:
                 failure = ParseFailure.MERGED_ACTION
+        end = None
+        if failure is None:
+            # One byte of "</think>" finds its first token here as well.
+            after = match.end("thought")
+            end = joined.tokens(after, after + 1)
         form = _form(match) if failure is None else PLAIN_FORM
         if failure is None and (_width(joined, level) != 1 or not self._can_render(form)):
             failure = ParseFailure.MERGED_LEVEL
@@ -376,6 +385,7 @@ class LevelCodec:
             parser=parser,
             failure=failure,
             form=form,
+            end_span=end,
         )
 
     def _encode(self, text: str) -> list[int]:

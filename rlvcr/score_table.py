@@ -31,11 +31,11 @@ class RowStep:
     alternatives: StepAlternatives | None = None
     forced: int = 0
 
-    def credit_spans(self, offset: int) -> list[tuple[int, int]]:
-        """Ranges of tokens, counted from ``offset`` on, that carry thinking credit; what was forced
-        never does.
+    def credit_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
+        """Ranges of tokens, counted from ``offset`` on, that carry thinking credit, on request with
+        the token that ended the thought; what was forced never does.
         """
-        spans = self.parsed.credit_spans(offset)
+        spans = self.parsed.credit_spans(offset, with_end)
         return [(start, end) for start, end in spans if start >= offset + self.forced]
 
     def thoughts(self) -> dict[int, tuple[str, int]]:

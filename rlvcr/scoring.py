@@ -94,7 +94,7 @@ def score_rows(
     # COPO needs the factors whatever ``combine`` says.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
-    _place(data, table.row, table.steps, columns)
+    _place(data, table.row, table.steps, columns, rlvcr.credit_end)
     _record(data, table, thinking_price(costs, rlvcr.cost_coef, rlvcr.cost_max), credit)
     data.meta_info["choice_bonus"] = _bonus(rlvcr, codec)
     branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
@@ -199,9 +199,11 @@ def _place(
     row_of: Sequence[int],
     steps: Sequence[RowStep],
     columns: Mapping[str, torch.Tensor],
+    with_end: bool = False,
 ) -> None:
     """Put one value per step on the level digit and thought of that step, for each of ``columns``,
-    and 1 on the digits into ``choice_mask``; step s lies in row ``row_of[s]``.
+    and 1 on the digits into ``choice_mask``; step s lies in row ``row_of[s]``. ``with_end``: the
+    token that ended the thought belongs to it.
     """
     width = data.batch["responses"].shape[1]
     # Without padding, as the starts of steps are counted.
@@ -217,7 +219,7 @@ def _place(
         for s in numbers:
             step = steps[s]
             # A response begins where the row's unpadded prompt ends.
-            own = step.credit_spans(step.start - prompt_lengths[row])
+            own = step.credit_spans(step.start - prompt_lengths[row], with_end)
             spans.append(own)
             # A sampled level digit is the first span of a step that has any.
             digits.append([] if step.forced else own[:1])

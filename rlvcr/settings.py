@@ -41,6 +41,9 @@ class RLVCRSettings(Section):
     in units of the score"""
     permute: bool = False
     """control: deal the thinking credit anew, at random, among the scored steps of the batch"""
+    credit_end: bool = False
+    """thinking credit also goes to the token that ends the thought; without it, where credit is
+    positive, another token of thought earns it and stopping does not"""
     alternatives: Literal["all", "one"] = "all"
     """thoughts sampled per step: the three others or one of them"""
     action_blind: bool = True

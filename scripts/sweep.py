@@ -154,7 +154,8 @@ def result_of(run: Run, seconds: float) -> dict[str, Any]:
     for name in found.names:
         if name.startswith(ENDS):
             values = found.points(name)[1]
-            metrics[name] = _rounded([values[0], values[-1]])
+            # One value where the run was measured at its end alone.
+            metrics[name] = _rounded(values if len(values) < 2 else [values[0], values[-1]])
     return {
         "arm": run.arm,
         "seed": run.seed,
@@ -203,7 +204,7 @@ def play(run: Run, core: int, commit: bool) -> str:
     if commit:
         _commit(run)
     success = result["metrics"].get("val/success_rate", [math.nan])
-    return f"success {success[0]:.3f} -> {success[-1]:.3f} in {seconds:.0f} s"
+    return f"success {' -> '.join(f'{value:.3f}' for value in success)} in {seconds:.0f} s"
 
 
 def _cores(first: int, count: int) -> set[int]:

@@ -53,11 +53,17 @@ def _means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
     lines.append("|---" * (len(heads) + 4) + "|")
     for arm, by_seed in arms.items():
         every = list(by_seed.values())
-        before = [result["metrics"]["val/success_rate"][0] for result in every]
-        cells = [arm, str(len(every)), f"{statistics.fmean(before):.3f}"]
+        cells = [arm, str(len(every)), _before(every)]
         cells += [_spread(every, metric, digits) for _, metric, digits in COLUMNS]
         lines.append(f"| {' | '.join([*cells, _spread(every, AREA, 3)])} |")
     return lines
+
+
+def _before(results: Sequence[Result]) -> str:
+    """Success before training; nothing where it was not measured."""
+    curves = [result["metrics"]["val/success_rate"] for result in results]
+    found = [curve[0] for curve in curves if len(curve) > 1]
+    return f"{statistics.fmean(found):.3f}" if found else ""
 
 
 def _spread(results: Sequence[Result], metric: str, digits: int) -> str:

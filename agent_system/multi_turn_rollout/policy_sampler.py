@@ -1,7 +1,7 @@
 """How a collector worker asks the policy for tokens: turns and thoughts, each with its own seed."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from agent_system.agents import EngineAgent
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, Sampling, TokenSource
@@ -14,7 +14,7 @@ from verl.utils.seeds import derive_seed
 class PolicySampler:
     """Samples from ``engine`` as ``settings`` say; ``decode`` turns a turn's tokens into text.
 
-    A turn is at most ``turn_tokens`` long.
+    A turn is at most ``settings.max_turn_tokens`` long, with what it is forced to begin with.
     """
 
     def __init__(
@@ -22,24 +22,30 @@ class PolicySampler:
         engine: TokenSource,
         settings: PlaySettings,
         decode: Callable[[Sequence[int]], str],
-        turn_tokens: int,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._decode = decode
-        self._turn_tokens = turn_tokens
         self._sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
 
     def agent(self, job: Job) -> EngineAgent:
         """The agent that plays ``job``; its calls are the turns of the trajectory, in order."""
         turns = itertools.count()
-        return EngineAgent(lambda prompt_ids: self.turn(prompt_ids, job, next(turns)), self._decode)
 
-    async def turn(self, prompt_ids: list[int], job: Job, number: int) -> SamplingResult:
-        """Turn ``number`` of the trajectory ``job``. Raises what ``EngineClient.sample`` raises."""
+        def sample(prompt_ids: list[int], forced: int) -> Awaitable[SamplingResult]:
+            return self.turn(prompt_ids, job, next(turns), forced)
+
+        return EngineAgent(sample, self._decode)
+
+    async def turn(
+        self, prompt_ids: list[int], job: Job, number: int, forced: int = 0
+    ) -> SamplingResult:
+        """Turn ``number`` that the trajectory ``job`` samples; the last ``forced`` tokens of
+        ``prompt_ids`` are its beginning. Raises what ``EngineClient.sample`` raises.
+        """
         return await self._engine.sample(
             prompt_ids,
-            max_tokens=self._turn_tokens,
+            max_tokens=self._settings.max_turn_tokens - forced,
             sampling=self._sampling,
             stop=self._settings.stop,
             route=job.index,

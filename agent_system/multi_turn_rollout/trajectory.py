@@ -15,9 +15,20 @@ from verl.utils.sampling import StopReason
 
 
 @dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """A turn to play again: its tokens as they were sampled, and what the policy had seen."""
+
+    observation: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One trajectory that is to be rolled out: row ``index`` of the batch, ``member`` of group
     ``uid``.
+
+    Its first turns repeat ``replay``, token by token; ``level`` is the thinking level that the turn
+    after these is made to have.
     """
 
     index: int
@@ -26,6 +37,8 @@ class Job:
     traj_uid: str
     member: int
     env_seed: int
+    replay: tuple[PlayedTurn, ...] = ()
+    level: int | None = None
 
     @property
     def data_source(self) -> str:

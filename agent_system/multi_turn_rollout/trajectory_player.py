@@ -10,13 +10,14 @@ broken trajectory is data.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from agent_system.agents import EngineAgent
+from agent_system.agents import Action, EngineAgent
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.failure import EnvFailure
 from agent_system.multi_turn_rollout.engine_client import EngineAborted
@@ -71,6 +72,12 @@ class RolloutContext:
     alternatives: AlternativeSampler | None = None
 
 
+class ReplayDiffers(Exception):
+    """The same task, seed and actions led to another state: the environment is not
+    deterministic.
+    """
+
+
 async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
     """Results of all ``coroutines`` in order; when one raises, the others are cancelled before it
     is raised on.
@@ -121,6 +128,8 @@ class TrajectoryPlayer:
             trajectory.abort(f"env_{failure.kind}", failure.detail)
         except EngineAborted as failure:
             trajectory.abort("engine", str(failure))
+        except ReplayDiffers as failure:
+            trajectory.abort("replay", str(failure))
 
     async def _run(self, env: EnvSession) -> None:
         context = self.context
@@ -152,11 +161,15 @@ class TrajectoryPlayer:
     ) -> Turn:
         context = self.context
         ledger = conversation.ledger
-        forced = self._forced_level(step)
+        repeats = step < len(self.trajectory.job.replay)
+        forced = [] if repeats else self._forced_level(step)
         start = len(ledger)
         conversation.force(forced, step)
         began = time.perf_counter()
-        action = await self._agent.act(conversation.prompt_ids)
+        if repeats:
+            action = self._repeat(observation, step)
+        else:
+            action = await self._agent.act(conversation.prompt_ids, len(forced))
         self.trajectory.engine_wait_s += time.perf_counter() - began
         segment = conversation.say(action, step)
         turn = Turn(
@@ -182,18 +195,42 @@ class TrajectoryPlayer:
             self._thoughts.append(asyncio.create_task(thinking))
         return turn
 
+    def _repeat(self, observation: Observation, step: int) -> Action:
+        """Turn ``step`` as it was sampled in the trajectory that this one repeats.
+
+        Raises ``ReplayDiffers`` where the environment does not show what it showed then.
+        """
+        turn = self.trajectory.job.replay[step]
+        if observation.text != turn.observation:
+            raise ReplayDiffers(
+                f"turn {step}: {observation.text[:200]!r} instead of {turn.observation[:200]!r}"
+            )
+        ids = list(turn.token_ids)
+        return Action(
+            text=self.context.bridge.decode(ids),
+            token_ids=ids,
+            # Nobody sampled them now, and nothing is learnt on them.
+            logprobs=[math.nan] * len(ids),
+            stop_reason=StopReason.STOP,
+            policy_version=-1,
+        )
+
     def _forced_level(self, step: int) -> list[int]:
-        """With probability ``epsilon_levels`` the tokens of a level drawn uniformly, to begin the
-        turn with; else none.
+        """The tokens of the level that the job asks for at this turn, or with probability
+        ``epsilon_levels`` those of a level drawn uniformly, to begin the turn with; else none.
 
         Depends on seed, trajectory and step alone. The policy did not sample these tokens: nothing
         is learnt on them.
         """
         codec = self.context.codec
+        if codec is None:
+            return []
+        job = self.trajectory.job
+        if job.level is not None and step == len(job.replay):
+            return codec.prefix_ids[job.level]
         settings = self.context.settings
-        traj_uid = self.trajectory.job.traj_uid
-        draw = derive_seed(settings.seed, "forced level", traj_uid, step) / SEED_RANGE
-        if codec is None or draw >= settings.epsilon_levels:
+        draw = derive_seed(settings.seed, "forced level", job.traj_uid, step) / SEED_RANGE
+        if draw >= settings.epsilon_levels:
             return []
         # Below epsilon the draw is uniform, so that its place there names the level.
         place = int(len(LEVELS) * draw / settings.epsilon_levels)

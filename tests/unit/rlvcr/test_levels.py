@@ -253,6 +253,28 @@ def test_spans_of_a_well_formed_step(kind, end):
     assert step.thought_tokens == after_thought - thought
 
 
+@both
+@pytest.mark.parametrize("thought", ["I see 2 desks.", ""])
+def test_the_token_that_ends_a_thought_is_part_of_it_on_request(kind, thought):
+    ids = encode(kind, f"<level>3</level><think>{thought}</think><action>look</action>")
+    step = codec(kind).parse_step(ids)
+    first, last = found(step.end_span)
+    assert last == first + 1
+    begin, end = found(step.thought_span)
+    # A token may hold the last of the thought and the first of the tag.
+    assert first in (end - 1, end)
+    assert "</" in text_of(kind, ids, (first, last))
+    assert step.credit_spans(2, with_end=True) == [
+        tuple(place + 2 for place in found(step.level_span)),
+        (min(begin, first) + 2, last + 2),
+    ]
+
+
+def test_a_thought_that_was_not_closed_has_no_end():
+    step = codec("tags").parse_step(encode("tags", "<level>3</level><think>a<action>b</action>"))
+    assert (step.end_span, step.credit_spans(0, with_end=True)) == (None, [])
+
+
 def test_spans_exclude_tags_where_tags_are_tokens():
     ids = encode("tags", STEP)
     step = codec("tags").parse_step(ids)

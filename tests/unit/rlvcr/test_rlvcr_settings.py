@@ -30,6 +30,7 @@ def test_without_any_key_everything_is_scored_and_nothing_is_forced():
     settings = RLVCRSettings()
     assert (settings.expand, settings.step_fraction, settings.epsilon_levels) == ("all", 1.0, 0.0)
     assert (settings.action_blind, settings.permute, settings.level_bonus_w) == (True, False, 0.0)
+    assert not settings.credit_end
     assert (settings.score, settings.prompts) == ("entropy", {})
 
 

@@ -7,6 +7,7 @@ row 2  won   D at 4: level 4, no other context; E at 13: level 3, no other conte
 
 import math
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -243,6 +244,18 @@ def test_credit_is_dealt_anew_with_a_seed_of_run_and_batch(monkeypatch):
         [0.0, pytest.approx(ADVANTAGE_C)],
         [0.0, pytest.approx(ADVANTAGE_A)],
     ]
+
+
+@pytest.mark.parametrize(("credit_end", "credited"), [(False, [1, 3, 4]), (True, [1, 3, 4, 5])])
+def test_stopping_to_think_earns_what_thinking_earned_where_asked(credit_end, credited):
+    asked = steps()
+    step = asked[0][0]
+    asked[0][0] = replace(step, parsed=replace(step.parsed, end_span=(5, 6)))
+    data = score_rows(rows(), asked, Actor(), settings(credit_end=credit_end), CODEC)
+    first = data.batch["thinking_level_entropies"][0]
+    # Row 0 has a prompt of 3 tokens, and the step begins where its response does.
+    assert first.nonzero().squeeze(-1).tolist() == credited
+    assert first[credited].tolist() == pytest.approx([ADVANTAGE_A] * len(credited))
 
 
 def test_metrics_begin_where_there_are_none():

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,6 +37,12 @@ def score(step: int, level: int, logprob: float, entropy: float = 0.0) -> Segmen
 def test_what_was_forced_carries_no_credit(forced, spans):
     step = RowStep(0, 0, TOKENS, parsed(), forced=forced)
     assert step.credit_spans(10) == spans
+
+
+@pytest.mark.parametrize(("forced", "spans"), [(0, [(11, 12), (13, 16)]), (3, [(13, 16)])])
+def test_credit_reaches_to_the_end_of_the_thought_on_request(forced, spans):
+    step = RowStep(0, 0, TOKENS, replace(parsed(), end_span=(5, 6)), forced=forced)
+    assert step.credit_spans(10, with_end=True) == spans
 
 
 def test_thoughts_are_the_own_one_and_the_others():

@@ -135,6 +135,12 @@ def test_tables_by_hand():
     assert differences.endswith("| -17.5 (-25.0 to -10.0) |")
 
 
+def test_what_was_measured_after_training_alone_has_no_before():
+    once = result("grpo", 0, 0.90, 80.0)
+    once["metrics"]["val/success_rate"] = [0.90]
+    assert "| grpo | 1 |  | 0.900 |" in report([once], "grpo")
+
+
 def test_tokens_are_those_of_a_step():
     assert value_of(result("a", 0, 1.0, 40.0, length=4.0), "tokens per step") == 10.0
 

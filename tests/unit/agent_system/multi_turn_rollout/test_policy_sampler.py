@@ -53,7 +53,7 @@ class Recorder:
 
 
 def sampler_of(engine, **changes):
-    return PolicySampler(engine, replace(SETTINGS, **changes), lambda ids: f"said {list(ids)}", 7)
+    return PolicySampler(engine, replace(SETTINGS, **changes), lambda ids: f"said {list(ids)}")
 
 
 def test_a_turn_is_asked_for_as_the_settings_say():
@@ -62,13 +62,20 @@ def test_a_turn_is_asked_for_as_the_settings_say():
     assert action.text == "said [1, 2]" and action.token_ids == [1, 2]
     assert (action.logprobs, action.policy_version) == ([-0.1, -0.2], 3)
     expected = {
-        "max_tokens": 7,
+        "max_tokens": 9,
         "sampling": Sampling(0.7, 0.9, 5),
         "stop": ("</action>",),
         "route": 3,
         "seed": derive_seed(11, "turn", "group/1", 0),
     }
     assert engine.asked == [([4, 5], expected)]
+
+
+def test_a_turn_is_no_longer_for_what_it_is_forced_to_begin_with():
+    engine = Recorder()
+    asyncio.run(sampler_of(engine).agent(JOB).act([4, 5], 2))
+    prompt, request = engine.asked[0]
+    assert (prompt, request["max_tokens"]) == ([4, 5], 7)
 
 
 def seeds_of(*jobs, turns=2, seed=11):
