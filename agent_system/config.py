@@ -239,6 +239,9 @@ class ThinkingConfig(rlvcr.config.ThinkingConfig, Protocol):
     def epsilon_levels(self) -> float: ...
 
     @property
+    def executed_share(self) -> float: ...
+
+    @property
     def collapse_patience(self) -> int: ...
 
 

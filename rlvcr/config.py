@@ -34,6 +34,9 @@ class ThinkingConfig(Protocol):
     def permute(self) -> bool: ...
 
     @property
+    def credit(self) -> str: ...
+
+    @property
     def credit_end(self) -> bool: ...
 
     @property

@@ -171,6 +171,7 @@ _RLVCR_INPUTS = {
         "thinking_token_costs": "thinking_token_costs",
         "thinking_reweight": "thinking_reweight?",
         "thinking_level_bonus": "thinking_level_bonus?",
+        "thinking_executed": "thinking_executed?",
         "success": "won?",
     },
     params={
@@ -196,6 +197,7 @@ def compute_rlvcr_outcome_advantage(
     combine: str = "additive",
     thinking_reweight: PerToken | None = None,
     thinking_level_bonus: PerToken | None = None,
+    thinking_executed: PerToken | None = None,
     success: Sequence[bool] | np.ndarray | Tensor | None = None,
     price_in: str = "all",
     epsilon: float = 1e-6,
@@ -208,10 +210,12 @@ def compute_rlvcr_outcome_advantage(
     is the part of it due to cost; ``price_in`` says whether it stands behind the gate of
     ``combine``. ``thinking_reweight [B, R]`` holds the factors of
     ``combine="reweight"``, 0 elsewhere. ``thinking_level_bonus [B, R]`` is added as it is, whatever
-    the outcome. ``success [B]`` says which rows belong to a won trajectory (default: return above
-    0). ``mode`` normalises returns in their group as GRPO does (``mean_norm`` without division).
-    ``thinking_diversity_w`` weighs the entropy of the level digit in the actor loss and does not
-    change advantages. ``returns`` is A_traj alone. Raises ``ValueError`` for unknown options.
+    the outcome, and ``thinking_executed [B, R]``, what other levels led to, with weight
+    ``step_advantage_w``. ``success [B]`` says which rows belong to a won trajectory (default:
+    return above 0). ``mode`` normalises returns in their group as GRPO does (``mean_norm`` without
+    division). ``thinking_diversity_w`` weighs the entropy of the level digit in the actor loss and
+    does not change advantages. ``returns`` is A_traj alone. Raises ``ValueError`` for unknown
+    options.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectory = _trajectory_advantage(scores, response_mask, index, traj_index, mode, epsilon)
@@ -229,6 +233,9 @@ def compute_rlvcr_outcome_advantage(
         price=thinking_token_costs.float() * sampled,
         price_in=price_in,
     )
+    if thinking_executed is not None:
+        # Differences of returns know the outcome: no gate has to ask for it.
+        advantages = advantages + step_advantage_w * thinking_executed.float() * sampled
     # After combining, whose gates would close it: trying rare levels is worth as much in lost
     # trajectories.
     if thinking_level_bonus is not None:

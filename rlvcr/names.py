@@ -10,3 +10,5 @@ COMBINES: tuple[Combination, ...] = get_args(Combination)
 
 PriceRule = Literal["all", "won", "gate"]
 PRICE_RULES: tuple[PriceRule, ...] = get_args(PriceRule)
+
+CreditRule = Literal["scored", "executed", "corrected"]

@@ -22,6 +22,8 @@ class RowStep:
     """One step of a row: its ``token_ids`` begin at unpadded index ``start`` of the row.
 
     The first ``forced`` of them, a level that was not the policy's choice, were not sampled.
+    ``executed`` is how much more the play was worth than one in which another level was forced
+    here, None where none was.
     """
 
     step: int
@@ -30,6 +32,7 @@ class RowStep:
     parsed: ParsedStep
     alternatives: StepAlternatives | None = None
     forced: int = 0
+    executed: float | None = None
 
     def credit_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
         """Ranges of tokens, counted from ``offset`` on, that carry thinking credit, on request with

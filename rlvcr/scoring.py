@@ -11,6 +11,7 @@ log-probs.
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from rlvcr.core_rlvcr import (
     thinking_price,
     thinking_reweight,
 )
+from rlvcr.executed import join_credit
 from rlvcr.levels import LevelCodec
 from rlvcr.records import ThinkingStep, ThoughtContext
 from rlvcr.score_table import RowStep, ScoredSteps, build_queries, scoring_metrics, tabulate
@@ -59,9 +61,9 @@ def score_rows(
     which is returned.
 
     Adds ``old_log_probs``, ``entropys``, ``thinking_level_entropies``, ``thinking_token_costs``,
-    ``choice_mask`` and, where they are used, ``thinking_level_bonus`` and ``thinking_reweight``,
-    all [B, R]; raw numbers go into the step records, ``rlvcr/*`` into ``meta_info["metrics"]``, the
-    bonus on the levels' entropy into ``meta_info`` for the actor.
+    ``choice_mask`` and, where they are used, ``thinking_level_bonus``, ``thinking_reweight`` and
+    ``thinking_executed``, all [B, R]; raw numbers go into the step records, ``rlvcr/*`` into
+    ``meta_info["metrics"]``, the bonus on the levels' entropy into ``meta_info`` for the actor.
     """
     rlvcr = config.algorithm.rlvcr
     asked = data.select(list(SCORED_COLUMNS), [])
@@ -80,14 +82,19 @@ def score_rows(
     # A price of 0 is one that is not charged.
     costs = table.costs * won.unsqueeze(-1) if rlvcr.price_in == "won" else table.costs
     credit = _credit(table, costs, rlvcr)
+    first = str(data.non_tensor_batch["traj_uid"][0])
+    seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first)
     if rlvcr.permute:
-        first = str(data.non_tensor_batch["traj_uid"][0])
-        seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first)
         credit = _permuted(credit, table, won, seed)
+    metrics = data.meta_info.setdefault("metrics", {})
+    if rlvcr.credit != "scored":
+        credit = _with_executed(credit, table, data, rlvcr, seed, metrics)
     columns = {
         "thinking_level_entropies": credit.advantage,
         "thinking_token_costs": credit.cost_share,
     }
+    if credit.executed is not None:
+        columns["thinking_executed"] = credit.executed
     if rlvcr.level_bonus_w:
         bonus = _level_bonus(table, data.non_tensor_batch["uid"])
         columns["thinking_level_bonus"] = rlvcr.level_bonus_w * bonus
@@ -99,7 +106,6 @@ def score_rows(
     data.meta_info["choice_bonus"] = _bonus(rlvcr, codec)
     branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
     row_tokens = int(data.batch["attention_mask"].sum())
-    metrics = data.meta_info.setdefault("metrics", {})
     metrics.update(scoring_metrics(table, credit.advantage))
     metrics["rlvcr/branch_tokens_ratio"] = branch_tokens / max(row_tokens, 1)
     _warn_of_dropped(metrics)
@@ -137,11 +143,15 @@ def _warn_of_dropped(metrics: Mapping[str, float]) -> None:
 
 
 class _Credit(NamedTuple):
-    """What thinking earned at every step, each [S]; ``cost_share`` is part of ``advantage``."""
+    """What thinking earned at every step, each [S]; ``cost_share`` is part of ``advantage``.
+
+    ``executed`` comes besides, from returns; None where no other level was executed.
+    """
 
     advantage: torch.Tensor
     cost_share: torch.Tensor
     factor: torch.Tensor
+    executed: torch.Tensor | None = None
 
 
 def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: ThinkingConfig) -> _Credit:
@@ -180,7 +190,44 @@ def _permuted(credit: _Credit, table: ScoredSteps, won: torch.Tensor, seed: int)
     for outcome in (True, False):
         members = (compared & (won == outcome)).nonzero().squeeze(-1)
         order[members] = members[torch.randperm(len(members), generator=generator)]
-    return _Credit(*(values[order] for values in credit))
+    moved = (values[order] for values in (credit.advantage, credit.cost_share, credit.factor))
+    return _Credit(*moved)
+
+
+def _with_executed(
+    credit: _Credit,
+    table: ScoredSteps,
+    data: DataProto,
+    rlvcr: ThinkingConfig,
+    seed: int,
+    metrics: dict[str, float],
+) -> _Credit:
+    """``credit`` joined with what executed alternatives found; adds to ``metrics``."""
+    found = [math.nan if step.executed is None else step.executed for step in table.steps]
+    differences = torch.tensor(found)
+    if rlvcr.permute:
+        tried = (~differences.isnan()).nonzero().squeeze(-1)
+        generator = torch.Generator().manual_seed(seed)
+        differences[tried] = differences[tried[torch.randperm(len(tried), generator=generator)]]
+    joined = join_credit(credit.advantage, differences, rlvcr.credit, _scale(data, rlvcr))
+    metrics |= joined.metrics
+    return _Credit(
+        credit.advantage * joined.weight,
+        credit.cost_share * joined.weight,
+        credit.factor,
+        joined.executed,
+    )
+
+
+def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:
+    """What differences of returns are divided by: 1, or the spread of the batch's returns where
+    advantages are divided by that of their group.
+    """
+    if rlvcr.mode == "mean_norm":
+        return 1.0
+    columns = data.non_tensor_batch
+    returns = dict(zip(columns["traj_uid"], columns["episode_rewards"].tolist(), strict=True))
+    return max(float(np.std(list(returns.values()))), rlvcr.std_floor)
 
 
 def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
@@ -245,6 +292,8 @@ def _record(data: DataProto, table: ScoredSteps, prices: torch.Tensor, credit: _
             s = number_of[row, record.step]
             contexts = _contexts(table.steps[s], table.entries[s], prices[s])
             advantage = float(credit.advantage[s])
+            if credit.executed is not None:
+                advantage += float(credit.executed[s])
             cost_share = float(credit.cost_share[s])
             credited[row].append(record.credited(contexts, advantage, cost_share))
     data.non_tensor_batch["steps"] = object_array(credited)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from rlvcr.names import Combination, PriceRule, Score
+from rlvcr.names import Combination, CreditRule, PriceRule, Score
 from verl.names import NormMode
 from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 
@@ -41,6 +41,12 @@ class RLVCRSettings(Section):
     in units of the score"""
     permute: bool = False
     """control: deal the thinking credit anew, at random, among the scored steps of the batch"""
+    credit: CreditRule = "scored"
+    """where thinking credit comes from: scored (confidence in the step's action), executed (at a
+    share of the steps another level is forced and played on with, and the returns are compared),
+    corrected (executed, and confidence elsewhere, as far as it agrees with what was executed)"""
+    executed_share: Share = 0.25
+    """share of the steps at which another level is executed, where credit asks for it"""
     credit_end: bool = False
     """thinking credit also goes to the token that ends the thought; without it, where credit is
     positive, another token of thought earns it and stopping does not"""

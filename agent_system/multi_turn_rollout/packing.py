@@ -217,4 +217,5 @@ def _row_step(ledger: TokenLedger, turn: Turn) -> RowStep:
         parsed=turn.parsed,
         alternatives=turn.alternatives,
         forced=turn.forced,
+        executed=turn.executed,
     )

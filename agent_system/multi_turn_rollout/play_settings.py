@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agent_system.config import CollectorConfig, EnvConfig, with_method
 from agent_system.environments.base import EnvPackage, Prompts, shows_level_prompts
-from agent_system.environments.env_registry import env_settings
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.conversation import Limits
 from rlvcr.alternatives import AlternativeSettings
 from rlvcr.levels import level_prompts
@@ -84,7 +84,8 @@ class PlaySettings:
         sampling = rollout if is_train else rollout.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
-        if thinking:
+        # Executed alternatives compare returns: nothing is scored, and nothing thought for it.
+        if thinking and rlvcr.credit != "executed":
             alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
         return cls(
             plays=1 if is_train else rollout.val_kwargs.n,
@@ -146,3 +147,19 @@ def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:
             "nobody would read the texts; allowed: {}; fix: remove them, or use prompts that "
             "describe the levels (env.alfworld.prompt=full)"
         )
+
+
+def refuse_images(config: CollectorConfig) -> None:
+    """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy
+    cannot see.
+    """
+    found = get_package(config.env.env_name).images(env_settings(config.env))
+    if found is None:
+        return
+    key, value, text_value = found
+    where = f"env.{config.env.env_name.split('/', 1)[0]}.{key}"
+    policy = config.actor_rollout_ref.model.path
+    raise ValueError(
+        f"{where}={value!r}: its observations are images, and the policy {policy} is played as one "
+        f"that reads text only; allowed: {text_value}; fix: {where}={text_value}"
+    )

@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from agent_system.config import CollectorConfig, with_method
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package
 from agent_system.environments.groups import assert_same_start
+from agent_system.multi_turn_rollout.branches import execute_alternatives
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -34,6 +35,7 @@ from agent_system.multi_turn_rollout.play_settings import (
     PlaySettings,
     asks_for_levels,
     check_prompts,
+    refuse_images,
 )
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from agent_system.tokens.probe import probe_template
@@ -223,6 +225,11 @@ class TrajectoryCollector:
     def _play(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, settings: PlaySettings
     ) -> Collected:
+        return self._play_jobs(jobs_of(gen_batch, settings.plays), actor_rollout_wg, settings)
+
+    def _play_jobs(
+        self, jobs: Sequence[Job], actor_rollout_wg: RolloutEngines, settings: PlaySettings
+    ) -> Collected:
         if self._group is None:
             self._group = CollectorGroup(
                 self.config.env,
@@ -231,7 +238,7 @@ class TrajectoryCollector:
                 external_lib=self.config.actor_rollout_ref.model.external_lib,
                 template_kwargs=self.config.data.apply_chat_template_kwargs,
             )
-        collected = self._group.collect(jobs_of(gen_batch, settings.plays), settings)
+        collected = self._group.collect(jobs, settings)
         trajectories = collected.trajectories
         assert_same_start([t.job.uid for t in trajectories], [t.start_state for t in trajectories])
         broken = [t for t in trajectories if t.aborted is not None]
@@ -330,6 +337,8 @@ class TrajectoryCollector:
     ) -> DataProto:
         if self.codec is None:
             raise ValueError("thoughts are scored by level, and the policy is asked for none")
+        if self.config.algorithm.rlvcr.credit != "scored":
+            self._execute(data, rows, actor_rollout_wg)
         began = time.perf_counter()
         data = score_rows(
             data, row_steps(rows), actor_rollout_wg.compute_log_prob, self.config, self.codec
@@ -337,21 +346,21 @@ class TrajectoryCollector:
         data.meta_info["timing"]["scoring"] = time.perf_counter() - began
         return data
 
-
-def refuse_images(config: CollectorConfig) -> None:
-    """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy
-    cannot see.
-    """
-    found = get_package(config.env.env_name).images(env_settings(config.env))
-    if found is None:
-        return
-    key, value, text_value = found
-    where = f"env.{config.env.env_name.split('/', 1)[0]}.{key}"
-    policy = config.actor_rollout_ref.model.path
-    raise ValueError(
-        f"{where}={value!r}: its observations are images, and the policy {policy} is played as one "
-        f"that reads text only; allowed: {text_value}; fix: {where}={text_value}"
-    )
+    def _execute(
+        self, data: DataProto, rows: Sequence[Row], actor_rollout_wg: RolloutEngines
+    ) -> None:
+        """Note in the turns of ``rows`` what other levels would have led to."""
+        began = time.perf_counter()
+        settings = self._settings(is_train=True, thinking=False)
+        trajectories = {id(row.trajectory): row.trajectory for row in rows}
+        found = execute_alternatives(
+            list(trajectories.values()),
+            lambda jobs: self._play_jobs(jobs, actor_rollout_wg, settings),
+            self.config.algorithm.rlvcr,
+            settings.seed,
+        )
+        data.meta_info["metrics"] |= found
+        data.meta_info["timing"]["executed"] = time.perf_counter() - began
 
 
 def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:

@@ -53,8 +53,9 @@ class Turn:
     Its tokens are ``ids[start:end]`` of ledger ``ledger``; the first ``forced`` of them, a level,
     were not sampled. ``parsed`` is the step read as thinking level, thought and action
     (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not
-    asked for. ``image`` is the observation's, None where it is text. ``situation`` and
-    ``needed_level`` are the observation's, for measuring.
+    asked for. ``executed`` is how much more the play was worth than one with another level here,
+    None where none was executed. ``image`` is the observation's, None where it is text.
+    ``situation`` and ``needed_level`` are the observation's, for measuring.
     """
 
     step: int
@@ -72,6 +73,7 @@ class Turn:
     done: bool = False
     parsed: ParsedStep | None = None
     alternatives: StepAlternatives | None = None
+    executed: float | None = None
     image: Any = None
     situation: str = ""
     needed_level: int | None = None

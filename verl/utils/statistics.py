@@ -1,4 +1,4 @@
-"""Intervals for reported rates."""
+"""Intervals for reported rates, and rank correlation."""
 
 from collections.abc import Sequence
 
@@ -27,3 +27,25 @@ def bootstrap_interval(
     tails = [(1 - confidence) / 2, (1 + confidence) / 2]
     low, high = np.quantile(sample[drawn].mean(axis=1), tails)
     return float(low), float(high)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's correlation of two lists of equal length; ties share the mean of their ranks.
+
+    NaN for fewer than two values, or where one of the lists is constant. Raises ``ValueError`` for
+    lists of different lengths.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} and {len(second)} values cannot be paired")
+    ranks = _ranks(first), _ranks(second)
+    if len(first) < 2 or any(np.ptp(one) == 0 for one in ranks):
+        return float("nan")
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    _, place, counts = np.unique(
+        np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
+    )
+    # The last rank of each value, less half of its ties: the mean of the ranks that it has.
+    return (counts.cumsum() - (counts - 1) / 2)[place]

@@ -236,6 +236,23 @@ def test_a_bonus_for_rare_levels_is_added_whatever_the_outcome(combine):
     assert torch.equal(returns, same) and (returns < 0).any() and (returns > 0).any()
 
 
+@pytest.mark.parametrize("combine", ["additive", "gated", "success"])
+def test_what_other_levels_led_to_is_added_whatever_the_outcome(combine):
+    arguments = batch()
+    plain, returns = compute_rlvcr_outcome_advantage(**arguments, combine=combine)
+    executed = torch.full(arguments["response_mask"].shape, 0.25)
+    told, same = compute_rlvcr_outcome_advantage(
+        **arguments, combine=combine, thinking_executed=executed
+    )
+    weighed, _ = compute_rlvcr_outcome_advantage(
+        **arguments, combine=combine, thinking_executed=executed, step_advantage_w=3.0
+    )
+    only, _ = compute_rlvcr_outcome_advantage(**arguments, combine=combine, step_advantage_w=3.0)
+    torch.testing.assert_close(told - plain, executed * arguments["response_mask"])
+    torch.testing.assert_close(weighed - only, 3.0 * executed * arguments["response_mask"])
+    assert torch.equal(returns, same)
+
+
 def test_combinations_refuse_what_they_cannot_do():
     with pytest.raises(ValueError, match="did you mean 'gated'"):
         combine_advantages(TRAJECTORY, THINKING, 1.0, "gate")
@@ -317,6 +334,7 @@ def test_the_estimators_find_their_arguments_in_a_batch(name, required):
     told = batch(thinking_reweight=torch.zeros(2, 4))
     told |= {"uid": told.pop("index"), "traj_uid": told.pop("traj_index")}
     told |= {"won": [True, False], "thinking_level_bonus": torch.zeros(2, 4)}
+    told["thinking_executed"] = torch.zeros(2, 4)
     read = {argument: told[key.rstrip("?")] for argument, key in estimator.inputs.items()}
     _, returns = estimator(**read)
     assert returns[:, 0].tolist() == [0.5, -0.5]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -233,7 +234,7 @@ def test_credit_is_dealt_anew_with_a_seed_of_run_and_batch(monkeypatch):
 
     def reverse(credit: Any, _table: object, won: torch.Tensor, seed: int) -> Any:
         handed.append((won.tolist(), seed))
-        return scoring._Credit(*(values.flip(0) for values in credit))
+        return scoring._Credit(*(values.flip(0) for values in credit[:3]))
 
     monkeypatch.setattr(scoring, "_permuted", reverse)
     data = score_rows(rows(), steps(), Actor(), settings(permute=True), CODEC)
@@ -256,6 +257,67 @@ def test_stopping_to_think_earns_what_thinking_earned_where_asked(credit_end, cr
     # Row 0 has a prompt of 3 tokens, and the step begins where its response does.
     assert first.nonzero().squeeze(-1).tolist() == credited
     assert first[credited].tolist() == pytest.approx([ADVANTAGE_A] * len(credited))
+
+
+EXECUTED = {(0, 0): 0.75, (2, 1): -0.25}  # row and step -> how much more its own play was worth
+
+
+def tried_steps() -> list[list[RowStep]]:
+    return [
+        [replace(step, executed=EXECUTED.get((number, step.step))) for step in row]
+        for number, row in enumerate(steps())
+    ]
+
+
+def returns_of(data: DataProto, *returns: float) -> DataProto:
+    data.non_tensor_batch["episode_rewards"] = np.array(returns)
+    return data
+
+
+def test_what_was_executed_is_placed_beside_confidence():
+    data = returns_of(rows(), 1.0, 0.0, 1.0)
+    data = score_rows(
+        data, tried_steps(), Actor(), settings(credit="executed", mode="mean_norm"), CODEC
+    )
+    assert (data.batch["thinking_level_entropies"] == 0).all()
+    assert (data.batch["thinking_token_costs"] == 0).all()
+    expected = placed((0, [1, 3, 4], 0.75), (2, [10, 12, 13], -0.25))
+    torch.testing.assert_close(data.batch["thinking_executed"], expected)
+    dealt = [[step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]]
+    assert dealt == [[0.75], [0.0, 0.0], [0.0, -0.25]]
+    assert data.meta_info["metrics"]["rlvcr/executed_steps"] == 2.0
+
+
+def test_confidence_is_corrected_by_what_was_executed():
+    data = returns_of(rows(), 1.0, 0.0, 1.0)
+    data = score_rows(
+        data, tried_steps(), Actor(), settings(credit="corrected", mode="mean_norm"), CODEC
+    )
+    slope = 0.75 / (2.0 * ADVANTAGE_A)
+    assert data.meta_info["metrics"]["rlvcr/executed_slope"] == pytest.approx(slope)
+    scored = data.batch["thinking_level_entropies"]
+    assert set(scored[0].tolist()) == {0.0}
+    assert scored[1].max().item() == pytest.approx(slope * 2.0 * ADVANTAGE_C)
+
+
+@pytest.mark.parametrize(("returns", "scale"), [((1.0, 0.0, 1.0), 0.4714045), ((1, 1, 1), 0.1)])
+def test_differences_of_returns_are_divided_as_advantages_are(returns, scale):
+    data = returns_of(rows(), *returns)
+    config = settings(credit="executed", mode="mean_std_norm", std_floor=0.1)
+    data = score_rows(data, tried_steps(), Actor(), config, CODEC)
+    assert data.batch["thinking_executed"].max().item() == pytest.approx(0.75 / scale)
+
+
+def test_permuted_credit_stays_among_the_steps_that_were_executed():
+    seen = set()
+    for name in "abcdefgh":
+        data = returns_of(rows(), 1.0, 0.0, 1.0)
+        data.non_tensor_batch["traj_uid"] = object_array([name, name + "1", name + "2"])
+        config = settings(credit="executed", mode="mean_norm", permute=True)
+        data = score_rows(data, tried_steps(), Actor(), config, CODEC)
+        records = data.non_tensor_batch["steps"]
+        seen.add((records[0][0].think_advantage, records[2][1].think_advantage))
+    assert seen == {(0.75, -0.25), (-0.25, 0.75)}
 
 
 def test_metrics_begin_where_there_are_none():

@@ -63,6 +63,7 @@ def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
     if isinstance(cfg, PPOConfig):
         yield from _switches(cfg)
         yield from _alternatives(cfg)
+        yield from _executed(cfg)
         yield from _spread(cfg)
 
 
@@ -104,6 +105,24 @@ def _alternatives(cfg: PPOConfig) -> Problems:
         yield problem(cfg, f"{PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
 
 
+def _executed(cfg: PPOConfig) -> Problems:
+    settings = settings_of(cfg)
+    if not settings.enable or settings.credit == "scored":
+        return
+    key = f"{PREFIX}.credit"
+    if cfg.algorithm.adv_estimator == "copo" or settings.combine == "reweight":
+        why = "factors of the advantage are made of scores, and executed alternatives add to it"
+        fix = f"{key}=scored, or algorithm.adv_estimator=rlvcr with additive, gated or success"
+        yield problem(cfg, key, why, "scored", fix)
+    if settings.executed_share == 0:
+        share = f"{PREFIX}.executed_share"
+        why = f"{key}={settings.credit} needs steps at which another level is executed"
+        yield problem(cfg, share, why, "more than 0, at most 1", f"{share}=0.25")
+    if cfg.custom_reward_function.path:
+        why = "executed alternatives compare returns of the environment, not those of a function"
+        yield problem(cfg, key, why, "scored", f"{key}=scored")
+
+
 def _spread(cfg: PPOConfig) -> Problems:
     settings = settings_of(cfg)
     if settings.mode == "mean_std_norm" and settings.std_floor == 0:
@@ -120,6 +139,7 @@ def columns(cfg: PPOConfig) -> dict[str, str]:
     """The columns that scored thoughts add to the batch."""
     settings = settings_of(cfg)
     on = "" if settings.enable else f"{PREFIX}.enable=true"
+    executes = settings.credit != "scored"
     reweights = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
     factor = (
         "" if settings.enable and reweights else f"{PREFIX}.enable=true {PREFIX}.combine=reweight"
@@ -129,6 +149,7 @@ def columns(cfg: PPOConfig) -> dict[str, str]:
         "thinking_token_costs": on,
         "choice_mask": on,
         "thinking_reweight": factor,
+        "thinking_executed": "" if on == "" and executes else f"{PREFIX}.credit=executed",
     }
 
 
@@ -141,7 +162,12 @@ def sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
     thoughts = 3 if settings.alternatives == "all" else 1
     steps_scored = steps * settings.step_fraction
     tokens = int(steps_scored * thoughts * settings.max_alternative_tokens)
-    return {"alternative thoughts": tokens}
+    found = {} if settings.credit == "executed" else {"alternative thoughts": tokens}
+    if settings.credit != "scored":
+        # Where every branch is played to the last step.
+        turns = steps * settings.executed_share * cfg.env.max_steps
+        found["executed alternatives"] = int(turns * cfg.env.max_turn_tokens)
+    return found
 
 
 METHOD = Extension(

@@ -60,6 +60,34 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
             "algorithm.rlvcr.step_fraction",
         ),
         (
+            ["algorithm.adv_estimator=copo", "algorithm.rlvcr.credit=executed"],
+            "algorithm.rlvcr.credit",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=rlvcr",
+                "algorithm.rlvcr.combine=reweight",
+                "algorithm.rlvcr.credit=corrected",
+            ],
+            "algorithm.rlvcr.credit",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=rlvcr",
+                "algorithm.rlvcr.credit=executed",
+                "custom_reward_function.path=rewards.py",
+            ],
+            "algorithm.rlvcr.credit",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=rlvcr",
+                "algorithm.rlvcr.credit=executed",
+                "algorithm.rlvcr.executed_share=0",
+            ],
+            "algorithm.rlvcr.executed_share",
+        ),
+        (
             ["algorithm.rlvcr.mode=mean_std_norm", "algorithm.rlvcr.std_floor=0"],
             "algorithm.rlvcr.std_floor",
         ),

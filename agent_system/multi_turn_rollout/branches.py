@@ -1,0 +1,92 @@
+"""Branches: a step of a play is returned to, another thinking level is forced there, and the play
+goes on.
+
+    play     s0 ──3── s1 ──2── s2 ──4── ...
+    branch   s0 ──3── s1 ──1── s2' ── ...       turn 0 is repeated token by token, not sampled
+
+The same task, seed and actions lead to the same state, or the branch breaks and is left out: its
+player compares what it sees with what was seen. Branches are never trained on; their returns are
+what is wanted.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from agent_system.config import ThinkingConfig
+from agent_system.multi_turn_rollout.collector_worker import Collected
+from agent_system.multi_turn_rollout.trajectory import Job, PlayedTurn, Trajectory, Turn
+from rlvcr.executed import SHARE_OF_OTHERS, level_to_try, worth
+
+
+def branch_job(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> Job:
+    """The job that repeats ``trajectory`` up to ``turn`` and thinks at ``level`` there.
+
+    ``name`` tells branches of a step apart. What is sampled hangs on it and on the step, not on the
+    level: branches that differ in their level draw alike.
+    """
+    replay = tuple(
+        PlayedTurn(
+            earlier.observation,
+            tuple(trajectory.ledgers[earlier.ledger].ids[earlier.start : earlier.end]),
+        )
+        for earlier in trajectory.turns
+        if earlier.step < turn.step
+    )
+    traj_uid = f"{trajectory.job.traj_uid}@{turn.step}{name}"
+    return replace(trajectory.job, traj_uid=traj_uid, replay=replay, level=level)
+
+
+def execute_alternatives(
+    trajectories: Sequence[Trajectory],
+    play: Callable[[Sequence[Job]], Collected],
+    rlvcr: ThinkingConfig,
+    seed: int,
+) -> dict[str, float]:
+    """Play on with another level at a share of the steps, and note in their turns how much more
+    their own play was worth: ``Turn.executed``, in units of the return.
+
+    Returns metrics. A branch that broke says nothing.
+    """
+    asked: list[tuple[Trajectory, Turn]] = []
+    jobs: list[Job] = []
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            uid = trajectory.job.traj_uid
+            level = level_to_try(turn.parsed, rlvcr.executed_share, seed, uid, turn.step)
+            if level is not None:
+                asked.append((trajectory, turn))
+                jobs.append(replace(branch_job(trajectory, turn, level), index=len(jobs)))
+    if not jobs:
+        return {"rlvcr/executed_dropped": 0.0, "rlvcr/executed_tokens": 0.0}
+    branches = play(jobs).trajectories
+    dropped = 0
+    for (trajectory, turn), branch in zip(asked, branches, strict=True):
+        other = value_at(branch, turn.step, rlvcr)
+        own = value_at(trajectory, turn.step, rlvcr)
+        if other is None or own is None:
+            dropped += 1
+            continue
+        turn.executed = SHARE_OF_OTHERS * (own - other)
+    return {
+        "rlvcr/executed_dropped": dropped / len(jobs),
+        "rlvcr/executed_tokens": float(np.sum([sampled_since_branch(b) for b in branches])),
+    }
+
+
+def value_at(trajectory: Trajectory, step: int, rlvcr: ThinkingConfig) -> float | None:
+    """What ``trajectory`` was worth, less the price of its thought at ``step``; None where it broke
+    or was never there.
+    """
+    if trajectory.aborted is not None or len(trajectory.turns) <= step:
+        return None
+    parsed = trajectory.turns[step].parsed
+    tokens = 0 if parsed is None else parsed.thought_tokens
+    return worth(trajectory.reward, trajectory.won, tokens, rlvcr)
+
+
+def sampled_since_branch(trajectory: Trajectory) -> int:
+    """Tokens that were sampled after what the branch repeats."""
+    repeated = len(trajectory.job.replay)
+    return sum(turn.num_tokens for turn in trajectory.turns[repeated:])

@@ -1,0 +1,88 @@
+"""Executed alternatives: what another level would have led to, found out by playing on with it.
+
+    play     s0 ──3── s1 ──2── s2 ──4── ...   return R
+    branch             └───1── s2' ── ...     return R'     credit of level 2 at s1: 3/4 (R - R')
+
+Confidence says how well a thought prepared an action, and never whether the action was any good.
+Returns do: the difference is an unbiased estimate of what the level was worth, and a noisy one, of
+one play each. So it is measured at a share of the steps, and used there alone, or also to find out
+what a difference of confidence is worth at all the others.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from rlvcr.alternatives import SEED_RANGE
+from rlvcr.config import ThinkingConfig
+from rlvcr.levels import LEVELS, ParsedStep
+from rlvcr.shapes import PerStep
+from rlvcr.thinking import thinking_price
+from verl.utils.seeds import derive_seed
+from verl.utils.statistics import rank_correlation
+
+# One of three other levels was drawn: 3/4 of the difference has the mean of "own less all four".
+SHARE_OF_OTHERS = 0.75
+
+
+def level_to_try(
+    parsed: ParsedStep | None, share: float, seed: int, traj_uid: str, step: int
+) -> int | None:
+    """Another level than the one that was chosen, drawn uniformly at a ``share`` of the steps; None
+    at the others, and where the step cannot be read.
+
+    Depends on seed, trajectory and step alone.
+    """
+    if parsed is None or parsed.failure is not None or parsed.level is None:
+        return None
+    if derive_seed(seed, "executed", traj_uid, step) / SEED_RANGE >= share:
+        return None
+    others = [level for level in LEVELS if level != parsed.level]
+    return others[derive_seed(seed, "executed level", traj_uid, step) % len(others)]
+
+
+def worth(reward: float, won: bool, thought_tokens: int, rlvcr: ThinkingConfig) -> float:
+    """The return of a play, less the price of the thought that is judged."""
+    if rlvcr.price_in == "won" and not won:
+        return reward
+    price = thinking_price(torch.tensor(thought_tokens), rlvcr.cost_coef, rlvcr.cost_max)
+    return reward - float(price)
+
+
+class JoinedCredit(NamedTuple):
+    """``weight`` [S] multiplies the credit that confidence gives; ``executed`` [S] is credited
+    besides.
+    """
+
+    weight: PerStep
+    executed: PerStep
+    metrics: dict[str, float]
+
+
+def join_credit(scored: PerStep, differences: PerStep, rule: str, scale: float) -> JoinedCredit:
+    """Credit from confidence ``scored`` [S] and from ``differences`` [S] of what plays were worth,
+    NaN where no other level was executed.
+
+    ``executed`` uses the differences alone, divided by ``scale``. ``corrected`` also gives all
+    other steps their confidence, times the slope of the least squares line through the origin that
+    the executed steps find: 0 where confidence says nothing about returns.
+    """
+    tried = ~differences.isnan()
+    executed = torch.where(tried, differences / scale, 0.0)
+    both = tried & (scored != 0)
+    size = executed.abs().sum() / tried.sum().clamp(min=1)
+    metrics = {
+        "rlvcr/executed_steps": float(tried.sum()),
+        "rlvcr/executed_advantage_abs_mean": float(size),
+    }
+    slope = 0.0
+    if both.any():
+        own = scored[both].double()
+        slope = float((own * executed[both]).sum() / (own * own).sum())
+        metrics["rlvcr/executed_correlation"] = rank_correlation(
+            own.tolist(), executed[both].tolist()
+        )
+    if rule == "executed":
+        return JoinedCredit(torch.zeros_like(scored), executed, metrics)
+    metrics["rlvcr/executed_slope"] = slope
+    return JoinedCredit(torch.where(tried, 0.0, slope), executed, metrics)

@@ -1,0 +1,173 @@
+"""Branches of plays: what they repeat, where they force a level, and what is made of their returns.
+
+The policy walks to the target and thinks at level 2. Made to think at level 1 it walks away from the
+target for the rest of the play, at level 3 it walks on, at level 4 it stays where it is for a turn.
+"""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from agent_system.multi_turn_rollout import branches
+from agent_system.multi_turn_rollout.branches import branch_job, execute_alternatives
+from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from agent_system.multi_turn_rollout.trajectory import Job, PlayedTurn, Trajectory
+from rlvcr.executed import level_to_try
+from rlvcr.levels import LevelCodec
+from tests.helpers.play import make_world, walk
+from tests.helpers.thinking_plays import thinking_config
+from tests.helpers.tiny_model import make_tiny_tokenizer
+
+both = pytest.mark.parametrize("history", ["append", "window"])
+AWAY = {"left": "right", "right": "left"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+def script(_request, prompt):
+    # Levels that were said: those of the instructions stand before other thoughts.
+    said = re.findall(r"<level>(\d)</level><think>(?:near|forced|$)", prompt)
+    move = AWAY[walk(prompt)] if "1" in said else walk(prompt)
+    if not prompt.endswith("<think>"):
+        return f"<level>2</level><think>near</think><action>{move}</action>"
+    return f"forced</think><action>{'stay' if said[-1] == '4' else move}</action>"
+
+
+class World:
+    """One batch of plays, and the means to play more jobs."""
+
+    def __init__(self, tokenizer, history, **rlvcr):
+        self.config = thinking_config(history, n=1, **rlvcr)
+        self.config.env.max_steps = 12
+        self.config.env.history_length = 12
+        self.group, self.envs, self.engines = make_world(tokenizer, self.config, script)
+        self.collector = TrajectoryCollector(self.config, tokenizer)
+        self.settings = PlaySettings.from_config(self.config, self.collector.package, is_train=True)
+        self.played = self.collector._play(
+            self.envs.gen_batch(1, 3), self.group, self.settings
+        ).trajectories
+
+    def play(self, jobs):
+        return self.collector._play_jobs(jobs, self.group, self.settings)
+
+
+@pytest.fixture
+def world(tokenizer, request):
+    made = World(tokenizer, request.param)
+    yield made
+    made.collector.close()
+
+
+both_worlds = pytest.mark.parametrize("world", ["append", "window"], indirect=True)
+
+
+@both_worlds
+def test_a_branch_sees_what_the_play_saw_and_begins_with_the_level(world, tokenizer):
+    whole = world.played[0]
+    turn = whole.turns[2]
+    asked_before = len(world.engines[0].requests)
+    (branch,) = world.play([replace(branch_job(whole, turn, 3), index=0)]).trajectories
+    first = world.engines[0].requests[asked_before]
+    prompt = whole.ledgers[turn.ledger].ids[: turn.start]
+    prefix = LevelCodec(tokenizer).prefix_ids[3]
+    assert first.prompt_ids == prompt + prefix
+    assert first.max_tokens == world.settings.max_turn_tokens - len(prefix)
+    assert [played.action for played in branch.turns[:2]] == [t.action for t in whole.turns[:2]]
+    assert [played.forced for played in branch.turns[:3]] == [0, 0, len(prefix)]
+    assert branch.turns[2].parsed.level == 3
+    assert (branch.aborted, branch.start_state) == (None, whole.start_state)
+
+
+@both_worlds
+def test_what_is_repeated_is_not_sampled(world):
+    whole = world.played[0]
+    before = len(world.engines[0].requests)
+    branch = world.play([replace(branch_job(whole, whole.turns[1], 3), index=0)]).trajectories[0]
+    assert len(world.engines[0].requests) - before == len(branch.turns) - 1
+    repeated = branch.turns[0]
+    ids = branch.ledgers[repeated.ledger].ids[repeated.start : repeated.end]
+    own = whole.turns[0]
+    assert ids == whole.ledgers[own.ledger].ids[own.start : own.end]
+
+
+@both_worlds
+def test_a_state_that_is_not_found_again_breaks_the_branch(world):
+    whole = world.played[0]
+    job = branch_job(whole, whole.turns[2], 3)
+    other = PlayedTurn("You are elsewhere.", job.replay[1].token_ids)
+    (branch,) = world.play([replace(job, index=0, replay=(job.replay[0], other))]).trajectories
+    assert branch.aborted == "replay"
+    assert "turn 1" in branch.abort_detail and "elsewhere" in branch.abort_detail
+
+
+def test_branches_of_a_step_have_names_and_draw_alike_at_every_level(world_append):
+    whole = world_append.played[0]
+    turn = whole.turns[1]
+    one, two = branch_job(whole, turn, 1), branch_job(whole, turn, 2)
+    assert one.traj_uid == two.traj_uid == f"{whole.job.traj_uid}@1"
+    assert branch_job(whole, turn, 1, "#7").traj_uid == f"{whole.job.traj_uid}@1#7"
+    assert (one.uid, one.env_seed, one.task) == (whole.job.uid, whole.job.env_seed, whole.job.task)
+
+
+@pytest.fixture
+def world_append(tokenizer):
+    made = World(tokenizer, "append", executed_share=1.0, cost_coef=0.0)
+    yield made
+    made.collector.close()
+
+
+def test_the_difference_of_returns_is_noted_at_every_step(world_append):
+    rlvcr = world_append.config.algorithm.rlvcr
+    found = execute_alternatives(world_append.played, world_append.play, rlvcr, seed=5)
+    expected = {1: 0.75, 3: 0.0, 4: 0.0}  # of a play that is won, unless it walks away
+    tried = []
+    for trajectory in world_append.played:
+        assert trajectory.won
+        for turn in trajectory.turns:
+            level = level_to_try(turn.parsed, 1.0, 5, trajectory.job.traj_uid, turn.step)
+            tried.append(level)
+            assert turn.executed == pytest.approx(expected[level] * trajectory.reward), level
+    assert set(tried) == {1, 3, 4}
+    assert found["rlvcr/executed_dropped"] == 0.0
+    assert found["rlvcr/executed_tokens"] > 0
+
+
+def test_a_branch_that_broke_says_nothing(world_append, monkeypatch):
+    rlvcr = world_append.config.algorithm.rlvcr
+
+    def broken(jobs):
+        played = world_append.play(jobs)
+        for trajectory in played.trajectories:
+            trajectory.abort("env_dead", "gone")
+        return played
+
+    found = execute_alternatives(world_append.played, broken, rlvcr, seed=5)
+    assert found["rlvcr/executed_dropped"] == 1.0
+    assert {turn.executed for t in world_append.played for turn in t.turns} == {None}
+
+
+def test_a_share_of_nothing_plays_nothing(world_append):
+    rlvcr = world_append.config.algorithm.rlvcr
+    rlvcr.executed_share = 0.0
+
+    def never(_jobs):
+        raise AssertionError("nothing was to be played")
+
+    assert execute_alternatives(world_append.played, never, rlvcr, seed=5) == {
+        "rlvcr/executed_dropped": 0.0,
+        "rlvcr/executed_tokens": 0.0,
+    }
+
+
+def test_a_play_that_never_came_to_the_step_has_no_value_there(world_append):
+    rlvcr = world_append.config.algorithm.rlvcr
+    short = Trajectory(Job(0, {}, "u", "u/0", 0, 0))
+    assert branches.value_at(short, 0, rlvcr) is None
+    whole = world_append.played[0]
+    assert branches.value_at(whole, 0, rlvcr) == whole.reward
+    assert branches.value_at(whole, len(whole.turns), rlvcr) is None
