@@ -1,4 +1,4 @@
-"""Executed alternatives: which steps are tried again, what plays are worth, how credit is joined."""
+"""Executed alternatives: which steps are tried again, what plays are worth, what is credited."""
 
 import math
 from collections import Counter

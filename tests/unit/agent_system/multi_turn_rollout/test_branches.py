@@ -1,7 +1,7 @@
-"""Branches of plays: what they repeat, where they force a level, and what is made of their returns.
+"""Branches of plays: what they repeat, where they force a level, what is made of their returns.
 
-The policy walks to the target and thinks at level 2. Made to think at level 1 it walks away from the
-target for the rest of the play, at level 3 it walks on, at level 4 it stays where it is for a turn.
+The policy walks to the target and thinks at level 2. Made to think at level 1 it walks away from
+the target for the rest of the play, at level 3 it walks on, at level 4 it stays for a turn.
 """
 
 import re

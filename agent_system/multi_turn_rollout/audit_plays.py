@@ -1,0 +1,85 @@
+"""Plays for a credit audit: at decision points of finished plays every level is forced and played
+on with.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from agent_system.multi_turn_rollout.branches import branch_job
+from agent_system.multi_turn_rollout.collector_worker import Collected
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
+from rlvcr.audit import AuditPoint
+from rlvcr.levels import LEVELS
+from rlvcr.records import MEASURES, ThinkingStep
+from verl.utils.seeds import derive_seed
+
+
+def decision_points(
+    trajectories: Sequence[Trajectory],
+    records: dict[tuple[str, int], ThinkingStep],
+    count: int,
+    seed: int,
+) -> list[tuple[Trajectory, Turn, ThinkingStep]]:
+    """At most ``count`` steps that were scored at all four levels, drawn uniformly.
+
+    ``records`` holds what scoring found, by trajectory and step.
+    """
+    found = []
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            record = records[trajectory.job.traj_uid, turn.step]
+            if len(record.contexts) == len(LEVELS):
+                found.append((trajectory, turn, record))
+    found.sort(key=lambda point: derive_seed(seed, "audit", point[0].job.traj_uid, point[1].step))
+    return found[:count]
+
+
+def play_points(
+    points: Sequence[tuple[Trajectory, Turn, ThinkingStep]],
+    play: Callable[[Sequence[Job]], Collected],
+    plays: int,
+) -> list[AuditPoint]:
+    """Every one of ``points`` played on ``plays`` times at every level.
+
+    A point at which a play broke, because its state was not found again for one, is left out.
+    """
+    jobs = [
+        replace(branch_job(trajectory, turn, level, f"#{number}"), index=0)
+        for trajectory, turn, _ in points
+        for level in LEVELS
+        for number in range(plays)
+    ]
+    played = play([replace(job, index=index) for index, job in enumerate(jobs)]).trajectories
+    audited: list[AuditPoint] = []
+    per_point = len(LEVELS) * plays
+    for place, (trajectory, turn, record) in enumerate(points):
+        own = played[place * per_point : (place + 1) * per_point]
+        if any(branch.aborted is not None for branch in own) or record.level is None:
+            continue
+        returns = [branch.reward for branch in own]
+        audited.append(
+            AuditPoint(
+                traj_uid=trajectory.job.traj_uid,
+                step=turn.step,
+                level=record.level,
+                returns=tuple(
+                    tuple(returns[column * plays : (column + 1) * plays])
+                    for column in range(len(LEVELS))
+                ),
+                scores=_scores(record),
+            )
+        )
+    return audited
+
+
+def _scores(record: ThinkingStep) -> dict[str, tuple[float, ...]]:
+    """What is known of every level beforehand, the higher the better: certainty about the action,
+    and the level itself.
+    """
+    scores = {
+        name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
+        for name in MEASURES
+    }
+    # Certainty is less entropy.
+    scores["entropy"] = tuple(-value for value in scores["entropy"])
+    return scores | {"deeper": tuple(float(level) for level in LEVELS)}

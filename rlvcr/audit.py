@@ -1,0 +1,152 @@
+"""The credit audit: does a score of thinking levels say what the levels are worth?
+
+At a decision point every level is forced and played on with, M times. What the plays earn is the
+true effect of the level there; what a score says beforehand is compared with it, over all points.
+
+    point    level   plays earn      effect            score        centred
+    p        1       0 0 1 0         0.25 - mean       -1.3         -1.3 - mean
+             2       1 1 1 0         0.75 - mean       -0.2         -0.2 - mean      and so on
+
+Effects are themselves measured with noise. ``reliability`` says how much of them is signal, and its
+root is what a perfect score would reach.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlvcr.levels import LEVELS
+from verl.utils.statistics import bootstrap_interval, rank_correlation
+
+RESAMPLES = 1000  # of decision points, for an interval of a correlation
+CONFIDENCE = 0.95
+Interval = tuple[float, float, float]  # value, and the bounds of its 95% interval
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPoint:
+    """One decision point: where it lies, the ``level`` that was chosen, ``returns`` [4][M] of plays
+    that went on from it at every level, what ``scores`` [4] said of the levels, and what
+    ``step_scores`` said of the step that was played.
+    """
+
+    traj_uid: str
+    step: int
+    level: int
+    returns: tuple[tuple[float, ...], ...]
+    scores: Mapping[str, tuple[float, ...]]
+    step_scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def effects(self) -> np.ndarray:
+        """[4] mean return of every level, less that of all four."""
+        return _centred([np.mean(earned) for earned in self.returns])
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreAudit:
+    """How a score agrees with effects, in ranks: over all levels of all points, and over the chosen
+    levels alone. None where the score says nothing of the kind.
+    """
+
+    name: str
+    all_levels: Interval | None
+    chosen_level: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The audit of ``points`` points with ``plays`` plays per level.
+
+    ``levels`` are the mean effects of levels 1 to 4, ``reliability`` is the correlation that two
+    audits of these points would have.
+    """
+
+    points: int
+    plays: int
+    levels: tuple[Interval, ...]
+    reliability: float
+    scores: tuple[ScoreAudit, ...]
+
+
+def audit(points: Sequence[AuditPoint], seed: int = 0) -> Audit:
+    """Compare every score of ``points`` with what the levels earned; adds ``random``, a score that
+    knows nothing.
+
+    Raises ``ValueError`` without points.
+    """
+    if not points:
+        raise ValueError("no decision point was played: nothing can be audited")
+    rng = np.random.default_rng(seed)
+    effects = np.array([point.effects for point in points])
+    levels = [bootstrap_interval(effects[:, column]) for column in range(len(LEVELS))]
+    tables = {
+        name: np.array([_centred(point.scores[name]) for point in points])
+        for name in points[0].scores
+    }
+    tables["random"] = rng.normal(size=effects.shape)
+    # Row by row, the column of the level that was chosen.
+    chosen = np.arange(len(points)), np.array([point.level - 1 for point in points])
+    own = effects[chosen]
+    found = [
+        ScoreAudit(name, _correlation(table, effects, rng), _correlation(table[chosen], own, rng))
+        for name, table in tables.items()
+    ]
+    for name in points[0].step_scores:
+        values = np.array([point.step_scores[name] for point in points])
+        found.append(ScoreAudit(name, None, _correlation(values, own, rng)))
+    return Audit(
+        points=len(points),
+        plays=len(points[0].returns[0]),
+        levels=tuple(
+            (float(effects[:, column].mean()), *levels[column]) for column in range(len(LEVELS))
+        ),
+        reliability=reliability(points),
+        scores=tuple(found),
+    )
+
+
+def reliability(points: Sequence[AuditPoint]) -> float:
+    """Correlation of effects with those of a second audit of the same points, from two halves of
+    the plays (Spearman and Brown); NaN with one play per level.
+    """
+    first = np.array([_half(point, 0) for point in points])
+    second = np.array([_half(point, 1) for point in points])
+    if np.isnan(first).any() or np.isnan(second).any():
+        return math.nan
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return math.nan
+    half = float(np.corrcoef(first.ravel(), second.ravel())[0, 1])
+    return 2 * half / (1 + half) if half > -1 else math.nan
+
+
+def _half(point: AuditPoint, which: int) -> np.ndarray:
+    """Effects [4] by every other play."""
+    halves = [earned[which::2] for earned in point.returns]
+    return _centred([np.mean(half) if half else math.nan for half in halves])
+
+
+def _centred(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    array = np.asarray(values, dtype=np.float64)
+    return array - array.mean()
+
+
+def _correlation(first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> Interval:
+    """Rank correlation of two arrays whose first axis are the points, with the percentile bootstrap
+    interval over points: the levels of a point are not independent of each other.
+    """
+    whole = _ranked(first, second)
+    drawn = rng.integers(0, len(first), size=(RESAMPLES, len(first)))
+    resampled = np.array([_ranked(first[points], second[points]) for points in drawn])
+    # A resample in which nothing differs has no correlation.
+    known = resampled[~np.isnan(resampled)]
+    if not len(known):
+        return whole, math.nan, math.nan
+    low, high = np.quantile(known, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return whole, float(low), float(high)
+
+
+def _ranked(first: np.ndarray, second: np.ndarray) -> float:
+    return rank_correlation(first.ravel().tolist(), second.ravel().tolist())

@@ -1,0 +1,107 @@
+"""The credit audit by hand: effects, correlations with their intervals, and how much is signal."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rlvcr.audit import AuditPoint, audit, reliability
+
+
+def planted(count: int, plays: int, noise: float = 0.0, seed: int = 0) -> list[AuditPoint]:
+    """Points at which one level is worth most, and a score that says which, up to ``noise``."""
+    rng = np.random.default_rng(seed)
+    points = []
+    for number in range(count):
+        chances = rng.permutation([0.1, 0.4, 0.7, 0.95])
+        returns = tuple(
+            tuple((rng.random(plays) < chance).astype(float).tolist()) for chance in chances
+        )
+        told = chances + noise * rng.normal(size=4)
+        level = int(rng.integers(1, 5))
+        points.append(
+            AuditPoint(
+                f"t{number}",
+                number % 5,
+                level,
+                returns,
+                {"score": tuple(told.tolist()), "flat": (1.0, 1.0, 1.0, 1.0)},
+                {"step": float(told[level - 1] - told.mean())},
+            )
+        )
+    return points
+
+
+def named(found, name):
+    return next(score for score in found.scores if score.name == name)
+
+
+def test_an_effect_that_was_planted_is_found():
+    found = audit(planted(150, 64))
+    for interval in (named(found, "score").all_levels, named(found, "score").chosen_level):
+        assert (
+            interval is not None and interval[0] > 0.9 and interval[1] < interval[0] < interval[2]
+        )
+    step = named(found, "step")
+    assert step.all_levels is None and step.chosen_level is not None
+    assert step.chosen_level[0] > 0.9
+    assert (found.points, found.plays) == (150, 64)
+    assert found.reliability > 0.95
+
+
+def test_scores_that_know_nothing_are_found_out():
+    points = planted(300, 32)
+    strangers = [point.scores for point in points[1:]] + [points[0].scores]
+    shuffled = [
+        AuditPoint(p.traj_uid, p.step, p.level, p.returns, scores)
+        for p, scores in zip(points, strangers, strict=True)
+    ]
+    found = audit(shuffled)
+    for name in ("score", "random"):
+        value, low, high = named(found, name).all_levels
+        assert abs(value) < 0.1 and low < 0 < high, name
+
+
+def test_a_score_that_says_the_same_of_all_levels_has_no_correlation():
+    flat = named(audit(planted(20, 4)), "flat").all_levels
+    assert flat is not None and all(math.isnan(value) for value in flat)
+
+
+def test_effects_of_levels_are_means_over_points():
+    scores = {"score": (0.0, 1.0, 2.0, 3.0)}
+    found = audit(
+        [
+            AuditPoint("a", 0, 1, ((0.0,), (1.0,), (1.0,), (0.0,)), scores),
+            AuditPoint("b", 0, 4, ((0.0,), (0.0,), (1.0,), (1.0,)), scores),
+        ]
+    )
+    assert [level[0] for level in found.levels] == [-0.5, 0.0, 0.5, 0.0]
+    assert found.levels[0][1:] == (-0.5, -0.5)
+    assert (found.levels[1][1], found.levels[1][2]) == (-0.5, 0.5)
+
+
+def test_reliability_is_that_of_twice_the_half():
+    """Halves that correlate by r make a whole that correlates by 2 r / (1 + r) with its like."""
+    points = [
+        AuditPoint("a", 0, 1, ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0)), {}),
+        AuditPoint("b", 0, 1, ((0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.0, 0.0)), {}),
+    ]
+    first = np.array([[0.75, -0.25, -0.25, -0.25], [-0.5, 0.5, 0.5, -0.5]]).ravel()
+    second = np.array([[0.5, -0.5, 0.5, -0.5], [-0.25, 0.75, -0.25, -0.25]]).ravel()
+    half = np.corrcoef(first, second)[0, 1]
+    assert reliability(points) == pytest.approx(2 * half / (1 + half))
+
+
+def test_one_play_says_nothing_about_reliability():
+    assert math.isnan(reliability(planted(5, 1)))
+    same = AuditPoint("a", 0, 1, ((1.0, 1.0),) * 4, {})
+    assert math.isnan(reliability([same, same]))
+
+
+def test_an_audit_is_the_same_again_and_needs_points():
+    points = planted(30, 4, noise=0.3, seed=7)
+    once = named(audit(points), "score")
+    assert named(audit(points), "score") == once
+    assert named(audit(points, seed=1), "score") != once
+    with pytest.raises(ValueError, match="no decision point"):
+        audit([])
