@@ -10,3 +10,6 @@ COMBINES: tuple[Combination, ...] = get_args(Combination)
 
 PriceRule = Literal["all", "won", "gate"]
 PRICE_RULES: tuple[PriceRule, ...] = get_args(PriceRule)
+
+LevelRuleName = Literal["free", "level_1", "level_2", "level_3", "level_4", "random", "oracle"]
+LEVEL_RULES: tuple[LevelRuleName, ...] = get_args(LevelRuleName)

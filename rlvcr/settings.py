@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from rlvcr.names import Combination, PriceRule, Score
+from rlvcr.names import LEVEL_RULES, Combination, LevelRuleName, PriceRule, Score
 from verl.names import NormMode
 from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 
@@ -57,6 +57,10 @@ class RLVCRSettings(Section):
     """weight of the count bonus for rare levels in a group"""
     epsilon_levels: Share = 0.0
     """probability of a level drawn uniformly instead of by the policy"""
+    eval_levels: list[LevelRuleName] = list(LEVEL_RULES)
+    """what main_eval compares the policy's own levels (free, which is always played) with, on the
+    same panel with the same seeds: one level at every step, levels drawn with the shares of free
+    (random), and the level that the environment calls needed (oracle)"""
     prompts: dict[str, str] = {}
     """texts that replace the built-in description of levels 1 to 4"""
 

@@ -160,7 +160,7 @@ class CollectorWorker:
         """What the trajectories of one call share."""
         codec = self._level_codec() if settings.levels else None
         turn_tokens = settings.max_turn_tokens
-        if codec is not None and settings.epsilon_levels:
+        if codec is not None and settings.level_rule.forces:
             # A forced level and what is sampled after it are no longer than a turn may be.
             turn_tokens -= len(codec.prefix_ids[1])
         sampler = PolicySampler(self._engine, settings, self._bridge.decode, turn_tokens)

@@ -39,6 +39,7 @@ from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.tokenizer import end_of_sequence
 from rlvcr.level_metrics import CollapseWatch
+from rlvcr.level_rules import FREE, LevelRule
 from rlvcr.levels import LevelCodec
 from rlvcr.scoring import hold_up_levels, score_rows
 from verl.protocol import DataProto
@@ -142,8 +143,17 @@ class TrajectoryCollector:
         if is_train:
             data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)
             return self._hold_up_levels(data, rows)
+        return self.panel_loop(gen_batch, actor_rollout_wg)
+
+    def panel_loop(
+        self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE
+    ) -> DataProto:
+        """Play ``panel`` as a validation with the levels that ``level_rule`` forces and pack;
+        broken trajectories count as lost.
+        """
         settings = self._settings(is_train=False, thinking=False)
-        played = self._play(gen_batch, actor_rollout_wg, settings)
+        ruled = replace(settings, level_rule=level_rule)
+        played = self._play(panel, actor_rollout_wg, ruled)
         return self._rows(played, is_train=False)[0]
 
     def greedy_loop(
