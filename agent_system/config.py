@@ -3,10 +3,11 @@
 The fields are described where they are set: ``python -m verl.trainer.main_ppo --help SECTION``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import rlvcr.config
+from rlvcr.names import LevelRuleName
 
 
 class SamplingConfig(Protocol):
@@ -240,6 +241,15 @@ class ThinkingConfig(rlvcr.config.ThinkingConfig, Protocol):
 
     @property
     def executed_share(self) -> float: ...
+
+    @property
+    def audit_points(self) -> int: ...
+
+    @property
+    def audit_plays(self) -> int: ...
+
+    @property
+    def eval_levels(self) -> Sequence[LevelRuleName]: ...
 
     @property
     def collapse_patience(self) -> int: ...

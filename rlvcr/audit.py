@@ -14,6 +14,7 @@ root is what a perfect score would reach.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class AuditPoint:
     @property
     def effects(self) -> np.ndarray:
         """[4] mean return of every level, less that of all four."""
-        return _centred([np.mean(earned) for earned in self.returns])
+        return _centred([fmean(earned) for earned in self.returns])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def reliability(points: Sequence[AuditPoint]) -> float:
 def _half(point: AuditPoint, which: int) -> np.ndarray:
     """Effects [4] by every other play."""
     halves = [earned[which::2] for earned in point.returns]
-    return _centred([np.mean(half) if half else math.nan for half in halves])
+    return _centred([fmean(half) if half else math.nan for half in halves])
 
 
 def _centred(values: Sequence[float] | np.ndarray) -> np.ndarray:

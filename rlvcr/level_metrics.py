@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvcr.levels import LEVELS
+from rlvcr.records import ThinkingStep
 
 logger = logging.getLogger(__name__)
 PERMUTATIONS = 20  # of the levels, for what chance makes of their information
+MOST_SITUATIONS = 16  # of which a table can be read
 
 
 def level_metrics(
@@ -64,6 +66,31 @@ def level_information(
         "rlvcr/level_information": _information(rows, columns),
         "rlvcr/level_information_null": float(np.mean(dealt)),
     }
+
+
+def levels_by_situation(steps: Sequence[ThinkingStep], prefix: str) -> dict[str, float]:
+    """What was chosen in every situation that the environment names, under
+    ``<prefix>/<situation>``.
+
+    ``share_1..4`` of the steps with a level that the policy chose, ``steps``, their number, and the
+    mean ``needed_level`` where the environment names it. Nothing for more than ``MOST_SITUATIONS``.
+    """
+    chosen: dict[str, list[ThinkingStep]] = {}
+    for step in steps:
+        if step.situation and step.level and not step.level_forced:
+            chosen.setdefault(step.situation, []).append(step)
+    if len(chosen) > MOST_SITUATIONS:
+        return {}
+    metrics: dict[str, float] = {}
+    for situation, found in sorted(chosen.items()):
+        place = f"{prefix}/{situation}"
+        counts = Counter(step.level for step in found)
+        metrics[f"{place}/steps"] = float(len(found))
+        metrics |= {f"{place}/share_{level}": counts[level] / len(found) for level in LEVELS}
+        needed = [step.needed_level for step in found if step.needed_level is not None]
+        if needed:
+            metrics[f"{place}/needed_level"] = float(np.mean(needed))
+    return metrics
 
 
 def _information(rows: np.ndarray, columns: np.ndarray) -> float:

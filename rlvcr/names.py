@@ -12,3 +12,6 @@ PriceRule = Literal["all", "won", "gate"]
 PRICE_RULES: tuple[PriceRule, ...] = get_args(PriceRule)
 
 CreditRule = Literal["scored", "executed", "corrected"]
+
+LevelRuleName = Literal["free", "level_1", "level_2", "level_3", "level_4", "random", "oracle"]
+LEVEL_RULES: tuple[LevelRuleName, ...] = get_args(LevelRuleName)

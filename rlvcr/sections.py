@@ -10,9 +10,12 @@ from verl.sections import (
     Curve,
     CurveFamily,
     KeyFigure,
+    MetricColumn,
+    MetricTable,
     NumberColumn,
     Plot,
     ReportSection,
+    Scatter,
     StepView,
     TimePart,
     contribute,
@@ -94,6 +97,76 @@ THINKING = ReportSection(
     ),
     after="Success",
 )
+BY_RULE = MetricTable(
+    "What the choice of level is worth",
+    "val/levels",
+    "levels",
+    (
+        MetricColumn("success_rate", "episodes won", "{:.1%}"),
+        MetricColumn("success_difference", "less free, points", "{:+.1f}", scale=100.0),
+        MetricColumn("tokens_per_step", "tokens / step"),
+        MetricColumn("sampled_tokens_per_step", "sampled / step"),
+        MetricColumn("sampled_tokens_per_episode", "sampled / episode"),
+    ),
+)
+BY_SITUATION = MetricTable(
+    "Levels chosen in each situation",
+    "val/levels_in",
+    "situation",
+    (
+        MetricColumn("steps", "steps", "{:.0f}"),
+        MetricColumn("needed_level", "needed"),
+        *(MetricColumn(f"share_{level}", LEVEL_NAMES[level], "{:.1%}") for level in LEVELS),
+    ),
+)
+WORTH = ReportSection(
+    "The choice of level",
+    "The same tasks with the same seeds: the policy chooses (free), every step has one level, "
+    "levels are drawn with the shares of free (random), or the environment says what is needed "
+    "(oracle).",
+    (
+        Scatter(
+            "Success against tokens",
+            BY_RULE,
+            x="tokens_per_step",
+            y="success_rate",
+            x_label="tokens per step, a forced level's included",
+            y_label="episodes won",
+            colors=(
+                ("random", "second"),
+                ("oracle", "time-5"),
+                *((f"level_{level}", f"ramp-{level}") for level in LEVELS),
+            ),
+            form="percent",
+        ),
+    ),
+    columns=1,
+    after="Thinking",
+    tables=(BY_RULE, BY_SITUATION),
+)
+AUDITED_LEVELS = MetricTable(
+    "What levels are worth",
+    "audit/levels",
+    "level",
+    (MetricColumn("effect", "return, less the mean of all levels", "{:+.3f}"),),
+)
+AUDITED_SCORES = MetricTable(
+    "What scores say of it",
+    "audit/scores",
+    "score",
+    (
+        MetricColumn("all_levels", "rank correlation, all levels", "{:+.2f}"),
+        MetricColumn("chosen_level", "the chosen level", "{:+.2f}"),
+    ),
+)
+AUDIT = ReportSection(
+    "Credit audit",
+    "From steps of played tasks every level was forced and played on with: what these plays earned "
+    "is the effect of the level there, and a score is as good as it agrees with it.",
+    (),
+    after="The choice of level",
+    tables=(AUDITED_LEVELS, AUDITED_SCORES),
+)
 UNPARSED = Plot(
     "Steps that could not be parsed",
     "share of steps",
@@ -141,7 +214,7 @@ contribute(
                 after="tokens per episode",
             ),
         ),
-        sections=(THINKING,),
+        sections=(THINKING, WORTH, AUDIT),
         plots=(("Health", UNPARSED),),
         time_parts=(
             TimePart(

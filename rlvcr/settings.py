@@ -2,7 +2,14 @@
 
 from typing import Literal
 
-from rlvcr.names import Combination, CreditRule, PriceRule, Score
+from rlvcr.names import (
+    LEVEL_RULES,
+    Combination,
+    CreditRule,
+    LevelRuleName,
+    PriceRule,
+    Score,
+)
 from verl.names import NormMode
 from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 
@@ -66,6 +73,14 @@ class RLVCRSettings(Section):
     """weight of the count bonus for rare levels in a group"""
     epsilon_levels: Share = 0.0
     """probability of a level drawn uniformly instead of by the policy"""
+    eval_levels: list[LevelRuleName] = list(LEVEL_RULES)
+    """what main_eval compares the policy's own levels (free, which is always played) with, on the
+    same panel with the same seeds: one level at every step, levels drawn with the shares of free
+    (random), and the level that the environment calls needed (oracle)"""
+    audit_points: PositiveInt = 100
+    """steps at which main_audit plays on with every level, at most"""
+    audit_plays: PositiveInt = 8
+    """plays of main_audit from a step, for each level"""
     prompts: dict[str, str] = {}
     """texts that replace the built-in description of levels 1 to 4"""
 

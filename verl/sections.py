@@ -18,7 +18,7 @@ behind what has that name (a label or a title), and last where there is none.
 import functools
 import importlib.metadata
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -114,14 +114,97 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricColumn:
+    """The metric ``key`` of every line of a table, times ``scale`` and written as ``form`` says; in
+    brackets its interval, where ``<key>_low`` and ``<key>_high`` are there.
+    """
+
+    key: str
+    title: str
+    form: str = "{:.1f}"
+    scale: float = 1.0
+
+    def cell(self, metrics: Mapping[str, float], line: str) -> str:
+        """What ``metrics`` hold of the line ``<prefix>/<name>``; empty where there is nothing."""
+        value = metrics.get(f"{line}/{self.key}")
+        if value is None:
+            return ""
+        text = self._written(value)
+        low = metrics.get(f"{line}/{self.key}_low")
+        high = metrics.get(f"{line}/{self.key}_high")
+        if low is None or high is None:
+            return text
+        return f"{text} ({self._written(low)} to {self._written(high)})"
+
+    def _written(self, value: float) -> str:
+        return self.form.format(self.scale * value)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricTable:
+    """A table of metrics ``<prefix>/<name>/<key>``: a line for every name, a column for some keys.
+
+    ``head`` says what the names are of.
+    """
+
+    title: str
+    prefix: str
+    head: str
+    columns: tuple[MetricColumn, ...]
+
+    def lines(self, metrics: Mapping[str, float]) -> list[str]:
+        """The names, in the order of ``metrics``."""
+        start = f"{self.prefix}/"
+        found = [key.removeprefix(start) for key in metrics if key.startswith(start)]
+        return list(dict.fromkeys(key.rpartition("/")[0] for key in found))
+
+    def cells(self, metrics: Mapping[str, float], name: str) -> list[str]:
+        """The line of ``name``: the name first."""
+        line = f"{self.prefix}/{name}"
+        return [
+            name.replace("_", " "),
+            *(column.cell(metrics, line) for column in self.columns),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """A chart with a point for every line of ``table``: its metric ``x`` against ``y``, with the
+    interval of ``y`` where there is one.
+
+    ``colors`` are those of lines by name; others have the first colour.
+    """
+
+    title: str
+    table: MetricTable
+    x: str
+    y: str
+    x_label: str
+    y_label: str
+    colors: tuple[tuple[str, str], ...] = ()
+    form: str = "number"
+    width: int = 1120
+    height: int = 330
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.title
+
+
+@dataclass(frozen=True, slots=True)
 class ReportSection:
-    """A heading of the report with a sentence and charts below it, ``columns`` of them a row."""
+    """A heading of the report with a sentence, charts below it, ``columns`` of them a row, and
+    tables below these.
+    """
 
     title: str
     lead: str
-    plots: tuple[Plot, ...]
+    plots: tuple[Plot | Scatter, ...]
     columns: int = 2
     after: str | None = None
+    tables: tuple[MetricTable, ...] = ()
 
     @property
     def name(self) -> str:

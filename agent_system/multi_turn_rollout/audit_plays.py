@@ -11,19 +11,29 @@ from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
 from rlvcr.audit import AuditPoint
 from rlvcr.levels import LEVELS
 from rlvcr.records import MEASURES, ThinkingStep
+from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
+
+Records = dict[tuple[str, int], ThinkingStep]  # by trajectory and step
+
+
+def records_of(data: DataProto) -> Records:
+    """What scoring found out about every step."""
+    columns = data.non_tensor_batch
+    return {
+        (uid, step.step): step
+        for uid, steps in zip(columns["traj_uid"], columns["steps"], strict=True)
+        for step in steps
+    }
 
 
 def decision_points(
     trajectories: Sequence[Trajectory],
-    records: dict[tuple[str, int], ThinkingStep],
+    records: Records,
     count: int,
     seed: int,
 ) -> list[tuple[Trajectory, Turn, ThinkingStep]]:
-    """At most ``count`` steps that were scored at all four levels, drawn uniformly.
-
-    ``records`` holds what scoring found, by trajectory and step.
-    """
+    """At most ``count`` steps that were scored at all four levels, drawn uniformly."""
     found = []
     for trajectory in trajectories:
         for turn in trajectory.turns:

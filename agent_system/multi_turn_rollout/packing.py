@@ -12,7 +12,7 @@ are the longest prompt and response of the batch. Where observations are images,
 """
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +76,20 @@ def select_trajectories(
     return kept, {f"rollout/left_out_{reason}": float(count) for reason, count in left_out.items()}
 
 
+def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[list[Trajectory]]:
+    """The first ``limit`` groups whose members do not all have the same return."""
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.job.uid].append(trajectory)
+    spread = [
+        members
+        for members in groups.values()
+        if len({trajectory.reward for trajectory in members}) > 1
+    ]
+    # A negative limit would cut from the end.
+    return spread[: max(limit, 0)]
+
+
 def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
     """The rows of ``trajectories`` in order; a trajectory without any turn gives one row that
     samples nothing.
@@ -92,6 +106,11 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
         if not by_ledger:
             rows.append(Row(trajectory, TokenLedger(), []))
     return rows
+
+
+def played_in(rows: Sequence[Row]) -> list[Trajectory]:
+    """The trajectories of ``rows``, each once, in order."""
+    return list({id(row.trajectory): row.trajectory for row in rows}.values())
 
 
 def pack(rows: Sequence[Row], pad_token_id: int, allow_retokenized: bool = False) -> DataProto:

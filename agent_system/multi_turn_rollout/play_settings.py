@@ -10,6 +10,7 @@ from agent_system.environments.base import EnvPackage, Prompts, shows_level_prom
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.conversation import Limits
 from rlvcr.alternatives import AlternativeSettings
+from rlvcr.level_rules import FREE, LevelRule
 from rlvcr.levels import level_prompts
 
 
@@ -20,7 +21,7 @@ class PlaySettings:
     ``max_response_length`` bounds a row's response: the whole play after the first prompt
     (``append``) or one turn (``window``). ``levels`` asks for thinking levels, ``level_prompts``
     replaces descriptions of some of them; ``alternatives`` is None where no other thoughts are
-    sampled. ``epsilon_levels``: probability that the level of a step is drawn uniformly and forced.
+    sampled. ``level_rule`` says which levels are forced, if any.
     ``seed`` is the base of what is sampled, by trajectory and turn. Every job is played ``plays``
     times.
     """
@@ -39,7 +40,7 @@ class PlaySettings:
     alternatives: AlternativeSettings | None = None
     plays: int = 1
     level_prompts: Mapping[int, str] = field(default_factory=dict)
-    epsilon_levels: float = 0.0
+    level_rule: LevelRule = FREE
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -104,7 +105,7 @@ class PlaySettings:
             alternatives=alternatives,
             level_prompts=level_prompts(rlvcr.prompts, {}),
             # Validation measures the levels that the policy chooses itself.
-            epsilon_levels=rlvcr.epsilon_levels if thinking else 0.0,
+            level_rule=LevelRule.uniform(rlvcr.epsilon_levels) if thinking else FREE,
             seed=rollout.seed,
         )
 

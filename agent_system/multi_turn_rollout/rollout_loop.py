@@ -11,7 +11,6 @@ Playing happens in collector workers (``collector_group``), the trainer's proces
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -19,6 +18,7 @@ from typing import Protocol
 from agent_system.config import CollectorConfig, with_method
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.groups import assert_same_start
+from agent_system.multi_turn_rollout.audit_plays import decision_points, play_points, records_of
 from agent_system.multi_turn_rollout.branches import execute_alternatives
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected, PolicyTokenizer
@@ -26,7 +26,9 @@ from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
 from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
 from agent_system.multi_turn_rollout.packing import (
     Row,
+    groups_with_spread,
     pack,
+    played_in,
     row_steps,
     rows_of,
     select_trajectories,
@@ -37,10 +39,12 @@ from agent_system.multi_turn_rollout.play_settings import (
     check_prompts,
     refuse_images,
 )
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.tokenizer import end_of_sequence
+from rlvcr.audit import AuditPoint
 from rlvcr.level_metrics import CollapseWatch
+from rlvcr.level_rules import FREE, LevelRule
 from rlvcr.levels import LevelCodec
 from rlvcr.scoring import hold_up_levels, score_rows
 from verl.protocol import DataProto
@@ -144,8 +148,17 @@ class TrajectoryCollector:
         if is_train:
             data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)
             return self._hold_up_levels(data, rows)
+        return self.panel_loop(gen_batch, actor_rollout_wg)
+
+    def panel_loop(
+        self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE
+    ) -> DataProto:
+        """Play ``panel`` as a validation with the levels that ``level_rule`` forces and pack;
+        broken trajectories count as lost.
+        """
         settings = self._settings(is_train=False, thinking=False)
-        played = self._play(gen_batch, actor_rollout_wg, settings)
+        ruled = replace(settings, level_rule=level_rule)
+        played = self._play(panel, actor_rollout_wg, ruled)
         return self._rows(played, is_train=False)[0]
 
     def greedy_loop(
@@ -170,6 +183,24 @@ class TrajectoryCollector:
         """
         data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
         return self._score(data, rows, actor_rollout_wg)
+
+    def audit_loop(
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
+    ) -> tuple[DataProto, list[AuditPoint]]:
+        """Play, think and score as ``rlvcr_multi_turn_loop`` does, then play on from
+        ``audit_points`` steps with every level, ``audit_plays`` times.
+        """
+        data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
+        data = self._score(data, rows, actor_rollout_wg)
+        settings = self._settings(is_train=True, thinking=False)
+        rlvcr = self.config.algorithm.rlvcr
+        records = records_of(data)
+        points = decision_points(played_in(rows), records, rlvcr.audit_points, settings.seed)
+        return data, play_points(
+            points,
+            lambda jobs: self._play_jobs(jobs, actor_rollout_wg, settings),
+            rlvcr.audit_plays,
+        )
 
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
@@ -352,48 +383,11 @@ class TrajectoryCollector:
         """Note in the turns of ``rows`` what other levels would have led to."""
         began = time.perf_counter()
         settings = self._settings(is_train=True, thinking=False)
-        trajectories = {id(row.trajectory): row.trajectory for row in rows}
         found = execute_alternatives(
-            list(trajectories.values()),
+            played_in(rows),
             lambda jobs: self._play_jobs(jobs, actor_rollout_wg, settings),
             self.config.algorithm.rlvcr,
             settings.seed,
         )
         data.meta_info["metrics"] |= found
         data.meta_info["timing"]["executed"] = time.perf_counter() - began
-
-
-def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
-    """``plays`` jobs per row of ``gen_batch``; members of a group stay next to each other."""
-    columns = gen_batch.non_tensor_batch
-    rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
-    jobs: list[Job] = []
-    for task, uid, member, seed in rows:
-        for play in range(plays):
-            # Unique in its group: seeds of what is sampled hang on ``traj_uid``.
-            number = int(member) * plays + play
-            jobs.append(
-                Job(
-                    index=len(jobs),
-                    task=task,
-                    uid=str(uid),
-                    traj_uid=f"{uid}/{number}",
-                    member=number,
-                    env_seed=int(seed),
-                )
-            )
-    return jobs
-
-
-def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[list[Trajectory]]:
-    """The first ``limit`` groups whose members do not all have the same return."""
-    groups: dict[str, list[Trajectory]] = defaultdict(list)
-    for trajectory in trajectories:
-        groups[trajectory.job.uid].append(trajectory)
-    spread = [
-        members
-        for members in groups.values()
-        if len({trajectory.reward for trajectory in members}) > 1
-    ]
-    # A negative limit would cut from the end.
-    return spread[: max(limit, 0)]

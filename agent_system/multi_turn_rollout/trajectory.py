@@ -11,6 +11,7 @@ from agent_system.environments.base import Task
 from agent_system.tokens.ledger import TokenLedger
 from rlvcr.alternatives import StepAlternatives
 from rlvcr.levels import ParsedStep
+from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 
 
@@ -122,3 +123,25 @@ class Trajectory:
     def sampled_tokens(self) -> int:
         """Tokens the policy sampled for its turns."""
         return sum(turn.num_tokens for turn in self.turns)
+
+
+def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
+    """``plays`` jobs per row of ``gen_batch``; members of a group stay next to each other."""
+    columns = gen_batch.non_tensor_batch
+    rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
+    jobs: list[Job] = []
+    for task, uid, member, seed in rows:
+        for play in range(plays):
+            # Unique in its group: seeds of what is sampled hang on ``traj_uid``.
+            number = int(member) * plays + play
+            jobs.append(
+                Job(
+                    index=len(jobs),
+                    task=task,
+                    uid=str(uid),
+                    traj_uid=f"{uid}/{number}",
+                    member=number,
+                    env_seed=int(seed),
+                )
+            )
+    return jobs

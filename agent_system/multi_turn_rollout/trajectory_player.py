@@ -27,7 +27,7 @@ from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
 from rlvcr.alternatives import SEED_RANGE, AlternativeSampler
-from rlvcr.levels import LEVELS, LevelCodec
+from rlvcr.levels import LevelCodec
 from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
@@ -162,7 +162,7 @@ class TrajectoryPlayer:
         context = self.context
         ledger = conversation.ledger
         repeats = step < len(self.trajectory.job.replay)
-        forced = [] if repeats else self._forced_level(step)
+        forced = [] if repeats else self._forced_level(step, observation.needed_level)
         start = len(ledger)
         conversation.force(forced, step)
         began = time.perf_counter()
@@ -215,12 +215,13 @@ class TrajectoryPlayer:
             policy_version=-1,
         )
 
-    def _forced_level(self, step: int) -> list[int]:
-        """The tokens of the level that the job asks for at this turn, or with probability
-        ``epsilon_levels`` those of a level drawn uniformly, to begin the turn with; else none.
+    def _forced_level(self, step: int, needed: int | None) -> list[int]:
+        """The tokens of the level that the job asks for at this turn, or that ``level_rule`` forces
+        on a step which needs the level ``needed``, to begin the turn with; none where the policy
+        chooses.
 
-        Depends on seed, trajectory and step alone. The policy did not sample these tokens: nothing
-        is learnt on them.
+        What is drawn depends on seed, trajectory and step alone. The policy did not sample these
+        tokens: nothing is learnt on them.
         """
         codec = self.context.codec
         if codec is None:
@@ -230,11 +231,8 @@ class TrajectoryPlayer:
             return codec.prefix_ids[job.level]
         settings = self.context.settings
         draw = derive_seed(settings.seed, "forced level", job.traj_uid, step) / SEED_RANGE
-        if draw >= settings.epsilon_levels:
-            return []
-        # Below epsilon the draw is uniform, so that its place there names the level.
-        place = int(len(LEVELS) * draw / settings.epsilon_levels)
-        return codec.prefix_ids[LEVELS[place]]
+        level = settings.level_rule.level(draw, needed)
+        return [] if level is None else codec.prefix_ids[level]
 
     async def _step(self, env: EnvSession, turn: Turn) -> Observation:
         turn.action, formed = self.context.package.project(turn.response)

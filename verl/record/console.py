@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from verl.sections import ConsoleFigure, arrange, contributions
+from verl.sections import ConsoleFigure, MetricTable, arrange, contributions
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,17 @@ def summary(metrics: Mapping[str, float | None]) -> dict[str, str]:
         if len(numbers) == len(figure.metrics):
             shown[figure.label] = " ".join(figure.form.format(number) for number in numbers)
     return shown
+
+
+def metric_table(declared: MetricTable, metrics: Mapping[str, float]) -> Table:
+    """The lines of ``declared`` that ``metrics`` hold, as a table for a terminal."""
+    table = Table(box=None, pad_edge=False, title=declared.title, title_justify="left")
+    table.add_column(declared.head)
+    for column in declared.columns:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    for name in declared.lines(metrics):
+        table.add_row(*declared.cells(metrics, name))
+    return table
 
 
 class TrainingConsole:

@@ -58,7 +58,9 @@ def test_scores_that_know_nothing_are_found_out():
     ]
     found = audit(shuffled)
     for name in ("score", "random"):
-        value, low, high = named(found, name).all_levels
+        interval = named(found, name).all_levels
+        assert interval is not None
+        value, low, high = interval
         assert abs(value) < 0.1 and low < 0 < high, name
 
 

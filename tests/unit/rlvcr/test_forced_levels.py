@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.multi_turn_rollout.trajectory import Job
 from agent_system.multi_turn_rollout.trajectory_player import TrajectoryPlayer
+from rlvcr.level_rules import FREE, LevelRule
 from rlvcr.levels import LevelCodec
 from tests.helpers.play import make_world
 from tests.helpers.policy_rows import policy_config
@@ -173,10 +174,10 @@ def test_levels_are_drawn_uniformly_and_repeatably():
     codec = SimpleNamespace(prefix_ids={level: [level] for level in (1, 2, 3, 4)})
 
     def draw(seed, epsilon=0.2):
-        settings = SimpleNamespace(seed=seed, epsilon_levels=epsilon)
+        settings = SimpleNamespace(seed=seed, level_rule=LevelRule.uniform(epsilon))
         context: Any = SimpleNamespace(settings=settings, codec=codec, agent=lambda _: None)
         plays = [TrajectoryPlayer(context, Job(i, {}, "u", f"u/{i}", i, 0)) for i in range(400)]
-        return [tuple(play._forced_level(step)) for play in plays for step in range(10)]
+        return [tuple(play._forced_level(step, None)) for play in plays for step in range(10)]
 
     drawn = draw(1)
     counts = Counter(drawn)
@@ -214,8 +215,7 @@ def test_validation_forces_nothing(tokenizer):
     from agent_system.multi_turn_rollout.play_settings import PlaySettings
 
     _, envs, _ = make_world(tokenizer, config)
-    assert PlaySettings.from_config(config, envs.package, is_train=False).epsilon_levels == 0.0
-    assert (
-        PlaySettings.from_config(config, envs.package, is_train=True, thinking=True).epsilon_levels
-        == 1.0
-    )
+    validation = PlaySettings.from_config(config, envs.package, is_train=False)
+    training = PlaySettings.from_config(config, envs.package, is_train=True, thinking=True)
+    assert validation.level_rule == FREE and not validation.level_rule.forces
+    assert training.level_rule == LevelRule((0.25, 0.25, 0.25, 0.25)) and training.level_rule.forces

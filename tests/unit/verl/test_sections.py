@@ -1,6 +1,7 @@
 """What a method adds to console, report and validation comes from the method alone."""
 
 import importlib.metadata
+import io
 import logging
 import re
 import subprocess
@@ -10,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import rlvcr.sections
 from rlvcr.records import ThinkingStep
 from tests.helpers.fake_run import fake_run
 from verl import sections
 from verl.protocol import DataProto
-from verl.record.console import summary
+from verl.record.console import metric_table, summary
 from verl.record.report import write_report
 from verl.records import StepRecord
 from verl.sections import (
@@ -25,9 +27,12 @@ from verl.sections import (
     Contribution,
     Curve,
     KeyFigure,
+    MetricColumn,
+    MetricTable,
     NumberColumn,
     Plot,
     ReportSection,
+    Scatter,
     StepView,
     TimePart,
     arrange,
@@ -162,6 +167,59 @@ def test_a_name_is_given_once():
     contribute(WEATHER)
     with pytest.raises(ValueError, match="another contribution of the name 'weather'"):
         contribute(Contribution("weather"))
+
+
+SKY = MetricTable(
+    "Skies of all seasons",
+    "weather/by",
+    "season",
+    (
+        MetricColumn("rain", "rain, mm", "{:.1f}", scale=10.0),
+        MetricColumn("hail", "hail", "{:.0f}"),
+    ),
+)
+MEASURED = {
+    "weather/by/late_summer/rain": 0.25,
+    "weather/by/late_summer/rain_low": 0.2,
+    "weather/by/late_summer/rain_high": 0.31,
+    "weather/by/winter/hail": 7.0,
+    "weather/bystander/rain": 1.0,
+}
+
+
+def test_a_table_has_a_line_for_every_name_and_intervals_in_brackets():
+    assert SKY.lines(MEASURED) == ["late_summer", "winter"] and SKY.lines({}) == []
+    assert SKY.cells(MEASURED, "late_summer") == ["late summer", "2.5 (2.0 to 3.1)", ""]
+    assert SKY.cells(MEASURED, "winter") == ["winter", "", "7"]
+    shown = Console(width=80, record=True, file=io.StringIO())
+    shown.print(metric_table(SKY, MEASURED))
+    text = shown.export_text().splitlines()
+    assert text[0].strip() == "Skies of all seasons"
+    assert [line.split() for line in text[1:3]] == [
+        ["season", "rain,", "mm", "hail"],
+        ["late", "summer", "2.5", "(2.0", "to", "3.1)"],
+    ]
+
+
+@pytest.mark.usefixtures("alone")
+def test_tables_and_points_of_any_method_are_in_the_report(run_dir):
+    plan = ReportSection(
+        "Seasons",
+        "One against the other.",
+        (Scatter("Rain and hail", SKY, "hail", "rain", "hail", "rain", (("winter", "second"),)),),
+        tables=(SKY,),
+    )
+    contribute(Contribution("seasons", sections=(plan,)))
+    assert "Seasons" not in write_report(run_dir).read_text(), "nothing was measured"
+    jsonl.append(run_dir / "metrics.jsonl", {"step": 1, **MEASURED, "weather/by/winter/rain": 9.0})
+    jsonl.append(run_dir / "metrics.jsonl", {"step": 2, **MEASURED, "weather/by/winter/rain": 3.0})
+    section = write_report(run_dir).read_text().partition("<h2>Seasons</h2>")[2]
+    section = section.partition("</section>")[0]
+    # Late summer has no hail, and so no place among the points; in the table it stands.
+    assert section.count("<circle") == 1 and ">winter</text>" in section
+    assert 'class="dot c-second"' in section and "Skies of all seasons" in section
+    assert '<td>late summer</td><td class="num">2.5 (2.0 to 3.1)</td>' in section
+    assert '<td>winter</td><td class="num">30.0</td><td class="num">7</td>' in section
 
 
 def test_arranging_keeps_the_order_of_the_others():

@@ -1,9 +1,10 @@
-"""Charts as inline SVG: lines with bands and stacked areas.
+"""Charts as inline SVG: lines with bands, stacked areas, and points of one measure against another.
 
 Colours are classes that the page's style sheet defines.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -18,19 +19,21 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
 
 @dataclass
 class Series:
-    """Values over steps.
+    """Values over steps, or over another measure.
 
-    ``color`` is the style sheet's name of a colour; ``low``/``high`` draw an interval.
+    ``color`` is the style sheet's name of a colour; ``low``/``high`` draw an interval, ``labels``
+    stand beside the points.
     """
 
     name: str
-    xs: list[int]
+    xs: Sequence[float]
     ys: list[float]
     color: str
     low: list[float] | None = None
     high: list[float] | None = None
     markers: bool = False
     faint: bool = False  # raw values behind a smoothed line; not in the legend
+    labels: list[str] | None = None
 
     def thinned(self) -> "Series":
         """Every n-th point so that at most ``MAX_POINTS`` remain; the last one always stays."""
@@ -45,6 +48,7 @@ class Series:
             ys=[self.ys[i] for i in keep],
             low=None if self.low is None else [self.low[i] for i in keep],
             high=None if self.high is None else [self.high[i] for i in keep],
+            labels=None if self.labels is None else [self.labels[i] for i in keep],
         )
 
 
@@ -52,13 +56,15 @@ class Series:
 class Chart:
     """One chart of the page.
 
-    ``kind``: line or stacked; ``form``: how values are written (see ``axes.FORMATS``).
+    ``kind``: line, stacked, or points, whose axis below is no axis of steps but of what ``x_label``
+    says; ``form``: how values are written (see ``axes.FORMATS``).
     """
 
     title: str
     y_label: str
     series: list[Series]
     kind: str = "line"
+    x_label: str = "training step"
     form: str = "number"
     width: int = 540
     height: int = 230
@@ -74,7 +80,8 @@ class Chart:
     @property
     def legend(self) -> list[Series]:
         """The series that the legend names."""
-        shown = [series for series in self.series if not series.faint]
+        # Points with labels say themselves what they are.
+        shown = [series for series in self.series if not series.faint and not series.labels]
         return shown if len(shown) > 1 else []
 
 
@@ -94,8 +101,8 @@ def draw(chart: Chart) -> Markup:
     """The SVG element of ``chart``."""
     series = [s.thinned() for s in chart.series if s.xs]
     layers = _stack(series) if chart.kind == "stacked" else series
-    x, y, ticks = _scales(chart, layers)
-    parts = _grid(chart, x, y, ticks)
+    x, y, x_ticks, y_ticks = _scales(chart, layers)
+    parts = [*_lines_across(chart, x, y, y_ticks), *_axis(chart, x, x_ticks)]
     if chart.kind == "stacked":
         for layer in reversed(layers):  # the first one lies on top
             parts += _area(layer, x, y)
@@ -103,6 +110,7 @@ def draw(chart: Chart) -> Markup:
         for layer in layers:
             parts += _line(layer, x, y)
     hover = {
+        "axis": chart.x_label if chart.kind == "points" else "step",
         "left": x.start,
         "right": x.end,
         "low": x.low,
@@ -111,7 +119,7 @@ def draw(chart: Chart) -> Markup:
         "bottom": chart.height - BOTTOM,
         "series": [_hover(s, chart.form) for s in series if not s.faint],
     }
-    label = escape(f"{chart.title}: {chart.y_label} over training steps")
+    label = escape(f"{chart.title}: {chart.y_label} by {chart.x_label}")
     return Markup(
         f'<svg viewBox="0 0 {chart.width} {chart.height}" role="img" aria-label="{label}" '
         f'data-hover="{escape(json.dumps(hover, separators=(",", ":")))}">{"".join(parts)}</svg>'
@@ -156,9 +164,10 @@ def _stack(series: list[Series]) -> list[Series]:
     return layers
 
 
-def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[float]]:
+def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[float], list[float]]:
+    """Both axes, and the ticks of each."""
     values: list[float] = []
-    steps: list[int] = []
+    steps: list[float] = []
     for layer in layers:
         # Intervals count, for their whiskers must not leave the chart.
         values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
@@ -176,17 +185,22 @@ def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[floa
         # A bound that was asked for holds: no 120% above a share of 1.
         ticks = [tick for tick in ticks if tick <= high + 1e-9]
     right = chart.width - RIGHT
-    # A single step needs an axis with a length, too.
-    x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right)
+    if chart.kind == "points":
+        x_ticks = nice_ticks(min(steps), max(steps), max(4, chart.width // 120))
+        x = Scale(x_ticks[0], x_ticks[-1], LEFT, right)
+    else:
+        # A single step needs an axis with a length, too.
+        x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right)
+        x_ticks = step_ticks(int(x.low), int(x.high), max(5, chart.width // 90))
     # Without the ticks beyond the bound, values can reach above the last one.
     highest = ticks[-1] if chart.log else max(ticks[-1], high)
     y = Scale(ticks[0], highest, chart.height - BOTTOM, TOP, chart.log)
-    return x, y, ticks
+    return x, y, x_ticks, ticks
 
 
-def _grid(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
-    bottom = chart.height - BOTTOM
-    middle = (TOP + bottom) / 2
+def _lines_across(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
+    """A line and a value for every tick, and what the values are."""
+    middle = (TOP + chart.height - BOTTOM) / 2
     parts = []
     for tick in ticks:
         css = "zero" if tick == 0 and ticks[0] < 0 else "grid"
@@ -196,22 +210,30 @@ def _grid(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
         text = escape(FORMATS[chart.form](tick))
         place = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
         parts.append(f'<text class="tick" {place}>{text}</text>')
-    for tick in step_ticks(int(x.low), int(x.high), max(5, chart.width // 90)):
-        parts.append(
-            f'<line class="mark" x1="{x(tick)}" x2="{x(tick)}" y1="{bottom}" y2="{bottom + 4}"/>'
-        )
-        place = f'x="{x(tick)}" y="{bottom + 16}" text-anchor="middle"'
-        parts.append(f'<text class="tick" {place}>{tick:.0f}</text>')
-    parts.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
-    center = (x.start + x.end) / 2
-    place = f'x="{center}" y="{chart.height - 5}" text-anchor="middle"'
-    parts.append(f'<text class="label" {place}>training step</text>')
     place = f'x="11" y="{middle}" transform="rotate(-90 11 {middle})"'
     parts.append(f'<text class="label" {place} text-anchor="middle">{escape(chart.y_label)}</text>')
     return parts
 
 
-def _path(xs: list[int], ys: list[float], x: Scale, y: Scale) -> str:
+def _axis(chart: Chart, x: Scale, ticks: list[float]) -> list[str]:
+    """The axis at the bottom: of training steps, or of what the points are drawn over."""
+    bottom = chart.height - BOTTOM
+    show = FORMATS["number"] if chart.kind == "points" else "{:.0f}".format
+    parts = []
+    for tick in ticks:
+        parts.append(
+            f'<line class="mark" x1="{x(tick)}" x2="{x(tick)}" y1="{bottom}" y2="{bottom + 4}"/>'
+        )
+        place = f'x="{x(tick)}" y="{bottom + 16}" text-anchor="middle"'
+        parts.append(f'<text class="tick" {place}>{show(tick)}</text>')
+    parts.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
+    center = (x.start + x.end) / 2
+    place = f'x="{center}" y="{chart.height - 5}" text-anchor="middle"'
+    parts.append(f'<text class="label" {place}>{escape(chart.x_label)}</text>')
+    return parts
+
+
+def _path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
     return "L".join(f"{x(a)} {y(b)}" for a, b in zip(xs, ys, strict=True))
 
 
@@ -230,6 +252,9 @@ def _line(series: Series, x: Scale, y: Scale) -> list[str]:
     if series.markers or len(series.xs) == 1:
         for step, value in zip(series.xs, series.ys, strict=True):
             parts.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
+    for step, value, label in zip(series.xs, series.ys, series.labels or (), strict=False):
+        place = f'x="{x(step) + 8}" y="{y(value) - 6}"'
+        parts.append(f'<text class="tick" {place}>{escape(label)}</text>')
     return parts
 
 

@@ -3,15 +3,15 @@
 A chart whose metrics were never logged does not appear.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from verl.record.report.charts import Chart, Series, smoothed
+from verl.record.report.declared import Section, draw_plot, draw_section, time_color
 from verl.record.report.run_data import RunData
 from verl.sections import (
     Contribution,
     Curve,
-    CurveFamily,
     Plot,
     ReportSection,
     TimePart,
@@ -19,9 +19,10 @@ from verl.sections import (
     contributions,
 )
 
+# val/<source>/success_rate: what lies deeper is no source.
+SOURCE_RATE = re.compile(r"val/[^/]+/success_rate")
 WIDE = 1120  # pixels of a chart that has a row for itself
 SOURCE_COLORS = ("accent", "second", "ramp-3", "ramp-4", "ramp-2", "ramp-1")
-NUM_TIME_COLORS = 8
 
 PLAYING = "timing_s/gen"
 TIME_PARTS = (  # in the order of a training step
@@ -116,22 +117,6 @@ THROUGHPUT = Plot(
 )
 
 
-@dataclass
-class Section:
-    """A heading with charts below it; ``columns`` charts a row."""
-
-    title: str
-    lead: str
-    charts: list[Chart] = field(default_factory=list)
-    columns: int = 2
-    after: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What ``after`` refers to."""
-        return self.title
-
-
 def sections(run: RunData) -> list[Section]:
     """All sections that have something to show."""
     added = contributions()
@@ -148,58 +133,7 @@ def sections(run: RunData) -> list[Section]:
         plots = [plot for other in added for title, plot in other.plots if title == section.title]
         charts = arrange(section.charts, [draw_plot(run, plot) for plot in plots])
         section.charts = _with_points(charts)
-    return [section for section in arranged if section.charts]
-
-
-def draw_section(run: RunData, plan: ReportSection) -> Section:
-    """A declared section with the values of ``run``."""
-    charts = [draw_plot(run, plot) for plot in plan.plots]
-    return Section(plan.title, plan.lead, charts, plan.columns, plan.after)
-
-
-def draw_plot(run: RunData, plot: Plot) -> Chart:
-    """A declared chart with the values of ``run``."""
-    series = [one for curve in plot.curves for one in _series(run, curve)]
-    if plot.log:
-        for one in series:
-            _keep_positive(one)
-    return Chart(
-        plot.title,
-        plot.y_label,
-        series,
-        kind=plot.kind,
-        form=plot.form,
-        width=plot.width,
-        height=plot.height,
-        log=plot.log,
-        y_range=plot.y_range,
-        after=plot.after,
-    )
-
-
-def _series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
-    if isinstance(curve, CurveFamily):
-        metrics = [name for name in run.names if name.startswith(curve.prefix)]
-        return [
-            # Colours go round, which neighbours in a chart do not notice.
-            Series(name.removeprefix(curve.prefix), *run.points(name), _time_color(index))
-            for index, name in enumerate(metrics)
-        ]
-    xs, ys = run.points(curve.metric)
-    if curve.smooth:
-        ys = smoothed(ys)
-    return [Series(curve.name, xs, ys, curve.color, markers=curve.markers)]
-
-
-def _time_color(index: int) -> str:
-    return f"time-{index % NUM_TIME_COLORS}"
-
-
-def _keep_positive(series: Series) -> None:
-    """Leave out what a logarithmic axis cannot show."""
-    pairs = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0]
-    series.xs = [x for x, _ in pairs]
-    series.ys = [y for _, y in pairs]
+    return [section for section in arranged if section.charts or section.tables]
 
 
 def _with_points(charts: Sequence[Chart]) -> list[Chart]:
@@ -212,12 +146,11 @@ def _with_points(charts: Sequence[Chart]) -> list[Chart]:
 def success(run: RunData) -> Section:
     """Held-out success with intervals, train success raw and smoothed."""
     charts = [_success_chart(run)]
-    sources = [
-        name for name in run.names if name.startswith("val/") and name.endswith("/success_rate")
-    ]
+    sources = [name for name in run.names if SOURCE_RATE.fullmatch(name)]
     # A single source is the whole panel, which the first chart shows.
     if len(sources) > 1:
         charts.append(_source_chart(run, sources))
+    charts.append(_price_chart(run))
     lead = "Held-out tasks are a frozen panel that is never trained on."
     return Section("Success", lead, charts, 1)
 
@@ -241,6 +174,35 @@ def _success_chart(run: RunData) -> Chart:
         height=330,
         # Low rates fill the chart, high ones are seen beside what is still missing.
         y_range=(0.0, 1.0 if highest > 0.75 else None),
+    )
+
+
+def _price_chart(run: RunData) -> Chart:
+    """Held-out success against what it costs, from evaluation to evaluation; empty for a single
+    one.
+    """
+    costs = dict(zip(*run.points("val/tokens_per_episode"), strict=True))
+    steps, rates = run.points("val/success_rate")
+    found = [(step, rate) for step, rate in zip(steps, rates, strict=True) if step in costs]
+    path = Series("held-out tasks", [], [], "accent", markers=True)
+    if len(found) > 1:
+        path.xs = [round(costs[step], 2) for step, _ in found]
+        path.ys = [rate for _, rate in found]
+        bounds = [run.interval(step) for step, _ in found]
+        path.low = [low for low, _ in bounds]
+        path.high = [high for _, high in bounds]
+        # Of a long run the ends alone: labels of all points would lie upon each other.
+        ends = (found[0][0], found[-1][0])
+        path.labels = [f"step {step}" if step in ends else "" for step, _ in found]
+    return Chart(
+        "Success against tokens",
+        "episodes won",
+        [path],
+        kind="points",
+        x_label="sampled tokens per episode",
+        form="percent",
+        width=WIDE,
+        height=260,
     )
 
 
@@ -288,7 +250,7 @@ def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
 def time_spent(run: RunData, added: Sequence[Contribution]) -> Section:
     """Stacked seconds per iteration and throughput."""
     layers = [
-        Series(part.label, *run.points(part.metric), _time_color(index))
+        Series(part.label, *run.points(part.metric), time_color(index))
         for index, part in enumerate(time_parts(run, added))
     ]
     stacked = Chart(

@@ -46,7 +46,7 @@ for (const svg of document.querySelectorAll("svg[data-hover]")) {
     cursor.setAttribute("x1", place);
     cursor.setAttribute("x2", place);
     cursor.setAttribute("visibility", "visible");
-    tip.replaceChildren(Object.assign(document.createElement("b"), { textContent: "step " + step }));
+    tip.replaceChildren(Object.assign(document.createElement("b"), { textContent: chart.axis + " " + step }));
     for (const series of [...chart.series].reverse()) {
       const index = series.x.indexOf(step);
       if (index >= 0) tip.append(row(series, index));

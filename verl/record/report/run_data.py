@@ -43,6 +43,18 @@ class RunData:
         values = self.points(name)[1]
         return values[0] if values else None
 
+    def last_values(self, prefix: str) -> dict[str, float]:
+        """The numbers of the last step that has some whose names begin with ``prefix``: those."""
+        for line in reversed(self.metrics):
+            found = {
+                name: float(value)
+                for name, value in line.items()
+                if name.startswith(prefix) and _is_number(value)
+            }
+            if found:
+                return found
+        return {}
+
     def setting(self, path: str, default: Any = None) -> Any:
         """A configuration value by its dotted path."""
         value = self.config

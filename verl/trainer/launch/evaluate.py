@@ -1,5 +1,5 @@
-"""The composition root of a measurement: a run that plays the validation panel once and trains
-nothing.
+"""The composition root of a measurement: a run that plays the validation panel, once for every way
+of choosing levels, and trains nothing.
 """
 
 from verl.trainer.config.schema import PPOConfig
@@ -15,6 +15,6 @@ EVAL_OVERRIDES = (
 
 def run_evaluation(cfg: PPOConfig) -> None:
     """Measure the policy that ``cfg`` names; everything heavy is imported from here on."""
-    from verl.trainer.launch.ppo import run_ppo
+    from verl.trainer.launch.level_comparison import evaluate
 
-    run_ppo(cfg)
+    evaluate(cfg)

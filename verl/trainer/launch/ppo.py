@@ -11,6 +11,8 @@ import logging
 import multiprocessing
 import signal
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,26 @@ logger = logging.getLogger(__name__)
 CPU_SHARE = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """What is ready to train or to measure: the trainer, and the collector that it was handed."""
+
+    trainer: RayPPOTrainer[EnvironmentManagerBase]
+    collector: TrajectoryCollector
+
+
 def run_ppo(cfg: PPOConfig) -> None:
     """Run the training that ``cfg`` describes, from a missing policy to the report.
 
     ``KeyboardInterrupt`` ends everything that was started and is passed on.
     """
+    with open_run(cfg) as run:
+        run.trainer.fit()
+
+
+@contextlib.contextmanager
+def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
+    """Start everything that ``cfg`` needs; it ends with the block, and then the report is there."""
     started = time.perf_counter()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
     with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run, run.resumable():
@@ -87,7 +104,7 @@ def run_ppo(cfg: PPOConfig) -> None:
             logger.info(
                 "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path
             )
-            trainer.fit()
+            yield OpenRun(trainer, collector)
         logger.info("report: %s", run.report_path)
 
 

@@ -168,13 +168,15 @@ class RayPPOTrainer(Generic[TasksT]):
         """
         return iterations(self.config, len(self.envs.tasks))
 
-    def begin(self) -> None:
-        """Resume where a checkpoint says, hand the weights to the players, and measure the policy
-        as it starts.
-        """
+    def prepare(self) -> None:
+        """Resume where a checkpoint says and hand the weights to the players."""
         resumed = self.resume()
         self.journal.open(self.global_step if resumed else None, self.total_steps)
         self.sync_weights()
+
+    def begin(self) -> None:
+        """Prepare, and measure the policy as it starts."""
+        self.prepare()
         trainer = self.config.trainer
         if trainer.val_only or (trainer.val_before_train and self.global_step == 0):
             self.validate()
@@ -354,8 +356,10 @@ class RayPPOTrainer(Generic[TasksT]):
         if trainer.save_freq > 0 and (last or self.global_step % trainer.save_freq == 0):
             self.save()
 
-    def validate(self) -> None:
-        """Play the frozen panel once and record its success rate with a bootstrap interval."""
+    def validate(self) -> DataProto:
+        """Play the frozen panel once and record its success rate with a bootstrap interval; returns
+        what was played.
+        """
         with self.clock.measure("testing"):
             panel = self.val_envs.panel_batch()
             panel.meta_info["global_step"] = self.global_step
@@ -364,6 +368,7 @@ class RayPPOTrainer(Generic[TasksT]):
             )
         self.metrics |= M.validation_metrics(batch)
         self.journal.log_rollouts(self.global_step, batch, validation=True)
+        return batch
 
     def save(self) -> None:
         """Write an atomic checkpoint: weights, optimizer, schedule, counters."""

@@ -130,6 +130,7 @@ def test_the_difference_of_returns_is_noted_at_every_step(world_append):
         assert trajectory.won
         for turn in trajectory.turns:
             level = level_to_try(turn.parsed, 1.0, 5, trajectory.job.traj_uid, turn.step)
+            assert level is not None
             tried.append(level)
             assert turn.executed == pytest.approx(expected[level] * trajectory.reward), level
     assert set(tried) == {1, 3, 4}

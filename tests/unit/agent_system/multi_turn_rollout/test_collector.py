@@ -18,13 +18,10 @@ from agent_system.multi_turn_rollout.engine_client import (
     RolloutWorkerFailed,
     Sampling,
 )
+from agent_system.multi_turn_rollout.packing import groups_with_spread
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
-from agent_system.multi_turn_rollout.rollout_loop import (
-    TrajectoryCollector,
-    groups_with_spread,
-    jobs_of,
-)
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
 from agent_system.tokens.template import TemplateUnsupported
 from tests.helpers.play import Group, make_config, make_world, walk, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine

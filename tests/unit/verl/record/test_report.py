@@ -105,12 +105,13 @@ def test_labels_and_units_are_on_every_chart(page):
     charts = re.findall(r"<svg .*?</svg>", page, re.DOTALL)
     assert len(charts) > 12
     for chart in charts:
+        hover = hover_of(chart)
+        below = "training step" if hover["axis"] == "step" else hover["axis"]
         assert (
-            "training step</text>" in chart
+            f"{below}</text>" in chart
             and chart.count('class="label"') == 2
             and 'class="tick"' in chart
         )
-        hover = hover_of(chart)
         assert all(len(s["x"]) == len(s["y"]) > 0 for s in hover["series"])
 
 
@@ -222,6 +223,45 @@ def test_stacked_layers_add_up():
     hover = hover_of(svg)
     assert [s["y"] for s in hover["series"]] == [["0.25", "0.5"], ["0", "0.5"]]
     assert "526 10L" in svg or "526.0 10.0L" in svg  # the sum 1.0 reaches the top
+
+
+def test_success_is_drawn_against_tokens_from_evaluation_to_evaluation(tmp_path):
+    for step, tokens, rate in ((0, 50.004, 0.2), (5, 40.0, 0.3), (10, 30.0, 0.6)):
+        bounds = {"val/success_rate_low": rate - 0.1, "val/success_rate_high": rate + 0.1}
+        line = {"step": step, "val/tokens_per_episode": tokens, "val/success_rate": rate, **bounds}
+        jsonl.append(tmp_path / "metrics.jsonl", line)
+        charts = figures.success(load_run(tmp_path)).charts
+        (path,) = next(c for c in charts if c.title == "Success against tokens").series
+        # A single evaluation is a point of another chart.
+        assert len(path.xs) == (0 if step == 0 else 1 + step // 5)
+    assert (list(path.xs), path.ys) == ([50.0, 40.0, 30.0], [0.2, 0.3, 0.6])
+    assert path.labels == ["step 0", "", "step 10"]
+    assert path.low == pytest.approx([0.1, 0.2, 0.5])
+    assert path.high == pytest.approx([0.3, 0.4, 0.7])
+
+
+def test_points_lie_on_an_axis_of_their_own():
+    points = [
+        Series("near", [11.0], [0.25], "ramp-1", [0.2], [0.3], labels=["near"]),
+        Series("far & wide", [15.0], [0.75], "ramp-2", labels=["far & wide"]),
+    ]
+    chart = Chart("t", "won", points, "points", "tokens", "percent", width=600, height=200)
+    svg = draw(chart)
+    hover = hover_of(svg)
+    assert hover["axis"] == "tokens" and (hover["low"], hover["high"]) == (11.0, 15.0)
+    assert [s["range"] for s in hover["series"]] == [["20% to 30%"], None]
+    assert svg.count("<circle") == 2 and svg.count('class="whisker') == 1
+    assert ">near</text>" in svg and ">far &amp; wide</text>" in svg and ">tokens</text>" in svg
+    # Between the margins of 60 and 14 pixels the first point lies left, the other one right.
+    assert re.findall(r'cx="([\d.]+)"', svg) == ["60.0", "586.0"]
+    assert chart.legend == []
+
+
+def test_only_sources_are_task_types(tmp_path):
+    names = ("val/pick/success_rate", "val/cool/success_rate", "val/ways/own/success_rate")
+    jsonl.append(tmp_path / "metrics.jsonl", {"step": 0, **dict.fromkeys(names, 0.5)})
+    charts = figures.success(load_run(tmp_path)).charts
+    assert [s.name for s in charts[1].series] == ["cool", "pick"]
 
 
 def test_the_command_line_writes_and_shows(run_dir, tmp_path):

@@ -1,0 +1,73 @@
+"""``main_eval`` as a user starts it: the trained policy of the experiments on a few tasks of relay,
+under every rule.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.jobs import ROOT, Job
+from verl.record.tracking import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+TIMEOUT_S = 240
+GONE_S = 20
+RULES = ["free", "level_1", "level_2", "level_3", "level_4", "random", "oracle"]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> tuple[Job, Path]:
+    """The finished measurement and its run directory."""
+    root = tmp_path_factory.mktemp("evaluation")
+    words = [
+        "--config-name",
+        "relay",
+        f"actor_rollout_ref.model.path={ROOT}/docs/experiments/policies/relay",
+        f"trainer.default_local_dir={root}/run",
+        "env.val_tasks=8",
+        "actor_rollout_ref.rollout.val_kwargs.n=2",
+    ]
+    started = Job([sys.executable, "-m", "verl.trainer.main_eval", *words], root / "log.txt")
+    started.finish(TIMEOUT_S)
+    return started, root / "run"
+
+
+def test_every_rule_is_on_record(job):
+    (metrics,) = read_metrics(job[1])
+    found = [key.split("/")[2] for key in metrics if key.startswith("val/levels/")]
+    assert list(dict.fromkeys(found)) == RULES
+    for rule in RULES:
+        values = {
+            name: metrics[f"val/levels/{rule}/{name}"]
+            for name in ("success_rate", "success_rate_low", "success_rate_high")
+        }
+        low, high = values["success_rate_low"], values["success_rate_high"]
+        assert 0 <= low <= values["success_rate"] <= high <= 1
+        whole = metrics[f"val/levels/{rule}/tokens_per_step"]
+        sampled = metrics[f"val/levels/{rule}/sampled_tokens_per_step"]
+        assert whole == sampled if rule == "free" else whole > sampled
+    assert metrics["val/levels/free/success_rate"] == metrics["val/success_rate"]
+    tokens = [metrics[f"val/levels/level_{level}/tokens_per_step"] for level in (1, 2, 3, 4)]
+    assert tokens == sorted(tokens)
+
+
+def test_situations_are_on_record(job):
+    (metrics,) = read_metrics(job[1])
+    shares = [metrics[f"val/levels_in/+7/share_{level}"] for level in (1, 2, 3, 4)]
+    assert sum(shares) == pytest.approx(1.0)
+    assert metrics["val/levels_in/+7/needed_level"] == 4.0
+
+
+def test_tables_and_frontier_are_shown(job):
+    started, run = job
+    said = started.log.read_text()
+    assert "What the choice of level is worth" in said and "Levels chosen in each situation" in said
+    page = (run / "report.html").read_text()
+    assert "<h2>The choice of level</h2>" in page
+    assert "tokens per step, a forced level&#39;s included" in page
+    assert all(f">{rule.replace('_', ' ')}</text>" in page for rule in RULES)
+
+
+def test_no_process_is_left(job):
+    assert job[0].left_over(GONE_S) == []

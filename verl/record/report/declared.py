@@ -1,0 +1,134 @@
+"""What ``verl.sections`` declares, drawn with the values of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from verl.record.report.charts import Chart, Series, smoothed
+from verl.record.report.run_data import RunData
+from verl.sections import Curve, CurveFamily, MetricTable, Plot, ReportSection, Scatter
+
+NUM_TIME_COLORS = 8
+
+
+@dataclass
+class NumberTable:
+    """A table as texts; the first cell of a line names it."""
+
+    title: str
+    head: list[str]
+    lines: list[list[str]]
+
+
+@dataclass
+class Section:
+    """A heading with charts below it, ``columns`` of them a row, and tables below these."""
+
+    title: str
+    lead: str
+    charts: list[Chart] = field(default_factory=list)
+    columns: int = 2
+    after: str | None = None
+    tables: list[NumberTable] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What ``after`` refers to."""
+        return self.title
+
+
+def draw_section(run: RunData, plan: ReportSection) -> Section:
+    """A declared section with the values of ``run``."""
+    charts = [
+        draw_scatter(run, plot) if isinstance(plot, Scatter) else draw_plot(run, plot)
+        for plot in plan.plots
+    ]
+    tables = [draw_table(run, table) for table in plan.tables]
+    with_lines = [table for table in tables if table.lines]
+    return Section(plan.title, plan.lead, charts, plan.columns, plan.after, with_lines)
+
+
+def draw_table(run: RunData, table: MetricTable) -> NumberTable:
+    """A declared table with the last values of ``run``."""
+    values = run.last_values(f"{table.prefix}/")
+    head = [table.head, *(column.title for column in table.columns)]
+    lines = [table.cells(values, name) for name in table.lines(values)]
+    return NumberTable(table.title, head, lines)
+
+
+def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
+    """A declared chart of points with the last values of ``run``."""
+    values = run.last_values(f"{scatter.table.prefix}/")
+    points = [_point(scatter, name, values) for name in scatter.table.lines(values)]
+    return Chart(
+        scatter.title,
+        scatter.y_label,
+        points,
+        kind="points",
+        x_label=scatter.x_label,
+        form=scatter.form,
+        width=scatter.width,
+        height=scatter.height,
+        after=scatter.after,
+    )
+
+
+def _point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
+    """The point of one line, with its name beside it; without a place where it was not measured."""
+    line = f"{scatter.table.prefix}/{name}"
+    shown = name.replace("_", " ")
+    point = Series(shown, [], [], dict(scatter.colors).get(name, "accent"), labels=[shown])
+    x = values.get(f"{line}/{scatter.x}")
+    y = values.get(f"{line}/{scatter.y}")
+    if x is not None and y is not None:
+        # The page shows it as it is under the cursor, where more digits would say nothing.
+        point.xs = [round(x, 2)]
+        point.ys = [y]
+        point.low = [values.get(f"{line}/{scatter.y}_low", y)]
+        point.high = [values.get(f"{line}/{scatter.y}_high", y)]
+    return point
+
+
+def draw_plot(run: RunData, plot: Plot) -> Chart:
+    """A declared chart with the values of ``run``."""
+    series = [one for curve in plot.curves for one in _series(run, curve)]
+    if plot.log:
+        for one in series:
+            _keep_positive(one)
+    return Chart(
+        plot.title,
+        plot.y_label,
+        series,
+        kind=plot.kind,
+        form=plot.form,
+        width=plot.width,
+        height=plot.height,
+        log=plot.log,
+        y_range=plot.y_range,
+        after=plot.after,
+    )
+
+
+def _series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
+    if isinstance(curve, CurveFamily):
+        metrics = [name for name in run.names if name.startswith(curve.prefix)]
+        return [
+            # Colours go round, which neighbours in a chart do not notice.
+            Series(name.removeprefix(curve.prefix), *run.points(name), time_color(index))
+            for index, name in enumerate(metrics)
+        ]
+    xs, ys = run.points(curve.metric)
+    if curve.smooth:
+        ys = smoothed(ys)
+    return [Series(curve.name, xs, ys, curve.color, markers=curve.markers)]
+
+
+def time_color(index: int) -> str:
+    """The colour of curve ``index`` among curves without an order."""
+    return f"time-{index % NUM_TIME_COLORS}"
+
+
+def _keep_positive(series: Series) -> None:
+    """Leave out what a logarithmic axis cannot show."""
+    pairs = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0]
+    series.xs = [x for x, _ in pairs]
+    series.ys = [y for _, y in pairs]

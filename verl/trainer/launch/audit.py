@@ -1,0 +1,100 @@
+"""The composition root of a credit audit.
+
+RUN_DIR ─▶ its config and newest policy ─▶ plays, scored ─▶ plays from their steps at every level
+    ─▶ effects against scores ─▶ RUN_DIR/audit
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from verl.trainer.config.schema import PPOConfig
+
+logger = logging.getLogger(__name__)
+CONFIG = "config.yaml"
+# Every step is scored at all four levels, as it was played: nothing is forced, dealt or left out.
+SCORED = (
+    "algorithm.rlvcr.credit=scored",
+    "algorithm.rlvcr.alternatives=all",
+    "algorithm.rlvcr.expand=all",
+    "algorithm.rlvcr.step_fraction=1.0",
+    "algorithm.rlvcr.permute=false",
+    "algorithm.rlvcr.epsilon_levels=0.0",
+)
+
+
+def audit_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line that begins with a run directory, as ``main_ppo`` reads them.
+
+    Raises ``ValueError`` where the first word is no run directory.
+    """
+    if not words or words[0].startswith("-"):
+        # Help, or nothing: the command line says what it wants.
+        return list(words) or ["--help"]
+    directory = Path(words[0])
+    if not (directory / CONFIG).is_file():
+        raise ValueError(
+            f"RUN_DIR={words[0]!r}: there is no {CONFIG}; allowed: the directory of a run; "
+            "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]"
+        )
+    return [
+        *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG).stem),
+        *SCORED,
+        "cold_start.enable=false",
+        f"trainer.default_local_dir={directory / 'audit'}",
+        *_policy_words(directory),
+        *words[1:],
+    ]
+
+
+def _policy_words(directory: Path) -> list[str]:
+    """Where the policy is: the newest checkpoint of the run, or what it started from."""
+    from verl.utils.checkpoint import CheckpointManager
+
+    newest = CheckpointManager(directory / "checkpoints").latest_valid()
+    if newest is None:
+        return ["trainer.resume_mode=disable"]
+    return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}"]
+
+
+def run_audit(cfg: PPOConfig) -> None:
+    """Audit the policy that ``cfg`` names; everything heavy is imported from here on.
+
+    Raises ``ConfigError`` where the policy is asked for no levels.
+    """
+    from agent_system.multi_turn_rollout.play_settings import asks_for_levels
+    from rlvcr.audit import audit
+    from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
+    from verl.trainer.launch.ppo import open_run
+    from verl.utils.settings import ConfigError
+
+    if not asks_for_levels(cfg):
+        raise ConfigError(
+            "env.levels=false: who is asked for no thinking levels has no credit for them; "
+            "allowed: runs with levels; fix: audit another run"
+        )
+    if cfg.trainer.resume_mode == "disable":
+        logger.warning("the run has no checkpoint: its policy before training is audited")
+    with open_run(cfg) as run:
+        trainer = run.trainer
+        trainer.prepare()
+        tasks = trainer.val_envs.gen_batch(1, cfg.data.train_batch_size)
+        data, points = run.collector.audit_loop(tasks, trainer.workers, trainer.val_envs)
+        trainer.journal.log_rollouts(trainer.global_step, data)
+        others = step_scores(trainer.reward(data), cfg)
+        told = [replace(point, step_scores=others[point.traj_uid, point.step]) for point in points]
+        found = audit(told)
+        metrics = audit_metrics(found)
+        trainer.journal.log_step(trainer.global_step, metrics)
+        trainer.journal.finish()
+    path = write_points(told, found, Path(cfg.trainer.default_local_dir))
+    show(metrics)
+    logger.info(
+        "%d points, %d plays at each of 4 levels; two audits of these points would correlate by "
+        "%.2f; every play: %s",
+        found.points,
+        found.plays,
+        found.reliability,
+        path,
+    )

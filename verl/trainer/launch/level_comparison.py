@@ -1,0 +1,72 @@
+"""A measurement of the levels: the panel played as the policy chooses, then under every rule of
+``algorithm.rlvcr.eval_levels``.
+
+    panel ──free──▶ rows ──▶ shares, needed levels ──▶ rules ──the same panel──▶ rows ──▶ comparison
+"""
+
+import logging
+
+from rich.console import Console
+
+from agent_system.config import with_method
+from agent_system.multi_turn_rollout.play_settings import asks_for_levels
+from rlvcr.level_metrics import levels_by_situation
+from rlvcr.level_rules import rules_after
+from rlvcr.records import ThinkingStep
+from rlvcr.sections import BY_RULE, BY_SITUATION
+from verl.protocol import DataProto
+from verl.record.console import metric_table
+from verl.trainer.config.schema import PPOConfig
+from verl.trainer.launch.ppo import OpenRun, open_run
+from verl.trainer.ppo.panel_plays import comparison, panel_play
+
+logger = logging.getLogger(__name__)
+FREE_NAME = "free"
+MIN_WIDTH = 110  # columns of a table that is written to a file
+
+
+def evaluate(cfg: PPOConfig) -> None:
+    """Measure the policy that ``cfg`` names; tables to standard output, metrics and report to the
+    run directory.
+    """
+    with open_run(cfg) as run:
+        trainer = run.trainer
+        trainer.prepare()
+        played = trainer.validate()
+        if asks_for_levels(cfg):
+            trainer.metrics |= compare_levels(run, cfg, played)
+        metrics = trainer.drain_metrics()
+        trainer.journal.log_step(trainer.global_step, metrics)
+        trainer.journal.finish()
+    show(metrics)
+
+
+def compare_levels(run: OpenRun, cfg: PPOConfig, played: DataProto) -> dict[str, float]:
+    """Metrics of the panel under every rule, after it was ``played`` freely; none where nothing is
+    compared.
+    """
+    trainer = run.trainer
+    steps = [step for row in played.non_tensor_batch["steps"] for step in row]
+    thinking = [step for step in steps if isinstance(step, ThinkingStep)]
+    rules = rules_after(with_method(cfg).algorithm.rlvcr.eval_levels, thinking)
+    if not rules:
+        return {}
+    plays = {FREE_NAME: panel_play(played)}
+    for name, rule in rules.items():
+        logger.info("the panel again: %s", name)
+        with trainer.clock.measure("testing"):
+            panel = trainer.val_envs.panel_batch()
+            batch = run.collector.panel_loop(panel, trainer.workers, rule)
+        plays[name] = panel_play(batch)
+    found = comparison(plays, FREE_NAME, BY_RULE.prefix)
+    return found | levels_by_situation(thinking, BY_SITUATION.prefix)
+
+
+def show(metrics: dict[str, float]) -> None:
+    """Write the tables of the comparison that ``metrics`` hold."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=MIN_WIDTH)
+    for declared in (BY_RULE, BY_SITUATION):
+        if declared.lines(metrics):
+            console.print(metric_table(declared, metrics))

@@ -1,0 +1,39 @@
+"""Ask a finished run whether its credit for thinking is real: ``python -m verl.trainer.main_audit
+RUN_DIR [key=value ...]``.
+
+Tasks of the validation split are played with the newest policy of the run. From some of their steps
+every thinking level is forced and played on with; what these plays earn is compared with what every
+score said beforehand. Keys are those of ``main_ppo``, beginning with the run's own configuration;
+results go to ``RUN_DIR/audit``.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from verl.trainer.config import cli
+from verl.trainer.config.schema import PPOConfig
+from verl.trainer.launch.audit import audit_words, run_audit
+from verl.trainer.launch.extensions import registered_names, start_problems
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        words = audit_words(words)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return cli.run(
+        run_audit,
+        "ppo_trainer",
+        PPOConfig,
+        "verl.trainer.main_audit",
+        words,
+        registered_names,
+        start_problems,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
