@@ -53,6 +53,7 @@ TARGETS = (
         (
             "rlvcr/core_rlvcr.py",
             "rlvcr/level_metrics.py",
+            "rlvcr/level_rules.py",
             "rlvcr/levels.py",
             "rlvcr/thinking.py",
             "rlvcr/token_bytes.py",
@@ -61,6 +62,7 @@ TARGETS = (
             "tests/unit/rlvcr/test_core_rlvcr.py",
             "tests/unit/rlvcr/test_level_metrics.py",
             "tests/unit/rlvcr/test_level_prompts.py",
+            "tests/unit/rlvcr/test_level_rules.py",
             "tests/unit/rlvcr/test_levels.py",
             "tests/unit/rlvcr/test_rlvcr_rules.py",
             "tests/unit/rlvcr/test_thinking.py",

@@ -15,6 +15,8 @@ from verl.record.report.axes import FORMATS, Scale, log_ticks, nice_ticks, step_
 
 MAX_POINTS = 400  # drawn per series
 LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
+ROOM = 0.04  # of the range of points, beside them
+LAST_LABELS = 0.88  # of the axis; the labels of points further right stand before them
 
 
 @dataclass
@@ -186,7 +188,7 @@ def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[floa
         ticks = [tick for tick in ticks if tick <= high + 1e-9]
     right = chart.width - RIGHT
     if chart.kind == "points":
-        x_ticks = nice_ticks(min(steps), max(steps), max(4, chart.width // 120))
+        x_ticks = _ticks_around(min(steps), max(steps), max(4, chart.width // 120))
         x = Scale(x_ticks[0], x_ticks[-1], LEFT, right)
     else:
         # A single step needs an axis with a length, too.
@@ -196,6 +198,12 @@ def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[floa
     highest = ticks[-1] if chart.log else max(ticks[-1], high)
     y = Scale(ticks[0], highest, chart.height - BOTTOM, TOP, chart.log)
     return x, y, x_ticks, ticks
+
+
+def _ticks_around(low: float, high: float, count: int) -> list[float]:
+    """Ticks of an axis on whose ends no point lies; what cannot be negative gets none below 0."""
+    room = ROOM * (high - low)
+    return nice_ticks(max(low - room, min(low, 0.0)), high + room, count)
 
 
 def _lines_across(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
@@ -253,7 +261,10 @@ def _line(series: Series, x: Scale, y: Scale) -> list[str]:
         for step, value in zip(series.xs, series.ys, strict=True):
             parts.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
     for step, value, label in zip(series.xs, series.ys, series.labels or (), strict=False):
-        place = f'x="{x(step) + 8}" y="{y(value) - 6}"'
+        at = x(step)
+        before = at > x.start + LAST_LABELS * (x.end - x.start)
+        side = f'x="{at - 8}" text-anchor="end"' if before else f'x="{at + 8}"'
+        place = f'{side} y="{y(value) - 6}"'
         parts.append(f'<text class="tick" {place}>{escape(label)}</text>')
     return parts
 

@@ -248,13 +248,27 @@ def test_points_lie_on_an_axis_of_their_own():
     chart = Chart("t", "won", points, "points", "tokens", "percent", width=600, height=200)
     svg = draw(chart)
     hover = hover_of(svg)
-    assert hover["axis"] == "tokens" and (hover["low"], hover["high"]) == (11.0, 15.0)
+    assert hover["axis"] == "tokens" and (hover["low"], hover["high"]) == (10.0, 16.0)
     assert [s["range"] for s in hover["series"]] == [["20% to 30%"], None]
     assert svg.count("<circle") == 2 and svg.count('class="whisker') == 1
     assert ">near</text>" in svg and ">far &amp; wide</text>" in svg and ">tokens</text>" in svg
-    # Between the margins of 60 and 14 pixels the first point lies left, the other one right.
-    assert re.findall(r'cx="([\d.]+)"', svg) == ["60.0", "586.0"]
+    # Between the margins of 60 and 14 pixels lie 6 tokens; both points are one from an end.
+    assert re.findall(r'cx="([\d.]+)"', svg) == ["147.67", "498.33"]
+    assert (
+        'x="155.67"' in svg
+        and 'x="506.33"' in svg
+        and svg.count('text-anchor="end"') == len(re.findall(r"%</text>", svg))
+    )
     assert chart.legend == []
+
+
+def test_the_last_label_stays_in_the_chart_and_no_axis_goes_below_nothing():
+    points = [Series("a", [1.0, 9.0], [0.0, 1.0], "accent", labels=["first", "last"])]
+    svg = draw(Chart("t", "won", points, "points", "tokens", width=600, height=200))
+    assert hover_of(svg)["low"] == 0.0
+    label = re.search(r'<text class="tick" x="([\d.]+)" text-anchor="end" [^>]*>last<', svg)
+    assert label is not None and float(label[1]) < 586
+    assert re.search(r'<text class="tick" x="[\d.]+" y="[\d.]+">first<', svg)
 
 
 def test_only_sources_are_task_types(tmp_path):
