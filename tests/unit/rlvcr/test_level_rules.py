@@ -45,6 +45,7 @@ def test_always_forces_one_level(level):
     rule = level_rule(f"level_{level}", [])
     assert rule is not None and rule.forces
     assert drawn(rule, needed=5 - level) == {level: 1000}
+    assert rule == LevelRule.always(level) and rule.needed is False
 
 
 def test_the_policys_shares_are_drawn_exactly():
@@ -73,6 +74,7 @@ def test_needed_follows_the_environment_and_nothing_else():
 def test_rules_that_cannot_be_played_are_left_out_with_a_sentence(caplog):
     with caplog.at_level(logging.WARNING):
         found = rules_after(LEVEL_RULES, [step_at(None), step_at(2, forced=True)])
+    assert found == {f"level_{level}": LevelRule.always(level) for level in (1, 2, 3, 4)}
     assert list(found) == ["level_1", "level_2", "level_3", "level_4"]
     assert "random is left out: no step of the free play has a level" in caplog.text
     assert "oracle is left out: the environment does not name the level" in caplog.text
@@ -85,6 +87,12 @@ def test_rules_that_cannot_be_played_are_left_out_with_a_sentence(caplog):
 def test_shares_that_are_none_are_refused(shares):
     with pytest.raises(ValueError, match="add up to at most 1"):
         LevelRule(shares)
+
+
+def test_shares_may_be_off_by_rounding():
+    assert LevelRule((1 + 1e-9, 0.0, 0.0, 0.0)).level(0.999, None) == 1
+    with pytest.raises(ValueError, match="add up to at most 1"):
+        LevelRule((1 + 2e-9, 0.0, 0.0, 0.0))
 
 
 def test_an_unknown_rule_is_refused():
