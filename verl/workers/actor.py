@@ -15,7 +15,7 @@ from verl.protocol import DataProto
 from verl.records import ChoiceBonus
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.branch_scores import score_rows
-from verl.workers.collectives import rank
+from verl.workers.collectives import rank, sum_over_ranks
 from verl.workers.engine_state import full_weights
 from verl.workers.policy_loss import CHOICE_MASK, Denominators, PolicyLoss, denominators
 from verl.workers.rows import Limits, Rows, drop_padding, limits_of
@@ -139,7 +139,7 @@ class ActorWorker(TrainingWorker):
         tokens = 0
         with self.engine.resident(training=True):
             for part in plan_mini_batches(data, section, "update_actor", self.seed, step):
-                computed = loss.rows_with_gradient(data, part)
+                computed = self._computed(loss, data, part)
                 whole = denominators(data, part, section.loss_agg_mode, computed)
                 if not whole.rows:  # no rank has a row to compute
                     records.append(({"pg_loss": 0.0}, self.engine.pass_over()))
@@ -152,6 +152,14 @@ class ActorWorker(TrainingWorker):
         self.updates += 1
         metrics = update_metrics("actor", records, tokens, time.perf_counter() - started)
         return DataProto(meta_info={"metrics": metrics})
+
+    def _computed(self, loss: PolicyLoss, data: DataProto, part: list[int]) -> list[int]:
+        """The rows of a mini-batch that are worth a pass."""
+        if self.config.actor.skip_without_advantage:
+            # Of all ranks: either every one of them takes the step or none does.
+            if not sum_over_ranks([len(loss.rows_with_advantage(data, part))])[0]:
+                return []
+        return loss.rows_with_gradient(data, part)
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
         # a bonus needs both: what the choice is, and the tokens at which it is made

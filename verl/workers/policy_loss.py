@@ -94,6 +94,10 @@ class PolicyLoss:
             or of_choice
         ):
             return rows
+        return self.rows_with_advantage(data, rows)
+
+    def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
+        """The ``rows`` in which a sampled token has an advantage."""
         index = torch.as_tensor(rows, dtype=torch.long)
         moves = (data.batch["advantages"][index] != 0) & data.batch["response_mask"][index].bool()
         return index[moves.any(-1)].tolist()

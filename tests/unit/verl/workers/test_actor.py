@@ -126,6 +126,29 @@ def test_another_term_of_the_loss_is_computed_on_all_rows(policy, monkeypatch, t
     assert worker._policy_loss(data).rows_with_gradient(data, [2, 5]) == [2, 5]
 
 
+@pytest.mark.parametrize("term", [{"entropy_coeff": 0.1}, {"use_kl_loss": True}])
+def test_a_mini_batch_without_advantage_is_left_out_where_asked(policy, term):
+    """AdamW would make a step of full size of what is left of the loss."""
+    data = random_rows()
+    data.batch["ref_log_prob"] = data.batch["old_log_probs"] - 0.1
+    data.batch["advantages"][:] = 0.0
+    for skips in (False, True):
+        worker = actor_of(policy, skip_without_advantage=skips, **term)
+        before = full_weights(worker.engine)
+        metrics = worker.update_actor(data).meta_info["metrics"]
+        assert (moved(worker, before) == 0.0) == skips
+        assert metrics["actor/zero_steps"] == float(skips)
+
+
+def test_a_mini_batch_with_an_advantage_keeps_its_other_terms(policy, monkeypatch):
+    data = random_rows()
+    data.batch["advantages"][1:] = 0.0
+    plain, _ = gradient_of(actor_of(policy, entropy_coeff=0.1), data, monkeypatch)
+    asked = actor_of(policy, entropy_coeff=0.1, skip_without_advantage=True)
+    found, _ = gradient_of(asked, data, monkeypatch)
+    assert_same(found, plain)
+
+
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
     """With every term of the loss switched on, and row weights."""

@@ -59,6 +59,9 @@ class ActorConfig(AcceptedActor):
     """what seq-mean-token-sum-norm divides token sums by; null: data.max_response_length"""
     entropy_coeff: float = 0.0
     """weight of the entropy bonus"""
+    skip_without_advantage: bool = False
+    """leave out mini-batches in which no token has an advantage, also where an entropy bonus or a
+    KL term is left of the loss: AdamW makes a step of full size of however small a gradient"""
     use_kl_loss: bool = False
     """add a KL term to the reference policy to the loss"""
     kl_loss_coef: NonNegative = 0.001

@@ -1,0 +1,126 @@
+"""A credit audit's command line and what it leaves."""
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvcr.audit import Audit, AuditPoint, ScoreAudit
+from verl.protocol import DataProto, object_array
+from verl.trainer import main_audit
+from verl.trainer.launch.audit import audit_words
+from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
+from verl.utils.checkpoint import CheckpointManager
+
+POINT = AuditPoint("a", 2, 3, ((0.0,), (1.0,), (1.0,), (0.0,)), {"logprob": (0.0, 1.0, 2.0, 3.0)})
+FOUND = Audit(
+    points=7,
+    plays=3,
+    levels=((-0.5, -0.6, -0.4), (0.0, -0.1, 0.1), (0.5, 0.4, 0.6), (0.0, -0.1, 0.1)),
+    reliability=0.75,
+    scores=(
+        ScoreAudit("logprob", (0.4, 0.3, 0.5), (0.2, -0.1, 0.5)),
+        ScoreAudit("gigpo", None, (math.nan, math.nan, math.nan)),
+    ),
+)
+
+
+def test_a_run_directory_names_its_config_and_its_newest_policy(tmp_path):
+    (tmp_path / "config.yaml").write_text("env: {levels: true}\n")
+    words = audit_words([str(tmp_path), "trainer.seed=3"])
+    assert words[:4] == ["--config-path", str(tmp_path), "--config-name", "config"]
+    assert words[-2:] == ["trainer.resume_mode=disable", "trainer.seed=3"]
+    assert f"trainer.default_local_dir={tmp_path / 'audit'}" in words
+    manager = CheckpointManager(tmp_path / "checkpoints")
+    for step in (3, 12):
+        manager.save(step, lambda path: (path / "weights").write_text("w"), {"global_step": step})
+    words = audit_words([str(tmp_path)])
+    assert words[-2] == "trainer.resume_mode=resume_path"
+    assert words[-1].startswith("trainer.resume_from_path=")
+    assert words[-1].endswith("global_step_12")
+
+
+def test_every_level_of_every_step_is_scored(tmp_path):
+    (tmp_path / "config.yaml").write_text("env: {levels: true}\n")
+    words = audit_words([str(tmp_path)])
+    keys = dict(word.removeprefix("algorithm.rlvcr.").split("=") for word in words if "=" in word)
+    assert (keys["credit"], keys["alternatives"], keys["expand"]) == ("scored", "all", "all")
+    assert (keys["step_fraction"], keys["permute"], keys["epsilon_levels"]) == (
+        "1.0",
+        "false",
+        "0.0",
+    )
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_without_a_run_directory_it_says_what_it_wants(words, capsys):
+    assert main_audit.main(words) == 0
+    assert "verl.trainer.main_audit" in capsys.readouterr().out
+
+
+def test_another_directory_is_refused(tmp_path, capsys):
+    assert main_audit.main([str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"RUN_DIR='{tmp_path}'" in said and "config.yaml" in said and "fix:" in said
+
+
+def test_a_run_without_levels_is_refused(tmp_path, capsys, monkeypatch):
+    (tmp_path / "config.yaml").write_text("env: {env_name: number_line, levels: false}\n")
+    monkeypatch.setattr(main_audit, "start_problems", lambda _cfg: [])
+    assert main_audit.main([str(tmp_path)]) == 2
+    assert "env.levels=false" in capsys.readouterr().err
+
+
+def test_metrics_hold_what_is_known():
+    metrics = audit_metrics(FOUND)
+    assert metrics["audit/points"] == 7.0 and metrics["audit/plays"] == 3.0
+    assert metrics["audit/reliability"] == 0.75
+    assert [metrics[f"audit/levels/level_3/effect{end}"] for end in ("", "_low", "_high")] == [
+        0.5,
+        0.4,
+        0.6,
+    ]
+    assert metrics["audit/scores/logprob/all_levels"] == 0.4
+    assert metrics["audit/scores/logprob/chosen_level_low"] == -0.1
+    assert not [name for name in metrics if "gigpo" in name]
+
+
+def test_tables_are_shown(capsys):
+    show(audit_metrics(FOUND))
+    said = capsys.readouterr().out
+    assert "level 3" in said and "+0.500 (+0.400 to +0.600)" in said
+    assert "logprob" in said and "+0.40 (+0.30 to +0.50)" in said
+
+
+def test_every_point_is_kept(tmp_path):
+    kept = json.loads(write_points([POINT], FOUND, tmp_path).read_text())
+    assert kept["points"][0]["returns"] == [[0.0], [1.0], [1.0], [0.0]]
+    assert kept["audit"]["reliability"] == 0.75
+
+
+def test_what_other_estimators_say_of_a_step():
+    """Two plays of a group: both see "x" first, one of them sees it again."""
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    rewards = torch.zeros(2, 3)
+    rewards[0, 1] = 1.0
+    columns = {
+        "uid": object_array(["g", "g"]),
+        "traj_uid": object_array(["a", "b"]),
+        "step_rewards": object_array([[0.0, 1.0], [0.0]]),
+        "step_index": object_array([[0, 1], [0]]),
+        "anchor_obs": object_array([["x", "y"], ["x"]]),
+    }
+    data = DataProto.from_dict({"token_level_rewards": rewards, "response_mask": mask}, columns)
+    cfg: Any = SimpleNamespace(algorithm=SimpleNamespace(gamma=0.5))
+    found = step_scores(data, cfg)
+    # Returns from "x" on are 0.5 and 0; "y" is seen once.
+    assert {key: value["gigpo"] for key, value in found.items()} == pytest.approx(
+        {("a", 0): 0.25, ("a", 1): 0.0, ("b", 0): -0.25}
+    )
+    deviation = 0.5 / (np.std([0.0, 1.0], ddof=1) + 1e-6)
+    assert found["a", 0]["grpo"] == found["a", 1]["grpo"] == pytest.approx(deviation)
+    assert found["b", 0]["grpo"] == pytest.approx(-deviation)
