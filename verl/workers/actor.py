@@ -155,11 +155,11 @@ class ActorWorker(TrainingWorker):
 
     def _computed(self, loss: PolicyLoss, data: DataProto, part: list[int]) -> list[int]:
         """The rows of a mini-batch that are worth a pass."""
-        if self.config.actor.skip_without_advantage:
-            # Of all ranks: either every one of them takes the step or none does.
-            if not sum_over_ranks([len(loss.rows_with_advantage(data, part))])[0]:
-                return []
-        return loss.rows_with_gradient(data, part)
+        if not self.config.actor.skip_without_advantage:
+            return loss.rows_with_gradient(data, part)
+        # Of all ranks: either every one of them takes the step or none does.
+        learnt = sum_over_ranks([len(loss.rows_with_advantage(data, part))])[0]
+        return loss.rows_with_gradient(data, part) if learnt else []
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
         # a bonus needs both: what the choice is, and the tokens at which it is made
