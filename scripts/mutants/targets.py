@@ -51,7 +51,9 @@ TARGETS = (
     Target(
         "method",
         (
+            "rlvcr/audit.py",
             "rlvcr/core_rlvcr.py",
+            "rlvcr/executed.py",
             "rlvcr/level_metrics.py",
             "rlvcr/level_rules.py",
             "rlvcr/levels.py",
@@ -59,7 +61,9 @@ TARGETS = (
             "rlvcr/token_bytes.py",
         ),
         (
+            "tests/unit/rlvcr/test_audit.py",
             "tests/unit/rlvcr/test_core_rlvcr.py",
+            "tests/unit/rlvcr/test_executed.py",
             "tests/unit/rlvcr/test_level_metrics.py",
             "tests/unit/rlvcr/test_level_prompts.py",
             "tests/unit/rlvcr/test_level_rules.py",
