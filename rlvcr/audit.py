@@ -22,7 +22,7 @@ from rlvcr.levels import LEVELS
 from verl.utils.statistics import bootstrap_interval, rank_correlation
 
 RESAMPLES = 1000  # of decision points, for an interval of a correlation
-CONFIDENCE = 0.95
+BOUNDS = (0.025, 0.975)  # quantiles of what resamples give
 Interval = tuple[float, float, float]  # value, and the bounds of its 95% interval
 
 
@@ -72,11 +72,12 @@ class Audit:
     scores: tuple[ScoreAudit, ...]
 
 
-def audit(points: Sequence[AuditPoint], seed: int = 0) -> Audit:
+def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLES) -> Audit:
     """Compare every score of ``points`` with what the levels earned; adds ``random``, a score that
     knows nothing.
 
-    Raises ``ValueError`` without points.
+    Intervals of correlations are of ``resamples`` bootstrap samples. Raises ``ValueError`` without
+    points.
     """
     if not points:
         raise ValueError("no decision point was played: nothing can be audited")
@@ -91,13 +92,17 @@ def audit(points: Sequence[AuditPoint], seed: int = 0) -> Audit:
     # Row by row, the column of the level that was chosen.
     chosen = np.arange(len(points)), np.array([point.level - 1 for point in points])
     own = effects[chosen]
+
+    def correlation(first: np.ndarray, second: np.ndarray) -> Interval:
+        return _correlation(first, second, rng, resamples)
+
     found = [
-        ScoreAudit(name, _correlation(table, effects, rng), _correlation(table[chosen], own, rng))
+        ScoreAudit(name, correlation(table, effects), correlation(table[chosen], own))
         for name, table in tables.items()
     ]
     for name in points[0].step_scores:
         values = np.array([point.step_scores[name] for point in points])
-        found.append(ScoreAudit(name, None, _correlation(values, own, rng)))
+        found.append(ScoreAudit(name, None, correlation(values, own)))
     return Audit(
         points=len(points),
         plays=len(points[0].returns[0]),
@@ -115,12 +120,10 @@ def reliability(points: Sequence[AuditPoint]) -> float:
     """
     first = np.array([_half(point, 0) for point in points])
     second = np.array([_half(point, 1) for point in points])
-    if np.isnan(first).any() or np.isnan(second).any():
-        return math.nan
-    if np.ptp(first) == 0 or np.ptp(second) == 0:
-        return math.nan
-    half = float(np.corrcoef(first.ravel(), second.ravel())[0, 1])
-    return 2 * half / (1 + half) if half > -1 else math.nan
+    # Where nothing differs there is no correlation, and numpy says so with NaN and a warning.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        half = np.corrcoef(first.ravel(), second.ravel())[0, 1]
+        return float(2 * half / (1 + half))
 
 
 def _half(point: AuditPoint, which: int) -> np.ndarray:
@@ -130,23 +133,22 @@ def _half(point: AuditPoint, which: int) -> np.ndarray:
 
 
 def _centred(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    array = np.asarray(values, dtype=np.float64)
+    array = np.asarray(values)
     return array - array.mean()
 
 
-def _correlation(first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> Interval:
+def _correlation(
+    first: np.ndarray, second: np.ndarray, rng: np.random.Generator, resamples: int
+) -> Interval:
     """Rank correlation of two arrays whose first axis are the points, with the percentile bootstrap
     interval over points: the levels of a point are not independent of each other.
     """
-    whole = _ranked(first, second)
-    drawn = rng.integers(0, len(first), size=(RESAMPLES, len(first)))
-    resampled = np.array([_ranked(first[points], second[points]) for points in drawn])
+    drawn = rng.integers(len(first), size=(resamples, len(first)))
+    found = np.array([_ranked(first[points], second[points]) for points in drawn])
     # A resample in which nothing differs has no correlation.
-    known = resampled[~np.isnan(resampled)]
-    if not len(known):
-        return whole, math.nan, math.nan
-    low, high = np.quantile(known, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return whole, float(low), float(high)
+    known = found[~np.isnan(found)]
+    low, high = np.quantile(known, BOUNDS) if len(known) else (math.nan, math.nan)
+    return _ranked(first, second), float(low), float(high)
 
 
 def _ranked(first: np.ndarray, second: np.ndarray) -> float:

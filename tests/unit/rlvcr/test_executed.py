@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlvcr.executed import join_credit, level_to_try, worth
+from rlvcr.executed import SHARE_OF_OTHERS, join_credit, level_to_try, worth
 from rlvcr.levels import ParsedStep, ParseFailure
+from verl.utils.seeds import derive_seed
 
 NAN = math.nan
 
@@ -38,6 +39,23 @@ def test_another_level_is_drawn_uniformly_at_a_share_of_the_steps():
         level_to_try(parsed(), 0.25, 4, f"t{n}", step) for n in range(200) for step in range(10)
     ]
     assert other != drawn
+
+
+@pytest.mark.parametrize(("seed", "uid", "step"), [(0, "t", 0), (3, "g/1", 4), (11, "u", 2)])
+def test_what_is_drawn_hangs_on_seed_trajectory_and_step(seed, uid, step):
+    draw = derive_seed(seed, "executed", uid, step) / 2.0**63
+    assert level_to_try(parsed(), draw, seed, uid, step) is None
+    level = level_to_try(parsed(), draw + 1e-9, seed, uid, step)
+    assert level == (1, 3, 4)[derive_seed(seed, "executed level", uid, step) % 3]
+
+
+def test_one_of_three_others_stands_for_all():
+    assert SHARE_OF_OTHERS == 3 / 4
+
+
+def test_the_size_of_a_single_difference_is_its_own():
+    joined = join_credit(torch.tensor([0.1, 0.2]), torch.tensor([NAN, -0.4]), "executed", 1.0)
+    assert joined.metrics["rlvcr/executed_advantage_abs_mean"] == pytest.approx(0.4)
 
 
 def test_a_step_that_cannot_be_read_is_not_tried():

@@ -63,8 +63,8 @@ def audit_metrics(found: Audit) -> dict[str, float]:
             interval = getattr(score, name)
             if interval is not None:
                 metrics |= _bounds(f"{line}/{name}", interval)
-    # A score that says the same everywhere has no correlation, and a journal holds no NaN.
-    return {name: value for name, value in metrics.items() if not math.isnan(value)}
+    # A score that says the same everywhere has no correlation, and a journal holds numbers alone.
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def write_points(points: Sequence[AuditPoint], found: Audit, directory: Path) -> Path:

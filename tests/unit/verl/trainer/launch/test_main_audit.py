@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlvcr.audit import Audit, AuditPoint, ScoreAudit
+from tests.helpers.jobs import ROOT
 from verl.protocol import DataProto, object_array
 from verl.trainer import main_audit
 from verl.trainer.launch.audit import audit_words
@@ -71,7 +72,8 @@ def test_another_directory_is_refused(tmp_path, capsys):
 def test_a_run_without_levels_is_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.yaml").write_text("env: {env_name: number_line, levels: false}\n")
     monkeypatch.setattr(main_audit, "start_problems", lambda _cfg: [])
-    assert main_audit.main([str(tmp_path)]) == 2
+    policy = f"actor_rollout_ref.model.path={ROOT}/docs/experiments/policies/relay"
+    assert main_audit.main([str(tmp_path), policy]) == 2
     assert "env.levels=false" in capsys.readouterr().err
 
 
