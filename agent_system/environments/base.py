@@ -162,11 +162,11 @@ class Decision:
     slip: bool = False  # cannot work
     thoughts: Mapping[int, Thought] = field(default_factory=dict)
     needed_level: int | None = None  # the lowest level that suffices; None: not known
-    as_good: tuple[str, ...] = ()  # actions that are as right as ``action``
+    right: tuple[str, ...] = ()  # all actions that are right here; none: ``action`` alone
 
     def accepts(self, action: str) -> bool:
         """Whether ``action`` is right."""
-        return action == self.action or action in self.as_good
+        return action in (self.right or (self.action,))
 
 
 class ExpertPlayer(Protocol):

@@ -8,40 +8,34 @@ tasks of their own (see ``Expert``)::
      "messages": [{"role": "user" | "assistant" | "system", "content": str}, ...]}
 
 The user messages are what the package's prompts say in a rollout with ``append`` history and levels
-asked for; the assistant messages have exactly the rollout's form, such as
+asked for; as with ``window`` history every step is a line of its own, whose one user message is the
+whole prompt. The assistant messages have exactly the rollout's form, such as
 ``<level>2</level><think>need mug.</think><action>look</action>``. Level 1 thinks nothing, 2 notes
 the situation, 3 adds what was tried, 4 adds the plan, whose first part is the action; an expert may
 write the thoughts of levels itself. Training on the assistant messages alone teaches format, game
 and levels.
 """
 
-import asyncio
 import hashlib
-import inspect
 import json
 import logging
 import multiprocessing
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_system.environments.base import (
-    Decision,
-    Env,
     EnvPackage,
     EpisodeStart,
     Expert,
-    ExpertPlayer,
     Noise,
-    Observation,
-    Prompts,
     Task,
 )
-from agent_system.environments.expert_episode import Episode, LevelDraw, now
 from agent_system.environments.env_registry import REGISTRY, MissingExtra, get_package, resolve
+from agent_system.environments.expert_episode import Episode, LevelDraw, now
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils.files import atomic_write

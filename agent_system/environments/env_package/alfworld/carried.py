@@ -11,7 +11,7 @@ state, whose kind and level the reader names.
 
 from dataclasses import dataclass, replace
 
-from agent_system.environments.base import Decision, Noise, Observation, Thought
+from agent_system.environments.base import Decision, Thought
 from agent_system.environments.env_package.alfworld.expert import (
     TOOL,
     AlfworldPlayer,
@@ -37,7 +37,7 @@ ARRIVES = {"begin": 4, "search": 4}
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What kind of action is due, and all actions of it that are right, in the order of the room."""
+    """What kind of action is due, and all right actions of it, in the order of the room."""
 
     kind: str
     actions: tuple[str, ...]
@@ -60,9 +60,8 @@ class CarriedPlayer(AlfworldPlayer):
         if not decision.slack and not decision.slip:
             for level in range(ARRIVES.get(due.kind, 3), 5):
                 thoughts[level] = replace(thoughts[level], action=due.actions[0])
-        return replace(
-            decision, thoughts=thoughts, needed_level=NEEDED[due.kind], as_good=due.actions
-        )
+        needed = NEEDED[due.kind]
+        return replace(decision, thoughts=thoughts, needed_level=needed, right=due.actions)
 
     def due(self) -> Due:
         """What is due in the present state; the same for everyone who has read the same."""

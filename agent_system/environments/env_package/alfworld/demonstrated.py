@@ -1,4 +1,4 @@
-"""What is demonstrated of ALFWorld: which expert plays, on which games, and what its files hang on."""
+"""What is demonstrated of ALFWorld: who plays which games, and what its files hang on."""
 
 from importlib import metadata
 from typing import Any

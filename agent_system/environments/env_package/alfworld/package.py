@@ -1,8 +1,8 @@
 """The ALFWorld package as the agent system sees it."""
 
 from agent_system.environments.base import Env, EnvPackage, Prompts
-from agent_system.environments.env_package.alfworld.env import AlfworldEnv
 from agent_system.environments.env_package.alfworld.demonstrated import EXPERT
+from agent_system.environments.env_package.alfworld.env import AlfworldEnv
 from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.prompts import (
     CompactPrompts,
