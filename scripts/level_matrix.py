@@ -233,9 +233,33 @@ def level_of(how: int | str, needed: int | None) -> int | None:
     return needed if how == NEEDED else None
 
 
-def measure(world: World, player: Player, tasks: Sequence[Task], noise: float) -> dict:
-    """Everything this script says about a policy; see the module."""
+def measure(
+    world: World, player: Player, tasks: Sequence[Task], noise: float, episodes: int | None = None
+) -> dict:
+    """Everything this script says about a policy; see the module. ``episodes``: of how many tasks
+    whole episodes are played; None: of all.
+    """
     states = walk(world, tasks, noise)
+    lines, tokens = matrix(states, player)
+    told = all(state.needed is not None for state in states)
+    ways = [*LEVELS, *([NEEDED] if told else []), FREE]
+    whole = tasks[:episodes]
+    return {
+        "tasks": len(tasks),
+        "noise": noise,
+        "states": len(states),
+        "situations": lines,
+        "tokens_by_level": tokens,
+        "level_information": mutual_information([line["chosen"] for line in lines]),
+        "whole_episodes": len(whole),
+        "episodes": {str(how): _reached(play(world, player, whole, how)) for how in ways},
+    }
+
+
+def matrix(states: list[State], player: Player) -> tuple[list[dict], list[float]]:
+    """What ``player`` does in ``states``, a line for each situation, those that need most last; and
+    the mean tokens of a step on each level.
+    """
     prompts = [state.prompt for state in states]
     answers = {level: player.answer(prompts, [level] * len(prompts)) for level in LEVELS}
     free = player.answer(prompts, [None] * len(prompts))
@@ -253,17 +277,8 @@ def measure(world: World, player: Player, tasks: Sequence[Task], noise: float) -
                 "chosen": [sum(free[n].level == level for n in here) for level in LEVELS],
             }
         )
-    told = all(state.needed is not None for state in states)
-    ways = [*LEVELS, *([NEEDED] if told else []), FREE]
-    return {
-        "tasks": len(tasks),
-        "noise": noise,
-        "states": len(states),
-        "situations": lines,
-        "tokens_by_level": [_mean([a.tokens for a in answers[level]]) for level in LEVELS],
-        "level_information": mutual_information([line["chosen"] for line in lines]),
-        "episodes": {str(how): _reached(play(world, player, tasks, how)) for how in ways},
-    }
+    tokens = [_mean([answer.tokens for answer in answers[level]]) for level in LEVELS]
+    return lines, tokens
 
 
 def _share_right(states: list[State], answers: list[Answer], here: list[int]) -> float:
@@ -298,7 +313,7 @@ def show(found: dict) -> None:
     print(f"chosen freely: {found['level_information']:.3f} nats of the situation in the level")
     print("tokens of a step: " + " ".join(f"{count:.1f}" for count in found["tokens_by_level"]))
     for how, reached in found["episodes"].items():
-        width = half_width(reached["success"], found["tasks"])
+        width = half_width(reached["success"], found["whole_episodes"])
         print(
             f"episodes, {how:6}: success {reached['success']:.3f}+-{width:.3f}, "
             f"{reached['steps']:.1f} steps, {reached['tokens']:.0f} tokens"
@@ -311,6 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("policy", help="directory of the policy (Hugging Face form)")
     parser.add_argument("--config-name", default="relay", help="whose environment is played")
     parser.add_argument("--tasks", type=int, default=256, help="held-out episodes")
+    parser.add_argument("--episodes", type=int, help="of so many of them whole; default: all")
     parser.add_argument("--noise", type=float, default=0.1, help="useless actions on the walk")
     parser.add_argument("--out", type=Path, help="JSON file that the numbers are written to")
     parser.add_argument("overrides", nargs="*", help="key=value of the config")
@@ -318,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = load_config(args.config_name, args.overrides)
     world = World.of(cfg)
     tasks = world.package.tasks(world.settings, "val")[: args.tasks]
-    found = measure(world, Policy(cfg, world, args.policy), tasks, args.noise)
+    found = measure(world, Policy(cfg, world, args.policy), tasks, args.noise, args.episodes)
     show(found)
     if args.out is not None:
         with atomic_write(args.out) as file:

@@ -31,8 +31,7 @@ NEEDED = {
     "return": 3,  # to what was seen elsewhere
     "search": 4,  # in places not yet looked into
 }
-# The lowest level whose thought arrives at one of several right actions: level 3 elsewhere.
-ARRIVES = {"begin": 4, "search": 4}
+SEARCHES = {"begin", "search"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +43,7 @@ class Due:
 
 
 class CarriedPlayer(AlfworldPlayer):
-    """Plays one episode; at equal actions it chooses by chance, but on level 4 the one its thought
-    arrives at.
-    """
+    """Plays one episode. It searches by chance, but on level 4 where its thought arrives."""
 
     def act(self) -> Decision:
         """The next action, with the thought of each level."""
@@ -57,9 +54,9 @@ class CarriedPlayer(AlfworldPlayer):
             level: Thought(" ".join(f"{part}." for part in parts[: level - 1]), decision.action)
             for level in LEVELS
         }
-        if not decision.slack and not decision.slip:
-            for level in range(ARRIVES.get(due.kind, 3), 5):
-                thoughts[level] = replace(thoughts[level], action=due.actions[0])
+        # Only who goes through the room knows which of the places comes first.
+        if due.kind in SEARCHES and not decision.slack and not decision.slip:
+            thoughts[4] = replace(thoughts[4], action=due.actions[0])
         needed = NEEDED[due.kind]
         return replace(decision, thoughts=thoughts, needed_level=needed, right=due.actions)
 
@@ -112,7 +109,9 @@ class CarriedPlayer(AlfworldPlayer):
         return [place for place in self.room if cls(place) == wanted]
 
     def _decide(self) -> Decision:
-        return Decision(self.rng.choice(self.due().actions))
+        due = self.due()
+        searches = due.kind in SEARCHES
+        return Decision(self.rng.choice(due.actions) if searches else due.actions[0])
 
     # What is thought
 
@@ -147,12 +146,16 @@ class CarriedPlayer(AlfworldPlayer):
 
     def _copies(self, wanted: str) -> list[tuple[str, str]]:
         """Objects of the class seen where they are not wanted, with their places: first those at
-        hand, the others in the order of the room.
+        hand, the others in the order of the room; in a place as the engine lists them.
         """
         order = sorted(self.seen, key=lambda place: (place != self.at, self.room.index(place)))
         return [
             (name, place)
             for place in order
-            for name in sorted(self.seen[place])
+            for name in sorted(self.seen[place], key=_number, reverse=True)
             if cls(name) == wanted and name not in self.placed and cls(place) != self.asked.place
         ]
+
+
+def _number(name: str) -> int:
+    return int(name.rsplit(" ", 1)[1])
