@@ -73,7 +73,7 @@ class SFTDataConfig(OpenSection):
     episodes: PositiveInt = 3400
     """expert episodes to train on"""
     val_episodes: NonNegativeInt = 64
-    """expert episodes for the held-out loss"""
+    """expert episodes for the held-out loss; with data.history=window, steps"""
     history: History = "append"
     """append: an expert episode is one row; window: each of its steps is a row, whose prompt shows
     env.history_length past steps"""
