@@ -162,6 +162,11 @@ class Decision:
     slip: bool = False  # cannot work
     thoughts: Mapping[int, Thought] = field(default_factory=dict)
     needed_level: int | None = None  # the lowest level that suffices; None: not known
+    right: tuple[str, ...] = ()  # all actions that are right here; none: ``action`` alone
+
+    def accepts(self, action: str) -> bool:
+        """Whether ``action`` is right."""
+        return action in (self.right or (self.action,))
 
 
 class ExpertPlayer(Protocol):
@@ -193,6 +198,12 @@ def no_symbols(settings: EnvSettings) -> Sequence[str]:
     return ()
 
 
+def says_no_level(settings: EnvSettings) -> bool:
+    """Nobody knows how deep to think."""
+    del settings  # they change nothing here
+    return False
+
+
 @dataclass(frozen=True)
 class Expert(Generic[S]):
     """Who can play an environment, for demonstrations.
@@ -216,8 +227,8 @@ class Expert(Generic[S]):
     symbols: Callable[[S], Sequence[str]] = no_symbols
     # Lost episodes are demonstrated as well: it errs on purpose, as the settings say.
     keeps_lost: bool = False
-    # Its decisions name their ``needed_level``.
-    tells_needed_level: bool = False
+    # Whether its decisions name their ``needed_level``.
+    tells_needed_level: Callable[[S], bool] = says_no_level
 
 
 @dataclass(frozen=True)

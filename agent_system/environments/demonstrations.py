@@ -8,39 +8,34 @@ tasks of their own (see ``Expert``)::
      "messages": [{"role": "user" | "assistant" | "system", "content": str}, ...]}
 
 The user messages are what the package's prompts say in a rollout with ``append`` history and levels
-asked for; the assistant messages have exactly the rollout's form, such as
+asked for; as with ``window`` history every step is a line of its own, whose one user message is the
+whole prompt. The assistant messages have exactly the rollout's form, such as
 ``<level>2</level><think>need mug.</think><action>look</action>``. Level 1 thinks nothing, 2 notes
 the situation, 3 adds what was tried, 4 adds the plan, whose first part is the action; an expert may
 write the thoughts of levels itself. Training on the assistant messages alone teaches format, game
 and levels.
 """
 
-import asyncio
 import hashlib
-import inspect
 import json
 import logging
 import multiprocessing
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_system.environments.base import (
-    Decision,
-    Env,
     EnvPackage,
     EpisodeStart,
     Expert,
-    ExpertPlayer,
     Noise,
-    Observation,
-    Prompts,
     Task,
 )
 from agent_system.environments.env_registry import REGISTRY, MissingExtra, get_package, resolve
+from agent_system.environments.expert_episode import Episode, LevelDraw, now
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils.files import atomic_write
@@ -55,7 +50,6 @@ MAX_STEPS = 15
 # That a worker is handed, at most: few, so that the last one to finish is not waited for long.
 TASKS_AT_A_TIME = 32
 TIMEOUT_S = 1800
-FACTS = ("task_id", "data_source", "kind")  # of a task that a line repeats
 
 
 class NoExpert(ValueError):
@@ -71,6 +65,8 @@ class Shape:
     noise: Noise
     levels: tuple[int, ...]
     needed_level_share: float = 0.0
+    # Past steps that a prompt shows, where every step is a row; None: an episode is a row.
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,61 +77,6 @@ class Play:
     repetitions: int
     seed: int
     shape: Shape
-
-
-# ---------------------------------------------------------------------- what an expert says
-
-
-def thought(level: int, decision: Decision) -> str:
-    """The thought of ``level`` about a decision: the expert's own, or one that says all that the
-    level below says, and more.
-    """
-    own = decision.thoughts.get(level)
-    if own is not None:
-        return own.text
-    # Level 1 thinks nothing: place 0 is a stand-in that no level takes.
-    parts = ("", decision.situation, decision.tried, f"plan {decision.plan}")
-    return " ".join(f"{part}." for part in parts[1:level])
-
-
-def action_of(level: int | None, decision: Decision) -> str:
-    """The action that follows from the thought of ``level``."""
-    own = None if level is None else decision.thoughts.get(level)
-    return decision.action if own is None else own.action
-
-
-def render(level: int | None, decision: Decision) -> str:
-    """The assistant message: exactly what a rollout's response looks like.
-
-    Without a level, the action alone.
-    """
-    action = f"<action>{action_of(level, decision)}</action>"
-    if level is None:
-        return action
-    return f"<level>{level}</level><think>{thought(level, decision)}</think>{action}"
-
-
-@dataclass(frozen=True, slots=True)
-class LevelDraw:
-    """Draws a level for every decision: the needed one with probability ``needed_share``, else one
-    of ``levels`` uniformly, whatever went before, so that the policy learns the odds and no order.
-
-    Without levels, ``None`` for ever.
-    """
-
-    levels: Sequence[int]
-    rng: random.Random
-    needed_share: float = 0.0
-
-    def __call__(self, decision: Decision) -> int | None:
-        """The level of ``decision``."""
-        if not self.levels:
-            return None
-        # No draw where nothing hangs on it: every further one would change all files.
-        prefers = self.needed_share > 0 and self.rng.random() < self.needed_share
-        if prefers and decision.needed_level in self.levels:
-            return decision.needed_level
-        return self.rng.choice(self.levels)
 
 
 # ---------------------------------------------------------------------- who has an expert
@@ -181,6 +122,7 @@ def write_demonstrations(
     levels: Sequence[int] = LEVELS,
     slips: float = 0.05,
     needed_level_share: float = 0.0,
+    window: int | None = None,
 ) -> Path:
     """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
 
@@ -196,6 +138,8 @@ def write_demonstrations(
         levels: The thinking levels to draw from; none: actions alone, and prompts that ask for no
             levels.
         needed_level_share: Share of the steps that take the level the expert calls needed.
+        window: Past steps that a prompt shows, as in a rollout with ``window`` history: every step
+            is then a line of its own. None: ``append`` history, an episode is a line.
 
     Raises ``NoExpert`` for an environment without expert, ``ValueError`` for settings that cannot
     work or where no episode was won.
@@ -208,13 +152,15 @@ def write_demonstrations(
             f"and levels among {_range(expert.levels)}, not {num_episodes}, {slack}, {slips} and "
             f"{list(levels)}"
         )
-    if not 0 <= needed_level_share <= 1 or (needed_level_share and not expert.tells_needed_level):
+    tells = expert.tells_needed_level(settings)
+    if not 0 <= needed_level_share <= 1 or (needed_level_share and not tells):
         raise ValueError(
             f"needed_level_share={needed_level_share}: allowed is a share from 0 to 1, and 0 alone "
             f"for {env_name!r}, whose expert "
-            f"{'tells' if expert.tells_needed_level else 'does not tell'} which level is needed"
+            f"{'tells' if tells else 'does not tell'} which level is needed"
         )
-    shape = Shape(num_episodes, seed, Noise(slack, slips), tuple(levels), needed_level_share)
+    noise = Noise(slack, slips)
+    shape = Shape(num_episodes, seed, noise, tuple(levels), needed_level_share, window)
     path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, settings, shape)}.jsonl"
     # The name is a hash of all that shapes the file, and a file appears whole or not at all.
     if path.exists():
@@ -265,6 +211,7 @@ def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Shape) ->
     shaping = [shape.num_episodes, shape.seed, *noise.values(), shape.levels]
     # Files that were written before there was a share keep their names.
     shaping += [shape.needed_level_share] if shape.needed_level_share else []
+    shaping += [] if shape.window is None else ["window", shape.window]
     text = json.dumps([*key, *shaping], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -326,80 +273,19 @@ def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str 
             for repetition in range(play.repetitions):
                 # Of task and repetition alone: the number of workers must not show in the lines.
                 seed = derive_seed(play.seed, repetition)
-                first = _now(env.reset(play.task, derive_seed(seed, "env") & SEED_BITS))
+                first = now(env.reset(play.task, derive_seed(seed, "env") & SEED_BITS))
                 rng = random.Random(seed)
                 player = expert.start(
                     EpisodeStart(settings, play.task, first, rng, play.shape.noise)
                 )
                 draw = LevelDraw(play.shape.levels, rng, play.shape.needed_level_share)
                 asks = bool(play.shape.levels)
-                episode = Episode(env, prompts, play.task, first, asks)
+                episode = Episode(env, prompts, play.task, first, asks, play.shape.window)
                 won = episode.run(player, draw, _max_steps(settings))
                 # What is left out keeps its place: the caller counts episodes, not lines.
                 kept = won or expert.keeps_lost
-                lines.append(json.dumps(episode.row()) if kept else None)
+                rows = "\n".join(json.dumps(row) for row in episode.rows())
+                lines.append(rows if kept else None)
     finally:
         env.close()
     return lines
-
-
-class Episode:
-    """One expert episode as it is played, and the row it becomes."""
-
-    def __init__(
-        self, env: Env, prompts: Prompts, task: Task, first: Observation, asks: bool
-    ) -> None:
-        self.env = env
-        self.prompts = prompts
-        self.task = task
-        self.levels: list[int | None] = []
-        self.decisions: list[Decision] = []
-        system = prompts.system(asks)
-        self.messages = [{"role": "system", "content": system}] if system else []
-        self._say("user", prompts.first(first, asks))
-
-    def run(
-        self, player: ExpertPlayer, draw: Callable[[Decision], int | None], max_steps: int
-    ) -> bool:
-        """Play to the end, or for ``max_steps`` steps, on levels that ``draw`` chooses; whether it
-        was won.
-        """
-        for _ in range(max_steps):
-            decision = player.act()
-            # After the expert's own draws: the order decides what every file holds.
-            level = draw(decision)
-            action = action_of(level, decision)
-            self.levels.append(level)
-            self.decisions.append(decision)
-            self._say("assistant", render(level, decision))
-            observation, _, done, info = _now(self.env.step(action))
-            if done:
-                return bool(info["won"])
-            player.observe(action, observation)
-            self._say("user", self.prompts.turn(observation))
-        return False
-
-    def row(self) -> dict[str, Any]:
-        """The episode as a line of the file; see the module."""
-        return {
-            **{key: self.task[key] for key in FACTS if key in self.task},
-            "levels": self.levels,
-            "slack": [decision.slack for decision in self.decisions],
-            "slips": [decision.slip for decision in self.decisions],
-            "messages": self.messages,
-        }
-
-    def _say(self, role: str, content: str) -> None:
-        self.messages.append({"role": role, "content": content})
-
-
-def _now(value: object) -> Any:
-    """What an environment returned, awaited where it is a coroutine."""
-    if not inspect.isawaitable(value):
-        return value
-
-    # ``run`` takes coroutines only, and any awaitable may come back.
-    async def waited() -> Any:
-        return await value
-
-    return asyncio.run(waited())

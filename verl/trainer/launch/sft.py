@@ -3,8 +3,8 @@ and the trainer.
 
     episodes ─▶ messages ─▶ policy and tokenizer (new or given) ─▶ token rows ─▶ trainer.fit() ─▶ HF
 
-Messages become tokens exactly as in a rollout with ``append`` history, so what is learnt here is
-what is sampled there.
+Messages become tokens exactly as in a rollout, so what is learnt here is what is sampled there: an
+episode is one row with ``append`` history, and a row for each step with ``window`` history.
 """
 
 import logging
@@ -158,6 +158,7 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
         slack=data.noise,
         levels=data.levels,
         needed_level_share=data.needed_level_share,
+        window=cfg.env.history_length if data.history == "window" else None,
     )
     return hold_out(list(read_records(path)), data.val_episodes)
 
@@ -180,7 +181,7 @@ def check_expert(cfg: SFTConfig) -> None:
             f"data.levels={levels!r}: the expert of {name!r} has no thoughts for all of them; "
             f"allowed: any of {allowed}; fix: data.levels=[{allowed}]"
         )
-    if share and not expert.tells_needed_level:
+    if share and not expert.tells_needed_level(env_settings(cfg.env)):
         raise ConfigError(
             f"data.needed_level_share={share}: the expert of {name!r} does not tell which level a "
             "step needs; allowed: 0; fix: data.needed_level_share=0"

@@ -12,27 +12,10 @@ what was tried, the plan.
 import random
 import re
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Any
 
-from agent_system.environments.base import (
-    Decision,
-    EpisodeStart,
-    Expert,
-    Noise,
-    Observation,
-    Task,
-)
-from agent_system.environments.demonstrations import MAX_STEPS
-from agent_system.environments.env_package.alfworld import games, layout
+from agent_system.environments.base import Decision, Noise, Observation
 from agent_system.environments.env_package.alfworld.prompts import task_of
-from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
-from agent_system.environments.env_package.alfworld.store import generated_tasks
 
-VERSION = 2  # of the demonstrations: raise it when the same settings would give other lines
-# Settings that shape an episode; the others say where games are kept and which are trained on.
-SHAPING = {"task_types", "receptacles", "objects", "seed", "prompt"}
-EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
 _THING = re.compile(r"an? ([a-z]+ \d+)")
 # Matched in full, so that no sentence of the templates fits two kinds.
 _SENTENCES = (
@@ -68,7 +51,7 @@ _FURNITURE = (
     "sidetable",
     "toilet",
 )
-_TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +134,7 @@ class AlfworldPlayer:
             self.held = None
             self.placed.add(name)
             self.seen.setdefault(self.home, set()).add(name)
-        elif verb in _TOOL:
+        elif verb in TOOL:
             self.treated = True
         self._look(verb, text)
 
@@ -174,7 +157,7 @@ class AlfworldPlayer:
             return self._say(f"examine {self.at}", f"at {self.at}", f"examine {self.at}")
         if self.held is None:
             return self._fetch()
-        tool = _TOOL.get(self.asked.kind)
+        tool = TOOL.get(self.asked.kind)
         if tool and not self.treated:
             place = self._nearest(tool)
             use = f"{self.asked.kind} {self.held} with {place}"
@@ -299,30 +282,3 @@ class AlfworldPlayer:
         lies_here = any(cls(name) == self.asked.object for name in self.seen.get(here, ()))
         others = [place for place in self.room if place != here]
         return self.rng.choice(others) if lies_here and others else here
-
-
-def start(episode: EpisodeStart[AlfworldSettings]) -> AlfworldPlayer:
-    """An expert that has read the first observation, and nothing else."""
-    return AlfworldPlayer(episode.first.text, episode.rng, episode.noise)
-
-
-def demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
-    """``count`` generated games of their own, in training floor plans, whatever ``source`` says."""
-    return generated_tasks(settings, "demo", count=count)
-
-
-def demonstration_key(settings: AlfworldSettings) -> list[Any]:
-    """What shapes an episode: not where games are stored, nor which ones are trained on."""
-    shaping = settings.model_dump(mode="json", include=SHAPING)
-    shaping["max_steps"] = settings.max_steps or MAX_STEPS
-    versions = [VERSION, games.GENERATOR, EPISODES_PER_GAME, metadata.version("alfworld")]
-    return [*versions, shaping]
-
-
-EXPERT = Expert(
-    start,
-    tasks=demonstration_tasks,
-    episodes_per_task=EPISODES_PER_GAME,
-    key=demonstration_key,
-    words=layout.words,
-)

@@ -8,6 +8,7 @@ importing it creates a cache folder and sets ``ALFWORLD_DATA``.
 import functools
 import importlib.util
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,3 +152,22 @@ def words() -> list[str]:
     table = constants()
     names = sorted({name.lower() for name in table.OBJECTS_SET | set(table.VAL_RECEPTACLE_OBJECTS)})
     return [f" {name}" for name in names] + [f" {number}" for number in range(1, 31)]
+
+
+def receptacle_names(most: int) -> list[str]:
+    """Names that receptacles of a room of ``most`` can have, each with the space before it."""
+    plans = [floor_plan(number) for number in sorted(all_scenes())]
+    largest: Counter[str] = Counter()
+    for plan in plans:
+        largest |= Counter(receptacle.cls.lower() for receptacle in plan.receptacles)
+    return [
+        f" {name} {number}"
+        for name, count in sorted(largest.items())
+        for number in range(1, min(count, most) + 1)
+    ]
+
+
+def all_scenes() -> set[int]:
+    """The numbers of all scenes."""
+    table = constants()
+    return {*table.TRAIN_SCENE_NUMBERS, *table.TEST_SCENE_NUMBERS}

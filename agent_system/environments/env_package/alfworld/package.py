@@ -1,10 +1,14 @@
 """The ALFWorld package as the agent system sees it."""
 
 from agent_system.environments.base import Env, EnvPackage, Prompts
+from agent_system.environments.env_package.alfworld.demonstrated import EXPERT
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
-from agent_system.environments.env_package.alfworld.expert import EXPERT
 from agent_system.environments.env_package.alfworld.projection import project
-from agent_system.environments.env_package.alfworld.prompts import CompactPrompts, FullPrompts
+from agent_system.environments.env_package.alfworld.prompts import (
+    CompactPrompts,
+    FullPrompts,
+    LogPrompts,
+)
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import tasks
 
@@ -16,7 +20,9 @@ def make(settings: AlfworldSettings) -> Env:
 
 def prompts(settings: AlfworldSettings) -> Prompts:
     """The prompt style that ``env.alfworld.prompt`` names."""
-    return FullPrompts(settings.level_prompts) if settings.prompt == "full" else CompactPrompts()
+    if settings.prompt == "full":
+        return FullPrompts(settings.level_prompts)
+    return LogPrompts() if settings.thoughts == "carried" else CompactPrompts()
 
 
 PACKAGE = EnvPackage(

@@ -74,6 +74,27 @@ class CompactPrompts(chat_prompts.CompactPrompts):
         return "\n".join(lines)
 
 
+class LogPrompts(CompactPrompts):
+    """In a window, what was read so far in the order of reading, in place of turns and actions."""
+
+    def window(
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
+    ) -> str:
+        """Task and room; ``read:`` what was seen before; ``now:`` what is seen at present."""
+        del levels  # both variants read the same
+        read = [compact(seen) for seen, _ in history if seen != first.text]
+        lines = [compact_first(first.text)]
+        if read:
+            lines.append(f"read: {'; '.join(read)}")
+        if observation.text != first.text:
+            lines.append(f"now: {compact(observation.text)}")
+        return "\n".join(lines)
+
+
 FULL_SYSTEM = """\
 You act in a household described in text. Each turn you see what happened and which actions \
 are possible, and you choose one of them to get the task done in as few turns as you can."""

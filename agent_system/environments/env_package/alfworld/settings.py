@@ -59,6 +59,9 @@ class AlfworldSettings(EnvSettings):
     """where generated games are stored by content hash"""
     prompt: Literal["compact", "full"] = "full"
     """length of the instructions"""
+    thoughts: Literal["announced", "carried"] = "announced"
+    """of demonstrations. announced: the situation, what was tried, and the plan, action included;
+    carried: what the action needs, worked out from what was read (env.history=window)"""
     val_split: Literal["valid_seen", "valid_unseen"] | None = None
     """official games to validate on; null: follows eval_dataset"""
     eval_dataset: Literal["eval_in_distribution", "eval_out_of_distribution"] = (

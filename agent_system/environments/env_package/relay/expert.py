@@ -109,11 +109,17 @@ def symbols(settings: RelaySettings) -> list[str]:
     return [*arrows, *questions, *hops]
 
 
+def knows_needs(settings: RelaySettings) -> bool:
+    """It does: a door says how many arrows to follow."""
+    del settings  # they change nothing here
+    return True
+
+
 EXPERT = Expert(
     start,
     tasks=demonstrated,
     key=key,
     symbols=symbols,
     keeps_lost=True,
-    tells_needed_level=True,
+    tells_needed_level=knows_needs,
 )

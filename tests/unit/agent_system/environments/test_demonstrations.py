@@ -11,10 +11,11 @@ from itertools import pairwise
 
 import pytest
 
-from agent_system.environments import demonstrations
+from agent_system.environments import demonstrations, expert_episode
 from agent_system.environments.base import Decision, EpisodeStart, Noise, Thought
-from agent_system.environments.demonstrations import LevelDraw, NoExpert, write_demonstrations
+from agent_system.environments.demonstrations import NoExpert, write_demonstrations
 from agent_system.environments.env_registry import get_package
+from agent_system.environments.expert_episode import LevelDraw
 from agent_system.environments.experts import disturbed, shortest_way
 from rlvcr.levels import LEVELS, LevelCodec
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -110,7 +111,7 @@ def test_thoughts_grow_with_the_level_and_the_plan_names_the_action(name):
     told: dict[int, set[str]] = {level: set() for level in LEVELS}
     for _, decisions, _ in episodes(name, "train", NOISE, limit=20):
         for decision in decisions:
-            thoughts = [demonstrations.thought(level, decision) for level in LEVELS]
+            thoughts = [expert_episode.thought(level, decision) for level in LEVELS]
             assert thoughts[0] == ""
             assert [len(text) for text in thoughts] == sorted({len(text) for text in thoughts})
             first = decision.plan.split(" then ")[0]
@@ -232,11 +233,11 @@ def test_levels_are_drawn_uniformly_where_the_needed_one_is_not_among_them():
 
 def test_what_an_expert_thinks_itself_is_written_with_the_action_that_follows_from_it():
     decision = Decision("go", "here", "tried nothing", "go", thoughts={4: Thought("so", "wait")})
-    said = [demonstrations.render(level, decision) for level in (2, 4)]
+    said = [expert_episode.render(level, decision) for level in (2, 4)]
     assert said[0] == "<level>2</level><think>here.</think><action>go</action>"
     assert said[1] == "<level>4</level><think>so</think><action>wait</action>"
-    assert demonstrations.action_of(4, decision) == "wait"
-    assert demonstrations.action_of(None, decision) == "go"
+    assert expert_episode.action_of(4, decision) == "wait"
+    assert expert_episode.action_of(None, decision) == "go"
 
 
 def test_episodes_that_cannot_be_won_say_so(tmp_path):

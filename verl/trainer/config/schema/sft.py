@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from verl.names import Device, ResumeMode, TrainDtype
+from verl.names import Device, History, ResumeMode, TrainDtype
 from verl.trainer.config.schema.env import EnvConfig
 from verl.trainer.config.schema.model import FSDPConfig, OptimConfig
 from verl.utils.settings import NonNegative, NonNegativeInt, PositiveInt, Section, Share
@@ -73,7 +73,10 @@ class SFTDataConfig(OpenSection):
     episodes: PositiveInt = 3400
     """expert episodes to train on"""
     val_episodes: NonNegativeInt = 64
-    """expert episodes for the held-out loss"""
+    """expert episodes for the held-out loss; with data.history=window, steps"""
+    history: History = "append"
+    """append: an expert episode is one row; window: each of its steps is a row, whose prompt shows
+    env.history_length past steps"""
     noise: Share = 0.35
     """share of useless but valid actions in expert episodes"""
     num_workers: PositiveInt = 2

@@ -10,7 +10,7 @@ pytest.importorskip("alfworld")
 
 import itertools
 
-from agent_system.environments import demonstrations
+from agent_system.environments import demonstrations, expert_episode
 from agent_system.environments.base import Decision, Noise
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.expert import (
@@ -138,7 +138,7 @@ def test_thoughts_grow_with_the_level_and_the_plan_names_the_action():
     decision = Decision(
         "go to desk 1", "need mug", "tried nothing", "go to desk 1 then look for mug"
     )
-    thoughts = [demonstrations.thought(level, decision) for level in (1, 2, 3, 4)]
+    thoughts = [expert_episode.thought(level, decision) for level in (1, 2, 3, 4)]
     assert thoughts[0] == ""
     assert all(
         longer.startswith(shorter) and longer != shorter
@@ -146,7 +146,7 @@ def test_thoughts_grow_with_the_level_and_the_plan_names_the_action():
     )
     assert decision.action in thoughts[3]
     assert (
-        demonstrations.render(1, decision)
+        expert_episode.render(1, decision)
         == "<level>1</level><think></think><action>go to desk 1</action>"
     )
 

@@ -11,7 +11,6 @@ from agent_system.environments.base import EpisodeStart, Observation
 from agent_system.environments.demonstrations import write_demonstrations
 from agent_system.environments.env_package.relay.doors import Door, draw_doors, needed_level
 from agent_system.environments.env_package.relay.expert import symbols
-from agent_system.environments.env_package.relay.oracle import FIXED_TOKENS, mean_oracle, oracle
 from agent_system.environments.env_package.relay.package import PACKAGE
 from agent_system.environments.env_package.relay.prompts import told
 from rlvcr.levels import LEVELS, TAGS
@@ -204,33 +203,7 @@ def test_the_expert_passes_every_door_of_episodes_it_was_not_made_for():
         assert info["won"]
 
 
-def test_the_oracle_thinks_on_the_needed_level():
-    # Two doors: 0 arrows on level 1, 3 arrows on level 2; one level would be wrong for both.
-    task = {"doors": ["b+0 b>e e>b", "b+3 b>e e>b"]}
-    accuracy = always(0.0)
-    accuracy[0][0] = 0.5
-    accuracy[3][1] = 0.75
-    reached = oracle(task, accuracy, HOPS)
-    assert reached.success == pytest.approx(0.375)
-    assert reached.steps == pytest.approx(1.5)
-    assert reached.tokens == pytest.approx(8 + 0.5 * 10)
-    assert reached.tokens_per_step == pytest.approx(13 / 1.5)
-
-
-def test_a_sure_oracle_samples_eleven_and_a_quarter_tokens_a_step():
-    every = {"doors": [f"b+{count} b>e e>b" for count in range(8)]}
-    reached = mean_oracle([every, every], always(1.0), HOPS)
-    assert (reached.success, reached.steps) == (1.0, 8.0)
-    assert reached.tokens_per_step == pytest.approx(11.25)
-
-
-@pytest.mark.parametrize("accuracy", [always(1.0)[:7], [[1.0] * 3] * 8, always(1.5)])
-def test_an_oracle_needs_a_probability_for_every_question_and_level(accuracy):
-    with pytest.raises(ValueError, match="8 lines of 4 probabilities"):
-        oracle({"doors": ["b+0 b>e e>b"]}, accuracy, HOPS)
-
-
-def test_a_step_has_as_many_tokens_as_the_oracle_counts(tmp_path):
+def test_a_step_has_eight_tokens_and_one_for_each_hop(tmp_path):
     rows = demonstrations(tmp_path, 200)
     texts = [message["content"] for row in rows for message in row["messages"]]
     known = symbols(PACKAGE.read())
@@ -238,7 +211,7 @@ def test_a_step_has_as_many_tokens_as_the_oracle_counts(tmp_path):
     for row in rows:
         question, answer = (message["content"] for message in row["messages"])
         written = HOPS[row["levels"][0] - 1]
-        assert len(tokenizer.encode(answer)) == FIXED_TOKENS + written
+        assert len(tokenizer.encode(answer)) == 8 + written
         assert len(tokenizer.encode(question)) == 2 + len(parts(row)[0].arrows)
         assert tokenizer.decode(tokenizer.encode(question)) == question
 

@@ -43,6 +43,21 @@ def test_the_quickstart_and_its_cold_start_play_the_same_games():
     assert sft.data.max_length >= run.data.max_prompt_length + run.data.max_response_length
 
 
+def test_the_cold_start_of_the_deep_quickstart_shows_what_its_run_shows():
+    run = load_config("quickstart_depth")
+    sft = load_config("quickstart_depth_sft", schema=SFTConfig)
+    assert run.cold_start.config_name == "quickstart_depth_sft"
+    assert sft.data.history == run.env.history == "window"
+    assert sft.env.history_length == run.env.history_length == run.env.max_steps
+    assert sft.model.save_path == run.actor_rollout_ref.model.path
+    assert sft.data.needed_level_share == 0.5
+    games, shown = (cfg.env.model_dump()["alfworld"] for cfg in (run, sft))
+    assert games["thoughts"] == shown["thoughts"] == "carried"
+    # Small rooms beside those that are played, and none larger.
+    assert shown["receptacles"][0] < games["receptacles"][0]
+    assert {**shown, "receptacles": games["receptacles"]} == games
+
+
 @pytest.mark.parametrize("name", ["quickstart_grpo", "quickstart_gigpo", "quickstart_2rank"])
 def test_variants_differ_from_the_quickstart_only_where_they_say(name):
     base, other = load_config("quickstart"), load_config(name)

@@ -3,6 +3,7 @@ leaves.
 """
 
 import json
+import re
 
 import pytest
 import torch
@@ -323,6 +324,25 @@ def test_needed_levels_are_asked_of_experts_that_tell_them(tmp_path):
     with pytest.raises(ConfigError, match=said):
         check_expert(cfg)
     check_expert(number_line_config(tmp_path, "env.env_name=relay", "data.needed_level_share=0.5"))
+
+
+def test_steps_are_rows_of_their_own_with_window_history(tmp_path):
+    episodes, _ = load_records(number_line_config(tmp_path, "data.val_episodes=0"))
+    words = ["data.val_episodes=0", "data.history=window", "env.history_length=1"]
+    steps, _ = load_records(number_line_config(tmp_path, *words))
+    assert len(steps) == sum(len(episode["levels"]) for episode in episodes)
+    assert all(
+        [m["role"] for m in step["messages"]][-2:] == ["user", "assistant"] for step in steps
+    )
+    first = episodes[0]
+    mine = steps[: len(first["levels"])]
+    assert [step["levels"] for step in mine] == [[level] for level in first["levels"]]
+    # The same answers; each prompt shows the step before, and no thought of it.
+    said = [m["content"] for m in first["messages"] if m["role"] == "assistant"]
+    assert [step["messages"][-1]["content"] for step in mine] == said
+    action = re.findall(r"<action>(.*)</action>", said[0])[0]
+    assert action in mine[1]["messages"][-2]["content"]
+    assert "<think>" not in mine[1]["messages"][-2]["content"]
 
 
 def test_symbols_of_an_environment_are_single_tokens_of_a_new_policy(tmp_path):
