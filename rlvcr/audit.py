@@ -28,14 +28,15 @@ Interval = tuple[float, float, float]  # value, and the bounds of its 95% interv
 
 @dataclass(frozen=True, slots=True)
 class AuditPoint:
-    """One decision point: where it lies, the ``level`` that was chosen, ``returns`` [4][M] of plays
-    that went on from it at every level, what ``scores`` [4] said of the levels, and what
-    ``step_scores`` said of the step that was played.
+    """One decision point: where it lies, the ``level`` that was chosen and whether its play was
+    ``won``, ``returns`` [4][M] of plays that went on from it at every level, what ``scores`` [4]
+    said of the levels, and what ``step_scores`` said of the step that was played.
     """
 
     traj_uid: str
     step: int
     level: int
+    won: bool
     returns: tuple[tuple[float, ...], ...]
     scores: Mapping[str, tuple[float, ...]]
     step_scores: Mapping[str, float] = field(default_factory=dict)
@@ -48,12 +49,15 @@ class AuditPoint:
 
 @dataclass(frozen=True, slots=True)
 class ScoreAudit:
-    """How a score agrees with effects, in ranks: over all levels of all points, and over the chosen
-    levels alone. None where the score says nothing of the kind.
+    """How a score agrees with effects, in ranks: over all levels of all points, over those of
+    points in won and in lost plays, and over the chosen levels alone. None where the score says
+    nothing of the kind.
     """
 
     name: str
     all_levels: Interval | None
+    in_won: Interval | None
+    in_lost: Interval | None
     chosen_level: Interval | None
 
 
@@ -81,28 +85,34 @@ def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLE
     """
     if not points:
         raise ValueError("no decision point was played: nothing can be audited")
-    rng = np.random.default_rng(seed)
     effects = np.array([point.effects for point in points])
     levels = [bootstrap_interval(effects[:, column]) for column in range(len(LEVELS))]
     tables = {
         name: np.array([_centred(point.scores[name]) for point in points])
         for name in points[0].scores
     }
-    tables["random"] = rng.normal(size=effects.shape)
+    tables["random"] = np.random.default_rng(seed).normal(size=effects.shape)
     # Row by row, the column of the level that was chosen.
     chosen = np.arange(len(points)), np.array([point.level - 1 for point in points])
     own = effects[chosen]
 
     def correlation(first: np.ndarray, second: np.ndarray) -> Interval:
-        return _correlation(first, second, rng, resamples)
+        return _correlation(first, second, seed, resamples)
 
+    won = np.array([point.won for point in points])
     found = [
-        ScoreAudit(name, correlation(table, effects), correlation(table[chosen], own))
+        ScoreAudit(
+            name,
+            all_levels=correlation(table, effects),
+            in_won=correlation(table[won], effects[won]),
+            in_lost=correlation(table[~won], effects[~won]),
+            chosen_level=correlation(table[chosen], own),
+        )
         for name, table in tables.items()
     ]
     for name in points[0].step_scores:
         values = np.array([point.step_scores[name] for point in points])
-        found.append(ScoreAudit(name, None, correlation(values, own)))
+        found.append(ScoreAudit(name, None, None, None, correlation(values, own)))
     return Audit(
         points=len(points),
         plays=len(points[0].returns[0]),
@@ -137,13 +147,13 @@ def _centred(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return array - array.mean()
 
 
-def _correlation(
-    first: np.ndarray, second: np.ndarray, rng: np.random.Generator, resamples: int
-) -> Interval:
+def _correlation(first: np.ndarray, second: np.ndarray, seed: int, resamples: int) -> Interval:
     """Rank correlation of two arrays whose first axis are the points, with the percentile bootstrap
     interval over points: the levels of a point are not independent of each other.
     """
-    drawn = rng.integers(len(first), size=(resamples, len(first)))
+    if not len(first):
+        return math.nan, math.nan, math.nan
+    drawn = np.random.default_rng(seed).integers(len(first), size=(resamples, len(first)))
     found = np.array([_ranked(first[points], second[points]) for points in drawn])
     # A resample in which nothing differs has no correlation.
     known = found[~np.isnan(found)]

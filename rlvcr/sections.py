@@ -155,7 +155,9 @@ AUDITED_SCORES = MetricTable(
     "audit/scores",
     "score",
     (
-        MetricColumn("all_levels", "rank correlation, all levels", "{:+.2f}"),
+        MetricColumn("all_levels", "rank correlation", "{:+.2f}"),
+        MetricColumn("in_won", "in won plays", "{:+.2f}"),
+        MetricColumn("in_lost", "in lost plays", "{:+.2f}"),
         MetricColumn("chosen_level", "the chosen level", "{:+.2f}"),
     ),
 )

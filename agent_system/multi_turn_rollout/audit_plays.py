@@ -72,6 +72,7 @@ def play_points(
                 traj_uid=trajectory.job.traj_uid,
                 step=turn.step,
                 level=record.level,
+                won=trajectory.won,
                 returns=tuple(
                     tuple(returns[column * plays : (column + 1) * plays])
                     for column in range(len(LEVELS))

@@ -1,6 +1,7 @@
 """The credit audit by hand: effects, correlations with their intervals, and how much is signal."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ def planted(count: int, plays: int, noise: float = 0.0, seed: int = 0) -> list[A
                 f"t{number}",
                 number % 5,
                 level,
+                number % 3 == 0,
                 returns,
                 {"score": tuple(told.tolist()), "flat": (1.0, 1.0, 1.0, 1.0)},
                 {"step": float(told[level - 1] - told.mean())},
@@ -33,8 +35,8 @@ def planted(count: int, plays: int, noise: float = 0.0, seed: int = 0) -> list[A
 
 
 SAMPLES = 60
-GOLDEN_ALL = (0.684025, 0.550968, 0.856671)
-GOLDEN_CHOSEN = (0.619966, 0.166272, 0.849845)
+GOLDEN_ALL = (0.684025, 0.550968, 0.863007)
+GOLDEN_CHOSEN = (0.619966, 0.331966, 0.954807)
 
 
 def named(found, name):
@@ -58,7 +60,7 @@ def test_scores_that_know_nothing_are_found_out():
     points = planted(200, 16)
     strangers = [point.scores for point in points[1:]] + [points[0].scores]
     shuffled = [
-        AuditPoint(p.traj_uid, p.step, p.level, p.returns, scores)
+        AuditPoint(p.traj_uid, p.step, p.level, p.won, p.returns, scores)
         for p, scores in zip(points, strangers, strict=True)
     ]
     found = audit(shuffled, resamples=SAMPLES)
@@ -74,12 +76,27 @@ def test_a_score_that_says_the_same_of_all_levels_has_no_correlation():
     assert flat is not None and all(math.isnan(value) for value in flat)
 
 
+def test_won_and_lost_plays_are_told_apart():
+    """A score that is right in won plays and turned round in lost ones."""
+    points = [
+        replace(p, scores={"score": tuple(v if p.won else -v for v in p.scores["score"])})
+        for p in planted(60, 32)
+    ]
+    found = named(audit(points, resamples=SAMPLES), "score")
+    assert found.in_won is not None and found.in_lost is not None
+    assert found.in_won[0] > 0.9 and found.in_lost[0] < -0.9
+    won = [p for p in points if p.won]
+    alone = named(audit(won, resamples=SAMPLES), "score")
+    assert alone.all_levels is not None and alone.all_levels[0] == found.in_won[0]
+    assert alone.in_lost is not None and all(math.isnan(value) for value in alone.in_lost)
+
+
 def test_effects_of_levels_are_means_over_points():
     scores = {"score": (0.0, 1.0, 2.0, 3.0)}
     found = audit(
         [
-            AuditPoint("a", 0, 1, ((0.0,), (1.0,), (1.0,), (0.0,)), scores),
-            AuditPoint("b", 0, 4, ((0.0,), (0.0,), (1.0,), (1.0,)), scores),
+            AuditPoint("a", 0, 1, True, ((0.0,), (1.0,), (1.0,), (0.0,)), scores),
+            AuditPoint("b", 0, 4, True, ((0.0,), (0.0,), (1.0,), (1.0,)), scores),
         ]
     )
     assert [level[0] for level in found.levels] == [-0.5, 0.0, 0.5, 0.0]
@@ -90,8 +107,8 @@ def test_effects_of_levels_are_means_over_points():
 def test_reliability_is_that_of_twice_the_half():
     """Halves that correlate by r make a whole that correlates by 2 r / (1 + r) with its like."""
     points = [
-        AuditPoint("a", 0, 1, ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0)), {}),
-        AuditPoint("b", 0, 1, ((0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.0, 0.0)), {}),
+        AuditPoint("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0)), {}),
+        AuditPoint("b", 0, 1, True, ((0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.0, 0.0)), {}),
     ]
     first = np.array([[0.75, -0.25, -0.25, -0.25], [-0.5, 0.5, 0.5, -0.5]]).ravel()
     second = np.array([[0.5, -0.5, 0.5, -0.5], [-0.25, 0.75, -0.25, -0.25]]).ravel()
@@ -101,12 +118,12 @@ def test_reliability_is_that_of_twice_the_half():
 
 def test_halves_take_every_other_play():
     first, second = (1.0, 0.0, 1.0, 0.0, 1.0, 0.0), (0.0,) * 6
-    even = AuditPoint("a", 0, 1, (first, second, second, second), {})
-    odd = AuditPoint("b", 0, 1, (second, first, second, second), {})
+    even = AuditPoint("a", 0, 1, True, (first, second, second, second), {})
+    odd = AuditPoint("b", 0, 1, True, (second, first, second, second), {})
     # Effects of one half are (3, -1, -1, -1) / 4 and (-1, 3, -1, -1) / 4, of the other nothing.
     assert math.isnan(reliability([even, odd]))
     ones = (1.0,) * 6
-    whole = AuditPoint("c", 0, 1, (ones, second, second, second), {})
+    whole = AuditPoint("c", 0, 1, True, (ones, second, second, second), {})
     a = np.array([0.75, -0.25, -0.25, -0.25, 0.75, -0.25, -0.25, -0.25])
     b = np.array([0.0, 0.0, 0.0, 0.0, 0.75, -0.25, -0.25, -0.25])
     half = np.corrcoef(a, b)[0, 1]
@@ -129,7 +146,7 @@ def test_intervals_hold_nineteen_of_twenty_resamples():
 
 def test_one_play_says_nothing_about_reliability():
     assert math.isnan(reliability(planted(5, 1)))
-    same = AuditPoint("a", 0, 1, ((1.0, 1.0),) * 4, {})
+    same = AuditPoint("a", 0, 1, True, ((1.0, 1.0),) * 4, {})
     assert math.isnan(reliability([same, same]))
 
 

@@ -59,7 +59,7 @@ def audit_metrics(found: Audit) -> dict[str, float]:
         metrics |= _bounds(f"{AUDITED_LEVELS.prefix}/level_{level}/effect", interval)
     for score in found.scores:
         line = f"{AUDITED_SCORES.prefix}/{score.name}"
-        for name in ("all_levels", "chosen_level"):
+        for name in ("all_levels", "in_won", "in_lost", "chosen_level"):
             interval = getattr(score, name)
             if interval is not None:
                 metrics |= _bounds(f"{line}/{name}", interval)

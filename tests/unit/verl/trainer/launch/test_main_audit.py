@@ -17,15 +17,18 @@ from verl.trainer.launch.audit import audit_words
 from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
 from verl.utils.checkpoint import CheckpointManager
 
-POINT = AuditPoint("a", 2, 3, ((0.0,), (1.0,), (1.0,), (0.0,)), {"logprob": (0.0, 1.0, 2.0, 3.0)})
+POINT = AuditPoint(
+    "a", 2, 3, True, ((0.0,), (1.0,), (1.0,), (0.0,)), {"logprob": (0.0, 1.0, 2.0, 3.0)}
+)
+UNKNOWN = (math.nan, math.nan, math.nan)
 FOUND = Audit(
     points=7,
     plays=3,
     levels=((-0.5, -0.6, -0.4), (0.0, -0.1, 0.1), (0.5, 0.4, 0.6), (0.0, -0.1, 0.1)),
     reliability=0.75,
     scores=(
-        ScoreAudit("logprob", (0.4, 0.3, 0.5), (0.2, -0.1, 0.5)),
-        ScoreAudit("gigpo", None, (math.nan, math.nan, math.nan)),
+        ScoreAudit("logprob", (0.4, 0.3, 0.5), (0.6, 0.5, 0.7), UNKNOWN, (0.2, -0.1, 0.5)),
+        ScoreAudit("gigpo", None, None, None, UNKNOWN),
     ),
 )
 
@@ -88,7 +91,8 @@ def test_metrics_hold_what_is_known():
     ]
     assert metrics["audit/scores/logprob/all_levels"] == 0.4
     assert metrics["audit/scores/logprob/chosen_level_low"] == -0.1
-    assert not [name for name in metrics if "gigpo" in name]
+    assert metrics["audit/scores/logprob/in_won_high"] == 0.7
+    assert not [name for name in metrics if "gigpo" in name or "in_lost" in name]
 
 
 def test_tables_are_shown(capsys):
