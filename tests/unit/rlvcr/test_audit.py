@@ -1,6 +1,7 @@
 """The credit audit by hand: effects, correlations with their intervals, and how much is signal."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -128,6 +129,15 @@ def test_halves_take_every_other_play():
     b = np.array([0.0, 0.0, 0.0, 0.0, 0.75, -0.25, -0.25, -0.25])
     half = np.corrcoef(a, b)[0, 1]
     assert reliability([even, whole]) == pytest.approx(2 * half / (1 + half))
+
+
+def test_halves_that_contradict_each_other_or_say_nothing_raise_no_warning():
+    first, second = (1.0, 0.0), (0.0, 1.0)
+    opposite = AuditPoint("a", 0, 1, True, (first, second, first, second), {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert reliability([opposite]) == -math.inf
+        assert math.isnan(reliability([AuditPoint("a", 0, 1, True, ((1.0, 1.0),) * 4, {})]))
 
 
 def test_one_point_is_enough():

@@ -292,6 +292,7 @@ def test_tokens_are_read_as_sampled_not_as_they_would_be_encoded(kind):
     step = codec(kind).parse_step(single)
     assert (step.level_span, step.failure) == ((7, 8), None)
     assert step.thought_span == (STEP.index("I see"), STEP.index("</think>"))
+    assert step.end_span == (STEP.index("</think>"), STEP.index("</think>") + 1)
     assert step.action_span == (STEP.index("go"), STEP.index("</action>"))
     assert step.score_span == (STEP.index("go"), STEP.index("</action>") + 1)
 
