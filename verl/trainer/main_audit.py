@@ -1,10 +1,10 @@
-"""Ask a finished run whether its credit for thinking is real: ``python -m verl.trainer.main_audit
+"""Ask a finished run whether its credit per step is real: ``python -m verl.trainer.main_audit
 RUN_DIR [key=value ...]``.
 
 Tasks of the validation split are played with the newest policy of the run. From some of their steps
-every thinking level is forced and played on with; what these plays earn is compared with what every
-score said beforehand. Keys are those of ``main_ppo``, beginning with the run's own configuration;
-results go to ``RUN_DIR/audit``.
+every choice that the method gives credit for is forced and played on with; what these plays earn is
+compared with what every score said beforehand. Keys are those of ``main_ppo``, beginning with the
+run's own configuration; results go to ``RUN_DIR/audit``.
 """
 
 import sys
