@@ -116,6 +116,7 @@ def test_the_other_levels_think_after_the_same_prompt(tokenizer, codec):
         [5, 6, 7] + codec.prefix_ids[level] for level in (2, 4)
     ]
     assert {asked[1:] for asked in engine.asked} == {(64, STOP, 4)}
+    assert STOP == ("</think>", "<action>")
     texts = [tokenizer.decode(thought.token_ids) for thought in found.thoughts]
     assert texts == [
         "<level>1</level><think></think><action>",

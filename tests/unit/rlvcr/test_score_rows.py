@@ -298,6 +298,8 @@ def test_confidence_is_corrected_by_what_was_executed():
     scored = data.batch["thinking_level_entropies"]
     assert set(scored[0].tolist()) == {0.0}
     assert scored[1].max().item() == pytest.approx(slope * 2.0 * ADVANTAGE_C)
+    dealt = [[step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]]
+    assert dealt == [[0.75], [0.0, pytest.approx(slope * 2.0 * ADVANTAGE_C)], [0.0, -0.25]]
 
 
 @pytest.mark.parametrize(("returns", "scale"), [((1.0, 0.0, 1.0), 0.4714045), ((1, 1, 1), 0.1)])
@@ -309,15 +311,18 @@ def test_differences_of_returns_are_divided_as_advantages_are(returns, scale):
 
 
 def test_permuted_credit_stays_among_the_steps_that_were_executed():
-    seen = set()
-    for name in "abcdefgh":
+
+    def dealt(name: str) -> tuple[float, float]:
         data = returns_of(rows(), 1.0, 0.0, 1.0)
         data.non_tensor_batch["traj_uid"] = object_array([name, name + "1", name + "2"])
         config = settings(credit="executed", mode="mean_norm", permute=True)
         data = score_rows(data, tried_steps(), Actor(), config, CODEC)
         records = data.non_tensor_batch["steps"]
-        seen.add((records[0][0].think_advantage, records[2][1].think_advantage))
-    assert seen == {(0.75, -0.25), (-0.25, 0.75)}
+        return records[0][0].think_advantage, records[2][1].think_advantage
+
+    found = [dealt(name) for name in "abcdefgh"]
+    assert set(found) == {(0.75, -0.25), (-0.25, 0.75)}
+    assert [dealt(name) for name in "abcdefgh"] == found
 
 
 def test_metrics_begin_where_there_are_none():

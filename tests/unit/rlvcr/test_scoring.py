@@ -266,9 +266,21 @@ def test_permuted_credit_stays_among_plays_of_the_same_outcome():
     mixed = scoring._permuted(credit, table, won, 3)
     torch.testing.assert_close(mixed.cost_share, mixed.advantage * 10)
     torch.testing.assert_close(mixed.factor, mixed.advantage * 100)
-    # A step without a comparison has no credit to deal.
+
+    def dealt() -> set[tuple[float, ...]]:
+        return {
+            tuple(scoring._permuted(credit, table, won, seed).advantage.tolist())
+            for seed in range(20)
+        }
+
+    # Two contexts can be compared.
+    table.valid[2, 2:] = False
+    assert dealt() == found
+    # A step without a comparison has no credit to deal: one that was not read, one alone.
     table.chosen[0] = -1
-    assert scoring._permuted(credit, table, won, 3).advantage[0] == 1.0
+    assert dealt() == {(1, 2, 3, 4), (1, 2, 4, 3)}
+    table.valid[2, 1:] = False
+    assert dealt() == {(1, 2, 3, 4)}
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.06, True), (0.04, False)])
