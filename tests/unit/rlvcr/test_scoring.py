@@ -381,3 +381,7 @@ def test_the_actor_answers_as_plain_forwards_do(tokenizer, scorer):
             for context, other in zip(found.contexts, expected.contexts, strict=True):
                 assert context.scores.logprob == pytest.approx(other.scores.logprob, abs=1e-5)
                 assert context.scores.entropy == pytest.approx(other.scores.entropy, abs=1e-5)
+
+
+def test_what_is_offered_is_there():
+    assert all(hasattr(scoring, name) for name in scoring.__all__)
