@@ -112,12 +112,14 @@ TARGETS = (
             "agent_system/multi_turn_rollout/packing.py",
             "agent_system/multi_turn_rollout/collector_worker.py",
         ),
+        # Without test_branches, test_audit_plays and tests/golden: these play whole batches, and
+        # what they notice here is noticed sooner by the others.
         (
-            "tests/unit/agent_system/multi_turn_rollout",
+            "tests/unit/agent_system/multi_turn_rollout/test_collector.py",
+            "tests/unit/agent_system/multi_turn_rollout/test_collector_worker.py",
+            "tests/unit/agent_system/multi_turn_rollout/test_packing.py",
             "tests/unit/rlvcr/test_forced_levels.py",
-            "tests/golden",
         ),
-        ("test_collector_ray",),
     ),
     Target(
         "trainer",

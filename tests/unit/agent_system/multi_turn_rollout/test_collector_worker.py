@@ -1,0 +1,188 @@
+"""The collector worker: what it hands to pool and engine, and what it says of a call."""
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from agent_system.environments.env_registry import env_settings
+from agent_system.environments.manager import make_envs
+from agent_system.multi_turn_rollout import collector_worker
+from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
+from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
+from tests.helpers.play import make_config, walking_policy
+from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.utils.sampling import StopReason
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+class World:
+    """One worker in this process, with a loop of its own."""
+
+    def __init__(self, tokenizer, script=None, **options: Any) -> None:
+        self.config = make_config(n=2)
+        self.engine = ScriptedEngine(tokenizer, script or walking_policy())
+        self.runner = asyncio.Runner()
+        self.worker = CollectorWorker(self.config.env, tokenizer, [self.engine], **options)
+        self.settings = PlaySettings.from_config(
+            self.config, collector_worker.get_package("number_line"), is_train=True
+        )
+        self.jobs = jobs_of(make_envs(self.config)[0].gen_batch(1, 3))
+
+    def play(self, jobs=None) -> Collected:
+        return self.runner.run(self.worker.collect(jobs or self.jobs, self.settings))
+
+    def close(self) -> None:
+        self.runner.run(self.worker.close())
+        self.runner.close()
+
+
+@pytest.fixture
+def world(tokenizer):
+    made = World(tokenizer, name="collector-7")
+    yield made
+    made.close()
+
+
+def trajectory(index: int) -> Trajectory:
+    return Trajectory(Job(index, {}, "u", f"u/{index}", index, 0))
+
+
+def test_what_was_played_afterwards_is_added():
+    first = Collected([trajectory(0)], 1.0, 0.25, 2)
+    first.add(Collected([trajectory(1), trajectory(2)], 3.0, 0.5, 5))
+    assert [t.job.index for t in first.trajectories] == [0, 1, 2]
+    assert (first.play_s, first.thoughts_s, first.restarts) == (4.0, 0.75, 7)
+    assert Collected([], 0.0, 0.0).restarts == 0
+
+
+def test_the_pool_gets_settings_sizes_and_deadlines(tokenizer, monkeypatch):
+    asked = []
+    monkeypatch.setattr(collector_worker, "EnvironmentPool", lambda *words: asked.append(words))
+    config = make_config(num_workers=3, envs_per_worker=5, reset_timeout_s=7.0, step_timeout_s=2.0)
+    CollectorWorker(config.env, tokenizer, [ScriptedEngine(tokenizer, walking_policy())])
+    assert asked == [("number_line", env_settings(config.env), 3, 5, 7.0, 2.0)]
+
+
+def test_a_library_of_the_users_own_is_imported_first(tokenizer, tmp_path, monkeypatch):
+    (tmp_path / "library_of_this_test.py").write_text("imported = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = {"external_lib": "library_of_this_test"}
+    engine = ScriptedEngine(tokenizer, walking_policy())
+    CollectorWorker(make_config().env, tokenizer, [engine], **options)
+    assert sys.modules.pop("library_of_this_test").imported
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        CollectorWorker(make_config().env, tokenizer, [engine], external_lib="no_such_library")
+
+
+def test_the_engine_knows_who_asks(world):
+    world.play()
+    assert {request.client for request in world.engine.requests} == {"collector-7"}
+
+
+def test_template_arguments_reach_the_chat_template(tokenizer, monkeypatch):
+    told = []
+    bridge = collector_worker.ChatBridge
+    monkeypatch.setattr(
+        collector_worker, "ChatBridge", lambda t, kwargs: told.append(kwargs) or bridge(t, kwargs)
+    )
+    engine = ScriptedEngine(tokenizer, walking_policy())
+    arguments = {"enable_thinking": False}
+    CollectorWorker(make_config().env, tokenizer, [engine], template_kwargs=arguments)
+    assert told == [arguments]
+
+
+def test_trajectories_come_back_in_the_order_of_their_jobs(world):
+    jobs = [world.jobs[place] for place in (4, 0, 5, 2)]
+    played = world.play(jobs)
+    assert [t.job for t in played.trajectories] == jobs
+    assert played.restarts == 0
+
+
+def test_the_pool_is_started_once(world, monkeypatch):
+    started = []
+    start = world.worker._pool.start
+
+    async def counted() -> None:
+        started.append(True)
+        await asyncio.sleep(0.02)
+        await start()
+
+    monkeypatch.setattr(world.worker._pool, "start", counted)
+
+    async def twice() -> list[Collected]:
+        calls = (world.worker.collect(world.jobs[:2], world.settings) for _ in range(2))
+        return await asyncio.gather(*calls)
+
+    both = world.runner.run(twice())
+    world.play()
+    assert started == [True]
+    assert [len(played.trajectories) for played in both] == [2, 2]
+
+
+def test_a_worker_that_never_played_closes_its_engine_and_no_pool(tokenizer, monkeypatch):
+    made = World(tokenizer)
+    closed = []
+
+    async def close() -> None:
+        closed.append("pool")
+
+    monkeypatch.setattr(made.worker._pool, "close", close)
+    made.close()
+    assert closed == []
+
+
+def test_a_worker_that_played_closes_its_pool(world, monkeypatch):
+    world.play()
+    closed = []
+    close = world.worker._pool.close
+
+    async def noted() -> None:
+        closed.append("pool")
+        await close()
+
+    monkeypatch.setattr(world.worker._pool, "close", noted)
+    world.runner.run(world.worker.close())
+    assert closed == ["pool"]
+
+
+def test_times_are_of_this_call(world):
+    began = time.perf_counter()
+    played = world.play()
+    took = time.perf_counter() - began
+    assert 0 < played.play_s < took
+    assert 0 <= played.thoughts_s < took
+    assert played.play_s + played.thoughts_s <= took
+
+
+def test_restarts_are_those_of_this_call(world):
+    world.worker._pool.counts["restarts"] = 5
+    assert world.play().restarts == 0
+    play_group = world.worker._play_group
+
+    async def with_a_restart(context, jobs):
+        world.worker._pool.counts["restarts"] += 1
+        return await play_group(context, jobs)
+
+    world.worker._play_group = with_a_restart
+    assert world.play().restarts == 3, "one for each of three groups"
+
+
+def test_nothing_to_play_takes_no_time(world):
+    played = world.runner.run(world.worker.collect([], world.settings))
+    assert played.trajectories == [] and played.play_s == 0.0
+
+
+def test_a_play_that_fails_ends_the_call(tokenizer):
+    made = World(tokenizer, script=lambda _request, _prompt: StopReason.ABORT)
+    played = made.play()
+    assert {t.aborted for t in played.trajectories} == {"engine"}
+    made.close()
