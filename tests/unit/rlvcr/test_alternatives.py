@@ -275,3 +275,9 @@ def test_mixed_groups_only(tokenizer, mixed):
         steps = [turn.parsed for t in trajectories for turn in t.turns]
         readable = [step for step in steps if step is not None and step.failure is None]
         assert len(expanded) == len(readable)
+
+
+def test_without_any_setting_every_step_thinks_at_every_other_level():
+    settings = AlternativeSettings()
+    assert (settings.which, settings.expand, settings.step_fraction) == ("all", "all", 1.0)
+    assert (settings.max_tokens, settings.action_blind, settings.seed) == (64, True, 0)

@@ -127,3 +127,9 @@ def test_metrics_of_a_batch_that_could_not_be_read():
         "rlvcr/expanded_steps": 0.0,
         "rlvcr/alternative_tokens": 0.0,
     }
+
+
+def test_credit_ends_with_the_thought_unless_asked():
+    step = RowStep(0, 0, TOKENS, replace(parsed(), end_span=(5, 6)))
+    assert step.credit_spans(10) == [(11, 12), (13, 15)]
+    assert step.executed is None

@@ -3,6 +3,8 @@
 import asyncio
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from agent_system.multi_turn_rollout import collector_worker
 from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
+from rlvcr.alternatives import AlternativeSettings
 from tests.helpers.play import make_config, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -186,3 +189,89 @@ def test_a_play_that_fails_ends_the_call(tokenizer):
     played = made.play()
     assert {t.aborted for t in played.trajectories} == {"engine"}
     made.close()
+
+
+class Thinker:
+    """Notes for whose turns other thoughts are asked."""
+
+    def __init__(self, monkeypatch, returns, broken=()) -> None:
+        self.expanded: list[tuple[str, int]] = []
+        monkeypatch.setattr(collector_worker, "TrajectoryPlayer", self.player)
+        monkeypatch.setattr(collector_worker, "expand_turn", self.expand)
+        self.returns = returns
+        self.broken = broken
+
+    def player(self, _context, job):
+        played = trajectory(job.index)
+        played.reward = self.returns[job.index]
+        played.turns = [SimpleNamespace(step=0), SimpleNamespace(step=1)]
+        if job.index in self.broken:
+            played.abort("env_dead", "gone")
+
+        async def play(_pool):
+            return played
+
+        return SimpleNamespace(play=play)
+
+    async def expand(self, _context, played, turn) -> None:
+        self.expanded.append((played.job.index, turn.step))
+
+
+EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("expand", "returns", "expanded"),
+    [
+        ("mixed_groups", (0.0, 1.0), EVERY_TURN),
+        ("mixed_groups", (1.0, 1.0), []),
+        # Every player has asked for its own thoughts already.
+        ("all", (0.0, 1.0), []),
+    ],
+)
+def test_thoughts_are_asked_for_where_returns_differ(world, monkeypatch, expand, returns, expanded):
+    thinker = Thinker(monkeypatch, returns)
+    settings = SimpleNamespace(alternatives=SimpleNamespace(expand=expand))
+    jobs = [Job(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
+    group = world.runner.run(world.worker._play_group(SimpleNamespace(settings=settings), jobs))
+    assert thinker.expanded == expanded
+    assert [t.job.index for t in group] == [0, 1]
+
+
+@pytest.mark.parametrize(("on_abort", "expanded"), [("drop_group", []), ("keep_rest", EVERY_TURN)])
+def test_thoughts_are_asked_for_in_what_is_trained_on(world, monkeypatch, on_abort, expanded):
+    thinker = Thinker(monkeypatch, (0.0, 1.0, 0.5), broken=(2,))
+    world.config.env.on_abort = on_abort
+    settings = SimpleNamespace(alternatives=SimpleNamespace(expand="mixed_groups"))
+    jobs = [Job(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
+    world.runner.run(world.worker._play_group(SimpleNamespace(settings=settings), jobs))
+    assert thinker.expanded == expanded
+
+
+def test_without_alternatives_nothing_is_asked(world, monkeypatch):
+    thinker = Thinker(monkeypatch, (0.0, 1.0))
+    settings = SimpleNamespace(alternatives=None)
+    jobs = [Job(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
+    world.runner.run(world.worker._play_group(SimpleNamespace(settings=settings), jobs))
+    assert thinker.expanded == []
+
+
+def test_a_collector_without_a_name_is_the_first(tokenizer):
+    made = World(tokenizer)
+    made.play()
+    assert {request.client for request in made.engine.requests} == {"collector-0"}
+    made.close()
+
+
+@pytest.mark.parametrize("levels", [True, False])
+def test_plays_share_a_codec_and_who_thinks_where_levels_are_asked_for(world, levels):
+    asked = AlternativeSettings(which="one") if levels else None
+    settings = replace(world.settings, levels=levels, alternatives=asked)
+    context = world.worker._context(settings)
+    assert (context.codec is not None) == levels == (context.alternatives is not None)
+    if context.alternatives is not None:
+        assert context.alternatives.settings == asked
+        assert context.alternatives._encode == world.worker._bridge.encode_text
+    # Levels without other thoughts.
+    plain = world.worker._context(replace(world.settings, levels=True))
+    assert plain.alternatives is None and plain.codec is not None

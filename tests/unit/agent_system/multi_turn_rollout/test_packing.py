@@ -6,6 +6,7 @@ import torch
 
 from agent_system.multi_turn_rollout.packing import (
     pack,
+    played_in,
     row_steps,
     rows_of,
     select_trajectories,
@@ -256,3 +257,18 @@ def test_steps_of_rows_as_scoring_reads_them():
     trajectory.turns[1].parsed = None
     with pytest.raises(ValueError, match="turn 1 was played without reading"):
         row_steps(rows_of([trajectory]))
+
+
+def test_every_trajectory_of_the_rows_is_there_once():
+    first, second = windowed(), appended()
+    assert played_in(rows_of([first, second])) == [first, second]
+    assert played_in([]) == []
+
+
+def test_what_was_executed_reaches_scoring():
+    played = appended()
+    for turn in played.turns:
+        turn.parsed = parsed()
+    played.turns[0].executed = 0.75
+    (steps,) = row_steps(rows_of([played]))
+    assert [step.executed for step in steps] == [0.75, None]

@@ -229,3 +229,15 @@ def test_kl_controllers():
     assert adaptive.value == pytest.approx(0.1 * (1 + 0.1 * 0.1))
     adaptive.update(current_kl=50.0, n_steps=10)
     assert adaptive.value == pytest.approx(0.1 * 1.01 * (1 + 0.2 * 0.1))
+
+
+def test_the_ratio_is_new_over_old():
+    """Log-probs of -1.3 and then -1.2: the ratio is e to 0.1, and neither is 0."""
+    old = torch.tensor([[-1.3, -0.4]])
+    new = torch.tensor([[-1.2, -0.5]])
+    loss, clipped, kl, _ = compute_policy_loss_vanilla(
+        old, new, torch.tensor([[2.0, -1.0]]), torch.ones(1, 2), cliprange=0.2
+    )
+    expected = (-2.0 * math.exp(0.1) + 1.0 * math.exp(-0.1)) / 2
+    assert loss.item() == pytest.approx(expected)
+    assert (clipped.item(), kl.item()) == (0.0, pytest.approx(0.0, abs=1e-7))
