@@ -78,9 +78,8 @@ def test_the_pool_gets_settings_sizes_and_deadlines(tokenizer, monkeypatch):
 def test_a_library_of_the_users_own_is_imported_first(tokenizer, tmp_path, monkeypatch):
     (tmp_path / "library_of_this_test.py").write_text("imported = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    options = {"external_lib": "library_of_this_test"}
     engine = ScriptedEngine(tokenizer, walking_policy())
-    CollectorWorker(make_config().env, tokenizer, [engine], **options)
+    CollectorWorker(make_config().env, tokenizer, [engine], external_lib="library_of_this_test")
     assert sys.modules.pop("library_of_this_test").imported
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         CollectorWorker(make_config().env, tokenizer, [engine], external_lib="no_such_library")
@@ -204,7 +203,8 @@ class Thinker:
     def player(self, _context, job):
         played = trajectory(job.index)
         played.reward = self.returns[job.index]
-        played.turns = [SimpleNamespace(step=0), SimpleNamespace(step=1)]
+        turns: Any = [SimpleNamespace(step=0), SimpleNamespace(step=1)]
+        played.turns = turns
         if job.index in self.broken:
             played.abort("env_dead", "gone")
 
