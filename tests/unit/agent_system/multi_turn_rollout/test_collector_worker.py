@@ -213,7 +213,8 @@ class Thinker:
 
         return SimpleNamespace(play=play)
 
-    async def expand(self, _context, played, turn) -> None:
+    async def expand(self, context, played, turn) -> None:
+        assert context is not None
         self.expanded.append((played.job.index, turn.step))
 
 
