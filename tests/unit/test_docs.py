@@ -67,6 +67,8 @@ def test_files_configs_and_keys_exist(page):
     assert [
         name for name in CONFIG.findall(text) if name not in config_names() and name != "NAME"
     ] == []
+    if page.name == "mutants.md":
+        return  # it quotes code, whose names are no keys
     keys = [schema_keys(schema) for schema in (PPOConfig, SFTConfig)]
     named = {key for key in KEY.findall(text) if not key.endswith((".py", ".md", ".json"))}
     sections = {key.rpartition(".")[0] for schema in keys for key in schema}
