@@ -54,7 +54,7 @@ def play_points(
     A point at which a play broke, because its state was not found again for one, is left out.
     """
     jobs = [
-        replace(branch_job(trajectory, turn, level, f"#{number}"), index=0)
+        branch_job(trajectory, turn, level, f"#{number}")
         for trajectory, turn, _ in points
         for level in LEVELS
         for number in range(plays)

@@ -3,7 +3,7 @@ elsewhere.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.progress import (
@@ -20,6 +20,7 @@ from verl.sections import ConsoleFigure, MetricTable, arrange, contributions
 
 logger = logging.getLogger(__name__)
 
+MIN_WIDTH = 110  # columns of a table that is written to a file
 FIGURES = (
     ConsoleFigure("held-out success", ("val/success_rate",), "{:.1%}"),
     ConsoleFigure("train success", ("episode/success_rate",), "{:.1%}"),
@@ -56,6 +57,16 @@ def metric_table(declared: MetricTable, metrics: Mapping[str, float]) -> Table:
     for name in declared.lines(metrics):
         table.add_row(*declared.cells(metrics, name))
     return table
+
+
+def show_tables(declared: Iterable[MetricTable], metrics: Mapping[str, float]) -> None:
+    """Write those of the ``declared`` tables that have lines in ``metrics`` to standard output."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=MIN_WIDTH)
+    for table in declared:
+        if table.lines(metrics):
+            console.print(metric_table(table, metrics))
 
 
 class TrainingConsole:

@@ -6,18 +6,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from rlvcr.audit import Audit, AuditPoint, Interval
 from rlvcr.sections import AUDITED_LEVELS, AUDITED_SCORES
 from verl.algos import compute_grpo_outcome_advantage, factorize, group_mean_std
 from verl.algos.gigpo import discounted_step_returns, flatten_steps
 from verl.protocol import DataProto
-from verl.record.console import metric_table
+from verl.record.console import show_tables
 from verl.trainer.config.schema import PPOConfig
 from verl.utils.files import atomic_write
-
-MIN_WIDTH = 110  # columns of a table that is written to a file
 
 
 def step_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int], dict[str, float]]:
@@ -81,11 +77,7 @@ def write_points(points: Sequence[AuditPoint], found: Audit, directory: Path) ->
 
 def show(metrics: dict[str, float]) -> None:
     """Write the tables of the audit to standard output."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=MIN_WIDTH)
-    for declared in (AUDITED_LEVELS, AUDITED_SCORES):
-        console.print(metric_table(declared, metrics))
+    show_tables((AUDITED_LEVELS, AUDITED_SCORES), metrics)
 
 
 def _bounds(name: str, interval: Interval) -> dict[str, float]:

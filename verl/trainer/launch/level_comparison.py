@@ -6,8 +6,6 @@
 
 import logging
 
-from rich.console import Console
-
 from agent_system.config import with_method
 from agent_system.multi_turn_rollout.play_settings import asks_for_levels
 from rlvcr.level_metrics import levels_by_situation
@@ -15,14 +13,13 @@ from rlvcr.level_rules import rules_after
 from rlvcr.records import ThinkingStep
 from rlvcr.sections import BY_RULE, BY_SITUATION
 from verl.protocol import DataProto
-from verl.record.console import metric_table
+from verl.record.console import show_tables
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.ppo import OpenRun, open_run
 from verl.trainer.ppo.panel_plays import comparison, panel_play
 
 logger = logging.getLogger(__name__)
 FREE_NAME = "free"
-MIN_WIDTH = 110  # columns of a table that is written to a file
 
 
 def evaluate(cfg: PPOConfig) -> None:
@@ -64,9 +61,4 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, played: DataProto) -> dict[str,
 
 def show(metrics: dict[str, float]) -> None:
     """Write the tables of the comparison that ``metrics`` hold."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=MIN_WIDTH)
-    for declared in (BY_RULE, BY_SITUATION):
-        if declared.lines(metrics):
-            console.print(metric_table(declared, metrics))
+    show_tables((BY_RULE, BY_SITUATION), metrics)
