@@ -5,7 +5,8 @@ shared KV cache.
                     . b b b b b b b
 
 A row is left-padded to the widest. When rows finish, columns that have become padding everywhere
-are cut off; new rows are prefilled together and joined on.
+are cut off; new rows are prefilled together and joined on. Joining copies the whole cache, so that
+few rows wait a few steps for others: a small policy spends more on joining than on tokens.
 """
 
 from collections import deque
@@ -35,6 +36,10 @@ from verl.workers.rollout.base import (
 from verl.workers.rollout.draw import draw, uniforms
 from verl.workers.rollout.sections import EngineSection
 
+# New rows join once they are this share of the running ones, or after this many steps.
+_JOIN_SHARE = 1 / 4
+_JOIN_WAIT = 4
+
 
 @dataclass(slots=True)
 class _Row:
@@ -61,8 +66,8 @@ class _Prefixes:
 class HFEngine:
     """``RolloutEngine`` on transformers. ``config`` is the section ``actor_rollout_ref.rollout``.
 
-    Every step gives each running request one token; waiting requests join at the next step,
-    ``max_num_seqs`` at most.
+    Every step gives each running request one token; waiting requests join within a few steps,
+    where ``max_num_seqs`` leaves room.
     """
 
     gives_logprobs = True
@@ -123,6 +128,7 @@ class HFEngine:
         self._max_model_len: int = max_model_len or model.config.max_position_embeddings
         self._max_num_seqs = max_num_seqs
         self._waiting: deque[_Row] = deque()
+        self._waited = 0  # steps since somebody began to wait
         self._rows: list[_Row] = []
         self._prefixes: _Prefixes | None = None  # None where no row runs
         self.policy_version = 0
@@ -151,8 +157,7 @@ class HFEngine:
         # refuses
         with torch.no_grad():
             logits = [self._decode()] if self._rows else []
-            fresh = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._room()))]
-            if fresh:
+            if fresh := self._joining():
                 logits.append(self._prefill(fresh))
             if not logits:
                 return []
@@ -216,8 +221,14 @@ class HFEngine:
         self._rows = []
         self._waiting = deque()
 
-    def _room(self) -> int:
-        return self._max_num_seqs - len(self._rows)
+    def _joining(self) -> list[_Row]:
+        """The waiting rows that join now: none, or as many as there is room for."""
+        count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
+        if count < len(self._rows) * _JOIN_SHARE and self._waited < _JOIN_WAIT:
+            self._waited += bool(count)
+            return []
+        self._waited = 0
+        return [self._waiting.popleft() for _ in range(count)]
 
     def _decode(self) -> torch.Tensor:
         """Logits [B, V] after each running row's last token, which joins the cache."""

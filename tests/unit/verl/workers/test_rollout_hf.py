@@ -118,6 +118,22 @@ def test_requests_may_join_at_any_step_and_are_not_disturbed(engine):
         np.testing.assert_allclose(together[name].logprobs, result.logprobs, atol=1e-4)
 
 
+@pytest.mark.parametrize("running, joining, steps", [(0, 1, 1), (4, 1, 1), (8, 1, 5), (8, 2, 1)])
+def test_few_requests_wait_for_others_but_not_long(engine, running, joining, steps):
+    requests = ask(running + joining, max_tokens=20)
+    for request in requests[:running]:
+        engine.add(request)
+    if running:
+        engine.step()
+    for request in requests[running:]:
+        request.max_tokens = 1  # ends in the step in which it joins
+        engine.add(request)
+    taken = 1
+    while not any(result.request_id == f"r{running}" for result in engine.step()):
+        taken += 1
+    assert taken == steps
+
+
 def test_more_requests_than_sequences_all_finish(policy):
     engine = create_engine("hf", rollout_section(max_num_seqs=3), str(policy))
     assert len(play(engine, ask(10, max_tokens=3))) == 10
