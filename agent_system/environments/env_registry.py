@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from agent_system.environments.base import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.utils.hints import nearest_name
-from verl.utils.settings import read_or_raise
+from verl.utils.settings import ConfigError, read_or_raise
 
 PACKAGES = "agent_system.environments.env_package"
 
@@ -40,6 +40,7 @@ REGISTRY: dict[str, Entry] = {
     "alfworld": _shipped("alfworld", "AlfworldSettings", extra="envs"),
     "frozen_lake": _shipped("frozen_lake", "LakeSettings", extra="envs"),
     "number_line": _shipped("number_line", "LineSettings"),
+    "reasoning_gym": _shipped("reasoning_gym", "ReasoningGymSettings", extra="envs"),
     "relay": _shipped("relay", "RelaySettings"),
     "scienceworld": _shipped("scienceworld", "ScienceWorldSettings", extra="envs"),
     "search": _shipped("search", "SearchSettings", extra="envs"),
@@ -162,20 +163,37 @@ def env_settings(env_config: EnvChoice) -> EnvSettings:
     """The settings of the environment that ``env_config`` names, for all hooks of its package.
 
     ``env.<name>`` where the configuration has such a section, updated with ``env.kwargs``;
-    ``max_steps`` and ``seed`` are taken from ``env`` where the settings leave them open. Raises
+    ``max_steps`` and ``seed`` are taken from ``env`` where the settings leave them open, and the
+    variant behind the name's slash where the environment has variants. Raises
     ``ConfigError`` for what the package does not know, and what ``get_package`` raises.
     """
-    name = env_config.env_name.split("/", 1)[0]
+    name, _, variant = env_config.env_name.partition("/")
     # The place of a package (``my_lab.grid:PACKAGE``) is no attribute: its keys come in ``kwargs``.
     own = getattr(env_config, name, None) if name.isidentifier() else None
     written = own.model_dump(exclude_unset=True) if isinstance(own, EnvSettings) else own
     # ``kwargs`` wins: it is the way that works whatever the section is called.
     section = {**(written or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
-    settings = read_or_raise(settings_class(env_config.env_name), section, label)
+    settings_type = settings_class(env_config.env_name)
+    if variant and settings_type.variant_key:
+        _choose_variant(section, env_config.env_name, settings_type.variant_key)
+    settings = read_or_raise(settings_type, section, label)
     handed_down = {"max_steps": env_config.max_steps, "seed": env_config.seed}
     left_open = {key: value for key, value in handed_down.items() if getattr(settings, key) is None}
     return settings.model_copy(update=left_open)
+
+
+def _choose_variant(section: dict[str, Any], env_name: str, key: str) -> None:
+    """Set ``key`` of the section to the variant that ``env_name`` names. Raises ``ConfigError``
+    where the section names another.
+    """
+    name, _, variant = env_name.partition("/")
+    if section.get(key, variant) != variant:
+        raise ConfigError(
+            f"env.env_name={env_name!r} and env.{name}.{key}={section[key]!r} name two variants; "
+            f"fix: env.env_name={name} env.{name}.{key}={variant}"
+        )
+    section[key] = variant
 
 
 def missing_extra(env_name: str, error: ModuleNotFoundError) -> ImportError:

@@ -1,6 +1,6 @@
 """What the settings of every environment have in common."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Strict, model_validator
 
@@ -16,6 +16,8 @@ class EnvSettings(Section):
     """
 
     model_config = ConfigDict(frozen=True)
+    # The key that a variant of the environment's name sets (``env_name=NAME/VARIANT``).
+    variant_key: ClassVar[str] = ""
 
     max_steps: PositiveInt | None = None
     """steps after which the environment itself may end an episode; null: env.max_steps"""

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from agent_system.environments import env_registry as registry
 from agent_system.environments.base import EnvPackage
+from verl.utils.settings import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +71,19 @@ def test_the_environment_layer_imports_neither_torch_nor_ray():
         "sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'transformers', 'tensordict')))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_variant_chooses_among_those_of_the_environment():
+    def settings(env_name, **section):
+        chosen = SimpleNamespace(
+            env_name=env_name, kwargs={}, max_steps=1, seed=0, reasoning_gym=section
+        )
+        return registry.env_settings(chosen)
+
+    assert settings("reasoning_gym/gcd").task == "gcd"
+    assert settings("reasoning_gym", task="gcd").task == "gcd"
+    assert settings("reasoning_gym/gcd", task="gcd").task == "gcd"
+    with pytest.raises(
+        ConfigError, match=r"reasoning_gym/gcd' and env.reasoning_gym.task='lcm'.*fix: env.env_name"
+    ):
+        settings("reasoning_gym/gcd", task="lcm")

@@ -1,0 +1,64 @@
+"""An expert for reasoning-gym: knows the answer, and is wrong as often as the noise asks for.
+
+It knows no way to the answer and so has no thoughts of levels: it is for small policies that learn
+to answer at once. Wrong answers are demonstrated too, or learning by playing would find nothing to
+remove.
+"""
+
+import random
+
+from agent_system.environments.base import Decision, EpisodeStart, Expert, Observation, Task
+from agent_system.environments.env_package.reasoning_gym.questions import questions_of
+from agent_system.environments.env_package.reasoning_gym.questions import tasks as questions
+from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from agent_system.environments.env_package.reasoning_gym.spelling import apart
+from agent_system.environments.experts import disturbed
+
+DIGITS = "0123456789"
+
+
+class AnswerPlayer:
+    """Answers one question."""
+
+    def __init__(self, start: EpisodeStart[ReasoningGymSettings]) -> None:
+        self.start = start
+        entry = questions_of(start.settings)[start.task["number"]]
+        self.spelt = start.settings.prompt == "compact"
+        self.answer = str(entry["answer"])
+
+    def act(self) -> Decision:
+        """The answer, or one with another digit in it."""
+        decision = Decision(self._written(self.answer))
+        wrong = self._written(one_digit_off(self.answer, self.start.rng))
+        useless = [wrong] if wrong != decision.action else []
+        return disturbed(decision, self.start.rng, self.start.noise, useless, impossible=[])
+
+    def observe(self, action: str, observation: Observation) -> None:
+        """Never called: an answer ends the episode."""
+
+    def _written(self, answer: str) -> str:
+        return apart(answer) if self.spelt else answer
+
+
+def one_digit_off(answer: str, rng: random.Random) -> str:
+    """``answer`` with one of its digits changed; as it is where it has none."""
+    places = [place for place, sign in enumerate(answer) if sign in DIGITS]
+    if not places:
+        return answer
+    place = rng.choice(places)
+    other = rng.choice([digit for digit in DIGITS if digit != answer[place]])
+    return f"{answer[:place]}{other}{answer[place + 1 :]}"
+
+
+def demonstrated(settings: ReasoningGymSettings, count: int) -> list[Task]:
+    """``count`` questions of which none is held out."""
+    return questions(settings.model_copy(update={"train_tasks": count}), "train")
+
+
+EXPERT = Expert(
+    AnswerPlayer,
+    levels=(),
+    tasks=demonstrated,
+    words=lambda: [f" {digit}" for digit in DIGITS],
+    keeps_lost=True,
+)

@@ -1,0 +1,111 @@
+"""reasoning-gym: a hundred generators of questions whose answers a program can grade.
+
+An episode is one step: the question is the first observation, the answer is the action, and the
+generator's own grader says what it earns, from 0 to 1. It is won with the full grade.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
+from agent_system.environments.chat_prompts import CompactPrompts
+from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
+from agent_system.environments.env_package.reasoning_gym.questions import (
+    NAME,
+    questions_of,
+    tasks,
+)
+from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from agent_system.environments.env_package.reasoning_gym.spelling import apart, together
+from rlvcr.levels import level_instructions
+
+FULL = 1.0 - 1e-6  # the grade of a right answer; graders compute in floating point
+PLAIN = (
+    "First think about it, between <think> and </think>. "
+    "Then write the answer alone between <action> and </action>."
+)
+# ``answer`` is what data sets of this kind ask for; with thinking levels the tag is ``action``.
+_ANSWER = re.compile(r"<(action|answer)>(.*?)</\1>", re.DOTALL)
+
+
+class ReasoningGymEnv:
+    """One question at a time."""
+
+    placement = "process"  # graders run what was answered against rules, some of them for long
+
+    def __init__(self, settings: ReasoningGymSettings) -> None:
+        self.spelt = settings.prompt == "compact"
+        self.questions = questions_of(settings)
+        self.entry: dict[str, Any] = {}
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Ask question ``task["number"]``; the seed changes nothing, the number says it all."""
+        del seed  # the task says it all
+        self.entry = self.questions[task["number"]]
+        return Observation(self.entry["question"])
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Grade the answer; always done."""
+        answer = together(action) if self.spelt else action
+        # Without an answer there is nothing to grade: some graders pay a little for any text.
+        grade = float(self.questions.score_answer(answer, self.entry)) if answer else 0.0
+        won = grade >= FULL
+        return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class QuestionPrompts:
+    """How to answer in the system message, the question as it is."""
+
+    asks_for_levels = True
+    shows_level_prompts = False
+
+    def system(self, levels: bool) -> str | None:
+        """The answer format."""
+        return level_instructions() if levels else PLAIN
+
+    def first(self, observation: Observation, levels: bool) -> str:
+        """The question."""
+        del levels  # the system message asks for them
+        return observation.text
+
+    def turn(self, observation: Observation) -> str:
+        """Nothing follows an answer."""
+        return observation.text
+
+    def window(
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
+    ) -> str:
+        """The question: there is one step."""
+        del first, history, levels  # nothing lies behind it
+        return observation.text
+
+
+def prompts(settings: ReasoningGymSettings) -> Prompts:
+    """The question and how to answer, or the question alone with its numbers spelt."""
+    return CompactPrompts(apart) if settings.prompt == "compact" else QuestionPrompts()
+
+
+def project(text: str) -> tuple[str, bool]:
+    """The last tagged answer in ``text``, its lines kept; without one nothing, not well-formed."""
+    found = _ANSWER.findall(text)
+    return (found[-1][1].strip(), True) if found else ("", False)
+
+
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=ReasoningGymSettings,
+    make=ReasoningGymEnv,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+    stop=("</action>", "</answer>"),
+    expert=EXPERT,
+)

@@ -1,0 +1,92 @@
+"""Questions by number: where they come from, and who may see which.
+
+reasoning-gym makes question ``n`` of a data set from the seed ``task_seed + n``. Held-out questions
+have the first numbers, training questions those behind them, so that no seed serves both. A small
+generator asks the same twice: training leaves out what is asked in validation.
+"""
+
+import json
+import warnings
+from functools import lru_cache
+from typing import Any, Protocol
+
+from agent_system.environments.base import Task
+from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from verl.utils.hints import did_you_mean
+
+NAME = "reasoning_gym"
+TRIES = 4  # training questions drawn per question wanted: small generators repeat themselves
+
+
+class Questions(Protocol):
+    """What is used of reasoning-gym's data sets."""
+
+    def __getitem__(self, number: int, /) -> dict[str, Any]: ...
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
+
+
+def questions_of(settings: ReasoningGymSettings) -> Questions:
+    """The data set that ``settings`` describe.
+
+    Raises:
+        ModuleNotFoundError: reasoning-gym is not installed.
+        ValueError: There is no such generator, or it does not take these options.
+    """
+    size = settings.val_tasks + TRIES * settings.train_tasks
+    options = settings.options.get(settings.task, {})
+    return _made(settings.task, json.dumps(options, sort_keys=True), size, settings.task_seed)
+
+
+@lru_cache(maxsize=4)
+def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
+    with warnings.catch_warnings():
+        # A library behind one generator compares numbers with ``is``, and says so at each start.
+        warnings.simplefilter("ignore", SyntaxWarning)
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+
+    if task not in DATASETS:
+        raise ValueError(
+            f"env.{NAME}.task={task!r}: reasoning-gym has no such generator"
+            f"{did_you_mean(task, DATASETS)}; allowed: {', '.join(sorted(DATASETS))}; "
+            f"fix: env.{NAME}.task=chain_sum"
+        )
+    options = json.loads(options_json)
+    try:
+        return reasoning_gym.create_dataset(task, **options, size=size, seed=seed)
+    except (TypeError, AssertionError, ValueError) as error:
+        known = sorted(set(vars(DATASETS[task][1]())) - {"size", "seed"})
+        raise ValueError(
+            f"env.{NAME}.options.{task}={options!r}: {error}; allowed: "
+            f"{', '.join(known)}; fix: leave out what is not among them"
+        ) from error
+
+
+def tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
+    """Questions of ``split`` by number; of a small generator fewer than asked for."""
+    questions = questions_of(settings)
+    held_out = range(settings.val_tasks)
+    asked = {number: questions[number]["question"] for number in held_out}
+    if split == "val":
+        return [_task(settings, number) for number in _firsts(asked)]
+    known = set(asked.values())
+    found: list[Task] = []
+    for number in range(settings.val_tasks, settings.val_tasks + TRIES * settings.train_tasks):
+        if questions[number]["question"] not in known:
+            found.append(_task(settings, number))
+        if len(found) == settings.train_tasks:
+            break
+    return found
+
+
+def _firsts(asked: dict[int, str]) -> list[int]:
+    """The numbers under which a question is asked for the first time."""
+    first: dict[str, int] = {}
+    for number, question in asked.items():
+        first.setdefault(question, number)
+    return sorted(first.values())
+
+
+def _task(settings: ReasoningGymSettings, number: int) -> Task:
+    source = f"{NAME}/{settings.task}"
+    return {"task_id": f"{source}/{number}", "data_source": source, "number": number}

@@ -1,0 +1,151 @@
+"""Questions of reasoning-gym: who sees which, what an answer earns, and how numbers are spelt."""
+
+import random
+import re
+
+import pytest
+
+from agent_system.environments.base import EpisodeStart, Noise
+from agent_system.environments.env_package.reasoning_gym.expert import AnswerPlayer, one_digit_off
+from agent_system.environments.env_package.reasoning_gym.package import PACKAGE, project
+from agent_system.environments.env_package.reasoning_gym.questions import questions_of
+from agent_system.environments.env_package.reasoning_gym.spelling import apart, together
+
+# 121 questions: 0 + 0 to 10 + 10.
+SUMS = {
+    "task": "basic_arithmetic",
+    "options": {
+        "basic_arithmetic": {
+            "operators": ["+"],
+            "max_terms": 2,
+            "max_digits": 1,
+            "allow_negation": False,
+            "allow_parentheses": False,
+        }
+    },
+}
+
+
+def settings(**fields):
+    return PACKAGE.read({"train_tasks": 60, "val_tasks": 20} | fields)
+
+
+def asked(chosen, split):
+    questions = questions_of(chosen)
+    return [questions[task["number"]]["question"] for task in PACKAGE.tasks(chosen, split)]
+
+
+def test_no_seed_and_no_question_is_in_both_splits():
+    chosen = settings(**SUMS)
+    numbers = {
+        split: {task["number"] for task in PACKAGE.tasks(chosen, split)}
+        for split in ("train", "val")
+    }
+    assert len(numbers["train"]) == 60
+    assert numbers["val"] <= set(range(20)) and min(numbers["train"]) >= 20
+    held_out = asked(chosen, "val")
+    assert len(set(held_out)) == len(held_out)
+    assert not set(held_out) & set(asked(chosen, "train"))
+
+
+def test_a_generator_that_has_fewer_questions_gives_fewer():
+    tiny = settings(**SUMS, train_tasks=100, val_tasks=400)
+    assert 100 < len(asked(tiny, "val")) <= 121
+    assert 0 <= len(asked(tiny, "train")) < 100
+
+
+def test_the_task_seed_changes_the_questions():
+    assert asked(settings(task_seed=1), "val") != asked(settings(task_seed=10_000), "val")
+    assert asked(settings(), "val") == asked(settings(), "val")
+
+
+@pytest.mark.parametrize("task", ["chain_sum", "gcd", "letter_counting", "countdown"])
+def test_the_right_answer_wins_and_another_does_not(task):
+    chosen = settings(task=task)
+    env = PACKAGE.make(chosen)
+    first = PACKAGE.tasks(chosen, "val")[0]
+    question = env.reset(first, seed=0).text
+    assert question and question == env.reset(first, seed=5).text
+    answer = str(questions_of(chosen)[first["number"]]["answer"])
+    _, reward, done, info = env.step(answer)
+    assert (reward, done, info["won"], info["is_action_valid"]) == (1.0, True, True, True)
+    env.reset(first, seed=0)
+    _, reward, done, info = env.step("no idea")
+    assert reward < 1 and done and not info["won"] and info["is_action_valid"]
+    env.reset(first, seed=0)
+    _, reward, _, info = env.step("")
+    assert reward == 0.0 and not info["won"] and not info["is_action_valid"]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "formed"),
+    [
+        ("<think>1 or 2?</think><answer>2</answer>", "2", True),
+        ("<answer>1</answer> no: <action> a\nb </action>", "a\nb", True),
+        ("<answer>1</action>", "", False),
+        ("the answer is 2", "", False),
+    ],
+)
+def test_the_last_tagged_answer_counts(text, answer, formed):
+    assert project(text) == (answer, formed)
+
+
+@pytest.mark.parametrize(
+    ("text", "spelt"),
+    [
+        ("Calculate 12 + 345.", "Calculate 1 2 + 3 4 5."),
+        ("State the final answer to the following problem: 20 - 7 =", "2 0 - 7 ="),
+        ("-61", "-6 1"),
+        ("", ""),
+    ],
+)
+def test_numbers_are_spelt_digit_by_digit(text, spelt):
+    assert apart(text) == spelt
+    if ":" not in text:
+        assert together(spelt) == text
+
+
+def test_compact_answers_are_read_digit_by_digit():
+    chosen = settings(**SUMS, prompt="compact")
+    env = PACKAGE.make(chosen)
+    for task in PACKAGE.tasks(chosen, "val"):
+        shown = PACKAGE.prompts(chosen).first(env.reset(task, seed=0), False)
+        terms = re.findall(r"\d[\d ]*", shown)
+        total = sum(int(term.replace(" ", "")) for term in terms)
+        assert env.step(" ".join(str(total)))[1] == 1.0
+
+
+def answers(noise, count=400):
+    chosen = settings(**SUMS, prompt="compact")
+    env = PACKAGE.make(chosen)
+    task = PACKAGE.tasks(chosen, "train")[0]
+    rng = random.Random(0)
+    graded = []
+    for _ in range(count):
+        first = env.reset(task, seed=0)
+        decision = AnswerPlayer(EpisodeStart(chosen, task, first, rng, noise)).act()
+        graded.append((env.step(decision.action)[1] == 1.0, decision.slack))
+    return graded
+
+
+def test_the_expert_is_wrong_as_often_as_the_noise_says():
+    assert all(right and not slack for right, slack in answers(Noise(), count=5))
+    noisy = answers(Noise(slack=0.3))
+    assert all(right != slack for right, slack in noisy)
+    assert 0.2 < sum(slack for _, slack in noisy) / len(noisy) < 0.4
+
+
+def test_one_digit_is_another():
+    rng = random.Random(0)
+    for answer in ("7", "-40", "3/5"):
+        wrong = one_digit_off(answer, rng)
+        assert sum(a != b for a, b in zip(answer, wrong, strict=True)) == 1
+    assert one_digit_off("yes", rng) == "yes"
+
+
+def test_an_unknown_generator_or_option_says_what_there_is():
+    with pytest.raises(ValueError, match=r"task='chain_sun'.*did you mean.*chain_sum.*fix:"):
+        PACKAGE.tasks(settings(task="chain_sun"), "val")
+    wrong = settings(options={"chain_sum": {"terms": 3}})
+    with pytest.raises(ValueError, match=r"options.chain_sum=\{'terms': 3\}.*max_terms.*fix:"):
+        PACKAGE.tasks(wrong, "val")
