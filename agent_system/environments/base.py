@@ -25,12 +25,15 @@ class Observation:
     ``anchor`` is a canonical text of the state for step-level grouping (GiGPO); ``None`` means
     ``text`` is used. ``info`` may hold ``won``, ``is_action_valid``, ``admissible_actions``,
     ``situation`` and ``needed_level``; the last two are for measuring, and no prompt shows them.
+    ``opening`` are messages in front of the first observation, in place of the prompts' system
+    message: a task's own system message, an earlier exchange.
     """
 
     text: str
     image: Any = None
     anchor: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    opening: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def state(self) -> str:
@@ -50,6 +53,9 @@ class Observation:
         return self.info.get("needed_level")
 
 
+Step = tuple[Observation, float, bool, dict[str, Any]]  # observation, reward, done, info
+
+
 class Env(Protocol):
     """One environment instance; reused for many episodes through ``reset``.
 
@@ -65,7 +71,7 @@ class Env(Protocol):
         """Start the episode that ``task`` and ``seed`` determine completely."""
         ...
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Play one projected action; return observation, reward, done, info (``won``,
         ``is_action_valid``).
         """

@@ -38,6 +38,7 @@ def _shipped(name: str, settings: str, extra: str | None = None) -> Entry:
 
 REGISTRY: dict[str, Entry] = {
     "alfworld": _shipped("alfworld", "AlfworldSettings", extra="envs"),
+    "dataset": _shipped("dataset", "DatasetSettings"),
     "frozen_lake": _shipped("frozen_lake", "LakeSettings", extra="envs"),
     "number_line": _shipped("number_line", "LineSettings"),
     "reasoning_gym": _shipped("reasoning_gym", "ReasoningGymSettings", extra="envs"),

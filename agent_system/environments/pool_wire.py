@@ -43,13 +43,19 @@ def decode(line: bytes) -> dict[str, Any]:
 
 def pack_observation(observation: Observation) -> list[Any]:
     """The observation as a JSON-able list."""
-    return [observation.text, observation.image, observation.anchor, observation.info]
+    return [
+        observation.text,
+        observation.image,
+        observation.anchor,
+        observation.info,
+        observation.opening,
+    ]
 
 
 def unpack_observation(fields: list[Any]) -> Observation:
     """Inverse of ``pack_observation``."""
-    text, image, anchor, info = fields
-    return Observation(text=text, image=image, anchor=anchor, info=info)
+    text, image, anchor, info, opening = fields
+    return Observation(text=text, image=image, anchor=anchor, info=info, opening=opening)
 
 
 def check_reset(result: object) -> Observation:
@@ -84,6 +90,11 @@ def _check_observation(value: object, where: str) -> Observation:
             f"{where}: an Observation's text, anchor are {_short(value.text)}, "
             f"{_short(value.anchor)}"
         )
+    for message in value.opening:
+        if not _is_text(message.get("role")) or not _is_text(message.get("content")):
+            raise GarbageReturn(
+                f"{where}: an Observation's opening has the message {_short(message)}"
+            )
     _check_info(value.info, where)
     return value
 

@@ -47,9 +47,11 @@ class _Conversations:
         self._bridge = bridge
         self._prompts = prompts
 
-    def _begin(self, user: str, step: int) -> TokenConversation | None:
+    def _begin(self, first: Observation, user: str, step: int) -> TokenConversation | None:
+        opening = list(first.opening)
         system = self._prompts.system(self._settings.levels)
-        opening = [] if system is None else [{"role": "system", "content": system}]
+        if not opening and system is not None:
+            opening = [{"role": "system", "content": system}]
         conversation = TokenConversation(self._bridge, self._settings.limits, opening)
         # Before the ledger is listed: a conversation that does not fit is no row.
         if not conversation.hear(user, step):
@@ -69,7 +71,7 @@ class AppendHistory(_Conversations):
         """See ``History``."""
         if self._conversation is None:
             first = self._prompts.first(observation, self._settings.levels)
-            self._conversation = self._begin(first, step)
+            self._conversation = self._begin(observation, first, step)
             return self._conversation
         fits = self._conversation.hear(self._prompts.turn(observation), step)
         return self._conversation if fits else None
@@ -92,7 +94,7 @@ class WindowHistory(_Conversations):
             self._first = observation
         levels = self._settings.levels
         user = self._prompts.window(self._first, self._memory.turns(), observation, levels)
-        return self._begin(user, step)
+        return self._begin(self._first, user, step)
 
     def close_turn(self, turn: Turn) -> None:
         """See ``History``."""

@@ -11,14 +11,14 @@ from typing import Any
 
 from verl.utils.hints import did_you_mean
 
-FIX = (
-    "allowed: a function that the file defines; "
-    "fix: custom_reward_function.path=FILE custom_reward_function.name=NAME"
-)
+
+def _fix(key: str) -> str:
+    return f"allowed: what a Python file defines; fix: {key}.path=FILE {key}.name=NAME"
 
 
-def load_function(path: str, name: str) -> Callable[..., Any]:
-    """Import the Python file ``path`` and return its function ``name``.
+def load_function(path: str, name: str, key: str = "custom_reward_function") -> Callable[..., Any]:
+    """Import the Python file ``path`` and return its function or class ``name``; both are values of
+    the section ``key``.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -28,21 +28,19 @@ def load_function(path: str, name: str) -> Callable[..., Any]:
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise FileNotFoundError(f"custom_reward_function.path={path!r}: no such file; {FIX}")
-    module = _import(file)
+        raise FileNotFoundError(f"{key}.path={path!r}: no such file; {_fix(key)}")
+    module = _import(file, key)
     if not hasattr(module, name):
-        public = [key for key in vars(module) if not key.startswith("_")]
+        public = [known for known in vars(module) if not known.startswith("_")]
         hint = did_you_mean(name, public)
-        raise AttributeError(
-            f"custom_reward_function.name={name!r} is not defined in {path}{hint}; {FIX}"
-        )
+        raise AttributeError(f"{key}.name={name!r} is not defined in {path}{hint}; {_fix(key)}")
     function = getattr(module, name)
     if not callable(function):
-        raise TypeError(f"custom_reward_function.name={name!r} in {path} is not a function; {FIX}")
+        raise TypeError(f"{key}.name={name!r} in {path} is not a function; {_fix(key)}")
     return function
 
 
-def _import(file: Path) -> ModuleType:
+def _import(file: Path, key: str) -> ModuleType:
     """The module, anew at each call; ``sys.modules`` knows it, since dataclasses and pickle look
     for it there.
     """
@@ -52,7 +50,7 @@ def _import(file: Path) -> ModuleType:
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
     if spec is None:
-        raise ImportError(f"custom_reward_function.path={str(file)!r} is no module; {FIX}")
+        raise ImportError(f"{key}.path={str(file)!r} is no module; {_fix(key)}")
     module = importlib.util.module_from_spec(spec)
     # Before it runs: a dataclass looks its module up while it is being defined.
     sys.modules[name] = module
@@ -61,6 +59,6 @@ def _import(file: Path) -> ModuleType:
     except Exception as error:  # the user's own code
         del sys.modules[name]
         raise ImportError(
-            f"custom_reward_function.path={str(file)!r} does not import: {error!r}; {FIX}"
+            f"{key}.path={str(file)!r} does not import: {error!r}; {_fix(key)}"
         ) from error
     return module

@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from agent_system.environments import env_registry as registry
 from agent_system.environments.base import EnvPackage
+from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from verl.utils.settings import ConfigError
 
 
@@ -73,17 +76,26 @@ def test_the_environment_layer_imports_neither_torch_nor_ray():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_a_variant_chooses_among_those_of_the_environment():
-    def settings(env_name, **section):
-        chosen = SimpleNamespace(
-            env_name=env_name, kwargs={}, max_steps=1, seed=0, reasoning_gym=section
-        )
-        return registry.env_settings(chosen)
+@dataclass(frozen=True)
+class Choice:
+    env_name: str
+    reasoning_gym: Mapping[str, Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_steps: int = 1
+    seed: int = 0
 
-    assert settings("reasoning_gym/gcd").task == "gcd"
-    assert settings("reasoning_gym", task="gcd").task == "gcd"
-    assert settings("reasoning_gym/gcd", task="gcd").task == "gcd"
+
+def generator_of(env_name: str, **section: str) -> str:
+    settings = registry.env_settings(Choice(env_name, section))
+    assert isinstance(settings, ReasoningGymSettings)
+    return settings.task
+
+
+def test_a_variant_chooses_among_those_of_the_environment():
+    assert generator_of("reasoning_gym/gcd") == "gcd"
+    assert generator_of("reasoning_gym", task="gcd") == "gcd"
+    assert generator_of("reasoning_gym/gcd", task="gcd") == "gcd"
     with pytest.raises(
         ConfigError, match=r"reasoning_gym/gcd' and env.reasoning_gym.task='lcm'.*fix: env.env_name"
     ):
-        settings("reasoning_gym/gcd", task="lcm")
+        generator_of("reasoning_gym/gcd", task="lcm")

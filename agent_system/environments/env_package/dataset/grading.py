@@ -1,0 +1,125 @@
+"""What an answer earns: by a function of the user's own, or compared with the row's truth.
+
+The package's own grader takes the last boxed or announced answer. Numbers and formulas are compared
+by math-verify, so that 0.5 is 1/2; words as words.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agent_system.environments.base import Task
+from agent_system.environments.env_package.dataset.settings import RewardFromFile
+from agent_system.environments.expert_episode import now
+from agent_system.reward_manager.custom import load_function
+
+# Where an answer says itself that it is the answer; the last of them counts.
+_ANNOUNCED = re.compile(r"\\boxed\{([^{}]*)\}|####\s*([^\n]+)|<answer>(.*?)</answer>", re.DOTALL)
+_WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s,.'-]+[^\W\d_]+)*")
+FULL = 1.0  # the score of a right answer, where a grader says no more
+
+
+class NoGrade(ValueError):
+    """The grader gave no grade: the play counts for nothing, neither won nor lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A finite score, and whether the answer is right."""
+
+    score: float
+    right: bool
+
+
+class Grader:
+    """Grades answers to tasks of this package."""
+
+    def __init__(self, reward: RewardFromFile) -> None:
+        self._kwargs = reward.reward_kwargs
+        self._grade: Callable[..., Any] = compare_with_truth
+        if reward.path is not None:
+            self._grade = load_function(reward.path, reward.name or "")
+
+    def __call__(self, task: Task, solution: str) -> Grade:
+        """The grade of ``solution``, waited for where it is a coroutine. Raises ``NoGrade``, and
+        what the grader raises.
+        """
+        found = self._grade(
+            data_source=task["data_source"],
+            solution_str=solution,
+            ground_truth=task["ground_truth"],
+            extra_info=task["extra_info"],
+            **self._kwargs,
+        )
+        return read_grade(now(found), task["task_id"])
+
+
+def read_grade(found: Any, task_id: str) -> Grade:
+    """The grade in what a grader returned: a number, or a dictionary with ``score`` and perhaps
+    ``acc``, which says whether the answer is right; else it is with a score of 1 or more.
+
+    Raises ``NoGrade`` for anything else, NaN and infinity included.
+    """
+    score = found.get("score") if isinstance(found, Mapping) else found
+    if isinstance(score, np.generic | np.ndarray) and score.ndim == 0:
+        score = score.item()
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        raise NoGrade(
+            f"{task_id}: the grader returned {str(found)[:80]!r}; allowed: a finite number, or a "
+            "dictionary with one as score"
+        )
+    right = found.get("acc", score >= FULL) if isinstance(found, Mapping) else score >= FULL
+    return Grade(float(score), bool(right))
+
+
+def compare_with_truth(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> float:
+    """1.0 where the answer in ``solution_str`` is ``ground_truth``, else 0.0; of several truths one
+    suffices.
+
+    Raises ``NoGrade`` where the row has no truth to compare with.
+    """
+    del extra_info  # for graders that need more than the truth
+    truths = ground_truth if isinstance(ground_truth, list) else [ground_truth]
+    if not truths or any(truth is None or str(truth).strip() == "" for truth in truths):
+        raise NoGrade(
+            f"data_source {data_source!r}: a row has no ground truth; fix: a column reward_model "
+            "with ground_truth, or custom_reward_function.path=FILE"
+        )
+    return float(any(_same(solution_str, str(truth)) for truth in truths))
+
+
+def announced(solution: str) -> str | None:
+    """The last answer that ``solution`` marks as its answer; None where there is none."""
+    found = list(_ANNOUNCED.finditer(solution))
+    return found[-1][found[-1].lastindex or 0] if found else None
+
+
+def _same(solution: str, truth: str) -> bool:
+    answer = announced(solution)
+    if answer is not None and _tidy(answer) == _tidy(truth):
+        return True
+    # To math-verify a word is a product of letters: Paris would be pairs.
+    if _WORDS.fullmatch(truth.strip()):
+        return answer is None and _tidy(solution).endswith(_tidy(truth))
+    return _equal_in_value(solution, truth)
+
+
+def _tidy(text: str) -> str:
+    return " ".join(text.casefold().strip(" .\n\t$").split())
+
+
+def _equal_in_value(solution: str, truth: str) -> bool:
+    # It warns at each call that it has no deadline of its own: the pool has one for every call.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    from math_verify import parse, verify
+
+    given = parse(solution, parsing_timeout=0)
+    golds = (parse(gold, parsing_timeout=0) for gold in (truth, f"\\boxed{{{truth}}}"))
+    return any(gold and verify(gold, given, timeout_seconds=0) for gold in golds)

@@ -1,0 +1,94 @@
+"""Single-turn data as an environment: an episode is one step, the prompt is a row of a file, the
+whole answer is the action, and a grader says what it earns.
+
+A play whose grader fails is broken, not lost: it is left out of its group like any other
+(``env.on_abort``).
+"""
+
+from collections.abc import Sequence
+
+from agent_system.environments.base import EnvPackage, Observation, Step, Task
+from agent_system.environments.env_package.dataset.grading import Grader
+from agent_system.environments.env_package.dataset.rows import NAME, tasks
+from agent_system.environments.env_package.dataset.settings import DatasetSettings
+
+
+class DatasetEnv:
+    """One row at a time."""
+
+    placement = "process"  # graders are the user's own code, or compute with what was answered
+
+    def __init__(self, settings: DatasetSettings) -> None:
+        self.grader = Grader(settings.reward)
+        self.task: Task = {}
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """The messages of ``task``; the seed changes nothing."""
+        del seed  # the task says it all
+        self.task = task
+        *opening, last = task["messages"]
+        return Observation(last["content"], opening=opening)
+
+    def step(self, action: str) -> Step:
+        """Grade the answer; always done. Raises what the grader raises, and ``NoGrade``."""
+        grade = self.grader(self.task, action)
+        info = {"won": grade.right, "is_action_valid": bool(action)}
+        return Observation(""), grade.score, True, info
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class RowPrompts:
+    """The messages of a row as they are."""
+
+    asks_for_levels = False  # what is answered, and how, is the row's to say
+    shows_level_prompts = False
+
+    def system(self, levels: bool) -> str | None:
+        """None: a row brings its own."""
+        del levels  # not asked for
+        return None
+
+    def first(self, observation: Observation, levels: bool) -> str:
+        """The last message of the row."""
+        del levels  # not asked for
+        return observation.text
+
+    def turn(self, observation: Observation) -> str:
+        """Nothing follows an answer."""
+        return observation.text
+
+    def window(
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
+    ) -> str:
+        """The last message of the row: there is one step."""
+        del first, history, levels  # nothing lies behind it
+        return observation.text
+
+
+def prompts(settings: DatasetSettings) -> RowPrompts:
+    """The same whatever the settings."""
+    del settings  # they change nothing here
+    return RowPrompts()
+
+
+def project(text: str) -> tuple[str, bool]:
+    """The whole answer: where in it the result stands, graders know."""
+    answer = text.strip()
+    return answer, bool(answer)
+
+
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=DatasetSettings,
+    make=DatasetEnv,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+    stop=(),
+)

@@ -1,0 +1,213 @@
+"""Single-turn data: rows become tasks, answers become grades, and a failing grader is no zero."""
+
+import json
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from agent_system.environments import pool_wire
+from agent_system.environments.env_package.dataset.grading import (
+    NoGrade,
+    announced,
+    compare_with_truth,
+    read_grade,
+)
+from agent_system.environments.env_package.dataset.package import PACKAGE
+from agent_system.environments.env_package.dataset.rows import BadRow, read_file
+
+ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6 x 7?"}]
+ROW = {
+    "data_source": "sums",
+    "prompt": ASKED,
+    "reward_model": {"style": "rule", "ground_truth": "42"},
+    "extra_info": {"index": 7},
+}
+
+
+def as_jsonl(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def as_parquet(path, *rows):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    return str(path)
+
+
+def read(path, **fields):
+    return PACKAGE.read({"train_files": [path], "val_files": [path]} | fields)
+
+
+@pytest.mark.parametrize("write, name", [(as_jsonl, "a.jsonl"), (as_parquet, "a.parquet")])
+def test_rows_of_both_kinds_of_files_are_the_same_tasks(tmp_path, write, name):
+    plain = {"prompt": [{"role": "user", "content": "2?"}], "reward_model": {"ground_truth": "2"}}
+    settings = read(write(tmp_path / name, ROW, plain | {"data_source": None, "extra_info": None}))
+    first, second = PACKAGE.tasks(settings, "train")
+    assert first == {
+        "task_id": "dataset/train/0",
+        "data_source": "sums",
+        "messages": ASKED,
+        "ground_truth": "42",
+        "extra_info": {"index": 7},
+    }
+    assert second["data_source"] == "a" and second["extra_info"] == {}
+    assert PACKAGE.tasks(settings, "val")[0]["task_id"] == "dataset/val/0"
+    json.dumps([first, second])  # tasks travel as JSON
+
+
+def test_files_come_one_after_the_other_and_columns_have_other_names(tmp_path):
+    one = as_jsonl(tmp_path / "one.jsonl", {"question": "1?", "ground_truth": 1, "from": "x"})
+    two = as_jsonl(tmp_path / "two.jsonl", {"question": "2?", "ground_truth": 2})
+    settings = PACKAGE.read(
+        {"train_files": [one, two], "prompt_key": "question", "reward_fn_key": "from"}
+    )
+    tasks = PACKAGE.tasks(settings, "train")
+    assert [task["messages"][0]["content"] for task in tasks] == ["1?", "2?"]
+    assert [task["data_source"] for task in tasks] == ["x", "two"]
+    assert [task["ground_truth"] for task in tasks] == [1, 2]
+
+
+def test_a_dataset_of_the_users_own(tmp_path):
+    file = tmp_path / "rows.py"
+    file.write_text(
+        "class Rows:\n"
+        "    def __init__(self, files): self.files = files\n"
+        "    def __len__(self): return 3\n"
+        "    def __getitem__(self, n): return {'prompt': f'{self.files[0]} {n}?'}\n"
+    )
+    own = {"path": str(file), "name": "Rows"}
+    tasks = PACKAGE.tasks(PACKAGE.read({"train_files": ["any"], "custom_cls": own}), "train")
+    assert [task["messages"][0]["content"] for task in tasks] == ["any 0?", "any 1?", "any 2?"]
+
+
+@pytest.mark.parametrize(
+    "row, complaint",
+    [
+        ({"question": "?"}, r"row 0: column 'prompt' holds 'None'.*fix: data.prompt_key.*question"),
+        ({"prompt": []}, r"allowed: messages or a text"),
+        ({"prompt": [{"role": "robot", "content": "?"}]}, r"robot.*allowed: a role \(system, user"),
+        ({"prompt": [{"role": "user", "content": ["?"]}]}, r"a content that is text"),
+        ({"prompt": [*ASKED, {"role": "assistant", "content": "4"}]}, r"is the assistant's"),
+    ],
+)
+def test_a_row_that_is_no_task_is_named(tmp_path, row, complaint):
+    with pytest.raises(BadRow, match=complaint):
+        PACKAGE.tasks(read(as_jsonl(tmp_path / "bad.jsonl", row)), "train")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"env.dataset.val_files=\[\].*fix: data.val_files=FILE"):
+        PACKAGE.tasks(PACKAGE.read({"train_files": ["a.jsonl"]}), "val")
+    with pytest.raises(FileNotFoundError, match=r"nowhere.parquet: no such file"):
+        read_file(tmp_path / "nowhere.parquet")
+    with pytest.raises(ValueError, match=r"table.csv: unknown kind of file; allowed: .parquet"):
+        read_file(tmp_path / "table.csv")
+    broken = tmp_path / "broken.parquet"
+    broken.write_text("no table")
+    with pytest.raises(ValueError, match=r"broken.parquet: not a Parquet file"):
+        read_file(broken)
+    lines = tmp_path / "lines.jsonl"
+    for text, complaint in (("{}\n{", "line 2: not JSON"), ("[]", "line 1: a list, not an object")):
+        lines.write_text(text)
+        with pytest.raises(ValueError, match=complaint):
+            read_file(lines)
+
+
+@pytest.mark.parametrize(
+    "solution, truth, right",
+    [
+        ("so it is \\boxed{42}", "42", True),
+        ("6 x 7 = 42\n#### 42", 42, True),
+        ("<answer> 42 </answer>", "42", True),
+        ("I think 41", "42", False),
+        ("\\boxed{41}, no: \\boxed{42}", "42", True),
+        ("\\boxed{42}, no: \\boxed{41}", "42", False),
+        ("the result is $\\frac{1}{2}$", "0.5", True),
+        ("\\boxed{1 + x^2}", "x^2+1", True),
+        ("1,234", "1234", True),
+        ("It is Paris.", "Paris", True),
+        ("\\boxed{pairs}", "Paris", False),
+        ("\\boxed{paris}", "Paris", True),
+        ("<answer>Lyon</answer> Paris", "Paris", False),
+        ("\\boxed{7}", ["6", "7"], True),
+        ("", "42", False),
+    ],
+)
+def test_answers_are_compared_by_value_and_words_by_word(solution, truth, right):
+    assert compare_with_truth("d", solution, truth, {}) == float(right)
+
+
+@pytest.mark.parametrize("truth", [None, "", [], ["1", None]])
+def test_without_a_truth_there_is_no_grade(truth):
+    with pytest.raises(NoGrade, match=r"data_source 'd': a row has no ground truth"):
+        compare_with_truth("d", "1", truth, {})
+
+
+def test_the_last_announced_answer():
+    assert announced("#### 3\nor <answer>4</answer>") == "4"
+    assert announced("\\boxed{}") == ""
+    assert announced("nothing") is None
+
+
+@pytest.mark.parametrize(
+    "found, score, right",
+    [
+        (1, 1.0, True),
+        (0.3, 0.3, False),
+        (True, 1.0, True),
+        (np.float32(1.0), 1.0, True),
+        ({"score": -1.0}, -1.0, False),
+        ({"score": 0.1, "acc": True}, 0.1, True),
+        ({"score": 1.0, "acc": False}, 1.0, False),
+    ],
+)
+def test_what_a_grader_may_return(found, score, right):
+    grade = read_grade(found, "t")
+    assert (grade.score, grade.right) == (pytest.approx(score), right)
+
+
+@pytest.mark.parametrize("found", [None, "1", float("nan"), float("inf"), {}, {"score": None}])
+def test_what_is_no_grade(found):
+    with pytest.raises(NoGrade, match="t: the grader returned"):
+        read_grade(found, "t")
+
+
+def test_an_episode_shows_the_row_and_ends_with_the_grade(tmp_path):
+    settings = read(as_jsonl(tmp_path / "a.jsonl", ROW))
+    env = PACKAGE.make(settings)
+    (task,) = PACKAGE.tasks(settings, "train")
+    shown = env.reset(task, seed=0)
+    assert (shown.text, shown.opening) == ("6 x 7?", ASKED[:1])
+    assert pool_wire.unpack_observation(pool_wire.pack_observation(shown)) == shown
+    for answer, reward, valid in (("\\boxed{42}", 1.0, True), ("7", 0.0, True), ("", 0.0, False)):
+        env.reset(task, seed=0)
+        _, earned, done, info = env.step(answer)
+        assert (earned, done, info["won"], info["is_action_valid"]) == (
+            reward,
+            True,
+            reward == 1.0,
+            valid,
+        )
+    assert PACKAGE.project("  a\nb ") == ("a\nb", True)
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_grader_of_the_users_own(tmp_path, kind):
+    file = tmp_path / "graders.py"
+    file.write_text(
+        f"{kind} grade(data_source, solution_str, ground_truth, extra_info, bonus=0):\n"
+        "    assert (data_source, ground_truth, extra_info) == ('sums', '42', {'index': 7})\n"
+        "    if solution_str == 'crash': raise RuntimeError('grader down')\n"
+        "    return {'score': len(solution_str) + bonus, 'acc': solution_str == '42'}\n"
+    )
+    reward = {"path": str(file), "name": "grade", "reward_kwargs": {"bonus": 10}}
+    settings = read(as_jsonl(tmp_path / "a.jsonl", ROW), reward=reward)
+    env = PACKAGE.make(settings)
+    (task,) = PACKAGE.tasks(settings, "train")
+    env.reset(task, seed=0)
+    _, earned, _, info = env.step("42")
+    assert earned == 12 and info["won"]
+    with pytest.raises(RuntimeError, match="grader down"):
+        env.step("crash")
