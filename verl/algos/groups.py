@@ -4,7 +4,7 @@ it has.
 Sums run in float64, so that the order of the rows does not show in float32 results.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,7 +89,9 @@ def trajectories_of(
     for a trajectory whose rows disagree.
     """
     group_keys = _as_list(index)
-    traj_keys = list(range(len(group_keys))) if traj_index is None else _as_list(traj_index)
+    traj_keys: Sequence[Hashable] = range(len(group_keys))
+    if traj_index is not None:
+        traj_keys = _as_list(traj_index)
     if not len(scores) == len(group_keys) == len(traj_keys):
         raise ValueError(
             f"{len(scores)} rows, {len(group_keys)} group ids and {len(traj_keys)} trajectory ids"
@@ -110,7 +112,7 @@ def trajectories_of(
     return Trajectories(lowest + excess / rows.clamp(min=1), group, tokens, of_row)
 
 
-def _require_agreement(above: PerRow, scores: PerRow, names: list[Hashable]) -> None:
+def _require_agreement(above: PerRow, scores: PerRow, names: Sequence[Hashable]) -> None:
     """Raise ``ValueError`` where a row's score is more than rounding above its trajectory's
     lowest.
     """

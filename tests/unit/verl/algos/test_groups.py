@@ -59,18 +59,18 @@ def test_rows_of_a_trajectory_are_one():
 
 
 def test_rows_of_a_trajectory_that_disagree_are_refused():
-    names = {"index": ["a", "a", "a", "b"], "traj_index": ["x", "y", "x", "x"]}
+    names = (["a", "a", "a", "b"], ["x", "y", "x", "x"])
     with pytest.raises(ValueError, match=r"trajectory 'x' have different rewards: 1 and 2 \(row 2"):
-        trajectories_of(torch.tensor([1.0, 5.0, 2.0, 9.0]), **names)
+        trajectories_of(torch.tensor([1.0, 5.0, 2.0, 9.0]), *names)
     with pytest.raises(
         ValueError, match=r"trajectory 'x' .*: -0.001 and 0 \(row 2\).*step_rewards"
     ):
-        group_normalised_scores(torch.tensor([-1e-3, 5.0, 0.0, 9.0]), **names)
+        group_normalised_scores(torch.tensor([-1e-3, 5.0, 0.0, 9.0]), *names)
     # Rounding is no disagreement: a difference of 1 is none beside 1e5, and is one beside 1e3.
-    rounded = trajectories_of(torch.tensor([1e5, 5.0, 1e5 + 1, 9.0]), **names)
+    rounded = trajectories_of(torch.tensor([1e5, 5.0, 1e5 + 1, 9.0]), *names)
     assert rounded.score[0].item() == 1e5 + 0.5
     with pytest.raises(ValueError, match="different rewards"):
-        trajectories_of(torch.tensor([1e3, 5.0, 1e3 + 1, 9.0]), **names)
+        trajectories_of(torch.tensor([1e3, 5.0, 1e3 + 1, 9.0]), *names)
 
 
 def test_equal_rows_have_exactly_their_score():
