@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 # Integer stand-ins for dtypes that numpy lacks, by bytes per element.
 _SHIPPED_AS = {1: torch.uint8, 2: torch.int16}
+
+METRICS = "metrics"  # the key of meta_info whose numbers belong to a part, not to the whole
 
 # Marks the JSON form of what JSON has no type for: tuples, arrays, dicts with keys of any type.
 _KIND = "__kind__"
@@ -71,6 +73,28 @@ def collate_fn(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         is_tensor = isinstance(values[0], torch.Tensor)
         columns[key] = torch.stack(values) if is_tensor else object_array(values)
     return columns
+
+
+def require_plain(key: str, tensor: object) -> None:
+    """Raise ``TypeError`` for a tensor column that is not one plain tensor [B, ...]: tables within
+    tables and jagged tensors neither select rows nor travel as others do.
+    """
+    what = f"batch[{key!r}]"
+    if isinstance(tensor, TensorDictBase):
+        inner = ", ".join(map(str, list(tensor.keys())[:3]))
+        raise TypeError(
+            f"{what} is a nested {type(tensor).__name__}; a DataProto holds plain tensors [B, ...]:"
+            f" give its entries names of their own ({inner}, ...)"
+        )
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{what} is a {type(tensor).__name__}, not a torch.Tensor")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "jagged" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(
+            f"{what} is a {kind} tensor; a DataProto holds dense tensors [B, ...]: pad it "
+            "(torch.nested.to_padded_tensor, to_dense), or give a list of B tensors as a "
+            "non-tensor column"
+        )
 
 
 # ---- names -------------------------------------------------------------------------------------
@@ -156,6 +180,42 @@ def cat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         found = f"row shapes {sorted(shapes)} and dtypes {sorted(map(str, dtypes))}"
         raise ValueError(f"concat: batch[{key!r}] has {found}; pad or cast first")
     return torch.cat(list(parts))
+
+
+def join_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The ``meta_info`` of joined tables: metrics of all parts, else the first part's value of each
+    key.
+
+    Under ``metrics`` every name gets the list of all parts' values, in their order; a part's own
+    list adds all of its values. What stands in one part only, or in the same dictionary of several
+    (rows cut from one table), stays as it is.
+    """
+    joined: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            joined.setdefault(key, value)
+    measured = [part[METRICS] for part in parts if isinstance(part.get(METRICS), Mapping)]
+    distinct = list({id(metrics): metrics for metrics in measured}.values())
+    if len(distinct) > 1:
+        joined[METRICS] = _join_metrics(distinct)
+    return joined
+
+
+def _join_metrics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = [part[name] for part in parts if name in part]
+        if isinstance(values[0], Mapping):
+            joined[name] = _join_metrics(values)
+            continue
+        joined[name] = [one for value in values for one in _as_list(value)]
+    return joined
+
+
+def _as_list(value: object) -> list[Any]:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        value = value.tolist()
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 # ---- shipping between processes ----------------------------------------------------------------

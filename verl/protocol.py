@@ -32,7 +32,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from verl.columns import (
     as_column,
@@ -40,8 +40,10 @@ from verl.columns import (
     cat_tensors,
     collate_fn,
     from_json_value,
+    join_meta_info,
     object_array,
     require_keys,
+    require_plain,
     tensor_from_buffer,
     tensor_to_buffer,
     to_json_value,
@@ -133,15 +135,12 @@ class DataProto:
     ) -> "DataProto":
         """Build from tensors [B, ...] and arrays or lists of B values.
 
-        Raises ``ValueError`` naming the columns whose lengths disagree, ``TypeError`` for a
-        non-tensor in ``tensors``.
+        Raises ``ValueError`` naming the columns whose lengths disagree, ``TypeError`` for what is
+        no plain tensor in ``tensors``.
         """
         sizes: dict[str, int] = {}
         for key, tensor in (tensors or {}).items():
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(
-                    f"tensors[{key!r}] is a {type(tensor).__name__}, not a torch.Tensor"
-                )
+            require_plain(key, tensor)
             if tensor.dim() == 0:
                 raise ValueError(f"tensors[{key!r}] is a scalar; it needs one entry per row")
             sizes[key] = len(tensor)
@@ -160,25 +159,24 @@ class DataProto:
         """Build from one dict: tensors go to ``batch``, arrays and lists to
         ``non_tensor_batch``.
         """
-        tensors = {k: v for k, v in data.items() if isinstance(v, torch.Tensor)}
+        tensors = {k: v for k, v in data.items() if isinstance(v, torch.Tensor | TensorDictBase)}
         others = {k: v for k, v in data.items() if k not in tensors}
         return cls.from_dict(tensors=tensors, non_tensors=others, meta_info=meta_info)
 
     @staticmethod
     def concat(data: Sequence["DataProto"]) -> "DataProto":
-        """Rows of all parts in order; ``meta_info`` keeps, for each key, the value of the first
-        part that has it.
+        """Rows of all parts in order.
 
-        Parts without columns are skipped. Raises when the parts' columns or row shapes differ, or
-        ``data`` is empty.
+        ``meta_info`` keeps, for each key, the value of the first part that has it; but every number
+        under ``meta_info["metrics"]`` becomes the list of all parts' values, which
+        ``verl.trainer.ppo.metrics.reduce_metrics`` reduces by its name. Parts without columns are
+        skipped. Raises when the parts' columns or row shapes differ, or ``data`` is empty.
         """
         if not data:
             raise ValueError("concat: no parts")
-        meta_info: dict[str, Any] = {}
         for part in data:
             part.check_consistency()
-            for key, value in part.meta_info.items():
-                meta_info.setdefault(key, value)
+        meta_info = join_meta_info([part.meta_info for part in data])
         parts = [part for part in data if part.keys()]
         if not parts:
             return DataProto(meta_info=meta_info)
@@ -216,11 +214,15 @@ class DataProto:
         return self.batch.batch_size[0]
 
     def check_consistency(self) -> None:
-        """Raise ``ValueError`` naming every column whose length differs from the table's."""
+        """Raise ``ValueError`` naming every column whose length differs from the table's, and
+        ``TypeError`` for a tensor column that is nested or jagged.
+        """
         if self.batch.batch_dims != 1:
             raise ValueError(
                 f"batch must have exactly one batch dimension, got {list(self.batch.batch_size)}"
             )
+        for key, tensor in self.batch.items():
+            require_plain(key, tensor)
         size = len(self)
         wrong = {key: len(col) for key, col in self.non_tensor_batch.items() if len(col) != size}
         if wrong:

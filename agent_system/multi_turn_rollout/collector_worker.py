@@ -31,8 +31,8 @@ from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from agent_system.multi_turn_rollout.trajectory_player import (
     RolloutContext,
     TrajectoryPlayer,
-    expand_turn,
     gather_or_cancel,
+    generate_alternative_thinking_levels,
 )
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.tokenizer import ChatTokenizer
@@ -150,7 +150,7 @@ class CollectorWorker:
             # Where all returns are equal, no group advantage would weigh the thoughts.
             if len({trajectory.reward for trajectory in kept}) > 1:
                 await gather_or_cancel(
-                    expand_turn(context, trajectory, turn)
+                    generate_alternative_thinking_levels(context, trajectory, turn)
                     for trajectory in kept
                     for turn in trajectory.turns
                 )

@@ -159,7 +159,7 @@ class TrajectoryCollector:
         settings = self._settings(is_train=False, thinking=False)
         ruled = replace(settings, level_rule=level_rule)
         played = self._play(panel, actor_rollout_wg, ruled)
-        return self._rows(played, is_train=False)[0]
+        return self.gather_rollout_data(played, is_train=False)[0]
 
     def greedy_loop(
         self,
@@ -173,7 +173,7 @@ class TrajectoryCollector:
         settings = self._settings(is_train=False, thinking=False)
         greedy = replace(settings, temperature=0.0, plays=1)
         played = self._play(gen_batch, actor_rollout_wg, greedy)
-        return self._rows(played, is_train=False)[0]
+        return self.gather_rollout_data(played, is_train=False)[0]
 
     def rlvcr_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
@@ -234,7 +234,7 @@ class TrajectoryCollector:
                 "%d batches gave %d of %d groups with returns that differ", limit, len(kept), wanted
             )
         spread = [trajectory for group in kept for trajectory in group]
-        data, rows = self._rows(every, chosen=spread or usable)
+        data, rows = self.gather_rollout_data(every, chosen=spread or usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept))
         if thinking:
@@ -313,11 +313,11 @@ class TrajectoryCollector:
             # Replaced, so that the result names the tasks that were played last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             every.add(self._play(gen_batch, actor_rollout_wg, settings))
-        data, rows = self._rows(every)
+        data, rows = self.gather_rollout_data(every)
         data.meta_info["tasks"] = gen_batch
         return data, rows
 
-    def _rows(
+    def gather_rollout_data(
         self, played: Collected, is_train: bool = True, chosen: Sequence[Trajectory] | None = None
     ) -> tuple[DataProto, list[Row]]:
         """Pack ``chosen`` trajectories, by default all that can be used; metrics are of everything

@@ -191,7 +191,7 @@ class TrajectoryPlayer:
             turn.parsed = context.codec.parse_step(ledger.ids[start:])
         # Not awaited here: thoughts are sampled while the environment steps.
         if context.alternatives is not None and context.alternatives.settings.expand == "all":
-            thinking = expand_turn(context, self.trajectory, turn)
+            thinking = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thoughts.append(asyncio.create_task(thinking))
         return turn
 
@@ -253,7 +253,9 @@ class TrajectoryPlayer:
             self.trajectory.env_wait_s += time.perf_counter() - began
 
 
-async def expand_turn(context: RolloutContext, trajectory: Trajectory, turn: Turn) -> None:
+async def generate_alternative_thinking_levels(
+    context: RolloutContext, trajectory: Trajectory, turn: Turn
+) -> None:
     """Think at other levels before the action of ``turn`` and keep what came of it in the turn;
     nothing where the turn was not read or no thoughts are asked for.
     """

@@ -7,6 +7,7 @@ keyword arguments to dotted configuration paths. The trainer needs to know nothi
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from enum import Enum
 from typing import TypeAlias, TypeVar
 
 from torch import Tensor
@@ -68,14 +69,19 @@ POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
 ADVANTAGES_ONLY: set[str] = set()  # policy losses without a gradient where advantages are zero
 
 
+def name_of(name: object) -> str:
+    """The name that ``name`` stands for: the value of any enum's member, else its text."""
+    return str(name.value) if isinstance(name, Enum) else str(name)
+
+
 def register_adv_est(
-    name: str,
+    name: str | Enum,
     inputs: Mapping[str, str] | None = None,
     params: Mapping[str, str] | None = None,
     metrics: EstimatorMetrics | None = None,
 ) -> Callable[[AdvantageFunctionT], AdvantageFunctionT]:
     """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])`` under
-    ``name``.
+    ``name``, a text or an enum's member that has it as value.
 
     Without ``inputs``, arguments with conventional names are looked up in ``CONVENTIONAL_INPUTS``,
     optional where they have a default. ``metrics(advantages, returns, **inputs)``, if given,
@@ -87,20 +93,20 @@ def register_adv_est(
 
     def decorate(function: AdvantageFunctionT) -> AdvantageFunctionT:
         reads = dict(inputs) if inputs is not None else _conventional_inputs(function)
-        _require_filled(name, function, {*reads, *paths})
+        _require_filled(name_of(name), function, {*reads, *paths})
         entry = RegisteredEstimator(function, reads, paths, metrics)
-        _store(ADV_ESTIMATORS, str(name), entry, "advantage estimator")
+        _store(ADV_ESTIMATORS, name_of(name), entry, "advantage estimator")
         return function
 
     return decorate
 
 
-def get_adv_estimator_fn(name: str) -> RegisteredEstimator:
+def get_adv_estimator_fn(name: str | Enum) -> RegisteredEstimator:
     """The estimator called ``name``, with attributes ``inputs``, ``params`` and ``metrics``.
 
     Raises ``ValueError`` that lists the right names and the nearest one.
     """
-    return _look_up(ADV_ESTIMATORS, str(name), "advantage estimator", "algorithm.adv_estimator")
+    return _look_up(ADV_ESTIMATORS, name_of(name), "advantage estimator", "algorithm.adv_estimator")
 
 
 def missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -> list[str]:
@@ -110,27 +116,28 @@ def missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -
 
 
 def register_policy_loss(
-    name: str, advantages_only: bool = False
+    name: str | Enum, advantages_only: bool = False
 ) -> Callable[[PolicyLossFunctionT], PolicyLossFunctionT]:
-    """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``.
+    """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``,
+    a text or an enum's member that has it as value.
 
     ``advantages_only`` promises that a row whose advantages are all zero has no gradient: such rows
     are passed over.
     """
 
     def decorate(function: PolicyLossFunctionT) -> PolicyLossFunctionT:
-        _store(POLICY_LOSSES, str(name), function, "policy loss")
+        _store(POLICY_LOSSES, name_of(name), function, "policy loss")
         if advantages_only:
-            ADVANTAGES_ONLY.add(str(name))
+            ADVANTAGES_ONLY.add(name_of(name))
         return function
 
     return decorate
 
 
-def get_policy_loss_fn(name: str) -> PolicyLossFunction:
+def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:
     """The policy loss called ``name``; ``ValueError`` lists the right names and the nearest one."""
     key = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    return _look_up(POLICY_LOSSES, str(name), "policy loss", key)
+    return _look_up(POLICY_LOSSES, name_of(name), "policy loss", key)
 
 
 def choose(value: str, allowed: Collection[str], what: str) -> str:

@@ -4,7 +4,7 @@ it has.
 Sums run in float64, so that the order of the rows does not show in float32 results.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,9 @@ from verl.algos.shapes import (
     TrajectoryIndex,
 )
 from verl.names import ROW_WEIGHTS
+
+# Float32 sums of a penalty over an episode that was cut into rows in two ways differ by less.
+ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,15 @@ def trajectories_of(
     """Merge rows into trajectories.
 
     ``scores [B]``: outcome estimators are defined on the trajectory's return and every row of a
-    trajectory carries it, so a trajectory's score is the mean over its rows. ``index [B]`` names
-    the group, ``traj_index [B]`` the trajectory (absent: each row is one); ``row_tokens [B]`` are
-    summed. Raises ``ValueError`` on unequal lengths.
+    trajectory carries it, so a trajectory's score is the mean over its rows, which differ by no
+    more than rounding. ``index [B]`` names the group, ``traj_index [B]`` the trajectory (absent:
+    each row is one); ``row_tokens [B]`` are summed. Raises ``ValueError`` on unequal lengths and
+    for a trajectory whose rows disagree.
     """
     group_keys = _as_list(index)
-    traj_keys = list(range(len(group_keys))) if traj_index is None else _as_list(traj_index)
+    traj_keys: Sequence[Hashable] = range(len(group_keys))
+    if traj_index is not None:
+        traj_keys = _as_list(traj_index)
     if not len(scores) == len(group_keys) == len(traj_keys):
         raise ValueError(
             f"{len(scores)} rows, {len(group_keys)} group ids and {len(traj_keys)} trajectory ids"
@@ -102,7 +108,23 @@ def trajectories_of(
     # As in group_mean_std: the mean over equal rows is exactly their value.
     lowest = zeros.scatter_reduce(0, of_row, scores.double(), "amin", include_self=False)
     excess = zeros.index_add(0, of_row, scores.double() - lowest[of_row])
+    _require_agreement(scores.double() - lowest[of_row], scores.double(), traj_keys)
     return Trajectories(lowest + excess / rows.clamp(min=1), group, tokens, of_row)
+
+
+def _require_agreement(above: PerRow, scores: PerRow, names: Sequence[Hashable]) -> None:
+    """Raise ``ValueError`` where a row's score is more than rounding above its trajectory's
+    lowest.
+    """
+    odd = (above > ROUNDING * scores.abs().clamp(min=1)).nonzero()
+    if len(odd):
+        row = int(odd[0])
+        other = scores[row] - above[row]
+        raise ValueError(
+            f"rows of trajectory {names[row]!r} have different rewards: {other:g} and "
+            f"{scores[row]:g} (row {row}). Every row carries the return of its whole "
+            "trajectory; rewards of single steps go to step_rewards"
+        )
 
 
 def group_normalised_scores(

@@ -3,6 +3,9 @@
 Every mode of ``agg_loss`` is a sum over rows divided by a denominator. The denominator of a
 mini-batch is the sum of ``loss_denominator`` over all its parts; handed to ``agg_loss`` for
 each part, the losses of the parts (and their gradients) add up to the loss of the whole.
+
+What is not sampled may hold anything, NaN included: it is replaced before it is computed with,
+because 0 times the derivative at NaN is NaN.
 """
 
 import torch
@@ -116,7 +119,6 @@ def compute_policy_loss_vanilla(
     low = cliprange if cliprange_low is None else cliprange_low
     high = cliprange if cliprange_high is None else cliprange_high
     mask = response_mask.bool()
-    # What is not sampled may hold anything, NaN included; where() keeps it out of the gradient.
     advantages = torch.where(mask, advantages, 0.0)
     difference = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
     # Beyond the bound the gradient is 0: such a ratio is clipped already, or as good as 0.
@@ -154,6 +156,8 @@ def compute_value_loss(
     Returns ``(loss, clipfrac)``: the larger of plain and clipped error, and the share of tokens
     where it is the latter.
     """
+    mask = response_mask.bool()
+    vpreds, returns, values = (torch.where(mask, x, 0.0) for x in (vpreds, returns, values))
     clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
     plain_error = (vpreds - returns) ** 2
     clipped_error = (clipped - returns) ** 2

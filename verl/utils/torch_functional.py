@@ -2,7 +2,8 @@
 of all logits.
 
 Reductions run in float32 (float64 for float64 input). Values at masked positions are never read, so
-they may be NaN.
+they may be NaN, and so may the logits of a token whose log-prob and entropy nobody uses: their
+gradient is 0.
 """
 
 from typing import Any
@@ -51,6 +52,8 @@ def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
     two of them.
     """
     count = mask.bool().sum()
+    # Before it is squared: the gradient of what is left out would be 0 times NaN.
+    values = torch.where(mask.bool(), values, 0.0)
     variance = masked_mean((values - masked_mean(values, mask)) ** 2, mask)
     if unbiased:
         variance = variance * count / (count - 1).clamp(min=1)
@@ -61,6 +64,7 @@ def masked_whiten(values: Values, mask: Mask, shift_mean: bool = True) -> Values
     """Scale the selected values to unit variance and, if ``shift_mean``, zero mean; 0 where not
     selected.
     """
+    values = torch.where(mask.bool(), values, 0.0)
     mean = masked_mean(values, mask)
     # 1e-8 only keeps equal values from 0 / 0: they become 0.
     whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
@@ -109,6 +113,8 @@ class _TokenStatistics(torch.autograd.Function):
             weight += grad_log_probs[rows].unsqueeze(-1)
             part = chunk.exp_().mul_(weight).neg_()
             part.scatter_add_(-1, labels[rows].unsqueeze(-1), grad_log_probs[rows].unsqueeze(-1))
+            unused = (grad_log_probs[rows] == 0) & (grad_entropies[rows] == 0)
+            part.masked_fill_(unused.unsqueeze(-1), 0.0)
             gradient[rows] = (part / ctx.temperature).to(gradient.dtype)
         return gradient, None, None, None
 

@@ -17,6 +17,7 @@ from verl.algos import ADVANTAGES_ONLY, agg_loss, get_policy_loss_fn, kl_penalty
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto
 from verl.records import ChoiceBonus
+from verl.utils.torch_functional import masked_sum
 from verl.workers.collectives import sum_over_ranks
 from verl.workers.rows import Rows
 from verl.workers.sections import PolicyLossSection
@@ -147,7 +148,9 @@ class PolicyLoss:
             entropy = agg_loss(rows.unpack(scores.entropy, index), mask, **shared)
             loss = loss - section.entropy_coeff * entropy
         if section.use_kl_loss:
-            divergence = kl_penalty(log_probs, batch["ref_log_prob"], section.kl_loss_type)
+            # Zero where nothing was sampled, as the policy's: a column may hold NaN there.
+            reference = torch.where(mask, batch["ref_log_prob"], 0.0)
+            divergence = kl_penalty(log_probs, reference, section.kl_loss_type)
             found["kl_loss"] = agg_loss(divergence, mask, **shared)
             loss = loss + section.kl_loss_coef * found["kl_loss"]
         if self.bonus is not None and scores.choice_entropy is not None:
@@ -163,4 +166,4 @@ def _mean_of_choices(
 ) -> torch.Tensor:
     """This micro-batch's share of the mean of ``entropy`` [B, R] over all choices."""
     chosen = batch[CHOICE_MASK].bool() & mask
-    return (entropy * chosen).sum() / (whole.choices or 1.0)
+    return masked_sum(entropy, chosen) / (whole.choices or 1.0)

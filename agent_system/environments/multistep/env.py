@@ -18,8 +18,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_system.agents import Agent, DirectOutputAgent, LanguageModel, Message
-from agent_system.environments.multistep.runner import TrialRunner
-from agent_system.environments.multistep.trial import MASK_MODES, Trial, trial_results
+from agent_system.environments.multistep.hooks import either_form, opening_messages
+from agent_system.environments.multistep.runner import EpisodeRunner, TrialRunner
+from agent_system.environments.multistep.trial import (
+    MASK_MODES,
+    Trial,
+    episode_results,
+    trial_results,
+)
 from agent_system.tokens.conversation import Limits
 from agent_system.tokens.plain import bridge_for_appending
 from agent_system.tokens.tokenizer import TextTokenizer
@@ -29,8 +35,8 @@ TRIAL_MODES = ("all_episodes", "last_episode")
 # Rewards are asked for soon after a trial; without a bound a long run would keep every message.
 KEPT_SESSIONS = 8192
 
-# Columns, or rows, or messages that open the conversations.
-Inputs = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any] | Sequence[Message]]
+# Columns, or rows, or texts or messages that open the conversations.
+Inputs = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any] | Sequence[Message] | str]
 
 
 class MultistepEnv:
@@ -38,7 +44,8 @@ class MultistepEnv:
 
     A child writes ``_initialize_episode``, ``_format_prompt`` and ``_step_episode``; it may write
     ``_calculate_reward``, ``_format_episode``, ``_format_outcome``, ``get_rubric`` and the two
-    datasets.
+    datasets. What it leaves out has a default: by these a task is a row whose ``prompt`` is said,
+    one turn answers it, and nothing is earned.
 
     Args:
         tokenizer: A Hugging Face tokenizer whose chat template (if it has one) keeps earlier turns;
@@ -105,30 +112,42 @@ class MultistepEnv:
         self.bridge = None if tokenizer is None else bridge_for_appending(tokenizer)
         self._numbers = itertools.count()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "_step_episode" in vars(cls):
+            cls._step_episode = either_form(vars(cls)["_step_episode"])
+
     # ---- what a child says ----
 
-    def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> Any:
-        """The state (a dict, usually) at the start of an episode.
+    def _initialize_episode(
+        self,
+        session_id: str,  # noqa: ARG002  a child reads it
+        task_info: dict[str, Any],
+    ) -> Any:
+        """The state (a dict, usually) at the start of an episode; by default the row itself.
 
         The same ``task_info`` must give the same task.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must define _initialize_episode(session_id, task_info)"
-        )
+        return {**task_info, "done": False}
 
-    def _format_prompt(self, state: Any, step: int) -> str:
-        """What the agent is told in ``state`` before its turn number ``step`` (from 0)."""
-        raise NotImplementedError(f"{type(self).__name__} must define _format_prompt(state, step)")
+    def _format_prompt(self, state: Any, step: int) -> str:  # noqa: ARG002  a child reads it
+        """What the agent is told in ``state`` before its turn number ``step`` (from 0); by default
+        the state's ``prompt``, where it has one.
+        """
+        said = state.get("prompt", "") if isinstance(state, Mapping) else ""
+        return said if isinstance(said, str) else ""
 
+    @either_form
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[Any, float, bool, dict[str, Any]]:
         """Play ``action`` in ``active_states[session_id]``; return the next state, reward, done,
-        info.
+        info. By default the first action ends the episode and earns nothing.
+
+        A child may write it as ``(session_id, state, llm_action)`` as well, and whatever its form,
+        it may be called in both.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must define _step_episode(session_id, action)"
-        )
+        return {**self.active_states[session_id], "answer": action, "done": True}, 0.0, True, {}
 
     def _calculate_reward(self, rewards: list[float]) -> float:
         """The reward of a finished episode.
@@ -200,19 +219,21 @@ class MultistepEnv:
 
     def run_trial(
         self,
-        inputs: Inputs,
+        inputs: Inputs | None = None,
         llm: LanguageModel | None = None,
         sampling_params: object = None,
         agent: Agent | None = None,
         *,
+        prompts: Inputs | None = None,
         max_completion_length: int | None = None,
         **ignored: object,
     ) -> dict[str, list]:
         """Play one trial per input and return everything that was seen, sampled and earned.
 
         Args:
-            inputs: Dataset rows (dicts), or a dict of columns; or lists of messages, which then
-                open the conversations.
+            inputs: Dataset rows (dicts), or a dict of columns; or texts or lists of messages, which
+                then open the conversations. The user says what has no role.
+            prompts: The name of ``inputs`` that older callers know.
             llm, sampling_params: A model to sample from where no ``agent`` is given (see
                 ``DirectOutputAgent``).
             agent: Who plays; see ``agent_system.agents.base`` for the two kinds.
@@ -231,19 +252,50 @@ class MultistepEnv:
             ``final_completion_messages`` and ``completion_only_mask``.
 
         Raises:
-            ValueError: Neither agent nor model.
+            ValueError: Neither agent nor model, or a message without content.
+            TypeError: Neither inputs nor prompts, or both.
         """
         if ignored:
             logger.warning("run_trial of %s ignores %s", self.env_id, ", ".join(sorted(ignored)))
-        if agent is None:
-            if llm is None:
-                raise ValueError("run_trial needs an agent, or an llm to make one from")
-            agent = DirectOutputAgent(llm, sampling_params)
+        given = [values for values in (inputs, prompts) if values is not None]
+        if len(given) != 1:
+            raise TypeError("run_trial takes inputs, or prompts (their older name), and not both")
+        agent = _agent_of(agent, llm, sampling_params)
         runner = TrialRunner(self, agent, self._limits_for(agent, max_completion_length))
-        trials = [
-            Trial(f"{self.env_id}-{next(self._numbers)}", *entry) for entry in _entries(inputs)
-        ]
+        entries = _entries(given[0])
+        trials = [Trial(f"{self.env_id}-{next(self._numbers)}", *entry) for entry in entries]
         return trial_results(runner.run(trials), self.mask_mode)
+
+    def _run_complete_episode(
+        self,
+        session_id: str,
+        llm: LanguageModel | None = None,
+        sampling_params: object = None,
+        agent: Agent | None = None,
+    ) -> dict[str, Any]:
+        """Play one episode from ``active_states[session_id]`` to its end, in a conversation of its
+        own.
+
+        Returns ``full_token_ids``, ``full_attention_mask``, ``completion_only_mask``, ``logprobs``
+        (lists over the tokens), ``final_completion_messages``, ``session_id``, ``reward``,
+        ``llm_responses`` and what else ``completed_episodes[session_id]`` holds, which has the
+        episode from then on. ``active_states[session_id]`` is the state at its end.
+        ``run_trial`` plays all its trials at once and does not pass through here.
+
+        Raises:
+            KeyError: No state of that session; ``_initialize_episode`` makes one.
+            ValueError: Neither agent nor model.
+        """
+        if session_id not in self.active_states:
+            raise KeyError(
+                f"no state of session {session_id!r}: "
+                "active_states[session_id] = _initialize_episode(session_id, task_info) comes first"
+            )
+        agent = _agent_of(agent, llm, sampling_params)
+        (trial,) = EpisodeRunner(self, agent, self._limits_for(agent, None)).run(
+            [Trial(session_id, {})]
+        )
+        return episode_results(trial, self.mask_mode)
 
     def close_session(self, trial: Trial) -> None:
         """Move a finished session from ``active_states`` to ``completed_episodes``; the oldest ones
@@ -262,6 +314,15 @@ class MultistepEnv:
             total=length if isinstance(length, int) else math.inf,
             turn=getattr(agent, "max_turn_tokens", None) or 0,
         )
+
+
+def _agent_of(agent: Agent | None, llm: LanguageModel | None, sampling_params: object) -> Agent:
+    """``agent``, or one that says what ``llm`` samples."""
+    if agent is not None:
+        return agent
+    if llm is None:
+        raise ValueError("an agent has to play, or an llm to make one from")
+    return DirectOutputAgent(llm, sampling_params)
 
 
 def _check(max_steps: int, episodes: int, free_shots: int) -> None:
@@ -285,7 +346,10 @@ def _entries(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
     return [(dict(zip(columns, row, strict=True)), []) for row in rows]
 
 
-def _entry(entry: Mapping[str, Any] | Sequence[Message]) -> tuple[dict[str, Any], list[Message]]:
+def _entry(
+    entry: Mapping[str, Any] | Sequence[Message] | str,
+) -> tuple[dict[str, Any], list[Message]]:
     if isinstance(entry, Mapping):
         return dict(entry), []
-    return {"messages": list(entry)}, list(entry)
+    opening = opening_messages(entry)
+    return {"messages": opening}, list(opening)

@@ -37,9 +37,8 @@ class TrialHooks(Protocol):
 
     def _format_prompt(self, state: object, step: int) -> str: ...
 
-    def _step_episode(
-        self, session_id: str, action: str
-    ) -> tuple[Any, float, bool, dict[str, Any]]: ...
+    @property
+    def _step_episode(self) -> Callable[..., tuple[Any, float, bool, dict[str, Any]]]: ...
 
     @property
     def _calculate_reward(self) -> Callable[..., float]: ...
@@ -98,12 +97,15 @@ class TrialRunner:
             # A conversation of its own: the agent may not remember the last one either.
             trial.agent_state = None
         trial.episodes.append(Episode(number, free=number < env.free_shots))
-        # A copy: a hook may change it, and the next episode starts from the same task.
-        self._store(trial, env._initialize_episode(trial.session_id, dict(trial.task_info)))
+        self._store(trial, self._first_state(trial))
         if self._remembers and env.episodes_per_trial > 1:
             said.append(env._format_episode(number))
         said.append(env._format_prompt(trial.episode.state, 0))
         self._tell(trial, "\n\n".join(filter(None, said)))
+
+    def _first_state(self, trial: Trial) -> Any:
+        # A copy: a hook may change it, and the next episode starts from the same task.
+        return self.env._initialize_episode(trial.session_id, dict(trial.task_info))
 
     def _advance(self, trial: Trial, action: Action | str) -> None:
         episode = trial.episode
@@ -199,6 +201,24 @@ class TrialRunner:
             return
         with ThreadPoolExecutor(min(self.env.step_workers, len(trials))) as pool:
             list(pool.map(guarded, trials, *columns))
+
+
+class EpisodeRunner(TrialRunner):
+    """Plays one episode of a session from the state it is in, and leaves it in the last one."""
+
+    def __init__(self, env: TrialHooks, agent: Agent, limits: Limits) -> None:
+        super().__init__(env, agent, limits)
+        self._remembers = False
+
+    def _first_state(self, trial: Trial) -> Any:
+        return self.env.active_states[trial.session_id]
+
+    def _another_episode(self, trial: Trial) -> bool:  # noqa: ARG002  never
+        return False
+
+    def _close(self, trial: Trial) -> None:
+        super()._close(trial)
+        self.env.active_states[trial.session_id] = trial.episode.state
 
 
 def _call_with(

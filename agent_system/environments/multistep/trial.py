@@ -39,6 +39,7 @@ class Episode:
             "reward": self.reward,
             "steps": len(self.actions),
             "llm_actions": list(self.actions),
+            "llm_responses": list(self.actions),
             "turn_rewards": list(self.rewards),
             "stop_reasons": list(self.stop_reasons),
             "done": self.done,
@@ -120,6 +121,19 @@ def trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
         "mask": "completion_only_mask",
     }
     return results | {alias: results[name] for alias, name in aliases.items()}
+
+
+def episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
+    """What ``_run_complete_episode`` returns: the trial's only episode, its tokens included."""
+    per_trial = (
+        "full_token_ids",
+        "full_attention_mask",
+        "completion_only_mask",
+        "final_completion_messages",
+        "logprobs",
+    )
+    results = trial_results([trial], mask_mode)
+    return trial.record() | {name: results[name][0] for name in per_trial}
 
 
 def completion_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:

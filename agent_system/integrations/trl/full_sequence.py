@@ -79,15 +79,16 @@ def masked_grpo_loss(
         raise ValueError(
             f"loss_type={loss_type!r}: the loss on whole sequences knows {', '.join(LOSS_TYPES)}"
         )
-    mask = batch["completion_only_mask"].to(logps.dtype)
-    advantages = (
-        batch["advantages"] if batch["advantages"].dim() == 2 else batch["advantages"].unsqueeze(1)
-    )
+    trained = batch["completion_only_mask"].bool()
+    mask = trained.to(logps.dtype)
+    per_row = batch["advantages"].dim() == 1
+    advantages = batch["advantages"].unsqueeze(1) if per_row else batch["advantages"]
+    advantages = torch.where(trained, advantages, 0.0)
     # Masked before ``exp``: a ratio that overflows on a token of the environment would come back as
-    # inf * 0 = NaN.
-    new = logps * mask
+    # inf * 0 = NaN, and so would a log-prob that nobody told.
+    new = torch.where(trained, logps, 0.0)
     old = batch.get("old_per_token_logps")
-    old = new.detach() if old is None else old * mask
+    old = new.detach() if old is None else torch.where(trained, old, 0.0)
     log_ratio = new - old
     if level == "sequence":
         log_ratio = (log_ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
@@ -98,11 +99,11 @@ def masked_grpo_loss(
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     losses = -torch.min(bounded * advantages, clipped * advantages)
     if beta:
-        gap = batch["ref_per_token_logps"] * mask - new
+        gap = torch.where(trained, batch["ref_per_token_logps"], 0.0) - new
         # An estimate of KL(new || ref) from one sample that is never negative.
         penalty = gap.exp() - gap - 1
         losses = losses + beta * (penalty * ratio if bias_correction else penalty)
-    losses = losses * mask
+    losses = torch.where(trained, losses, 0.0)
     if loss_type == "grpo":
         return (losses.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
     if loss_type == "dr_grpo":

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MIN_TURN_TOKENS = 16
-_SOURCE_KEY = "prompt_completion_ids"
+# Of whole sequences, beside TRL's columns of prompts and completions, whose log-probs and
+# advantages stay those of completions.
+WHOLE_COLUMNS = ("prompt_completion_ids", "attention_mask", "completion_only_mask")
 
 
 class GRPOEnvTrainer(GRPOTrainer):
@@ -280,7 +282,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         elif "sampling_per_token_logps" in output:
             # NaN is a log-prob that nobody told; in TRL's figures it would swallow the others.
             output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
-        return output
+        whole = full_sequence_batch(output)
+        return output | {name: whole[name] for name in WHOLE_COLUMNS}
 
     def _calculate_rewards(
         self,
@@ -301,14 +304,16 @@ class GRPOEnvTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """TRL's loss; with ``loss_path="full_sequence"``, or for a batch of whole sequences,
+        """TRL's loss; with ``loss_path="full_sequence"``, or for a batch of whole sequences alone,
         ``masked_grpo_loss``.
         """
-        if self.loss_path == "trl" and _SOURCE_KEY not in inputs:
+        in_parts = "completion_ids" in inputs
+        if self.loss_path == "trl" and in_parts:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        batch = inputs if _SOURCE_KEY in inputs else full_sequence_batch(inputs)
-        logits = model(input_ids=batch[_SOURCE_KEY], attention_mask=batch["attention_mask"]).logits
-        logps = per_token_logps(logits, batch[_SOURCE_KEY], self.temperature)
+        batch = full_sequence_batch(inputs) if in_parts else inputs
+        ids = batch["prompt_completion_ids"]
+        logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
+        logps = per_token_logps(logits, ids, self.temperature)
         windows = self.current_gradient_accumulation_steps if self.model.training else 1
         num_tokens = inputs.get("num_items_in_batch")
         if num_tokens is not None:  # of all processes and of the whole generation batch

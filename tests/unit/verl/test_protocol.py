@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 import verl
 from verl.protocol import (
@@ -181,6 +181,54 @@ def test_concat_restores_what_was_cut(data):
     assert first_column(joined) == [0, 3, 6, 9]
     assert joined.non_tensor_batch["steps"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
     assert joined.meta_info == {"temperature": 0.7, "late": 1}
+
+
+def test_concat_joins_the_metrics_of_all_parts():
+    first = {"loss": 1.0, "seen": [1, 2], "of": {"a": 1.0}, "only": 5.0}
+    second = {"loss": torch.tensor(3.0), "seen": np.array([3]), "of": {"a": 2.0, "b": 3.0}}
+    parts = [DataProto(meta_info={"metrics": m, "step": i}) for i, m in enumerate((first, second))]
+    joined = DataProto.concat([*parts, DataProto(meta_info={"late": 1})]).meta_info
+    assert joined == {
+        "metrics": {
+            "loss": [1.0, 3.0],
+            "seen": [1, 2, 3],
+            "of": {"a": [1.0, 2.0], "b": [3.0]},
+            "only": [5.0],
+        },
+        "step": 0,
+        "late": 1,
+    }
+    assert first["loss"] == 1.0  # the parts keep theirs
+
+
+def test_metrics_of_one_table_that_was_cut_count_once(data):
+    data.meta_info["metrics"] = {"loss": 1.0}
+    assert DataProto.concat(data.split(1)).meta_info["metrics"] == {"loss": 1.0}
+    assert DataProto.concat([DataProto(), data]).meta_info["metrics"] == {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, batch_size=[2]), r"nested.*\(a, b"),
+        (
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            "jagged.*to_padded_tensor",
+        ),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "jagged.*pad it"),
+        (torch.eye(2).to_sparse(), "sparse_coo.*to_dense"),
+        (NonTensorData("text", batch_size=[2]), "batch.*'x'"),
+    ],
+)
+def test_columns_that_could_not_travel_are_refused_when_a_table_is_made(column, words):
+    with pytest.raises(TypeError, match=rf"batch\['x'\] is a .*{words}|{words}"):
+        DataProto.from_dict({"x": column})
+    with pytest.raises(TypeError, match=r"batch\['x'\]"):
+        DataProto(TensorDict({"x": column}, batch_size=[2]))
+    table = DataProto.from_dict({"y": torch.ones(2)})
+    table.batch["x"] = column
+    with pytest.raises(TypeError, match=r"batch\['x'\]"):  # set later: when it is to travel
+        pickle.dumps(table)
 
 
 def test_concat_refuses_parts_that_do_not_fit(data):

@@ -72,7 +72,7 @@ def register(
     blocking: bool = True,
     timeout_s: float | None = None,
 ) -> Callable[[MethodT], MethodT]:
-    """Make a worker's method callable on the group.
+    """Make a worker's method callable on the group; a coroutine method is awaited in the worker.
 
     The method itself is left as it is. With ``blocking=False`` the group call returns a
     ``GroupFuture`` at once. Raises ``ValueError`` when rank 0 alone is to execute a call whose data

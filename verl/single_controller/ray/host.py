@@ -5,6 +5,8 @@ This module imports nothing heavy, so that ``prepare`` takes effect before torch
 worker's module.
 """
 
+import asyncio
+import inspect
 import os
 import socket
 import sys
@@ -14,10 +16,15 @@ LISTEN_FD = "VERL_MASTER_LISTEN_FD"
 
 
 class WorkerHost:
-    """One rank's process: environment first, then a worker object per role, then their methods."""
+    """One rank's process: environment first, then a worker object per role, then their methods.
+
+    Coroutine methods run on one event loop, which is the same for all calls: what one of them opens
+    (a session, a lock) serves the next. It stands still between calls.
+    """
 
     def __init__(self) -> None:
         self._workers: dict[str, Any] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def describe(self) -> dict[str, Any]:
         """Where this process runs: ``node_id``, ``ip``, ``pid``."""
@@ -57,14 +64,23 @@ class WorkerHost:
         self._workers[role] = worker_cls(*args, **kwargs)
 
     def call(self, role: str, method: str, /, *args: object, **kwargs: object) -> Any:
-        """Call ``method`` of the worker of ``role``."""
-        return getattr(self._workers[role], method)(*args, **kwargs)
+        """Call ``method`` of the worker of ``role``; what a coroutine method returns is awaited."""
+        return self._awaited(getattr(self._workers[role], method)(*args, **kwargs))
+
+    def _awaited(self, answer: Any) -> Any:
+        if not inspect.iscoroutine(answer):
+            return answer
+        self._loop = self._loop or asyncio.new_event_loop()
+        return self._loop.run_until_complete(answer)
 
     def close(self) -> None:
         """Close the workers and leave the process group, if one was joined."""
         for worker in self._workers.values():
             if hasattr(worker, "close"):
-                worker.close()
+                self._awaited(worker.close())
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()

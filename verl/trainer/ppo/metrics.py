@@ -1,7 +1,8 @@
 """What one training step looked like, as numbers: pure functions from a batch to metrics."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -125,8 +126,30 @@ def tokens_per_trajectory(batch: DataProto) -> dict[str, float]:
 
 
 def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, float]:
-    """Average the lists among ``metrics``; numbers pass as they are."""
-    return {
-        key: float(np.mean(value)) if isinstance(value, list) else float(value)
-        for key, value in metrics.items()
-    }
+    """One number for every list among ``metrics``: values of micro-batches, ranks or parts.
+
+    A word of the name says how: ``max``, ``min`` and ``sum`` (``perf/max_memory_gb``, ``loss_sum``)
+    are what they say, everything else is a mean. Numbers pass as they are.
+    """
+    return {key: _reduced(key, value) for key, value in metrics.items()}
+
+
+def _reduced(name: str, value: float | list[float]) -> float:
+    if not isinstance(value, list):
+        return float(value)
+    words = re.split(r"[/_]", name)
+    kind = next((kind for kind in REDUCTIONS if kind in words), "mean")
+    return float(REDUCTIONS[kind](value))
+
+
+def _mean(values: list[float]) -> float:
+    # Ranks often tell the same number, whose mean would be rounded.
+    return values[0] if len(set(values)) == 1 else float(np.mean(values))
+
+
+REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
+    "max": max,
+    "min": min,
+    "sum": math.fsum,
+    "mean": _mean,
+}

@@ -86,7 +86,7 @@ def apply_kl_penalty(
     """
     mask = data.batch["response_mask"].float()
     per_token = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
-    divergence = per_token * mask
+    divergence = torch.where(mask.bool(), per_token, 0.0)
     own = divergence.sum(-1)
     episode = factorize(data.non_tensor_batch["traj_uid"])
     whole = torch.zeros(len(data)).index_add(0, episode, own)[episode]

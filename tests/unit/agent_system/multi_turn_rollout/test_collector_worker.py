@@ -196,7 +196,7 @@ class Thinker:
     def __init__(self, monkeypatch, returns, broken=()) -> None:
         self.expanded: list[tuple[str, int]] = []
         monkeypatch.setattr(collector_worker, "TrajectoryPlayer", self.player)
-        monkeypatch.setattr(collector_worker, "expand_turn", self.expand)
+        monkeypatch.setattr(collector_worker, "generate_alternative_thinking_levels", self.expand)
         self.returns = returns
         self.broken = broken
 

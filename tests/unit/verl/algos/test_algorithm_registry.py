@@ -1,5 +1,7 @@
 """The two registries: what is kept, what is refused, what an error says."""
 
+from enum import Enum, IntEnum, StrEnum
+
 import pytest
 import torch
 
@@ -110,6 +112,35 @@ def test_a_policy_loss_is_kept_as_it_is():
     register_policy_loss("sparse", advantages_only=True)(loss)
     assert sorted(registry.ADVANTAGES_ONLY) == ["sparse"]
     assert set(registry.POLICY_LOSSES) == {"plain", "sparse"}
+
+
+class Plain(Enum):
+    MINE = "mine"
+
+
+class Text(str, Enum):  # noqa: UP042  what older job code writes
+    MINE = "mine"
+
+
+class NewText(StrEnum):
+    MINE = "mine"
+
+
+class Number(IntEnum):
+    MINE = 7
+
+
+@pytest.mark.parametrize("member", [Plain.MINE, Text.MINE, NewText.MINE, Number.MINE])
+def test_a_member_of_any_enum_stands_for_its_value(member):
+    register_adv_est(member)(estimator)
+    register_policy_loss(member, advantages_only=True)(loss)
+    name = str(member.value)
+    assert set(registry.ADV_ESTIMATORS) == set(registry.POLICY_LOSSES) == {name}
+    assert {name} == registry.ADVANTAGES_ONLY
+    assert get_adv_estimator_fn(member).function is get_adv_estimator_fn(name).function is estimator
+    assert get_policy_loss_fn(member) is get_policy_loss_fn(name) is loss
+    with pytest.raises(ValueError, match=f"advantage estimator '{name}' is already registered"):
+        register_adv_est(member)(lambda values: (values, values))
 
 
 def test_an_unknown_name_is_told_with_its_key():

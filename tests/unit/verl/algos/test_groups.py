@@ -45,9 +45,9 @@ def test_equal_values_far_from_zero_have_no_spread():
     assert torch.equal(below.mean, -far)
 
 
-def test_rows_of_a_trajectory_are_averaged():
+def test_rows_of_a_trajectory_are_one():
     found = trajectories_of(
-        torch.tensor([1.0, 2.0, 6.0, -4.0]),
+        torch.tensor([3.0, 3.0, 3.0, -4.0]),
         ["a", "a", "a", "b"],
         ["x", "x", "x", "x"],
         torch.tensor([1, 2, 3, 4]),
@@ -56,6 +56,21 @@ def test_rows_of_a_trajectory_are_averaged():
     assert found.group.tolist() == [0, 1]
     assert found.tokens.tolist() == [6, 4]
     assert found.of_row.tolist() == [0, 0, 0, 1]
+
+
+def test_rows_of_a_trajectory_that_disagree_are_refused():
+    names = (["a", "a", "a", "b"], ["x", "y", "x", "x"])
+    with pytest.raises(ValueError, match=r"trajectory 'x' have different rewards: 1 and 2 \(row 2"):
+        trajectories_of(torch.tensor([1.0, 5.0, 2.0, 9.0]), *names)
+    with pytest.raises(
+        ValueError, match=r"trajectory 'x' .*: -0.001 and 0 \(row 2\).*step_rewards"
+    ):
+        group_normalised_scores(torch.tensor([-1e-3, 5.0, 0.0, 9.0]), *names)
+    # Rounding is no disagreement: a difference of 1 is none beside 1e5, and is one beside 1e3.
+    rounded = trajectories_of(torch.tensor([1e5, 5.0, 1e5 + 1, 9.0]), *names)
+    assert rounded.score[0].item() == 1e5 + 0.5
+    with pytest.raises(ValueError, match="different rewards"):
+        trajectories_of(torch.tensor([1e3, 5.0, 1e3 + 1, 9.0]), *names)
 
 
 def test_equal_rows_have_exactly_their_score():

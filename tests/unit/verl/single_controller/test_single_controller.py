@@ -2,6 +2,7 @@
 process groups.
 """
 
+import asyncio
 import os
 import signal
 import stat
@@ -34,11 +35,14 @@ from verl.single_controller.ray import (
     init_ray,
 )
 from verl.single_controller.ray.local import token_path
+from verl.trainer.ppo.metrics import reduce_metrics
 
 
 class Echo(Worker):
     def __init__(self, factor: int = 2, bias: int = 0):
         self.factor, self.bias, self.seen = factor, bias, []
+        self.lock: asyncio.Lock | None = None
+        self.waited = 0
 
     @register(Dispatch.ONE_TO_ALL)
     def describe(self, note=None):
@@ -71,7 +75,33 @@ class Echo(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def only_metrics(self, data: DataProto) -> DataProto:
-        return DataProto(meta_info={"metrics": {"rows": len(data), "rank": self.rank}})
+        names = ("rank", "rank_max", "rank_sum")
+        metrics = {"rows": len(data), **dict.fromkeys(names, self.rank)}
+        return DataProto(meta_info={"metrics": metrics})
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    async def scaled_later(self, data: DataProto) -> DataProto:
+        await asyncio.sleep(0)
+        return DataProto.from_dict({"y": data.batch["x"] * 2})
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    async def wait_for_the_lock(self, seconds: float) -> tuple[int, int]:
+        self.lock = self.lock or asyncio.Lock()
+        async with self.lock:
+            await asyncio.sleep(seconds)
+            self.waited += 1
+        return self.rank, self.waited
+
+    @register(Dispatch.ONE_TO_ALL)
+    async def fail_later(self):
+        raise ValueError("cannot do that later")
+
+    @register(Dispatch.ONE_TO_ALL, timeout_s=0.3)
+    async def hang_later(self):
+        await asyncio.sleep(1)
+
+    async def unregistered_later(self):
+        return self.unregistered()
 
     @register(Dispatch.ALL_TO_ALL)
     def add(self, a, b):
@@ -232,13 +262,27 @@ def test_tables_are_split_in_order_and_padding_is_removed(group, rows):
     assert out.non_tensor_batch["rank"].tolist() == [
         0 if x < (rows + 1) // 2 else 1 for x in range(rows)
     ]
-    assert out.meta_info == {"metrics": {"rank": 0}, "temperature": 0.5}
+    assert out.meta_info == {"metrics": {"rank": [0, 1]}, "temperature": 0.5}
     assert data.batch["x"].tolist() == list(range(rows)) and data.meta_info == {"temperature": 0.5}
 
 
-def test_answers_without_rows_keep_rank_zeros_meta_info(group):
-    assert group.only_metrics(table(3)).meta_info == {"metrics": {"rows": 2, "rank": 0}}
-    assert group.only_metrics(DataProto(meta_info={"a": 1})).meta_info["metrics"]["rows"] == 0
+def test_answers_without_rows_join_the_metrics_of_all_ranks(group):
+    answer = group.only_metrics(table(3)).meta_info["metrics"]
+    assert answer == {"rows": [2, 2], "rank": [0, 1], "rank_max": [0, 1], "rank_sum": [0, 1]}
+    assert reduce_metrics(answer) == {"rows": 2.0, "rank": 0.5, "rank_max": 1.0, "rank_sum": 1.0}
+    assert group.only_metrics(DataProto(meta_info={"a": 1})).meta_info["metrics"]["rows"] == [0, 0]
+
+
+def test_coroutine_methods_are_awaited_on_one_loop(group):
+    assert group.scaled_later(table(3)).batch["y"].tolist() == [0, 2, 4]
+    waiting = group.wait_for_the_lock(0.01)  # not blocking: a future
+    assert waiting.get() == [(0, 1), (1, 1)]
+    assert group.wait_for_the_lock(0.0).get() == [(0, 2), (1, 2)]  # the lock of the first call
+    assert group.execute_all("unregistered_later") == ["hidden", "hidden"]
+    with pytest.raises(ValueError, match="cannot do that later"):
+        group.fail_later()
+    with pytest.raises(WorkerTimeoutError, match="hang_later"):
+        group.hang_later()
 
 
 def test_padding_that_cannot_be_told_apart_is_an_error(group):

@@ -215,9 +215,15 @@ def test_an_environment_without_a_prompt_adds_nothing_to_the_callers_message():
     assert agent.seen[0][0] == MESSAGES
 
 
-def test_a_child_says_what_it_must():
-    with pytest.raises(NotImplementedError, match="_initialize_episode"):
-        MultistepEnv().run_trial([{}], agent=Speaker("x"))
+def test_what_a_child_leaves_out_has_a_default():
+    env = MultistepEnv()
+    agent = Speaker("forty-two")
+    results = env.run_trial([{"prompt": "What is six times seven?"}], agent=agent)
+    assert agent.seen[0][0] == [{"role": "user", "content": "What is six times seven?"}]
+    assert results["final_completion_messages"] == [[{"role": "assistant", "content": "forty-two"}]]
+    record = env.completed_episodes[results["session_ids"][0]]
+    assert (record["steps"], record["done"], record["reward"]) == (1, True, 0.0)
+    assert record["state"]["answer"] == "forty-two"
     with pytest.raises(NotImplementedError, match="dataset"):
         MultistepEnv().get_train_dataset()
 

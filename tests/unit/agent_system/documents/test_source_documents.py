@@ -1,0 +1,351 @@
+"""The two documents that this framework was asked for, word by word: every call they write down can
+be made, and every key they name is there.
+
+"Testing & Compatibility" and the plan of 002 (environments that own the interaction), and 004 (the
+training flow of RLVCR).
+"""
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from agent_system.agents import DirectOutputAgent
+from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv
+from agent_system.environments.multistep import MultistepEnv
+from agent_system.multi_turn_rollout import TrajectoryCollector
+from agent_system.multi_turn_rollout import collector_worker as players
+from rlvcr import core_rlvcr
+from rlvcr.levels import LevelCodec
+from tests.helpers.multistep import CountTo, OldModel, Speaker
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.trainer.launch.extensions import load_config
+from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
+
+ROOT = Path(__file__).resolve().parents[4]
+TRIAL_KEYS = (
+    "full_token_ids",
+    "full_attention_mask",
+    "completion_only_mask",
+    "final_completion_messages",
+    "session_ids",
+)
+
+
+class OlderGame(MultistepEnv):
+    """A child as the document writes it: the step gets the state and ``llm_action``."""
+
+    def _initialize_episode(self, session_id, task_info):
+        return {"solution": task_info["solution"], "asked": 0, "done": False}
+
+    def _format_prompt(self, state, step):
+        return f"Question {state['asked'] + 1}?"
+
+    def _step_episode(self, session_id, state, llm_action):  # pyright: ignore[reportIncompatibleMethodOverride]  the older form
+        right = llm_action == state["solution"]
+        after = {**state, "asked": state["asked"] + 1, "done": right}
+        return after, float(right), right, {"said": llm_action}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+def parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+# ---- 002, testing & compatibility ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [MultistepEnv, TwentyQuestionsEnv])
+def test_constructors_default_what_older_callers_leave_out(cls):
+    env = cls()
+    assert (env.tokenizer, env.episodes_per_trial, env.free_shots) == (None, 1, 0)
+    assert parameters(cls)[0] == "tokenizer"
+
+
+def trials_of(game: MultistepEnv, given: list[Any], name: str | None, agent: Any) -> dict:
+    """``run_trial`` with what is to be played by position, or by ``name``."""
+    play: Any = game.run_trial
+    return play(given, agent=agent) if name is None else play(**{name: given}, agent=agent)
+
+
+@pytest.mark.parametrize("name", ["prompts", "inputs", None])
+def test_run_trial_takes_what_older_callers_hand_over(name):
+    """By the older name, by the new one, by position; messages without a role; a bare text."""
+    rows = [{"solution": "dog"}, {"solution": "dog"}]
+    assert trials_of(OlderGame(), rows, name, Speaker("dog"))["rewards"] == [1.0, 1.0]
+    agent = Speaker("yes")
+    results = trials_of(MultistepEnv(), [[{"content": "Shall we?"}], "Shall we?"], name, agent)
+    seen = [messages for messages, _ in agent.seen]
+    assert seen == [[{"role": "user", "content": "Shall we?"}]] * 2
+    for alias, key in (("ids", 0), ("mask", 2), ("messages", 3)):
+        assert results[alias] == results[TRIAL_KEYS[key]]
+
+
+def test_run_trial_refuses_both_names_none_and_messages_of_nothing():
+    play: Any = OlderGame().run_trial
+    for wrong in ({}, {"inputs": [{}], "prompts": [{}]}):
+        with pytest.raises(TypeError, match="inputs, or prompts"):
+            play(**wrong, agent=Speaker("x"))
+    with pytest.raises(ValueError, match=r"content.*\['role'\]"):
+        MultistepEnv().run_trial([[{"role": "user"}]], agent=Speaker("x"))
+
+
+def test_prompts_model_and_sampling_parameters_may_come_by_position():
+    results = CountTo().run_trial([[{"content": "Let us count."}]], OldModel(), None)
+    assert len(results["session_ids"]) == 1
+    assert MultistepEnv().generate(["Say something."], OldModel(), None)["messages"]
+
+
+# ---- 002, the plan ------------------------------------------------------------------------------
+
+
+def test_signatures_begin_as_the_plan_writes_them():
+    assert parameters(MultistepEnv.run_trial)[:4] == ["inputs", "llm", "sampling_params", "agent"]
+    kinds = [p.kind for p in inspect.signature(MultistepEnv.run_trial).parameters.values()]
+    assert kinds[-1] is inspect.Parameter.VAR_KEYWORD
+    assert parameters(MultistepEnv._run_complete_episode) == [
+        "session_id",
+        "llm",
+        "sampling_params",
+        "agent",
+    ]
+    assert parameters(MultistepEnv._initialize_episode) == ["session_id", "task_info"]
+    assert parameters(MultistepEnv._format_prompt) == ["state", "step"]
+    assert parameters(DirectOutputAgent.get_action)[:2] == ["messages", "agent_state"]
+
+
+def test_the_dictionary_of_run_trial(tokenizer):
+    game = OlderGame(tokenizer)
+    results = game.run_trial(
+        inputs=[{"solution": "dog"}, {"solution": "cat"}],
+        llm=None,
+        sampling_params=None,
+        agent=Speaker("cat", "dog"),
+    )
+    assert set(TRIAL_KEYS) <= set(results)
+    assert [len(results[key]) for key in TRIAL_KEYS] == [2] * 5
+    first, second = (results[key] for key in ("full_token_ids", "completion_only_mask"))
+    for ids, mask, attention in zip(first, second, results["full_attention_mask"], strict=True):
+        assert len(ids) == len(mask) == len(attention) > 0
+        assert set(attention) == {1} and set(mask) == {0, 1}
+    said = [
+        tokenizer.decode([t for t, m in zip(*pair, strict=True) if m])
+        for pair in zip(first, second, strict=True)
+    ]
+    assert said == ["catdog", "cat"]
+    assert results["final_completion_messages"][0] == [{"role": "assistant", "content": "dog"}]
+
+
+def test_a_complete_episode_of_a_session(tokenizer):
+    game = OlderGame(tokenizer, env_id="older", episodes_per_trial=3)
+    game.active_states["mine"] = game._initialize_episode("mine", {"solution": "dog"})
+    agent = Speaker("cat", "dog")
+    episode = game._run_complete_episode("mine", None, None, agent)
+    assert episode["llm_responses"] == episode["llm_actions"] == ["cat", "dog"]
+    assert (episode["reward"], episode["session_id"]) == (1.0, "mine")
+    assert episode["final_completion_messages"] == [{"role": "assistant", "content": "dog"}]
+    lengths = {len(episode[key]) for key in TRIAL_KEYS[:3]}
+    assert len(lengths) == 1 and sum(episode["completion_only_mask"]) > 0
+    assert game.active_states["mine"]["done"] is True  # and may be initialised anew
+    assert game.trial_reward(session_ids=["mine"]) == [1.0]
+    # No line of "episode 1 of 3": it is one episode, as its caller asked.
+    assert agent.seen[0][0] == [{"role": "user", "content": "Question 1?"}]
+    with pytest.raises(KeyError, match="_initialize_episode"):
+        game._run_complete_episode("another", agent=agent)
+    with pytest.raises(ValueError, match="an agent has to play"):
+        game._run_complete_episode("mine")
+
+
+def test_steps_are_written_and_called_in_either_form():
+    older, newer = OlderGame(), CountTo()
+    for game, row, action in ((older, {"solution": "1"}, "1"), (newer, {"target": 1}, "1")):
+        state = game._initialize_episode("s", row)
+        step: Any = game._step_episode
+        with_state = step("s", state, action)
+        by_name = step("s", state=state, llm_action=action)
+        game.active_states["s"] = state
+        without = step("s", action)
+        assert with_state[1:3] == by_name[1:3] == without[1:3] == (1.0, True)
+        with pytest.raises(TypeError, match=r"\(session_id, state, llm_action\)"):
+            step("s")
+        with pytest.raises(TypeError, match="got 3 values"):
+            step("s", state, action, "more")
+
+    class Louder(OlderGame):
+        def _step_episode(self, session_id, action):  # pyright: ignore[reportIncompatibleMethodOverride]  today's form
+            parent: Any = super()
+            return parent._step_episode(session_id, action.lower())
+
+    results = Louder().run_trial([{"solution": "dog"}], agent=Speaker("DOG"))
+    assert results["rewards"] == [1.0]
+
+
+def test_the_dataset_holds_solutions_alone():
+    datasets = pytest.importorskip("datasets")
+    game = TwentyQuestionsEnv(words=["dog", "cat", "cow", "pig", "lion"])
+    train, held_out = game.get_train_dataset(), game.get_eval_dataset()
+    for dataset in (train, held_out):
+        assert dataset.features == datasets.Features({"solution": datasets.Value("string")})
+    assert set(train["solution"]) & set(held_out["solution"]) == set()
+
+
+def test_an_agent_returns_a_text_and_its_state():
+    text, state = DirectOutputAgent(OldModel(), None).get_action(
+        [{"role": "user", "content": "?"}], {"turn": 1}
+    )
+    assert isinstance(text, str) and state == {"turn": 1}
+
+
+def test_the_trainers_batch_and_its_loss(tmp_path):
+    pytest.importorskip("trl")
+    from tests.helpers.trl_trainer import make_trainer
+
+    trainer = make_trainer(tmp_path)
+    rows = [{"solution": word} for word in ("dog", "cat") for _ in range(4)]
+    batch = trainer._generate_and_score_completions(rows)
+    trials = trainer._trials
+    ids, attention, mask = (
+        batch[key] for key in ("prompt_completion_ids", "attention_mask", "completion_only_mask")
+    )
+    assert ids.shape == attention.shape == mask.shape
+    for row in range(len(rows)):
+        full = trials["full_token_ids"][row]
+        real = ids[row][attention[row].bool()].tolist()
+        assert real[: len(full)] == full  # behind it at most a token that ends the trial
+        trained = ids[row][mask[row].bool()].tolist()
+        flags = trials["completion_only_mask"][row]
+        assert trained == [token for token, flag in zip(full, flags, strict=True) if flag]
+    # The dictionary that the plan writes down, and no more, is a batch for compute_loss.
+    prompt = batch["prompt_ids"].shape[1]
+    padded = torch.nn.functional.pad(batch["old_per_token_logps"], (prompt, 0))
+    plan = {
+        "prompt_completion_ids": ids,
+        "attention_mask": attention,
+        "completion_only_mask": mask,
+        "old_per_token_logps": padded,
+        "advantages": batch["advantages"],
+        "num_items_in_batch": batch["num_items_in_batch"],
+    }
+    torch.testing.assert_close(
+        trainer.compute_loss(trainer.model, plan), trainer.compute_loss(trainer.model, batch)
+    )
+
+
+# ---- 004, the flow of RLVCR ---------------------------------------------------------------------
+
+
+def test_the_stations_of_the_flow_are_there():
+    assert callable(ray_trainer.RayPPOTrainer.fit) and callable(ray_trainer.compute_advantage)
+    for station in (
+        "multi_turn_loop",
+        "rlvcr_multi_turn_loop",
+        "vanilla_multi_turn_loop",
+        "gather_rollout_data",
+    ):
+        assert callable(getattr(TrajectoryCollector, station))
+    # A function of the collector's workers: thoughts are sampled while the trajectory is played.
+    assert callable(players.generate_alternative_thinking_levels)
+    for file in (
+        "verl/trainer/main_ppo.py",
+        "verl/trainer/ppo/ray_trainer.py",
+        "agent_system/multi_turn_rollout/rollout_loop.py",
+        "rlvcr/core_rlvcr.py",
+        "verl/trainer/config/ppo_trainer.yaml",
+    ):
+        assert (ROOT / file).is_file()
+
+
+@pytest.mark.parametrize(("enable", "station"), [(True, "rlvcr"), (False, "vanilla")])
+def test_the_loop_asks_whether_rlvcr_is_enabled(enable, station):
+    seen = []
+    algorithm = SimpleNamespace(
+        rlvcr=SimpleNamespace(enable=enable), filter_groups=SimpleNamespace(enable=False)
+    )
+    collector: Any = SimpleNamespace(
+        config=SimpleNamespace(algorithm=algorithm),
+        rlvcr_multi_turn_loop=lambda *given: seen.append("rlvcr"),
+        vanilla_multi_turn_loop=lambda *given: seen.append("vanilla"),
+    )
+    tasks: Any = None
+    TrajectoryCollector.multi_turn_loop(collector, tasks, tasks, tasks)
+    assert seen == [station]
+
+
+def test_the_configuration_of_the_document():
+    cfg = load_config(
+        "ppo_trainer",
+        [
+            "algorithm.adv_estimator=rlvcr",
+            "algorithm.rlvcr.enable=true",
+            "algorithm.rlvcr.step_advantage_w=1.0",
+            "algorithm.rlvcr.thinking_diversity_w=0.5",
+            "algorithm.rlvcr.mode=mean_norm",
+        ],
+    )
+    assert AdvantageEstimator.RLVCR == "rlvcr" == cfg.algorithm.adv_estimator
+    function = get_adv_estimator_fn("rlvcr").function
+    assert function is core_rlvcr.compute_rlvcr_outcome_advantage
+    assert parameters(function)[:9] == [
+        "token_level_rewards",
+        "response_mask",
+        "index",
+        "traj_index",
+        "thinking_level_entropies",
+        "thinking_token_costs",
+        "step_advantage_w",
+        "thinking_diversity_w",
+        "mode",
+    ]
+    defaults = inspect.signature(function).parameters
+    assert defaults["step_advantage_w"].default == 1.0
+    assert defaults["thinking_diversity_w"].default == 0.5
+    assert defaults["mode"].default == "mean_norm"
+
+
+def test_the_final_advantage_is_the_trajectorys_plus_w_times_the_thinkings():
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+    thinking = torch.tensor([[0.5, 0.0], [-0.25, 0.0]])
+    advantages, trajectory = core_rlvcr.compute_rlvcr_outcome_advantage(
+        rewards,
+        torch.ones(2, 2),
+        ["task", "task"],
+        ["a", "b"],
+        thinking,
+        torch.zeros(2, 2),
+        step_advantage_w=0.5,
+    )
+    assert trajectory.tolist() == [[0.5, 0.5], [-0.5, -0.5]]
+    assert torch.equal(advantages, trajectory + 0.5 * thinking)
+
+
+def test_the_example_process_gives_its_four_sequences(tokenizer):
+    """Level 3 was played; the same action is read after the thoughts of all four levels."""
+    codec = LevelCodec(tokenizer)
+    original = (
+        "<level>3</level><think>I need to look around first</think><action>look around</action>"
+    )
+    parsed = codec.parse_step(tokenizer(original, add_special_tokens=False)["input_ids"])
+    assert (parsed.level, parsed.action) == (3, "look around")
+    thoughts = {2: "Check state", 3: "I need to look around first", 4: "Analyze goal..."}
+    contexts: dict[int, Any] = {1: codec.empty_thought()}
+    for level, text in thoughts.items():
+        sampled = tokenizer(f"{text}</think>", add_special_tokens=False)["input_ids"]
+        contexts[level] = codec.forced_thought(level, sampled)
+    assert {
+        level: tokenizer.decode(c.token_ids) + "look around" for level, c in contexts.items()
+    } == {
+        # An empty block stands where the document's level 1 has none: the four share one form.
+        1: "<level>1</level><think></think><action>look around",
+        **{
+            level: f"<level>{level}</level><think>{text}</think><action>look around"
+            for level, text in thoughts.items()
+        },
+    }
