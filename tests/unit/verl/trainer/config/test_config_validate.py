@@ -43,6 +43,11 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
             "env.rollout.n",
         ),
         (["trainer.critic_warmup=3"], "trainer.critic_warmup"),
+        ([f"{ACTOR}.policy_loss.loss_mode=sapo", f"{ACTOR}.tau_neg=0"], f"{ACTOR}.tau_neg"),
+        (
+            [f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_ub=0.5"],
+            f"{ACTOR}.policy_loss.clip_cov_lb",
+        ),
         (
             ["algorithm.adv_estimator=rlvcr", "algorithm.rlvcr.enable=false"],
             "algorithm.rlvcr.enable",
@@ -258,6 +263,5 @@ def test_names_agree_with_the_registries():
     assert names.estimators and names.policy_losses and names.engines
     assert set(ESTIMATORS) == set(names.estimators)
     assert set(POLICY_LOSSES) == set(names.policy_losses) and set(ENGINES) == set(names.engines)
-    assert set(KL_ESTIMATORS) == set(kl._ESTIMATORS) and set(LOSS_AGG_MODES) == set(
-        losses.LOSS_AGG_MODES
-    )
+    assert {name.removesuffix("+") for name in KL_ESTIMATORS} == set(kl._FORMS)
+    assert set(LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)
