@@ -28,6 +28,11 @@ NORM_MODES: tuple[NormMode, ...] = get_args(NormMode)
 RowWeight = Literal["row", "trajectory"]
 ROW_WEIGHTS: tuple[RowWeight, ...] = get_args(RowWeight)
 
+RolloutIS = Literal["token", "sequence"]
+ROLLOUT_IS: tuple[RolloutIS, ...] = get_args(RolloutIS)
+RolloutRS = Literal["token", "sequence", "geometric"]
+ROLLOUT_RS: tuple[RolloutRS, ...] = get_args(RolloutRS)
+
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 TrainDtype = Literal["float32", "bfloat16"]
 Strategy = Literal["fsdp2", "fsdp"]

@@ -73,6 +73,7 @@ from verl.algos.policy_losses import (
     compute_policy_loss_gspo,
     compute_policy_loss_sapo,
 )
+from verl.algos.rollout_correction import Correction, correction_weights, mismatch_metrics
 from verl.algos.token_losses import SampledTokens, TokenLosses, token_loss
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "POLICY_LOSSES",
     "AdaptiveKLController",
     "AdvantageEstimator",
+    "Correction",
     "CovarianceRange",
     "FixedKLController",
     "GroupStats",
@@ -114,6 +116,7 @@ __all__ = [
     "compute_remax_outcome_advantage",
     "compute_rloo_outcome_advantage",
     "compute_value_loss",
+    "correction_weights",
     "factorize",
     "get_adv_estimator_fn",
     "get_kl_controller",
@@ -124,6 +127,7 @@ __all__ = [
     "kl_penalty",
     "loss_denominator",
     "loss_needs",
+    "mismatch_metrics",
     "missing_inputs",
     "register_adv_est",
     "register_policy_loss",

@@ -27,7 +27,7 @@ from verl.algos import (
 )
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto
-from verl.records import ChoiceBonus
+from verl.records import CORRECTION_WEIGHTS, ChoiceBonus
 from verl.workers.collectives import gather_vectors, sum_over_ranks
 from verl.workers.rows import Rows
 from verl.workers.sections import PolicyLossSection
@@ -189,7 +189,7 @@ class PolicyLoss:
         loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(
             old_log_prob=batch["old_log_probs"],
             log_prob=log_probs,
-            advantages=batch["advantages"],
+            advantages=weighed_advantages(batch),
             response_mask=mask,
             cliprange=section.clip_ratio,
             cliprange_low=section.clip_ratio_low,
@@ -203,6 +203,17 @@ class PolicyLoss:
             "ppo_kl": ppo_kl,
             "pg_clipfrac_lower": clipfrac_lower,
         }
+
+
+def weighed_advantages(batch: TensorDict) -> torch.Tensor:
+    """Advantages [B, R] times the weights of the rollout correction, where there are any.
+
+    Losses are proportional to the size of an advantage, so that this is a weight of the loss of
+    every token, for any loss.
+    """
+    advantages = batch["advantages"]
+    weights = batch.get(CORRECTION_WEIGHTS, None)
+    return advantages if weights is None else advantages * weights
 
 
 def _mean_of_choices(

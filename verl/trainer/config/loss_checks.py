@@ -47,6 +47,27 @@ def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
             yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
 
 
+def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """There is something to compare the engine's log-probs with."""
+    correction = cfg.algorithm.rollout_correction
+    prefix = "algorithm.rollout_correction"
+    for name in ("rollout_is", "rollout_rs"):
+        if lookup(correction, name) is None:
+            continue
+        if correction.bypass_mode:
+            why = "bypass_mode=true scores no rows, so there is nothing to compare"
+            fix = f"{prefix}.{name}=null, or {prefix}.bypass_mode=false"
+            yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
+        elif cfg.env.allow_retokenized:
+            why = "tokens made from text have no log-prob of an engine (env.allow_retokenized)"
+            fix = f"{prefix}.{name}=null, or env.allow_retokenized=false"
+            yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
+    if correction.bypass_mode and cfg.env.allow_retokenized:
+        why = "tokens made from text have no log-prob of an engine (env.allow_retokenized)"
+        fix = f"{prefix}.bypass_mode=false"
+        yield problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
+
+
 def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:
     """What the chosen policy loss reads makes sense."""
     actor = cfg.actor_rollout_ref.actor
