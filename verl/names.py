@@ -9,11 +9,17 @@ from enum import StrEnum
 from typing import Literal, get_args
 
 LossAggMode = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
 ]
 LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 
-KLEstimator = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+KLEstimator = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+"
+]
 KL_ESTIMATORS: tuple[KLEstimator, ...] = get_args(KLEstimator)
 
 NormMode = Literal["mean_norm", "mean_std_norm"]
@@ -21,6 +27,11 @@ NORM_MODES: tuple[NormMode, ...] = get_args(NormMode)
 
 RowWeight = Literal["row", "trajectory"]
 ROW_WEIGHTS: tuple[RowWeight, ...] = get_args(RowWeight)
+
+RolloutIS = Literal["token", "sequence"]
+ROLLOUT_IS: tuple[RolloutIS, ...] = get_args(RolloutIS)
+RolloutRS = Literal["token", "sequence", "geometric"]
+ROLLOUT_RS: tuple[RolloutRS, ...] = get_args(RolloutRS)
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 TrainDtype = Literal["float32", "bfloat16"]
@@ -52,7 +63,20 @@ ESTIMATORS = tuple(name.value for name in AdvantageEstimator)
 # Estimators of the framework that compare the plays of one task; those of a method are its own
 # to name.
 GROUP_ESTIMATORS = ("grpo", "gigpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
-POLICY_LOSSES = ("vanilla",)
+POLICY_LOSSES = (
+    "vanilla",
+    "gspo",
+    "cispo",
+    "sapo",
+    "geo_mean",
+    "gmpo",
+    "gpg",
+    "clip_cov",
+    "kl_cov",
+    "dppo",
+    "dppo_tv",
+    "dppo_kl",
+)
 ENGINES = ("vllm", "hf")
 
 # Logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward

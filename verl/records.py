@@ -10,6 +10,8 @@ A method that knows more of a step than this derives its own record from ``StepR
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: what a token's loss weighs
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:

@@ -9,15 +9,19 @@ from verl.algos import (
     LOSS_AGG_MODES,
     agg_loss,
     get_adv_estimator_fn,
+    get_policy_loss_fn,
     group_mean_std,
     loss_denominator,
+    loss_needs,
     row_shares,
 )
+from verl.names import POLICY_LOSSES
 
 settings.register_profile("quick", max_examples=40, deadline=None)
 settings.load_profile("quick")
 
 numbers = st.floats(-100, 100, width=32)
+parts = st.lists(st.integers(0, 3), min_size=10, max_size=10)
 OUTCOME = ("grpo", "rloo", "opo")
 
 
@@ -139,3 +143,60 @@ def test_thinking_advantages_of_a_group_sum_to_zero_and_stay_bounded(scores, val
     if len(members) >= 2:
         torch.testing.assert_close(factor[members].mean(), torch.tensor(1.0))
     assert (factor > 0).all()
+
+
+PICKED = {"share": 0.4, "lowest": 0.0}  # of so few tokens
+
+
+@given(
+    batches(), st.sampled_from(POLICY_LOSSES), st.sampled_from(LOSS_AGG_MODES), st.randoms(), parts
+)
+def test_every_policy_loss_adds_up_over_any_split(batch, name, mode, random, part_of):
+    """Loss, gradient and metrics of parts (micro-batches, ranks) are those of the whole."""
+    _, mask, index = batch
+    generator = torch.Generator().manual_seed(random.randrange(1000))
+
+    def noise():
+        return torch.randn(mask.shape, generator=generator)
+
+    old = -2 + noise()
+    new = (old + 0.3 * noise()).requires_grad_()
+    advantages = noise() * mask
+    shares = torch.rand(len(index), generator=generator) + 0.25
+    needs = loss_needs(name)
+    sampled = mask.bool()
+    order = torch.randperm(int(sampled.sum()), generator=generator)
+
+    def results(rows, picker, **whole):
+        picks = {}
+        if picker is not None:
+            picks["selected"] = picker.selects(old[rows], advantages[rows], mask[rows])
+        return get_policy_loss_fn(name)(
+            old[rows],
+            new[rows],
+            advantages[rows],
+            mask[rows],
+            loss_agg_mode=mode,
+            row_shares=shares[rows],
+            loss_scale_factor=7.0,
+            **picks,
+            **whole,
+        )
+
+    def picker_of(order):
+        if needs.picker is None:
+            return None
+        return needs.picker(old[sampled][order], advantages[sampled][order], **PICKED)
+
+    rows = torch.arange(len(index))
+    whole = results(rows, picker_of(torch.arange(len(order))))
+    expected = torch.autograd.grad(whole[0], new)[0]
+    parts = [rows[[part_of[row] == k for row in range(len(index))]] for k in range(4)]
+    denominator = sum(loss_denominator(mask[p], mode, shares[p]) for p in parts)
+    totals = {"denominator": denominator, "num_tokens": float(mask.sum())}
+    found = [results(p, picker_of(order), **totals) for p in parts]
+    gradient = torch.autograd.grad(torch.stack([part[0] for part in found]).sum(), new)[0]
+    torch.testing.assert_close(gradient, expected, atol=1e-4, rtol=1e-4)
+    for number, value in enumerate(whole):
+        total = sum(part[number] for part in found)
+        torch.testing.assert_close(total, value, atol=1e-4, rtol=1e-4)

@@ -3,7 +3,8 @@ registries.
 
 Tensors in, tensors out: no configuration object, no Ray, no logging. The rooms behind this door:
 ``algorithm_registry`` (names), ``groups`` (statistics over trajectories), ``advantages`` and
-``gigpo`` (estimators), ``losses`` and ``kl``. Imports torch and ``verl.utils`` alone.
+``gigpo`` (estimators), ``losses``, ``policy_losses``, ``covariance_losses`` and ``kl``. Imports
+torch and ``verl.utils`` alone.
 """
 
 from verl.algos.advantages import (
@@ -23,12 +24,21 @@ from verl.algos.algorithm_registry import (
     ADVANTAGES_ONLY,
     POLICY_LOSSES,
     AdvantageEstimator,
+    LossNeeds,
+    TokenPicker,
     choose,
     get_adv_estimator_fn,
     get_policy_loss_fn,
+    loss_needs,
     missing_inputs,
     register_adv_est,
     register_policy_loss,
+)
+from verl.algos.covariance_losses import (
+    CovarianceRange,
+    compute_policy_loss_clip_cov,
+    compute_policy_loss_kl_cov,
+    highest_covariances,
 )
 from verl.algos.gigpo import compute_gigpo_outcome_advantage
 from verl.algos.groups import (
@@ -54,6 +64,17 @@ from verl.algos.losses import (
     compute_value_loss,
     loss_denominator,
 )
+from verl.algos.policy_losses import (
+    compute_policy_loss_cispo,
+    compute_policy_loss_dppo_kl,
+    compute_policy_loss_dppo_tv,
+    compute_policy_loss_geo_mean,
+    compute_policy_loss_gpg,
+    compute_policy_loss_gspo,
+    compute_policy_loss_sapo,
+)
+from verl.algos.rollout_correction import Correction, correction_weights, mismatch_metrics
+from verl.algos.token_losses import SampledTokens, TokenLosses, token_loss
 
 __all__ = [
     "ADVANTAGES_ONLY",
@@ -63,9 +84,15 @@ __all__ = [
     "POLICY_LOSSES",
     "AdaptiveKLController",
     "AdvantageEstimator",
+    "Correction",
+    "CovarianceRange",
     "FixedKLController",
     "GroupStats",
     "KLController",
+    "LossNeeds",
+    "SampledTokens",
+    "TokenLosses",
+    "TokenPicker",
     "agg_loss",
     "choose",
     "compute_entropy_loss",
@@ -74,24 +101,38 @@ __all__ = [
     "compute_gpg_outcome_advantage",
     "compute_grpo_outcome_advantage",
     "compute_opo_outcome_advantage",
+    "compute_policy_loss_cispo",
+    "compute_policy_loss_clip_cov",
+    "compute_policy_loss_dppo_kl",
+    "compute_policy_loss_dppo_tv",
+    "compute_policy_loss_geo_mean",
+    "compute_policy_loss_gpg",
+    "compute_policy_loss_gspo",
+    "compute_policy_loss_kl_cov",
+    "compute_policy_loss_sapo",
     "compute_policy_loss_vanilla",
     "compute_reinforce_plus_plus_baseline_outcome_advantage",
     "compute_reinforce_plus_plus_outcome_advantage",
     "compute_remax_outcome_advantage",
     "compute_rloo_outcome_advantage",
     "compute_value_loss",
+    "correction_weights",
     "factorize",
     "get_adv_estimator_fn",
     "get_kl_controller",
     "get_policy_loss_fn",
     "group_mean_std",
     "group_normalised_scores",
+    "highest_covariances",
     "kl_penalty",
     "loss_denominator",
+    "loss_needs",
+    "mismatch_metrics",
     "missing_inputs",
     "register_adv_est",
     "register_policy_loss",
     "row_shares",
     "spread",
+    "token_loss",
     "trajectories_of",
 ]

@@ -7,8 +7,9 @@ keyword arguments to dotted configuration paths. The trainer needs to know nothi
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -64,9 +65,33 @@ class RegisteredEstimator:
         return self.function(*args, **kwargs)
 
 
+class TokenPicker(Protocol):
+    """Picks tokens of any part of a mini-batch by what was found in the whole of it."""
+
+    def selects(self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
+        """``[B, R]`` bool, of columns ``[B, R]``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LossNeeds:
+    """What a policy loss takes beside the conventional arguments.
+
+    ``params``: argument to dotted path below ``actor_rollout_ref.actor``. ``picker(old_log_prob,
+    advantages, **picker_params)``, called with all sampled tokens ``[N]`` of a mini-batch: what
+    picks the tokens ``selected [B, R]`` that the loss is handed, because a part of a mini-batch
+    does not know the others. ``picker_params`` are like ``params``.
+    """
+
+    params: Mapping[str, str] = field(default_factory=dict)
+    picker: Callable[..., TokenPicker] | None = None
+    picker_params: Mapping[str, str] = field(default_factory=dict)
+
+
 ADV_ESTIMATORS: dict[str, RegisteredEstimator] = {}
 POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
 ADVANTAGES_ONLY: set[str] = set()  # policy losses without a gradient where advantages are zero
+LOSS_NEEDS: dict[str, LossNeeds] = {}
 
 
 def name_of(name: object) -> str:
@@ -116,22 +141,29 @@ def missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -
 
 
 def register_policy_loss(
-    name: str | Enum, advantages_only: bool = False
+    name: str | Enum, advantages_only: bool = False, needs: LossNeeds | None = None
 ) -> Callable[[PolicyLossFunctionT], PolicyLossFunctionT]:
     """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``,
     a text or an enum's member that has it as value.
 
     ``advantages_only`` promises that a row whose advantages are all zero has no gradient: such rows
-    are passed over.
+    are passed over. ``needs``: arguments beyond that signature.
     """
 
     def decorate(function: PolicyLossFunctionT) -> PolicyLossFunctionT:
         _store(POLICY_LOSSES, name_of(name), function, "policy loss")
         if advantages_only:
             ADVANTAGES_ONLY.add(name_of(name))
+        if needs is not None:
+            LOSS_NEEDS[name_of(name)] = needs
         return function
 
     return decorate
+
+
+def loss_needs(name: str | Enum) -> LossNeeds:
+    """What the policy loss ``name`` takes beside the conventional arguments."""
+    return LOSS_NEEDS.get(name_of(name), LossNeeds())
 
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:

@@ -6,8 +6,9 @@ from typing import Protocol, runtime_checkable
 
 from verl.algos.algorithm_registry import choose
 from verl.algos.shapes import PerPosition
+from verl.names import KL_ESTIMATORS
 
-_ESTIMATORS: dict[str, str] = {
+_FORMS: dict[str, str] = {
     "kl": "k1",
     "k1": "k1",
     "abs": "abs",
@@ -24,16 +25,25 @@ def kl_penalty(logprob: PerPosition, ref_logprob: PerPosition, kl_penalty: str) 
 
     With ``d = logprob - ref_logprob``: ``kl``/``k1`` d; ``abs`` |d|; ``mse``/``k2`` d^2 / 2;
     ``low_var_kl``/``k3`` exp(-d) - 1 + d with d and the result limited to [-20, 20] and [-10, 10].
-    Raises ``ValueError`` otherwise.
+    A ``+`` behind any but k2: the value of that form with the gradient of k2, d times that of
+    ``logprob``, whose mean over sampled tokens is the gradient of the KL itself; that of k1 is 0 in
+    the mean, that of k3 belongs to KL(reference || policy). Raises ``ValueError`` otherwise.
     """
-    what = "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)"
-    kind = _ESTIMATORS[choose(kl_penalty, _ESTIMATORS, what)]
+    choose(kl_penalty, KL_ESTIMATORS, "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)")
     difference = logprob - ref_logprob
-    if kind == "k1":
+    value = _value(difference, _FORMS[kl_penalty.removesuffix("+")])
+    if not kl_penalty.endswith("+"):
+        return value
+    gradient = 0.5 * difference.square()
+    return value.detach() + (gradient - gradient.detach())
+
+
+def _value(difference: PerPosition, form: str) -> PerPosition:
+    if form == "k1":
         return difference
-    if kind == "abs":
+    if form == "abs":
         return difference.abs()
-    if kind == "k2":
+    if form == "k2":
         return 0.5 * difference.square()
     # exp of an unlimited difference would overflow on a token the reference finds impossible.
     limited = difference.clamp(-20.0, 20.0)

@@ -17,7 +17,7 @@ from verl.algos.shapes import PerRow, PerToken, Scalar, TokenMask
 from verl.names import LOSS_AGG_MODES
 from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum
 
-_MAX_LOG_RATIO = 20.0  # exp of it is finite in float32
+MAX_LOG_RATIO = 20.0  # exp of it is finite in float32
 TokenLogits = Float[Tensor, "B R V"]
 
 
@@ -32,11 +32,14 @@ def loss_denominator(
     """What ``agg_loss`` divides by, for these rows: a scalar to be summed over micro-batches and
     ranks.
 
-    ``token-mean``: number of tokens; the ``seq-mean`` modes: number of sequences, which is the sum
-    of ``row_shares`` over the rows that have a token.
+    ``token-mean``: number of tokens; ``token-sum``: 0, which stands for no division; the
+    ``seq-mean`` modes: number of sequences, which is the sum of ``row_shares`` over the rows that
+    have a token.
     """
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
     tokens = loss_mask.bool().sum(-1)
+    if loss_agg_mode == "token-sum":
+        return torch.zeros((), device=tokens.device)
     if loss_agg_mode == "token-mean":
         return tokens.sum().float()
     # Rows that only fill up a batch have no sampled token: they must not count as sequences.
@@ -54,13 +57,14 @@ def agg_loss(
     """Reduce ``loss_mat [B, R]`` over ``loss_mask [B, R]`` to a scalar.
 
     * ``token-mean``: mean over tokens;
+    * ``token-sum``: sum over tokens, which grows with the mini-batch;
     * ``seq-mean-token-sum``: mean over sequences of token sums;
     * ``seq-mean-token-mean``: mean over sequences of token means;
     * ``seq-mean-token-sum-norm``: the second, divided by the constant ``loss_scale_factor``
       (Dr.GRPO's constant length; None: R, which depends on the padding).
 
     A row is a sequence, or ``row_shares [B]`` says what part of one it is (``groups.row_shares``);
-    for ``token-mean`` that makes no difference. ``denominator`` replaces the one of these rows, see
+    for the first two that makes no difference. ``denominator`` replaces the one of these rows, see
     the module's docstring. Rows without a token count for nothing; nothing at all gives 0. Raises
     ``ValueError`` for an unknown mode.
     """
@@ -77,15 +81,25 @@ def agg_loss(
         per_row = per_row / (width if loss_scale_factor is None else loss_scale_factor)
     total = per_row.sum()
     denominator = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
-    # Nothing sampled: 0 / 1, not 0 / 0.
+    # Nothing sampled: 0 / 1, not 0 / 0. A plain sum: total / 1.
     return total / torch.where(denominator > 0, denominator, 1.0)
 
 
-def _token_mean(values: PerToken, mask: TokenMask, num_tokens: Scalar | float | None) -> Scalar:
+def mean_over_tokens(
+    values: PerToken, mask: TokenMask, num_tokens: Scalar | float | None
+) -> Scalar:
     """Mean over sampled tokens, or this part's share of the mean over ``num_tokens``."""
     if num_tokens is None:
         return masked_mean(values, mask)
     return masked_sum(values, mask) / num_tokens
+
+
+def clip_range(
+    cliprange: float | None, low: float | None, high: float | None
+) -> tuple[float, float]:
+    """The range below and above 1; ``cliprange`` (default 0.2) stands in for a bound not given."""
+    both = 0.2 if cliprange is None else cliprange
+    return (both if low is None else low), (both if high is None else high)
 
 
 @register_policy_loss("vanilla", advantages_only=True)
@@ -115,14 +129,12 @@ def compute_policy_loss_vanilla(
     """
     if clip_ratio_c <= 1.0:
         raise ValueError(f"clip_ratio_c must be greater than 1.0, got {clip_ratio_c}")
-    cliprange = 0.2 if cliprange is None else cliprange
-    low = cliprange if cliprange_low is None else cliprange_low
-    high = cliprange if cliprange_high is None else cliprange_high
+    low, high = clip_range(cliprange, cliprange_low, cliprange_high)
     mask = response_mask.bool()
     advantages = torch.where(mask, advantages, 0.0)
     difference = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
     # Beyond the bound the gradient is 0: such a ratio is clipped already, or as good as 0.
-    ratio = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - low, 1 + high)
     surrogate = torch.maximum(plain, clipped)
@@ -132,9 +144,9 @@ def compute_policy_loss_vanilla(
     losses = torch.where(dual, ceiling, surrogate)
     loss = agg_loss(losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor)
     with torch.no_grad():
-        clipfrac = _token_mean((clipped > plain).float(), mask, num_tokens)
-        ppo_kl = _token_mean(-difference, mask, num_tokens)
-        clipfrac_lower = _token_mean(dual.float(), mask, num_tokens)
+        clipfrac = mean_over_tokens((clipped > plain).float(), mask, num_tokens)
+        ppo_kl = mean_over_tokens(-difference, mask, num_tokens)
+        clipfrac_lower = mean_over_tokens(dual.float(), mask, num_tokens)
     return loss, clipfrac, ppo_kl, clipfrac_lower
 
 
@@ -167,7 +179,7 @@ def compute_value_loss(
         losses, response_mask, loss_agg_mode, row_shares, denominator, loss_scale_factor
     )
     binds = (clipped_error > plain_error).float().detach()
-    return loss, _token_mean(binds, response_mask, num_tokens)
+    return loss, mean_over_tokens(binds, response_mask, num_tokens)
 
 
 def compute_entropy_loss(

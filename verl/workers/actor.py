@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from verl.algos import TokenPicker
 from verl.models.export import hf_names, save_hf, tied_names
 from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
@@ -144,7 +145,8 @@ class ActorWorker(TrainingWorker):
                 if not whole.rows:  # no rank has a row to compute
                     records.append(({"pg_loss": 0.0}, self.engine.pass_over()))
                     continue
-                share = partial(self._share, loss, rows, data, whole)
+                picker = loss.picker(data, part)
+                share = partial(self._share, loss, rows, data, whole, picker)
                 records.append(
                     optimizer_step(self.engine, rows, computed, section, share, loss.metrics)
                 )
@@ -168,7 +170,13 @@ class ActorWorker(TrainingWorker):
         return PolicyLoss(self.config.actor, bonus, self.device_name)
 
     def _share(
-        self, loss: PolicyLoss, rows: Rows, data: DataProto, whole: Denominators, index: list[int]
+        self,
+        loss: PolicyLoss,
+        rows: Rows,
+        data: DataProto,
+        whole: Denominators,
+        picker: TokenPicker | None,
+        index: list[int],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         packed = rows.pack(index or [0])
         targets = rows.targets(packed, index or [0], self._temperature(data))
@@ -176,7 +184,7 @@ class ActorWorker(TrainingWorker):
         scores = self.engine.module(*inputs, [targets], loss.choice_token_ids)[0]
         if not index:  # another rank still has rows: take part, add nothing
             return scores.log_probs.sum() * 0.0, {}
-        return loss(scores, rows, data, index, whole)
+        return loss(scores, rows, data, index, whole, picker)
 
     # ------------------------------------------------------------------ weights and state
 

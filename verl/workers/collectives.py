@@ -101,8 +101,8 @@ def max_over_ranks(values: Sequence[float]) -> list[float]:
     return _reduce(values, dist.ReduceOp.MAX)
 
 
-def gather_ints(values: torch.Tensor) -> torch.Tensor:
-    """The int64 vectors [n_r] of all ranks, one after another; lengths may differ."""
+def gather_vectors(values: torch.Tensor) -> torch.Tensor:
+    """The vectors [n_r] of all ranks, one after another; lengths may differ, dtypes must not."""
     if world_size() == 1:
         return values
     device = _wire_device()
@@ -110,7 +110,7 @@ def gather_ints(values: torch.Tensor) -> torch.Tensor:
     sizes[rank()] = len(values)
     dist.all_reduce(sizes)
     # all_gather wants equal shapes: the vectors travel padded and are cut afterwards
-    padded = torch.zeros(int(sizes.max()), dtype=torch.int64, device=device)
+    padded = torch.zeros(int(sizes.max()), dtype=values.dtype, device=device)
     padded[: len(values)] = values.to(padded)
     gathered = [torch.zeros_like(padded) for _ in range(world_size())]
     dist.all_gather(gathered, padded)

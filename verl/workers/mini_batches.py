@@ -10,7 +10,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
-from verl.workers.collectives import gather_ints, rank
+from verl.workers.collectives import gather_vectors, rank
 
 
 def _numbers(values: Iterable[object]) -> torch.Tensor:
@@ -35,8 +35,8 @@ def mini_batches(
     own = [f"rank {rank()} row {i}" for i in range(len(data))]
     traj = _numbers(columns.get("traj_uid", own))
     group = _numbers(columns["uid"]) if "uid" in columns else traj
-    all_traj = gather_ints(traj).numpy()
-    all_group = gather_ints(group).numpy()
+    all_traj = gather_vectors(traj).numpy()
+    all_group = gather_vectors(group).numpy()
     part_of = _parts(all_traj, all_group, seed, tasks_per_step, num_steps)
     count = 1 + max(part_of.values(), default=-1)
     parts: list[list[int]] = [[] for _ in range(count)]

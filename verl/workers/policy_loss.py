@@ -8,17 +8,28 @@ beforehand; so the shares add up, and neither the micro-batching nor the number 
 gradient.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from verl.algos import ADVANTAGES_ONLY, agg_loss, get_policy_loss_fn, kl_penalty, loss_denominator
+from verl.algos import (
+    ADVANTAGES_ONLY,
+    TokenPicker,
+    agg_loss,
+    get_policy_loss_fn,
+    kl_penalty,
+    loss_denominator,
+    loss_needs,
+)
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto
-from verl.records import ChoiceBonus
+from verl.records import CORRECTION_WEIGHTS, ChoiceBonus
 from verl.utils.torch_functional import masked_sum
-from verl.workers.collectives import sum_over_ranks
+from verl.workers.collectives import gather_vectors, sum_over_ranks
 from verl.workers.rows import Rows
 from verl.workers.sections import PolicyLossSection
 
@@ -74,13 +85,31 @@ class PolicyLoss:
         self.section = section
         self.bonus = bonus
         self.choice_token_ids: torch.Tensor | None = None
-        self.policy_loss = get_policy_loss_fn(section.policy_loss.loss_mode)
+        mode = section.policy_loss.loss_mode
+        self.policy_loss = get_policy_loss_fn(mode)
+        self.needs = loss_needs(mode)
+        self.params = self._settings(self.needs.params)
         self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower"]
         if section.use_kl_loss:
             self.metrics.append("kl_loss")
         if bonus is not None:
             self.metrics.append(f"{bonus.name}_entropy")
             self.choice_token_ids = torch.as_tensor(bonus.token_ids, device=device)
+
+    def _settings(self, paths: Mapping[str, str]) -> dict[str, float]:
+        return {name: attrgetter(path)(self.section) for name, path in paths.items()}
+
+    def picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
+        """What picks tokens of the mini-batch whose rows on this rank are ``rows``; None where the
+        loss picks none. A collective call.
+        """
+        if self.needs.picker is None:
+            return None
+        index = torch.as_tensor(rows, dtype=torch.long)
+        mask = data.batch["response_mask"][index].bool()
+        old = gather_vectors(data.batch["old_log_probs"][index][mask])
+        advantages = gather_vectors(data.batch["advantages"][index][mask])
+        return self.needs.picker(old, advantages, **self._settings(self.needs.picker_params))
 
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
         """The ``rows`` that can have a gradient: where advantages are the only reason for one,
@@ -110,9 +139,10 @@ class PolicyLoss:
         data: DataProto,
         index: list[int],
         whole: Denominators,
+        picker: TokenPicker | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Loss of the rows ``index`` with ``scores`` of their sampled tokens, and the detached
-        metrics to be summed.
+        metrics to be summed. ``whole`` and ``picker`` belong to the mini-batch.
         """
         section = self.section
         batch = data.batch[torch.as_tensor(index)].to(scores.log_probs.device)
@@ -125,25 +155,8 @@ class PolicyLoss:
         }
         log_probs = rows.unpack(scores.log_probs, index)
         # a mini-batch without a sampled token anywhere has no mean; its sums are zero
-        tokens = whole.tokens or 1.0
-        loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(
-            old_log_prob=batch["old_log_probs"],
-            log_prob=log_probs,
-            advantages=batch["advantages"],
-            response_mask=mask,
-            cliprange=section.clip_ratio,
-            cliprange_low=section.clip_ratio_low,
-            cliprange_high=section.clip_ratio_high,
-            clip_ratio_c=section.clip_ratio_c,
-            num_tokens=tokens,
-            **shared,
-        )
-        found = {
-            "pg_loss": loss,
-            "pg_clipfrac": clipfrac,
-            "ppo_kl": ppo_kl,
-            "pg_clipfrac_lower": clipfrac_lower,
-        }
+        shared_by_tokens = shared | {"num_tokens": whole.tokens or 1.0}
+        loss, found = self._policy_term(batch, log_probs, picker, shared_by_tokens)
         if section.entropy_coeff:
             entropy = agg_loss(rows.unpack(scores.entropy, index), mask, **shared)
             loss = loss - section.entropy_coeff * entropy
@@ -159,6 +172,49 @@ class PolicyLoss:
             found[f"{self.bonus.name}_entropy"] = entropy
             loss = loss - self.bonus.weight * entropy
         return loss, {name: value.detach() for name, value in found.items()}
+
+    def _policy_term(
+        self,
+        batch: TensorDict,
+        log_probs: torch.Tensor,
+        picker: TokenPicker | None,
+        shared: dict[str, Any],
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The registered loss and its metrics."""
+        section = self.section
+        mask = batch["response_mask"].bool()
+        arguments: dict[str, Any] = shared | self.params
+        if picker is not None:
+            selected = picker.selects(batch["old_log_probs"], batch["advantages"], mask)
+            arguments["selected"] = selected
+        loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(
+            old_log_prob=batch["old_log_probs"],
+            log_prob=log_probs,
+            advantages=weighed_advantages(batch),
+            response_mask=mask,
+            cliprange=section.clip_ratio,
+            cliprange_low=section.clip_ratio_low,
+            cliprange_high=section.clip_ratio_high,
+            clip_ratio_c=section.clip_ratio_c,
+            **arguments,
+        )
+        return loss, {
+            "pg_loss": loss,
+            "pg_clipfrac": clipfrac,
+            "ppo_kl": ppo_kl,
+            "pg_clipfrac_lower": clipfrac_lower,
+        }
+
+
+def weighed_advantages(batch: TensorDict) -> torch.Tensor:
+    """Advantages [B, R] times the weights of the rollout correction, where there are any.
+
+    Losses are proportional to the size of an advantage, so that this is a weight of the loss of
+    every token, for any loss.
+    """
+    advantages = batch["advantages"]
+    weights = batch.get(CORRECTION_WEIGHTS, None)
+    return advantages if weights is None else advantages * weights
 
 
 def _mean_of_choices(

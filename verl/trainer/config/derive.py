@@ -14,6 +14,7 @@ Config = TypeVar("Config", bound=Section)
 ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
 
 
 @runtime_checkable
@@ -72,6 +73,10 @@ def _response_tokens(cfg: PPOConfig) -> float:
     return float(cfg.data.max_response_length)
 
 
+def _least_ratio(cfg: PPOConfig) -> float:
+    return 1 / cfg.algorithm.rollout_correction.rollout_rs_threshold
+
+
 # Key, and what it is where it is null: the value of another key, or what a function says. In order:
 # the critic's number of mini-batches must be known before the size they have.
 PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
@@ -87,6 +92,8 @@ PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
     (f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
     (f"{REF}.log_prob_use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
     (f"{REF}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
+    (f"{CORRECTION}.rollout_rs_threshold", f"{CORRECTION}.rollout_is_threshold"),
+    (f"{CORRECTION}.rollout_rs_threshold_lower", _least_ratio),
     ("critic.enable", lambda cfg: cfg.algorithm.adv_estimator == "gae"),
     ("critic.dtype", f"{ACTOR}.dtype"),
     ("critic.ppo_mini_batches", _critic_mini_batches),
@@ -112,6 +119,7 @@ def derive(cfg: Config) -> Config:
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_RULES:
             _fill(cfg, path, rule)
+        _let(_choose_correction, cfg)
     if isinstance(cfg, PPOConfig | SFTConfig):
         for extension in EXTENSIONS.values():
             _let(extension.derive, cfg)
@@ -135,7 +143,18 @@ def _fill(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> Non
         section.__dict__.pop(name, None)
 
 
-def _let(derive_more: Callable[[PPOConfig | SFTConfig], None], cfg: PPOConfig | SFTConfig) -> None:
+def _choose_correction(cfg: PPOConfig) -> None:
+    """``rollout_is=auto``: null says off, so that here it cannot mean "not given"."""
+    correction = cfg.algorithm.rollout_correction
+    if correction.rollout_is != "auto":
+        return
+    # Of words that an agent said without their tokens, the engine's log-probs are not known.
+    comparable = not correction.bypass_mode and not cfg.env.allow_retokenized
+    less_precise = cfg.actor_rollout_ref.rollout.dtype != "float32"
+    correction.rollout_is = "token" if comparable and less_precise else None
+
+
+def _let(derive_more: Callable[[Config], None], cfg: Config) -> None:
     try:
         derive_more(cfg)
     except MissingKey:

@@ -25,7 +25,6 @@ COLUMNS = (
     "step_ids",
     "rollout_log_probs",
     "old_log_probs",
-    "entropys",
     "token_level_scores",
     "token_level_rewards",
     "uid",
@@ -98,10 +97,12 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
     algorithm = cfg.algorithm
     actor = "actor_rollout_ref.actor"
     use_kl = f"{actor}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
+    bypass = "algorithm.rollout_correction.bypass_mode"
     reference = lookup(cfg, f"{actor}.use_kl_loss") or algorithm.use_kl_in_reward
     columns = {
         "values": "" if cfg.critic.enable else "critic.enable=true",
         "ref_log_prob": "" if reference else use_kl,
+        "entropys": f"{bypass}=false" if lookup(cfg, bypass) else "",
         "reward_baselines": (
             "algorithm.filter_groups.enable=false" if algorithm.filter_groups.enable else ""
         ),

@@ -13,6 +13,7 @@ from verl.names import GROUP_ESTIMATORS
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import declared_tasks, known_tasks, trajectories_per_iteration
 from verl.trainer.config.load import guess_device
+from verl.trainer.config.loss_checks import check_losses, check_rollout_correction
 from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.problems import Context, Names, Problems, problem, unknown_name
 from verl.trainer.config.registered_names import check_columns, check_names
@@ -183,47 +184,6 @@ def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(
             cfg, f"{prefix}.ppo_mini_batches", why, f"{max(1, played // ranks)} or fewer", fix
         )
-
-
-def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """Clip ranges and optimiser settings that make sense."""
-    actor = cfg.actor_rollout_ref.actor
-    prefix = "actor_rollout_ref.actor"
-    # The ratio is clipped at 1 - clip_ratio_low: at 0 or below, nothing is ever clipped.
-    if actor.clip_ratio_low >= 1:
-        yield problem(
-            cfg,
-            f"{prefix}.clip_ratio_low",
-            "the ratio is never negative",
-            "less than 1",
-            "0.2 is usual",
-        )
-    # The schema admits 1 itself, at which no token with a negative advantage and a ratio above 1
-    # would have a gradient.
-    if actor.clip_ratio_c <= 1:
-        yield problem(
-            cfg,
-            f"{prefix}.clip_ratio_c",
-            "dual clip needs a bound above 1",
-            "more than 1",
-            "3.0 is usual",
-        )
-    for where in (prefix, "critic"):
-        if len(lookup(cfg, f"{where}.optim.betas")) != 2:
-            yield problem(
-                cfg,
-                f"{where}.optim.betas",
-                "AdamW has two",
-                "a list of two",
-                f"{where}.optim.betas=[0.9,0.999]",
-            )
-        if "model" not in (contents := lookup(cfg, key := f"{where}.checkpoint.contents")):
-            fix = f"{key}=[model,optimizer,extra]"
-            yield problem(cfg, key, "nothing could be resumed", "a list with model in it", fix)
-        elif where == "critic" and "hf_model" in contents:
-            why = "a value model has no Hugging Face form"
-            allowed = "model, optimizer, extra"
-            yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
 
 
 def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
@@ -425,6 +385,7 @@ PPO_CHECKS = (
     check_lengths,
     check_batches,
     check_losses,
+    check_rollout_correction,
     check_sampling,
     check_devices,
     check_env,

@@ -29,6 +29,7 @@ from verl.protocol import DataProto
 from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.ppo import metrics as M
+from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.interfaces import (
     Checkpoints,
     Collector,
@@ -267,20 +268,29 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def evaluate(self, batch: DataProto) -> DataProto:
         """Add old log-probs (where the collector has not), reference log-probs and values."""
-        columns = batch.tensor_keys()
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        if "old_log_probs" not in columns:
-            with self.clock.measure("old_log_prob"):
-                batch = batch.union(self.workers.compute_log_prob(batch))
-        entropy = masked_mean(batch.batch["entropys"], batch.batch["response_mask"])
-        self.metrics["actor/entropy"] = entropy.item()
+        batch = self.add_old_log_probs(batch)
         if self.workers.has_reference:
             with self.clock.measure("ref"):
                 batch = batch.union(self.workers.compute_ref_log_prob(batch))
         if self.workers.critic is not None:
             with self.clock.measure("values"):
                 batch = batch.union(self.workers.critic.compute_values(batch))
-        self.metrics |= M.probability_drift(batch)
+        return batch
+
+    def add_old_log_probs(self, batch: DataProto) -> DataProto:
+        """Add what the update compares new log-probs with, and weigh the engine's mismatch."""
+        bypass = self.config.algorithm.rollout_correction.bypass_mode
+        if bypass:
+            batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"].clone()
+        elif "old_log_probs" not in batch.tensor_keys():
+            with self.clock.measure("old_log_prob"):
+                batch = batch.union(self.workers.compute_log_prob(batch))
+        if "entropys" in batch.tensor_keys():
+            entropy = masked_mean(batch.batch["entropys"], batch.batch["response_mask"])
+            self.metrics["actor/entropy"] = entropy.item()
+        if not bypass:
+            self.metrics |= M.probability_drift(batch) | correct_rollout(batch, self.config)
         return batch
 
     def reward(self, batch: DataProto) -> DataProto:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from verl.algos import AdaptiveKLController, FixedKLController, get_kl_controller, kl_penalty
+from verl.names import KL_ESTIMATORS
 
 
 def k3(difference):
@@ -18,6 +19,49 @@ def test_k3_in_the_middle_and_at_its_limit():
     assert k3(10.5) == pytest.approx(9.5, rel=1e-4)
     assert k3(15.0) == 10.0
     assert k3(-3.0) == 10.0  # exp(3) - 4 = 16.1
+
+
+VALUES = {
+    "kl": 0.5,
+    "k1": 0.5,
+    "abs": 0.5,
+    "k2": 0.125,
+    "mse": 0.125,
+    "k3": math.exp(-0.5) - 0.5,
+    "low_var_kl": math.exp(-0.5) - 0.5,
+}
+GRADIENTS = {"kl": 1.0, "k1": 1.0, "abs": 1.0, "k3": 1 - math.exp(-0.5)}
+
+
+@pytest.mark.parametrize("name", KL_ESTIMATORS)
+def test_every_form_by_hand_and_the_gradient_of_k2_behind_a_plus(name):
+    form = name.removesuffix("+")
+    logprob = torch.tensor([-1.0, -2.0], requires_grad=True)
+    estimate = kl_penalty(logprob, torch.tensor([-1.5, -2.5]), name)
+    estimate.sum().backward()
+    assert estimate.tolist() == pytest.approx([VALUES[form]] * 2)
+    plain = GRADIENTS.get("k3" if form == "low_var_kl" else form, 0.5)
+    assert logprob.grad is not None
+    assert logprob.grad.tolist() == pytest.approx([0.5 if name.endswith("+") else plain] * 2)
+
+
+@pytest.mark.parametrize("wrong", ["k2+", "mse+", "k1++", "k4", "+"])
+def test_what_is_no_form_is_refused(wrong):
+    with pytest.raises(ValueError, match="unknown kl_penalty"):
+        kl_penalty(torch.zeros(1), torch.zeros(1), wrong)
+
+
+def test_the_gradient_of_k2_is_that_of_the_divergence():
+    """Over all tokens, weighted by the policy, d k2 sums to d KL; d k1 to nothing."""
+    logits = torch.tensor([0.3, -0.2, 1.1], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.1, 0.4, -0.5], dtype=torch.float64).log_softmax(-1)
+    logprob = logits.log_softmax(-1)
+    exact = torch.autograd.grad((logprob.exp() * (logprob - reference)).sum(), logits)[0]
+    probabilities = logits.detach().softmax(-1)
+    for name, expected in (("k1+", exact), ("k3+", exact), ("k1", torch.zeros(3))):
+        estimate = (probabilities * kl_penalty(logits.log_softmax(-1), reference, name)).sum()
+        found = torch.autograd.grad(estimate, logits)[0]
+        torch.testing.assert_close(found, expected.double(), atol=1e-12, rtol=0)
 
 
 def test_an_enormous_difference_stays_finite_and_has_no_gradient():

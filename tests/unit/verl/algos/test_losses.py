@@ -35,6 +35,13 @@ def test_the_denominator_counts_tokens_or_rows():
     assert loss_denominator(empty, "seq-mean-token-mean").item() == 1
 
 
+def test_a_sum_over_tokens_is_divided_by_nothing():
+    assert loss_denominator(MASK, "token-sum").item() == 0
+    assert agg_loss(MATRIX, MASK, "token-sum").item() == 16
+    assert agg_loss(MATRIX, MASK, "token-sum", WEIGHTS.float()).item() == 16
+    assert agg_loss(MATRIX, MASK, "token-sum", denominator=0.0).item() == 16
+
+
 def test_an_unknown_mode_is_refused_with_the_name_of_the_argument():
     for refused in (
         lambda: loss_denominator(MASK, "token_mean"),

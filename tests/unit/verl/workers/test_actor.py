@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.helpers.policy_rows import critic_config, gradients, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
+from verl.names import POLICY_LOSSES
 from verl.records import ChoiceBonus
 from verl.trainer.config.schema.actor import PolicyLossConfig
 from verl.trainer.ppo import core_algos
@@ -170,6 +171,37 @@ def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
             assert other[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
 
 
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_micro_batches_do_not_change_the_gradient_of_any_loss(policy, monkeypatch, name):
+    chosen = PolicyLossConfig(
+        loss_mode=name, clip_cov_ratio=0.2, clip_cov_lb=0.0, kl_cov_ratio=0.2, ppo_kl_coef=0.5
+    )
+    terms = {"policy_loss": chosen, "tau_neg": 1.5}
+    data = random_rows()
+    data.batch["old_log_probs"][data.batch["response_mask"] == 0] = torch.nan
+    whole, metrics = gradient_of(actor_of(policy, **terms), data, monkeypatch)
+    assert any(gradient.any() for gradient in whole.values())
+    cut_up = actor_of(policy, ppo_micro_batch_size_per_gpu=3, **terms)
+    cut, other = gradient_of(cut_up, data, monkeypatch)
+    assert_same(cut, whole)
+    for key in ("actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower"):
+        assert other[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
+
+
+def test_a_loss_reads_its_settings(policy):
+    chosen = PolicyLossConfig(loss_mode="kl_cov", kl_cov_ratio=0.0, ppo_kl_coef=0.25)
+    data = random_rows()
+    loss = actor_of(policy, policy_loss=chosen)._policy_loss(data)
+    assert loss.params == {"ppo_kl_coef": 0.25}
+    mask = data.batch["response_mask"]
+    picker = loss.picker(data, [0, 1, 2])
+    assert picker is not None
+    assert not picker.selects(data.batch["old_log_probs"], data.batch["advantages"], mask).any()
+    sapo = PolicyLossConfig(loss_mode="sapo")
+    loss = actor_of(policy, policy_loss=sapo, tau_pos=0.5)._policy_loss(data)
+    assert loss.params == {"tau_pos": 0.5, "tau_neg": 1.05} and loss.picker(data, [0]) is None
+
+
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
     """On-policy the clipped surrogate's gradient is that of sum_i c_i A_i log p_i with the mode's
@@ -181,6 +213,7 @@ def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
     tokens = mask.sum(-1)
     share = {
         "token-mean": torch.ones_like(shares) / tokens.sum(),
+        "token-sum": torch.ones_like(shares),
         "seq-mean-token-sum": torch.ones_like(shares) / shares.sum(),
         "seq-mean-token-mean": shares / shares.sum() / tokens,
         "seq-mean-token-sum-norm": torch.ones_like(shares) / shares.sum() / 30.0,

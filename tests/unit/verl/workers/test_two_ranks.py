@@ -15,6 +15,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.protocol import DataProto
 from verl.records import ChoiceBonus
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
+from verl.trainer.config.schema.actor import PolicyLossConfig
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import full_weights
@@ -26,7 +27,8 @@ PLAIN = (
     "seq-mean-token-sum-norm",
 )  # advantages are the only term of the loss
 LONE = "one row"  # the second rank has nothing but a copy of it
-MODES = ("token-mean", "seq-mean-token-mean", *PLAIN, LONE)
+PICKING = "kl_cov"  # a loss that picks tokens by what all ranks hold
+MODES = ("token-mean", "seq-mean-token-mean", *PLAIN, LONE, PICKING)
 
 
 def batch(mode: str) -> DataProto:
@@ -45,7 +47,7 @@ def batch(mode: str) -> DataProto:
 
 
 def settings(path, mode):
-    aggregation = "token-mean" if mode == LONE else mode
+    aggregation = "token-mean" if mode in (LONE, PICKING) else mode
     terms = {
         "loss_agg_mode": aggregation,
         "ppo_mini_batches": 3,
@@ -54,6 +56,8 @@ def settings(path, mode):
     }
     if mode not in PLAIN:
         terms |= {"entropy_coeff": 0.05, "use_kl_loss": True}
+    if mode == PICKING:
+        terms["policy_loss"] = PolicyLossConfig(loss_mode=PICKING, kl_cov_ratio=0.2)
     config = policy_config(path, **terms)
     config.actor.optim.eps = EPS
     return config

@@ -10,7 +10,7 @@ from verl.names import KLEstimator, LossAggMode, Strategy, TrainDtype
 from verl.trainer.config.schema.accepted import AcceptedActor
 from verl.trainer.config.schema.model import CheckpointConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.trainer.config.schema.rollout import RolloutConfig
-from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section
+from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 
 
 class PolicyLossConfig(Section):
@@ -18,6 +18,16 @@ class PolicyLossConfig(Section):
 
     loss_mode: str = "vanilla"
     """name in the policy-loss registry"""
+    clip_cov_ratio: Share = 0.0002
+    """clip_cov: share of a mini-batch's tokens that is left out of the loss"""
+    clip_cov_lb: NonNegative = 1.0
+    """clip_cov: least covariance of log-prob and advantage of a token that may be left out"""
+    clip_cov_ub: NonNegative = 5.0
+    """clip_cov: largest covariance of a token that may be left out"""
+    kl_cov_ratio: Share = 0.0002
+    """kl_cov: share of a mini-batch's tokens that is held near their old log-probs"""
+    ppo_kl_coef: NonNegative = 1.0
+    """kl_cov: weight of the distance from the old log-prob of those tokens"""
 
 
 class ActorConfig(AcceptedActor):
@@ -52,7 +62,11 @@ class ActorConfig(AcceptedActor):
     clip_ratio_high: Derived[NonNegative] = NULL
     """clip range above 1; null: clip_ratio"""
     clip_ratio_c: Annotated[float, Ge(1)] = 3.0
-    """dual clip: bound of the ratio for negative advantages"""
+    """dual clip: bound of the ratio for negative advantages; dppo: for all"""
+    tau_pos: NonNegative = 1.0
+    """sapo: how fast tokens of positive advantage fade away from the old policy"""
+    tau_neg: NonNegative = 1.05
+    """sapo: how fast tokens of negative advantage fade"""
     loss_agg_mode: LossAggMode = "token-mean"
     """how token losses become one number"""
     loss_scale_factor: Derived[Annotated[float, Ge(1)]] = NULL

@@ -1,9 +1,11 @@
 """``algorithm``: how rewards become advantages."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from verl.names import KLEstimator, NormMode, RowWeight
-from verl.utils.settings import NonNegative, PositiveInt, Section, Share
+from annotated_types import Ge
+
+from verl.names import KLEstimator, NormMode, RolloutRS, RowWeight
+from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 from verl.utils.settings.section import OpenSection
 
 
@@ -42,6 +44,30 @@ class FilterGroupsConfig(Section):
     """batches sampled at most per iteration"""
 
 
+class RolloutCorrectionConfig(Section):
+    """What is done where the trainer's probabilities of sampled tokens differ from the engine's.
+
+    A sequence is what algorithm.row_weight says: a row, or all rows of a trajectory.
+    """
+
+    rollout_is: Literal["auto", "token", "sequence"] | None = "auto"
+    """weigh tokens by trainer's over engine's probability, of the token or the whole sequence;
+    auto: token where the engine computes in less than float32, else null, which is 1"""
+    rollout_is_threshold: Annotated[float, Ge(1)] = 2.0
+    """largest weight; more is truncated to it"""
+    rollout_rs: RolloutRS | None = None
+    """leave out tokens by their ratio, or sequences by the product or the geometric mean of their
+    tokens' ratios"""
+    rollout_rs_threshold: Derived[Annotated[float, Ge(1)]] = NULL
+    """largest ratio that is kept with rollout_rs; null: rollout_is_threshold. For geometric, 1.01
+    is usual"""
+    rollout_rs_threshold_lower: Derived[Share] = NULL
+    """least ratio that is kept with rollout_rs; null: 1 / rollout_rs_threshold"""
+    bypass_mode: bool = False
+    """take the engine's log-probs for the old ones: no pass of the trainer over the rows before the
+    update, and nothing to compare with"""
+
+
 class AlgorithmConfig(OpenSection):
     """Advantage estimation and KL in the reward.
 
@@ -64,6 +90,8 @@ class AlgorithmConfig(OpenSection):
     """the coefficient of the KL in the reward"""
     row_weight: RowWeight = "row"
     """what a sequence of the seq-mean loss_agg_modes is: a row, or all rows of a trajectory"""
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    """trainer's probabilities against the engine's"""
     gigpo: GiGPOConfig = GiGPOConfig()
     """group-in-group credit"""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()

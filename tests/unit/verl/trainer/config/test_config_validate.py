@@ -10,6 +10,7 @@ from verl.trainer.config.problems import Names
 from verl.trainer.config.validate import find_problems, validate
 
 ACTOR = "actor_rollout_ref.actor"
+CORRECTION = "algorithm.rollout_correction"
 ROLLOUT = "actor_rollout_ref.rollout"
 PATH = "actor_rollout_ref.model.path=some/policy"
 
@@ -43,6 +44,27 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
             "env.rollout.n",
         ),
         (["trainer.critic_warmup=3"], "trainer.critic_warmup"),
+        (
+            [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=token"],
+            f"{CORRECTION}.rollout_is",
+        ),
+        (
+            [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_rs=geometric"],
+            f"{CORRECTION}.rollout_rs",
+        ),
+        (
+            ["env.allow_retokenized=true", f"{CORRECTION}.rollout_is=sequence"],
+            f"{CORRECTION}.rollout_is",
+        ),
+        (
+            ["env.allow_retokenized=true", f"{CORRECTION}.bypass_mode=true"],
+            f"{CORRECTION}.bypass_mode",
+        ),
+        ([f"{ACTOR}.policy_loss.loss_mode=sapo", f"{ACTOR}.tau_neg=0"], f"{ACTOR}.tau_neg"),
+        (
+            [f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_ub=0.5"],
+            f"{ACTOR}.policy_loss.clip_cov_lb",
+        ),
         (
             ["algorithm.adv_estimator=rlvcr", "algorithm.rlvcr.enable=false"],
             "algorithm.rlvcr.enable",
@@ -249,6 +271,31 @@ def test_cold_start_plays_the_environment_of_the_run(tmp_path):
     assert load_config("cold_start", schema=SFTConfig, config_path=str(tmp_path)) == sft
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([f"{ROLLOUT}.dtype=bfloat16"], "token"),
+        ([f"{ROLLOUT}.dtype=float16"], "token"),
+        ([f"{ROLLOUT}.dtype=float32"], None),
+        ([f"{ROLLOUT}.dtype=float32", f"{CORRECTION}.rollout_is=sequence"], "sequence"),
+        ([f"{ROLLOUT}.dtype=bfloat16", f"{CORRECTION}.rollout_is=null"], None),
+        ([f"{ROLLOUT}.dtype=bfloat16", f"{CORRECTION}.bypass_mode=true"], None),
+        ([f"{ROLLOUT}.dtype=bfloat16", "env.allow_retokenized=true"], None),
+    ],
+)
+def test_the_correction_is_on_where_the_engine_is_less_precise(words, expected):
+    cfg = load_config("ppo_trainer", words)
+    correction = cfg.algorithm.rollout_correction
+    assert correction.rollout_is == expected
+    assert (correction.rollout_rs, correction.rollout_is_threshold) == (None, 2.0)
+    assert correction.rollout_rs_threshold == 2.0 and correction.rollout_rs_threshold_lower == 0.5
+
+
+def test_the_lower_bound_of_rejection_follows_the_upper():
+    cfg = load_config("ppo_trainer", [f"{CORRECTION}.rollout_rs_threshold=1.25"])
+    assert cfg.algorithm.rollout_correction.rollout_rs_threshold_lower == 0.8
+
+
 def test_names_agree_with_the_registries():
     from verl.algos import kl, losses
     from verl.names import ENGINES, ESTIMATORS, KL_ESTIMATORS, LOSS_AGG_MODES, POLICY_LOSSES
@@ -258,6 +305,5 @@ def test_names_agree_with_the_registries():
     assert names.estimators and names.policy_losses and names.engines
     assert set(ESTIMATORS) == set(names.estimators)
     assert set(POLICY_LOSSES) == set(names.policy_losses) and set(ENGINES) == set(names.engines)
-    assert set(KL_ESTIMATORS) == set(kl._ESTIMATORS) and set(LOSS_AGG_MODES) == set(
-        losses.LOSS_AGG_MODES
-    )
+    assert {name.removesuffix("+") for name in KL_ESTIMATORS} == set(kl._FORMS)
+    assert set(LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)

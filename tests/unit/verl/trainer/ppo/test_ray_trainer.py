@@ -32,6 +32,7 @@ from verl.algos import (
 )
 from verl.algos.algorithm_registry import RegisteredEstimator
 from verl.protocol import DataProto, object_array
+from verl.records import CORRECTION_WEIGHTS
 from verl.trainer.config.registered_names import COLUMNS, batch_columns
 from verl.trainer.ppo import ray_trainer, resources
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
@@ -87,7 +88,9 @@ def test_every_column_that_checks_promise_is_there_when_the_estimator_runs(token
     batch = make_run(tokenizer, config).scored()
     assert set(COLUMNS) <= set(batch.keys())
     there = {column for column, how in batch_columns(config).items() if not how}
-    assert there == {"reward_baselines"}, "the others need a critic, a reference or thinking credit"
+    assert there == {"entropys", "reward_baselines"}, (
+        "the others need a critic, a reference or thinking credit"
+    )
 
 
 def test_names_that_job_code_imports_from_the_trainer():
@@ -635,6 +638,30 @@ def test_log_probs_that_came_with_the_rows_are_kept():
     assert trainer.evaluate(batch).batch["old_log_probs"].sum() == -36.0
     assert trainer.metrics["actor/entropy"] == 0.25 and calls == []
     assert set(trainer.clock.seconds) == set()
+
+
+def test_the_engine_s_log_probs_can_be_the_old_ones():
+    trainer, calls, _ = make_fake_run()
+    trainer.config.algorithm.rollout_correction.bypass_mode = True
+    trainer.workers = ScoringWorkers()
+    batch = played_rows()
+    batch.batch["rollout_log_probs"] -= 0.75
+    found = trainer.evaluate(batch)
+    assert (found.batch["old_log_probs"] == -0.75).all()
+    assert ("log_prob", 1.0) not in calls and "old_log_prob" not in trainer.clock.seconds
+    assert not [key for key in trainer.metrics if key.startswith(("rollout_corr", "actor/entropy"))]
+    assert CORRECTION_WEIGHTS not in found.tensor_keys()
+
+
+def test_rows_are_weighed_by_the_trainer_s_over_the_engine_s_probability():
+    trainer, *_ = make_fake_run()
+    trainer.workers = ScoringWorkers()
+    found = trainer.evaluate(played_rows())
+    mask = found.batch["response_mask"]
+    assert torch.allclose(found.batch[CORRECTION_WEIGHTS], np.exp(-0.5) * mask.float())
+    assert trainer.metrics["rollout_corr/kl"] == pytest.approx(0.5)
+    trainer.config.algorithm.rollout_correction.rollout_is = None
+    assert CORRECTION_WEIGHTS not in trainer.evaluate(played_rows()).tensor_keys()
 
 
 def test_a_run_without_a_number_of_steps_counts_epochs():

@@ -1,0 +1,112 @@
+"""Weights of the rollout correction and what is measured of the mismatch, by hand."""
+
+import math
+
+import pytest
+import torch
+
+from verl.algos import Correction, correction_weights, mismatch_metrics
+
+LOG2 = math.log(2.0)
+# Ratios 2, 1/4, 4 in the first row; 1/2 and one position that was not sampled in the second.
+OLD = torch.tensor([[-1.0, -1.0 - 2 * LOG2, -1.0], [-1.0 - LOG2, math.nan, 0.0]])
+ROLLOUT = torch.tensor([[-1.0 - LOG2, -1.0, -1.0 - 2 * LOG2], [-1.0, 7.0, math.nan]])
+MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
+ROWS = torch.tensor([0, 1])
+TOGETHER = torch.tensor([0, 0])
+
+
+def weights(sequence=ROWS, **settings):
+    found, metrics = correction_weights(OLD, ROLLOUT, MASK, sequence, Correction(**settings))
+    assert (found[MASK == 0] == 0).all()
+    return found[MASK == 1].tolist(), metrics
+
+
+def test_tokens_are_weighed_by_their_truncated_ratio():
+    found, metrics = weights(largest_weight=3.0)
+    assert found == pytest.approx([2, 0.25, 3, 0.5])
+    mean = 5.75 / 4
+    squares = (4 + 1 / 16 + 9 + 1 / 4) / 4
+    assert metrics == pytest.approx(
+        {
+            "rollout_corr/rollout_is_mean": mean,
+            "rollout_corr/rollout_is_min": 0.25,
+            "rollout_corr/rollout_is_max": 3.0,
+            "rollout_corr/rollout_is_eff_sample_size": mean**2 / squares,
+            "rollout_corr/rollout_is_ratio_fraction_high": 0.25,
+        }
+    )
+
+
+def test_sequences_are_weighed_by_the_product_of_their_tokens():
+    # 2 * 1/4 * 4 = 2, and 1/2; together 1
+    assert weights(weigh="sequence")[0] == pytest.approx([2, 2, 2, 0.5])
+    found, metrics = weights(weigh="sequence", largest_weight=1.5)
+    assert found == pytest.approx([1.5, 1.5, 1.5, 0.5])
+    assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == 0.75
+    assert weights(TOGETHER, weigh="sequence")[0] == pytest.approx([1, 1, 1, 1])
+
+
+def test_rejected_tokens_weigh_nothing():
+    found, metrics = weights(weigh=None, reject="token", accept_from=0.49, accept_to=2.01)
+    assert found == [1, 0, 0, 1]
+    assert metrics == {"rollout_corr/rollout_rs_masked_fraction": 0.5}
+    found, _ = weights(reject="token", accept_from=0.3, accept_to=9.0, largest_weight=3.0)
+    assert found == pytest.approx([2, 0, 3, 0.5])
+
+
+def test_sequences_are_rejected_by_product_or_geometric_mean():
+    options = {"weigh": None, "accept_from": 0.6}
+    assert weights(reject="sequence", accept_to=1.9, **options)[0] == [0, 0, 0, 0]
+    assert weights(reject="sequence", accept_to=2.1, **options)[0] == [1, 1, 1, 0]
+    # 2^(1/3) = 1.26 and 1/2
+    assert weights(reject="geometric", accept_to=1.25, **options)[0] == [0, 0, 0, 0]
+    assert weights(reject="geometric", accept_to=1.27, **options)[0] == [1, 1, 1, 0]
+    assert weights(TOGETHER, reject="geometric", accept_to=1.01, **options)[0] == [1, 1, 1, 1]
+
+
+def test_a_row_without_a_token_and_a_batch_without_one():
+    nothing = torch.zeros_like(MASK)
+    found, metrics = correction_weights(OLD, ROLLOUT, nothing, ROWS, Correction(reject="geometric"))
+    assert not found.any() and metrics == {"rollout_corr/rollout_rs_masked_fraction": 0.0}
+    assert mismatch_metrics(OLD, ROLLOUT, nothing, ROWS) == {}
+    found = mismatch_metrics(OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), ROWS)
+    assert found["rollout_corr/ppl_ratio"] == pytest.approx(2 ** (-1 / 3))
+
+
+def test_mismatch_by_hand():
+    found = mismatch_metrics(OLD, ROLLOUT, MASK, ROWS)
+    k3 = [2 - 1 - LOG2, 0.25 - 1 + 2 * LOG2, 4 - 1 - 2 * LOG2, 0.5 - 1 + LOG2]
+    assert found == pytest.approx(
+        {
+            "rollout_corr/kl": (-LOG2 + 2 * LOG2 - 2 * LOG2 + LOG2) / 4,
+            "rollout_corr/k3_kl": sum(k3) / 4,
+            "rollout_corr/ppl_ratio": (2 ** (-1 / 3) + 2) / 2,
+        },
+        abs=1e-7,
+    )
+
+
+def test_equal_log_probs_weigh_exactly_one():
+    settings = Correction(reject="geometric", accept_from=1.0, accept_to=1.0)
+    found, metrics = correction_weights(OLD, OLD, MASK, ROWS, settings)
+    assert found[MASK == 1].tolist() == [1, 1, 1, 1]
+    assert metrics["rollout_corr/rollout_is_eff_sample_size"] == 1.0
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 0.0
+
+
+def test_an_enormous_ratio_is_finite():
+    old = torch.tensor([[0.0, -800.0]])
+    found, _ = correction_weights(
+        old, old.flip(-1), torch.ones(1, 2), torch.tensor([0]), Correction(largest_weight=1e9)
+    )
+    assert found.tolist()[0] == pytest.approx([math.exp(20), math.exp(-20)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [(Correction(weigh="geometric"), "rollout_is"), (Correction(reject="tokens"), "rollout_rs")],
+)
+def test_an_unknown_kind_is_refused(settings, name):
+    with pytest.raises(ValueError, match=f"unknown {name} "):
+        correction_weights(OLD, ROLLOUT, MASK, ROWS, settings)

@@ -1,0 +1,146 @@
+"""What policy losses have in common: the sampled tokens they see and how their parts add up.
+
+An algorithm is a function from ``SampledTokens`` to ``TokenLosses``; ``token_loss`` gives it the
+conventional signature, and with it the rule of ``losses``: any split of a mini-batch has the same
+gradient.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from verl.algos.algorithm_registry import LossNeeds, PolicyLossFunction, register_policy_loss
+from verl.algos.losses import MAX_LOG_RATIO, agg_loss, clip_range, mean_over_tokens
+from verl.algos.shapes import PerRow, PerToken, Scalar, TokenMask
+from verl.utils.torch_functional import masked_sum
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What a policy loss sees of some rows; all ``[B, R]``, and 0 where ``mask`` is.
+
+    ``low`` and ``high`` are the clip range, ``ceiling`` is ``clip_ratio_c``; ``selected`` are the
+    tokens that were picked from the whole mini-batch, for losses that ask for it.
+    """
+
+    old_log_prob: PerToken
+    log_prob: PerToken
+    advantages: PerToken
+    mask: TokenMask
+    selected: TokenMask
+    low: float
+    high: float
+    ceiling: float
+
+    @property
+    def log_ratio(self) -> PerToken:
+        """New less old log-prob."""
+        return self.log_prob - self.old_log_prob
+
+    @property
+    def ratio(self) -> PerToken:
+        """New over old probability, limited to e^-20 and e^20, beyond which it has no gradient."""
+        return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+    def row_mean(self, values: PerToken) -> PerToken:
+        """The mean of ``values`` over the sampled tokens of each row, at every token of it."""
+        count = self.mask.sum(-1, keepdim=True).clamp(min=1)
+        mean = masked_sum(values, self.mask, axis=-1).unsqueeze(-1) / count
+        return mean.expand_as(values)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLosses:
+    """All ``[B, R]``: ``losses``, where the clip binds, and where the ceiling does (None:
+    nowhere).
+    """
+
+    losses: PerToken
+    clipped: TokenMask
+    capped: TokenMask | None = None
+
+
+PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
+
+
+def clipped_surrogate(ratio: PerToken, tokens: SampledTokens) -> TokenLosses:
+    """``-min(r A, clip(r, 1 - low, 1 + high) A)``."""
+    plain = -tokens.advantages * ratio
+    clipped = -tokens.advantages * ratio.clamp(1 - tokens.low, 1 + tokens.high)
+    return TokenLosses(torch.maximum(plain, clipped), clipped > plain)
+
+
+def token_loss(
+    name: str, *aliases: str, advantages_only: bool = True, needs: LossNeeds | None = None
+) -> Callable[[PerTokenLoss], PolicyLossFunction]:
+    """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
+
+    The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, and
+    what ``needs`` adds; it raises ``ValueError`` where a loss that picks tokens is not handed
+    them. What is not sampled may hold anything, NaN included.
+    """
+    needed = needs or LossNeeds()
+
+    def decorate(per_token: PerTokenLoss) -> PolicyLossFunction:
+        def policy_loss(
+            old_log_prob: PerToken,
+            log_prob: PerToken,
+            advantages: PerToken,
+            response_mask: TokenMask,
+            cliprange: float | None = None,
+            cliprange_low: float | None = None,
+            cliprange_high: float | None = None,
+            clip_ratio_c: float = 3.0,
+            loss_agg_mode: str = "token-mean",
+            row_shares: PerRow | None = None,
+            denominator: Scalar | float | None = None,
+            loss_scale_factor: float | None = None,
+            num_tokens: Scalar | float | None = None,
+            selected: TokenMask | None = None,
+            **params: float,
+        ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+            mask = response_mask.bool()
+            if selected is None and needed.picker is not None:
+                raise ValueError(f"{name} needs the tokens that are picked in the whole mini-batch")
+            tokens = SampledTokens(
+                _sampled(old_log_prob, mask),
+                _sampled(log_prob, mask),
+                _sampled(advantages, mask),
+                mask,
+                torch.zeros_like(mask) if selected is None else selected.bool() & mask,
+                *clip_range(cliprange, cliprange_low, cliprange_high),
+                clip_ratio_c,
+            )
+            found = per_token(tokens, **params)
+            loss = agg_loss(
+                found.losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor
+            )
+            return loss, *_measured(found, tokens, num_tokens)
+
+        functools.update_wrapper(policy_loss, per_token)
+        for registered in (name, *aliases):
+            register_policy_loss(registered, advantages_only, needed)(policy_loss)
+        return policy_loss
+
+    return decorate
+
+
+def _sampled(column: PerToken, mask: TokenMask) -> PerToken:
+    # where() and not a product: it keeps NaN out of the gradient as well.
+    return torch.where(mask, column.float(), 0.0)
+
+
+@torch.no_grad()
+def _measured(
+    found: TokenLosses, tokens: SampledTokens, num_tokens: Scalar | float | None
+) -> tuple[Scalar, Scalar, Scalar]:
+    """``clipfrac``, ``ppo_kl``, ``clipfrac_lower``."""
+
+    mask = tokens.mask
+    clipfrac = mean_over_tokens(found.clipped.float(), mask, num_tokens)
+    ppo_kl = mean_over_tokens(-tokens.log_ratio, mask, num_tokens)
+    capped = torch.zeros_like(mask) if found.capped is None else found.capped
+    return clipfrac, ppo_kl, mean_over_tokens(capped.float(), mask, num_tokens)

@@ -1,0 +1,83 @@
+"""Checks of what is minimised: clip ranges, the settings of a policy loss, optimisers."""
+
+from verl.trainer.config.problems import Context, Problems, problem
+from verl.trainer.config.schema import PPOConfig
+from verl.utils.settings import lookup
+
+
+def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """Clip ranges and optimiser settings that make sense."""
+    actor = cfg.actor_rollout_ref.actor
+    prefix = "actor_rollout_ref.actor"
+    # The ratio is clipped at 1 - clip_ratio_low: at 0 or below, nothing is ever clipped.
+    if actor.clip_ratio_low >= 1:
+        yield problem(
+            cfg,
+            f"{prefix}.clip_ratio_low",
+            "the ratio is never negative",
+            "less than 1",
+            "0.2 is usual",
+        )
+    # The schema admits 1 itself, at which no token with a negative advantage and a ratio above 1
+    # would have a gradient.
+    if actor.clip_ratio_c <= 1:
+        yield problem(
+            cfg,
+            f"{prefix}.clip_ratio_c",
+            "dual clip needs a bound above 1",
+            "more than 1",
+            "3.0 is usual",
+        )
+    yield from _loss_problems(cfg, prefix)
+    for where in (prefix, "critic"):
+        if len(lookup(cfg, f"{where}.optim.betas")) != 2:
+            yield problem(
+                cfg,
+                f"{where}.optim.betas",
+                "AdamW has two",
+                "a list of two",
+                f"{where}.optim.betas=[0.9,0.999]",
+            )
+        if "model" not in (contents := lookup(cfg, key := f"{where}.checkpoint.contents")):
+            fix = f"{key}=[model,optimizer,extra]"
+            yield problem(cfg, key, "nothing could be resumed", "a list with model in it", fix)
+        elif where == "critic" and "hf_model" in contents:
+            why = "a value model has no Hugging Face form"
+            allowed = "model, optimizer, extra"
+            yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
+
+
+def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """There is something to compare the engine's log-probs with."""
+    correction = cfg.algorithm.rollout_correction
+    prefix = "algorithm.rollout_correction"
+    for name in ("rollout_is", "rollout_rs"):
+        if lookup(correction, name) is None:
+            continue
+        if correction.bypass_mode:
+            why = "bypass_mode=true scores no rows, so there is nothing to compare"
+            fix = f"{prefix}.{name}=null, or {prefix}.bypass_mode=false"
+            yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
+        elif cfg.env.allow_retokenized:
+            why = "tokens made from text have no log-prob of an engine (env.allow_retokenized)"
+            fix = f"{prefix}.{name}=null, or env.allow_retokenized=false"
+            yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
+    if correction.bypass_mode and cfg.env.allow_retokenized:
+        why = "tokens made from text have no log-prob of an engine (env.allow_retokenized)"
+        fix = f"{prefix}.bypass_mode=false"
+        yield problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
+
+
+def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:
+    """What the chosen policy loss reads makes sense."""
+    actor = cfg.actor_rollout_ref.actor
+    loss = actor.policy_loss
+    for name in ("tau_pos", "tau_neg"):
+        if loss.loss_mode == "sapo" and lookup(actor, name) == 0:
+            why = "sapo divides by it"
+            yield problem(cfg, f"{prefix}.{name}", why, "more than 0", f"{prefix}.{name}=1.0")
+    if loss.loss_mode == "clip_cov" and loss.clip_cov_lb > loss.clip_cov_ub:
+        key = f"{prefix}.policy_loss.clip_cov_lb"
+        why = "no covariance lies between the bounds"
+        allowed = f"clip_cov_ub ({loss.clip_cov_ub:g}) or less"
+        yield problem(cfg, key, why, allowed, f"{key}=1.0 {prefix}.policy_loss.clip_cov_ub=5.0")
