@@ -54,6 +54,21 @@ ESTIMATORS = tuple(name.value for name in AdvantageEstimator)
 GROUP_ESTIMATORS = ("grpo", "gigpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
 POLICY_LOSSES = ("vanilla",)
 ENGINES = ("vllm", "hf")
+# Where metrics go: the terminal, the run directory, and the services of accelerate.
+TRACKERS = (
+    "console",
+    "file",
+    "aim",
+    "clearml",
+    "comet_ml",
+    "dvclive",
+    "mlflow",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
+CHECKPOINT_MANIFEST = "manifest.json"  # the file without which a directory is no checkpoint
 
 # Logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward
 # recomputes.

@@ -255,6 +255,8 @@ def _help_key(key: Key) -> str:
     default = "null" if key.default is None else key.default
     default = list(default) if isinstance(default, tuple) else default
     note = " [GPU only]" if key.gpu_only else ""
-    if key.unused:
+    if key.unused and key.unused.instead:
+        note = f" [refused: {key.unused.why}; instead: {key.unused.instead}]"
+    elif key.unused:
         note = f" [no effect: {key.unused.why}; accepted for {key.unused.carried_by}]"
     return f"{key.path}  ({key.allowed()}; default {default})\n    {key.doc}{note}"

@@ -18,13 +18,19 @@ from transformers import (
 
 from agent_system.environments.env_package.number_line import package as number_line
 from rlvcr.levels import level_prefix
-from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
+from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
 from verl.trainer import main_eval, main_ppo
 from verl.trainer.config import load_config
 from verl.trainer.launch.preflight import start_problems
 from verl.workers.rollout import create_engine
 
 RLVCR = ["algorithm.adv_estimator=rlvcr", "env.env_name=number_line"]
+
+
+@pytest.fixture(autouse=True)
+def policy(tmp_path):
+    """A policy in the directory that the tests change a file of."""
+    return make_tiny_policy(tmp_path)
 
 
 @pytest.fixture
@@ -116,14 +122,15 @@ def test_a_level_that_is_none_is_refused(refuse):
     )
 
 
-def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch):
+def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch, policy):
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
     problem = refuse(*RLVCR)
     assert problem.startswith(
         "env.env_name='number_line': no prompt of it asks for thinking levels"
     )
     monkeypatch.undo()
-    cfg = load_config("ppo_trainer", ["actor_rollout_ref.model.path=x", "env.env_name=number_line"])
+    words = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
+    cfg = load_config("ppo_trainer", words)
     assert not cfg.env.levels and start_problems(cfg) == []
 
 
@@ -197,8 +204,9 @@ def test_an_architecture_that_packed_rows_score_wrong_is_refused(refuse, tmp_pat
     Qwen2Config(**SIZES).save_pretrained(tmp_path)
     words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
     assert start_problems(load_config("ppo_trainer", words)) == []
-    problem = refuse(*RLVCR, "+actor_rollout_ref.model.override_config.hiden_size=64")
-    assert problem.startswith(path) and "did you mean 'hidden_size'?" in problem
+    key = "actor_rollout_ref.model.override_config"
+    problem = refuse(*RLVCR, f"+{key}.hiden_size=64")
+    assert problem.startswith(f"{key}.hiden_size=64: ") and "did you mean 'hidden_size'?" in problem
 
 
 def test_a_critic_is_looked_at_where_it_starts_from_another_model(refuse, tmp_path):
@@ -263,7 +271,7 @@ def test_a_reward_that_cannot_be_given_is_refused(refuse, tmp_path):
     mine = [f"custom_reward_function.path={tmp_path}/mine.py", "custom_reward_function.name=short"]
     assert "did you mean 'short'?" in refuse(*RLVCR, mine[0], "custom_reward_function.name=shortt")
     assert "exclude each other" in refuse(*RLVCR, *mine, "reward_model.reward_manager=step")
-    words = ["actor_rollout_ref.model.path=x", *RLVCR, *mine]
+    words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR, *mine]
     assert start_problems(load_config("ppo_trainer", words)) == []
     (tmp_path / "mine.py").write_text("import no_such_module")
     assert "no_such_module" in refuse(*RLVCR, *mine)

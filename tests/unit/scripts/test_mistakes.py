@@ -1,0 +1,34 @@
+"""Every mistaken command of ``scripts/mistakes.py`` is refused by name, with a fix, and before
+anything is started.
+"""
+
+import pytest
+
+from scripts.mistakes import MISTAKES, SCRATCH, prepare, said
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    place = tmp_path_factory.mktemp("mistakes")
+    prepare(place)
+    return place
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
+def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, text = said(mistake, scratch)
+    assert status == 2, "it would have started"
+    head, *problems = text.strip().splitlines()
+    assert head.endswith("in the configuration:") and "Traceback" not in text
+    (found,) = [problem for problem in problems if problem.startswith(f"  - {mistake.names}")]
+    assert mistake.fix in found.partition("; fix: ")[2], found
+    assert "; allowed" in found
+
+
+def test_there_are_25_and_each_differs():
+    assert len(MISTAKES) == 25
+    assert len({mistake.words for mistake in MISTAKES}) == 25
+    assert all(str(SCRATCH) not in mistake.what for mistake in MISTAKES)

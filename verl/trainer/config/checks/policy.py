@@ -1,0 +1,113 @@
+"""The policy, its cold start, the estimator and the losses."""
+
+from verl.names import GROUP_ESTIMATORS
+from verl.trainer.config.checks.models import MAKE_ONE, check_directory
+from verl.trainer.config.checks.sft import check_sft
+from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.plugged import EXTENSIONS
+from verl.trainer.config.problems import Context, Problems, problem
+from verl.trainer.config.schema import PPOConfig
+from verl.utils.settings import ConfigError, lookup
+
+
+def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
+    """There is a policy, or a way to make one."""
+    key = "actor_rollout_ref.model.path"
+    path = cfg.actor_rollout_ref.model.path
+    if path is None:
+        fix = f"name a directory or a hub name, or {MAKE_ONE}"
+        yield problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
+    made = cfg.cold_start.enable
+    yield from check_directory(cfg, key, ctx, MAKE_ONE, made)
+    if cfg.critic.enable and cfg.critic.model.path != path:
+        yield from check_directory(cfg, "critic.model.path", ctx)
+    # Composed here already: its mistakes would otherwise show only after the tasks were made.
+    if cfg.cold_start.enable and path is not None:
+        yield from _cold_start_problems(cfg, ctx)
+    if cfg.reward_model.enable:
+        yield problem(
+            cfg,
+            "reward_model.enable",
+            "no reward model can be run",
+            "false",
+            "give rewards by a function: custom_reward_function.path=FILE",
+        )
+
+
+def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:
+    try:
+        sft = cold_start_config(cfg)
+    except ConfigError as error:
+        yield from (f"cold start: {found}" for found in error.problems)
+    else:
+        yield from (f"cold start: {found}" for found in check_sft(sft, ctx))
+
+
+def group_estimators() -> tuple[str, ...]:
+    """Estimators that compare the plays of one task, those that are plugged in included."""
+    plugged = [name for extension in EXTENSIONS.values() for name in extension.group_estimators]
+    return (*GROUP_ESTIMATORS, *plugged)
+
+
+def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """The estimator has the group and the critic it needs."""
+    name = cfg.algorithm.adv_estimator
+    n = cfg.env.rollout.n
+    if name == "gae" and not cfg.critic.enable:
+        yield problem(
+            cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
+        )
+    # A group of one is its own mean: every advantage would be 0, and training would go on.
+    if name in group_estimators() and n < 2:
+        fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
+        yield problem(
+            cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix
+        )
+    # One play does not differ from itself: every group would be dropped.
+    if cfg.algorithm.filter_groups.enable and n < 2:
+        why = "filter_groups.enable keeps groups whose returns differ"
+        yield problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
+    if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
+        why = f"{name} trains no critic, so nothing would be updated"
+        yield problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
+
+
+def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """Clip ranges and optimiser settings that make sense."""
+    actor = cfg.actor_rollout_ref.actor
+    prefix = "actor_rollout_ref.actor"
+    # The ratio is clipped at 1 - clip_ratio_low: at 0 or below, nothing is ever clipped.
+    if actor.clip_ratio_low >= 1:
+        yield problem(
+            cfg,
+            f"{prefix}.clip_ratio_low",
+            "the ratio is never negative",
+            "less than 1",
+            "0.2 is usual",
+        )
+    # The schema admits 1 itself, at which no token with a negative advantage and a ratio above 1
+    # would have a gradient.
+    if actor.clip_ratio_c <= 1:
+        yield problem(
+            cfg,
+            f"{prefix}.clip_ratio_c",
+            "dual clip needs a bound above 1",
+            "more than 1",
+            "3.0 is usual",
+        )
+    for where in (prefix, "critic"):
+        if len(lookup(cfg, f"{where}.optim.betas")) != 2:
+            yield problem(
+                cfg,
+                f"{where}.optim.betas",
+                "AdamW has two",
+                "a list of two",
+                f"{where}.optim.betas=[0.9,0.999]",
+            )
+        if "model" not in (contents := lookup(cfg, key := f"{where}.checkpoint.contents")):
+            fix = f"{key}=[model,optimizer,extra]"
+            yield problem(cfg, key, "nothing could be resumed", "a list with model in it", fix)
+        elif where == "critic" and "hf_model" in contents:
+            why = "a value model has no Hugging Face form"
+            allowed = "model, optimizer, extra"
+            yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
