@@ -5,6 +5,7 @@ anything is started.
 import pytest
 
 from scripts.mistakes import MISTAKES, SCRATCH, prepare, said
+from tests.helpers.jobs import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +33,15 @@ def test_there_are_25_and_each_differs():
     assert len(MISTAKES) == 25
     assert len({mistake.words for mistake in MISTAKES}) == 25
     assert all(str(SCRATCH) not in mistake.what for mistake in MISTAKES)
+
+
+@pytest.mark.parametrize(
+    ("number", "mistake"), enumerate(MISTAKES, start=1), ids=lambda value: str(value)[:3]
+)
+def test_the_page_shows_it(number, mistake):
+    page = (ROOT / "docs" / "mistakes.md").read_text()
+    heading = f"## {number}. {mistake.what}: exit status 2\n"
+    assert heading in page
+    shown = page.partition(heading)[2].partition("\n## ")[0]
+    assert f"main_ppo {' '.join(mistake.words)}\n" in shown
+    assert f"  - {mistake.names}" in shown and mistake.fix in shown

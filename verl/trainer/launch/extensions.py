@@ -20,6 +20,7 @@ __all__ = [
     "load_config",
     "read_config",
     "registered_names",
+    "rehearsal_problems",
     "sft_start_problems",
     "start_problems",
 ]
@@ -52,6 +53,13 @@ def start_problems(cfg: PPOConfig) -> Collection[str]:
     from verl.trainer.launch.preflight import start_problems
 
     return start_problems(cfg)
+
+
+def rehearsal_problems(cfg: PPOConfig) -> Collection[str]:
+    """Problems that show once reward, estimator and loss are called."""
+    from verl.trainer.launch.rehearsal import rehearsal_problems
+
+    return rehearsal_problems(cfg)
 
 
 def sft_start_problems(cfg: SFTConfig) -> Collection[str]:

@@ -6,6 +6,7 @@ started.
 
 from collections.abc import Iterator
 
+from agent_system.environments.base import Observation
 from agent_system.environments.env_registry import (
     MissingExtra,
     UnknownEnvironment,
@@ -49,23 +50,18 @@ def start_problems(cfg: PPOConfig) -> list[str]:
     return found
 
 
+def environment_problems(cfg: PPOConfig) -> Iterator[str]:
+    """The environment has tasks and opens."""
+    _, problems = _opened(cfg)
+    yield from problems
+
+
 def prompt_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
     """The environment opens, and what it says first fits ``data.max_prompt_length``: a play whose
     prompt does not fit would be left out.
     """
-    name = f"env.env_name={cfg.env.env_name!r}"
-    try:
-        envs = EnvironmentManagerBase(cfg, "train")
-    except (ImportError, JavaMissing, OSError, ValueError) as error:
-        allowed = "an environment that has tasks"
-        yield f"{name} has no tasks: {error}; allowed: {allowed}; fix: docs/environments.md"
-        return
-    try:
-        seen = first_observations(envs, min(LOOKED_AT, len(envs.tasks)))
-    except (EnvFailure, WorkerStartError) as error:
-        allowed = "an environment that opens"
-        yield f"{name} does not open: {error}; allowed: {allowed}; fix: docs/environments.md"
-        return
+    seen, problems = _opened(cfg)
+    yield from problems
     lengths = first_prompt_lengths(cfg, tokenizer, seen)
     longest = max(lengths, default=0)
     limit = cfg.data.max_prompt_length
@@ -76,6 +72,19 @@ def prompt_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]
             f"out; the longest has {longest} tokens"
         )
         yield problem(cfg, PROMPT, why, f"{longest} or more", f"{PROMPT}={_rounded(longest)}")
+
+
+def _opened(cfg: PPOConfig) -> tuple[list[Observation], list[str]]:
+    """What some tasks begin with, and why there is nothing to be seen."""
+    name = f"env.env_name={cfg.env.env_name!r}"
+    try:
+        envs = EnvironmentManagerBase(cfg, "train")
+        return first_observations(envs, min(LOOKED_AT, len(envs.tasks))), []
+    except (ImportError, JavaMissing, OSError, ValueError) as error:
+        why = f"has no tasks: {error}; allowed: an environment that has some"
+    except (EnvFailure, WorkerStartError) as error:
+        why = f"does not open: {error}; allowed: an environment that opens"
+    return [], [f"{name} {why}; fix: docs/environments.md"]
 
 
 def _rounded(tokens: int) -> int:

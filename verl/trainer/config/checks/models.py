@@ -26,7 +26,7 @@ def check_directory(
     path = lookup(cfg, key)
     if path is None or not ctx.check_files:
         return
-    directory = Path(path).expanduser()
+    directory = Path(path)
     allowed = "a directory in Hugging Face format, or a hub name"
     if directory.is_dir():
         for why in _missing(directory):

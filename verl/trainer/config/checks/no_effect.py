@@ -1,16 +1,12 @@
 """Keys that change nothing and name what is played, learnt or paid: refused, never passed over."""
 
-import re
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from verl.trainer.config.derive import is_placeholder
 from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.settings import MissingKey, keys_of, lookup
 
-# Job scripts for environments carry a file that says nothing but text or images and how many tasks
-# make a batch: what is played comes from the environment there, too.
-PLACEHOLDER = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
 SPLITS = {"data.train_files": "train", "data.val_files": "val"}
 
 
@@ -21,11 +17,6 @@ class TakesTaskFiles(Protocol):
     def file_key(self, split: str) -> str | None:
         """The name of that key for ``split`` (``train``, ``val``); None where there is none."""
         ...
-
-
-def is_placeholder(files: Sequence[str]) -> bool:
-    """Whether ``files`` are there only because a job script has to name some."""
-    return bool(files) and all(PLACEHOLDER.search(file) for file in files)
 
 
 def names_data(cfg: PPOConfig) -> bool:

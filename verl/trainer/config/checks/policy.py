@@ -1,10 +1,9 @@
 """The policy, its cold start, the estimator and the losses."""
 
-from verl.names import GROUP_ESTIMATORS
 from verl.trainer.config.checks.models import MAKE_ONE, check_directory
 from verl.trainer.config.checks.sft import check_sft
 from verl.trainer.config.cold_start import cold_start_config
-from verl.trainer.config.plugged import EXTENSIONS
+from verl.trainer.config.derive import group_estimators
 from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.schema import PPOConfig
 from verl.utils.settings import ConfigError, lookup
@@ -41,12 +40,6 @@ def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:
         yield from (f"cold start: {found}" for found in error.problems)
     else:
         yield from (f"cold start: {found}" for found in check_sft(sft, ctx))
-
-
-def group_estimators() -> tuple[str, ...]:
-    """Estimators that compare the plays of one task, those that are plugged in included."""
-    plugged = [name for extension in EXTENSIONS.values() for name in extension.group_estimators]
-    return (*GROUP_ESTIMATORS, *plugged)
 
 
 def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
