@@ -78,6 +78,21 @@ POLICY_LOSSES = (
     "dppo_kl",
 )
 ENGINES = ("vllm", "hf")
+# Where metrics go: the terminal, the run directory, and the services of accelerate.
+TRACKERS = (
+    "console",
+    "file",
+    "aim",
+    "clearml",
+    "comet_ml",
+    "dvclive",
+    "mlflow",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
+CHECKPOINT_MANIFEST = "manifest.json"  # the file without which a directory is no checkpoint
 
 # Logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward
 # recomputes.

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from agent_system.environments.base import EnvPackage
 from agent_system.environments.settings import EnvSettings
-from verl.utils.hints import nearest_name
+from verl.utils.hints import did_you_mean
 from verl.utils.settings import ConfigError, read_or_raise
 
 PACKAGES = "agent_system.environments.env_package"
@@ -84,16 +84,28 @@ def register_env(name: str, target: str | None = None, extra: str | None = None)
     return decorate
 
 
-def resolve(env_name: str) -> Entry:
-    """The entry of ``env_name``. Raises ``UnknownEnvironment``."""
+def canonical(env_name: str) -> str:
+    """``env_name`` as the registry spells it, whatever its case (``Webshop``, ``AlfWorld/X``);
+    names that nobody registered stay as they are.
+    """
     # A place is taken as it is: it names a module that any process can import.
     if ":" in env_name:
+        return env_name
+    name, slash, variant = env_name.partition("/")
+    if name in REGISTRY:
+        return env_name
+    spelled = {known.lower(): known for known in REGISTRY}.get(name.lower(), name)
+    return f"{spelled}{slash}{variant}"
+
+
+def resolve(env_name: str) -> Entry:
+    """The entry of ``env_name``. Raises ``UnknownEnvironment``."""
+    if ":" in env_name:
         return Entry(env_name)
-    name = env_name.split("/", 1)[0]
+    name = canonical(env_name).split("/", 1)[0]
     if name in REGISTRY:
         return REGISTRY[name]
-    nearest = nearest_name(name.lower(), REGISTRY, cutoff=0.4)
-    hint = f"; did you mean {nearest!r}?" if nearest else ""
+    hint = did_you_mean(name.lower(), REGISTRY)
     raise UnknownEnvironment(
         f"no environment is called {env_name!r}{hint} There are: {', '.join(sorted(REGISTRY))}"
     )
@@ -168,7 +180,7 @@ def env_settings(env_config: EnvChoice) -> EnvSettings:
     variant behind the name's slash where the environment has variants. Raises
     ``ConfigError`` for what the package does not know, and what ``get_package`` raises.
     """
-    name, _, variant = env_config.env_name.partition("/")
+    name, _, variant = canonical(env_config.env_name).partition("/")
     # The place of a package (``my_lab.grid:PACKAGE``) is no attribute: its keys come in ``kwargs``.
     own = getattr(env_config, name, None) if name.isidentifier() else None
     written = own.model_dump(exclude_unset=True) if isinstance(own, EnvSettings) else own

@@ -45,3 +45,10 @@ class EnvSettings(Section):
         """
         del split
         return None
+
+    def file_key(self, split: str) -> str | None:
+        """The key of this section that names a file of tasks of ``split``; None where there is
+        none.
+        """
+        del split
+        return None

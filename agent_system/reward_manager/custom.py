@@ -3,8 +3,9 @@
 import hashlib
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,25 @@ def load_function(path: str, name: str, key: str = "custom_reward_function") -> 
     if not callable(function):
         raise TypeError(f"{key}.name={name!r} in {path} is not a function; {_fix(key)}")
     return function
+
+
+def check_arguments(function: Callable[..., Any], path: str, names: Sequence[str]) -> None:
+    """Raise ``TypeError`` where ``function`` of the file ``path`` cannot be called with keyword
+    arguments of these ``names``.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of some built-in functions nobody knows it
+        return
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"custom_reward_function.name={name!r} in {path} is {name}{signature}, and cannot be "
+            f"called: {error}; allowed: {name}({', '.join(names)}), which is handed the steps of a "
+            f"whole play; fix: give it these arguments, or **kwargs for those it does not need"
+        ) from error
 
 
 def _import(file: Path, key: str) -> ModuleType:

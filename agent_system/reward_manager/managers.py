@@ -22,12 +22,13 @@ import numpy as np
 import torch
 
 from agent_system.config import RewardConfig
-from agent_system.reward_manager.custom import load_function
+from agent_system.reward_manager.custom import check_arguments, load_function
 from verl.protocol import DataProto, object_array
 from verl.utils.torch_functional import last_selected
 
 logger = logging.getLogger(__name__)
 ScoreFunction = Callable[..., float]
+SCORE_ARGUMENTS = ("data_source", "steps", "extra_info")
 # Scores become float32; what is larger would be infinite there.
 LARGEST = torch.finfo(torch.float32).max
 
@@ -195,6 +196,8 @@ def load_reward_manager(config: RewardConfig) -> EpisodeRewardManager:
     custom = config.custom_reward_function
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
     function = load_function(custom.path, custom.name) if custom.path else None
+    if function is not None and custom.path:
+        check_arguments(function, custom.path, SCORE_ARGUMENTS)
     manager = REWARD_MANAGERS[name]
     kwargs = config.reward_model.reward_kwargs
     try:

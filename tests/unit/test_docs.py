@@ -17,7 +17,9 @@ from verl.utils.settings.unknown import owner
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+# A page of mistakes names what does not exist.
+RIGHT = [page for page in PAGES if page.name != "mistakes.md"]
+TEXTS = [*RIGHT, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 BLOCK = re.compile(r"^```python test\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCKS = [
     (page, number, code)

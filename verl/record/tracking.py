@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, SupportsFloat
 
+from verl.names import TRACKERS
 from verl.record.config_values import flatten
 from verl.record.console import TrainingConsole
 from verl.utils import jsonl
@@ -21,17 +22,6 @@ from verl.utils.hints import did_you_mean
 logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 FILE = ("console", "file")  # what the run directory and the terminal do without a service
-NAMES = (
-    "aim",
-    "clearml",
-    "comet_ml",
-    "dvclive",
-    "mlflow",
-    "swanlab",
-    "tensorboard",
-    "trackio",
-    "wandb",
-)
 _CONFIG_KEYS = {"tensorboard": 100}  # hparams beyond that make the page useless
 
 Arguments = ParamSpec("Arguments")
@@ -39,11 +29,10 @@ Arguments = ParamSpec("Arguments")
 
 def check_backends(backends: Sequence[str]) -> None:
     """Raise ``ValueError`` for a backend that does not exist, with the nearest name."""
-    known = (*FILE, *NAMES)
     for name in backends:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise ValueError(f"trainer.logger has {name!r}{hint} There are: {', '.join(known)}")
+        if name not in TRACKERS:
+            hint = did_you_mean(name, TRACKERS)
+            raise ValueError(f"trainer.logger has {name!r}{hint} There are: {', '.join(TRACKERS)}")
 
 
 class Tracking:

@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.evaluate import EVAL_OVERRIDES, run_evaluation
-from verl.trainer.launch.extensions import registered_names, start_problems
+from verl.trainer.launch.extensions import (
+    registered_names,
+    rehearsal_problems,
+    start_problems,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words,
         registered_names,
         start_problems,
+        rehearsal_problems,
     )
 
 

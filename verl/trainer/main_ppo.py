@@ -11,7 +11,11 @@ from collections.abc import Sequence
 
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
-from verl.trainer.launch.extensions import registered_names, start_problems
+from verl.trainer.launch.extensions import (
+    registered_names,
+    rehearsal_problems,
+    start_problems,
+)
 
 logger = logging.getLogger(__name__)
 MODEL_PATH = "actor_rollout_ref.model.path="
@@ -32,7 +36,7 @@ def train(cfg: PPOConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    asked = (registered_names, start_problems)
+    asked = (registered_names, start_problems, rehearsal_problems)
     return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *asked)
 
 

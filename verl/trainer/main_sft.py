@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from verl.trainer.config import cli
 from verl.trainer.config.schema import SFTConfig
-from verl.trainer.launch.extensions import environment_names
+from verl.trainer.launch.extensions import environment_names, sft_start_problems
 
 
 def train(cfg: SFTConfig) -> None:
@@ -21,9 +21,8 @@ def train(cfg: SFTConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    return cli.run(
-        train, "quickstart_sft", SFTConfig, "verl.trainer.main_sft", argv, environment_names
-    )
+    asked = (environment_names, sft_start_problems)
+    return cli.run(train, "quickstart_sft", SFTConfig, "verl.trainer.main_sft", argv, *asked)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from verl.names import CHECKPOINT_MANIFEST as MANIFEST
 from verl.utils.files import flush_to_disk
 
 __all__ = ["CheckpointError", "CheckpointManager", "verify_checkpoint"]
 
-MANIFEST = "manifest.json"
 STATE = "state.json"
 PARTIAL = ".partial-"
 PARTIAL_AGE_S = 24 * 3600  # what is unfinished for longer is taken for abandoned, whoever owns it

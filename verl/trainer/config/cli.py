@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl.trainer.config.compose import config_names, expand_sweep
+from verl.trainer.config.explain import explain
 from verl.trainer.config.load import Draft, read_config, to_yaml, warn_without_effect
 from verl.trainer.config.plan import Plan, make_plan
 from verl.trainer.config.plugged import plugged_names, schema_keys
@@ -29,6 +30,8 @@ from verl.utils.settings.unknown import children, nearest
 logger = logging.getLogger(__name__)
 # A config name, or a choice that reads the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
+SHOWN = "# composed, not checked: --check says whether this run could start"
+CHECKED = "checked, nothing was started: without --check this runs"
 Config = PPOConfig | SFTConfig
 Schema = type[PPOConfig] | type[SFTConfig]
 
@@ -40,6 +43,7 @@ class Command:
     config_name: str = ""
     configs: list[Config] = field(default_factory=list)
     text: str | None = None
+    only_check: bool = False
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -67,6 +71,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--resolve",
         action="store_true",
         help="with --cfg job: interpolations and derived values filled in",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="everything up to starting: exit status 0 where the run could start, else 2",
+    )
+    parser.add_argument(
+        "--explain", metavar="KEY", help="what a key means in this configuration, and stop"
     )
     parser.add_argument(
         "--multirun",
@@ -98,8 +110,14 @@ def parse(
         return Command(text=_help(parser, args.help, args.config_path, schema))
     default = config_default if isinstance(config_default, str) else config_default(args.overrides)
     name = args.config_name or default
+    if args.check and (args.cfg or args.explain):
+        why = "with --cfg and --explain nothing is checked"
+        raise ConfigError(f"--check: {why}; allowed: one of them; fix: leave the other out")
     if args.cfg:
         return Command(name, text=_show(name, args, schema))
+    if args.explain:
+        draft = read_config(name, args.overrides, schema, args.config_path)
+        return Command(name, text=explain(draft.sound(), args.explain))
     if args.multirun:
         drafts = _jobs(name, args, schema)
     else:
@@ -110,7 +128,7 @@ def parse(
     configs = [draft.config for draft in drafts]
     if args.multirun:
         _check_places(configs)
-    return Command(name, configs)
+    return Command(name, configs, only_check=args.check)
 
 
 def _all_problems(draft: Draft) -> list[str]:
@@ -132,7 +150,8 @@ def _light_names(draft: Draft) -> Names:
 def _show(name: str, args: argparse.Namespace, schema: Schema) -> str:
     draft = read_config(name, args.overrides, schema, args.config_path)
     config = draft.sound()
-    return to_yaml(config if args.resolve else draft.tree)
+    # A comment, so that what is written to a file from here is read as it was.
+    return f"{SHOWN}\n{to_yaml(config if args.resolve else draft.tree)}"
 
 
 def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[Draft]:
@@ -171,6 +190,7 @@ def run(
     argv: Sequence[str] | None = None,
     names: Callable[[], Names] | None = None,
     inspect: Callable[[Any], Collection[str]] | None = None,
+    rehearse: Callable[[Any], Collection[str]] | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the
     exit status.
@@ -179,7 +199,8 @@ def run(
     by SIGTERM or Ctrl-C. ``names`` gives what is registered and is called only when there is
     something to run, after the config's own ``external_lib`` was imported. ``inspect(cfg)`` gives
     further problems of a config that has none so far: those that only show with what it names at
-    hand. ``main`` may refuse as well, with a ``ConfigError``.
+    hand. With ``--check``, ``rehearse(cfg)`` gives those that show when pieces of the run are
+    called, and nothing is run. ``main`` may refuse as well, with a ``ConfigError``.
     """
     try:
         command = parse(argv, config_default, schema, prog)
@@ -192,14 +213,13 @@ def run(
         # Every job is planned and checked before the first one starts: a refusal must not come
         # hours later, in the middle of a multirun.
         plans = [make_plan(cfg) for cfg in command.configs]
-        problems = [
-            problem for cfg in command.configs for problem in find_problems(cfg, registered)
-        ]
-        problems += [problem for plan in plans for problem in plan.problems()]
-        if inspect and not problems:
-            problems = [problem for cfg in command.configs for problem in inspect(cfg)]
-        if problems:
-            raise ConfigError(dict.fromkeys(problems))
+        asked = [inspect, rehearse if command.only_check else None]
+        _refuse_problems(command.configs, plans, registered, asked)
+        if command.only_check:
+            for cfg, plan in zip(command.configs, plans, strict=True):
+                warn_without_effect(cfg)
+                show(plan, f"config {command.config_name}; {CHECKED}")
+            return 0
         with Interruption() as interruption:
             for cfg, plan in zip(command.configs, plans, strict=True):
                 logger.info("config %s", command.config_name)
@@ -210,6 +230,24 @@ def run(
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+
+
+def _refuse_problems(
+    configs: Sequence[Config],
+    plans: Sequence[Plan],
+    names: Names | None,
+    asked: Sequence[Callable[[Any], Collection[str]] | None],
+) -> None:
+    """Raise ConfigError with the problems of the configs; those of ``asked`` are looked for in
+    turn, where there are none so far.
+    """
+    problems = [problem for cfg in configs for problem in find_problems(cfg, names)]
+    problems += [problem for plan in plans for problem in plan.problems()]
+    for ask in asked:
+        if ask and not problems:
+            problems = [problem for cfg in configs for problem in ask(cfg)]
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
 
 
 def show(plan: Plan, caption: str = "") -> None:
@@ -255,6 +293,8 @@ def _help_key(key: Key) -> str:
     default = "null" if key.default is None else key.default
     default = list(default) if isinstance(default, tuple) else default
     note = " [GPU only]" if key.gpu_only else ""
-    if key.unused:
+    if key.unused and key.unused.instead:
+        note = f" [refused: {key.unused.why}; instead: {key.unused.instead}]"
+    elif key.unused:
         note = f" [no effect: {key.unused.why}; accepted for {key.unused.carried_by}]"
     return f"{key.path}  ({key.allowed()}; default {default})\n    {key.doc}{note}"

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -175,4 +176,18 @@ def compose_tree(
             tree = compose(config_name=name, overrides=[*words, f"hydra.searchpath=[{search}]"])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError([f"config {name!r} cannot be composed: {error}", *problems]) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError([_unreadable(home / f"{name}.yaml", error), *problems]) from error
     return tree, problems
+
+
+def _unreadable(file: Path, error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """The message about a ``file`` that is no YAML, or that joins one which is none."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    what = getattr(error, "problem", None) or str(error)
+    # Hydra does not say which of the files that this one joins could not be read.
+    return (
+        f"config {file.stem!r}: {file}, or a file of its defaults, is no YAML: {where}{what}; "
+        "allowed: key: value, two spaces deeper for each section; fix: mend that line"
+    )

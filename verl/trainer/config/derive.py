@@ -2,9 +2,11 @@
 no ``None``.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
+from verl.names import GROUP_ESTIMATORS
 from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.env import EnvConfig
@@ -15,6 +17,10 @@ ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
+GROUP_SIZE = 8
+# Job scripts for environments carry a file that says nothing but text or images and how many tasks
+# make a batch, which is all it holds: what is played comes from the environment there, too.
+PLACEHOLDER = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
 
 
 @runtime_checkable
@@ -31,13 +37,33 @@ def trajectories_per_iteration(cfg: PPOConfig) -> int:
     return cfg.data.train_batch_size * cfg.env.rollout.n
 
 
+def is_placeholder(files: Sequence[str]) -> bool:
+    """Whether ``files`` are there only because a job script has to name some."""
+    return bool(files) and all(PLACEHOLDER.search(file) for file in files)
+
+
+def group_estimators() -> tuple[str, ...]:
+    """Estimators that compare the plays of one task, those that are plugged in included."""
+    plugged = [name for extension in EXTENSIONS.values() for name in extension.group_estimators]
+    return (*GROUP_ESTIMATORS, *plugged)
+
+
+def default_group_size(cfg: PPOConfig) -> int:
+    """Plays of a task where nothing is said: one, unless plays of a task are compared."""
+    algorithm = cfg.algorithm
+    compared = algorithm.adv_estimator in group_estimators() or algorithm.filter_groups.enable
+    return GROUP_SIZE if compared else 1
+
+
 def iterations(cfg: PPOConfig, train_tasks: int) -> int:
     """Training steps of a whole run: ``trainer.total_training_steps``, else epochs times batches
-    per epoch.
+    per epoch; a placeholder for data holds one batch.
     """
     trainer = cfg.trainer
     if trainer.total_training_steps is not None:
         return trainer.total_training_steps
+    if is_placeholder(cfg.data.train_files):
+        return trainer.total_epochs
     return trainer.total_epochs * max(1, train_tasks // cfg.data.train_batch_size)
 
 
@@ -80,6 +106,7 @@ def _least_ratio(cfg: PPOConfig) -> float:
 # Key, and what it is where it is null: the value of another key, or what a function says. In order:
 # the critic's number of mini-batches must be known before the size they have.
 PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
+    ("env.rollout.n", default_group_size),
     (f"{ACTOR}.ppo_mini_batches", _mini_batches),
     (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio"),
     (f"{ACTOR}.clip_ratio_high", f"{ACTOR}.clip_ratio"),

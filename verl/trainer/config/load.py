@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.compose import compose_tree
@@ -32,6 +32,7 @@ from verl.utils.settings.unknown import unknown
 logger = logging.getLogger(__name__)
 Schema = TypeVar("Schema", bound=Section)
 Tree = dict[str, Any]
+POLICY = "actor_rollout_ref.model.path"
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -61,11 +62,33 @@ def read_config(
     Raises ConfigError where there is nothing to read: no such config, or no such file.
     """
     tree, problems = compose_tree(name, overrides, schema, config_path)
+    if _names_another_policy(tree, name, overrides, schema, config_path):
+        tree.cold_start.enable = False
     # Unresolved: a reference may lead to a default, and the defaults are merged in below.
     written: Any = OmegaConf.to_container(tree, resolve=False)
     draft = _draft(written, schema)
     draft.problems = [*problems, *draft.problems]
     return draft
+
+
+def _names_another_policy(
+    tree: DictConfig,
+    name: str,
+    overrides: Sequence[str],
+    schema: type[Section],
+    config_path: str | None,
+) -> bool:
+    """Whether the words name a policy that is not the config's own, and ask for no cold start.
+
+    The config would make its own where it is missing, and must not make another under that name.
+    """
+    keys = [word.lstrip("+").partition("=")[0] for word in overrides]
+    asked = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
+    if POLICY not in keys or asked or not OmegaConf.select(tree, "cold_start.enable"):
+        return False
+    others = [word for key, word in zip(keys, overrides, strict=True) if key != POLICY]
+    own, _ = compose_tree(name, others, schema, config_path)
+    return OmegaConf.select(own, POLICY) != OmegaConf.select(tree, POLICY)
 
 
 def load_config(
@@ -300,6 +323,8 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
     for key in keys_of(type(cfg)).values():
         if key.is_section or not (key.unused or key.gpu_only):
             continue
+        if key.unused and key.unused.instead:
+            continue  # refused by the checks
         # A default that is written out changes nothing either, and needs no warning.
         if lookup(cfg, key.path) == key.default:
             continue

@@ -2,6 +2,7 @@
 rough memory.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -11,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from verl.names import MAX_LOGITS
-from verl.trainer.config.derive import iterations, known_tasks, trajectories_per_iteration
+from verl.trainer.config.amounts import notes
+from verl.trainer.config.derive import (
+    default_group_size,
+    is_placeholder,
+    iterations,
+    known_tasks,
+    trajectories_per_iteration,
+)
 from verl.trainer.config.load import guess_device
 from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.schema import PPOConfig, SFTConfig
@@ -72,6 +80,9 @@ class Plan:
     parameters: int | None = None
     memory_gb: float | None = None
     machine_memory_gb: float | None = None
+    default_group_size: int | None = None  # plays of a task where nothing is said
+    # Where a number is not what published jobs would make of it, and how to get that.
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Label and value of each line a reader wants."""
@@ -85,6 +96,7 @@ class Plan:
             in_all = f"{_known(self.total_optimizer_steps)} optimizer steps"
             yield "updates", f"{batches} x {passes} = {steps} per iteration"
             yield "in all", f"{_known(self.iterations)} iterations, {in_all}"
+            yield from (("note", note) for note in self.notes)
         else:
             yield "updates", f"{passes}, {_known(self.total_optimizer_steps)} optimizer steps"
         yield "policy", f"{_known(self.parameters)} parameters"
@@ -103,7 +115,9 @@ class Plan:
             "tasks",
             f"{_known(self.train_tasks)} to train on, {_known(self.val_tasks)} to validate on",
         )
-        tasks = f"{_count(self.tasks_per_iteration, 'task')} x {self.group_size}"
+        unset = f" (env.rollout.n; unset: {self.default_group_size})"
+        said = unset if self.default_group_size else ""
+        tasks = f"{_count(self.tasks_per_iteration, 'task')} x {self.group_size}{said}"
         plays = _count(self.trajectories, "trajectory", plural="trajectories")
         yield "one iteration", f"{tasks} = {plays}, {self.steps_at_most:,} steps at most"
         yield "rows", f"{self.rows_at_most:,} at most, {self.row_tokens:,} tokens each at most"
@@ -168,7 +182,10 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     )
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
-    parameters, vocab = _policy_size(Path(path)) if path else (None, None)
+    parameters, vocab = None, None
+    # A torn file is said by the checks that read the model; here its size is not known.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        parameters, vocab = _policy_size(Path(path)) if path else (None, None)
     if path is None and isinstance(cfg, SFTConfig):
         vocab = cfg.model.vocab_size
         parameters = _new_policy_size(cfg.model.new, vocab)
@@ -235,6 +252,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     steps = played * env.max_steps
     train_tasks = facts.train_tasks if facts.train_tasks is not None else known_tasks(cfg.env)
     known = trainer.total_training_steps is not None or train_tasks is not None
+    known = known or is_placeholder(data.train_files)
     rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
     others = [extension.sampled_tokens(cfg, steps) for extension in EXTENSIONS.values()]
@@ -274,6 +292,8 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         parameters=facts.parameters,
         memory_gb=_ppo_memory(cfg, facts),
         machine_memory_gb=facts.memory_gb,
+        default_group_size=default_group_size(cfg),
+        notes=tuple(notes(cfg)),
     )
 
 

@@ -12,6 +12,7 @@ from verl.trainer.config.problems import Context, Problems
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.settings import Key, Section, keys_of, plugged_key
 from verl.utils.settings.section import OpenSection
+from verl.utils.settings.unknown import MEANINGS
 
 
 class SectionSource(Protocol):
@@ -58,6 +59,7 @@ class Extension:
     work. ``columns`` are columns of the batch, each with "" where the config gives it, else how to
     get it. ``group_estimators`` compare the plays of a task. ``sampled_tokens`` counts,
     by what they are of, the tokens that are sampled besides the turns of so many steps, at most.
+    ``meanings`` say what keys of other projects are called here, by pattern.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Extension:
     columns: Callable[[PPOConfig], Mapping[str, str]] = _no_columns
     group_estimators: tuple[str, ...] = ()
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]] = _no_tokens
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
 
 # In the order of plugging, which is the order in which they derive and check.
@@ -77,6 +80,7 @@ EXTENSIONS: dict[str, Extension] = {}
 def plug(extension: Extension) -> None:
     """Add ``extension``, or put it in the place of the one with the same name."""
     EXTENSIONS[extension.name] = extension
+    MEANINGS.update(extension.meanings)
 
 
 def sources(schema: type[Section]) -> Iterator[tuple[str, SectionSource]]:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from verl.utils.hints import nearest_name
 from verl.utils.settings import Section, lookup
+from verl.utils.settings.unknown import meaning
 
 Problems = Iterator[str]
 
@@ -39,7 +40,7 @@ def problem(cfg: Section, key: str, why: str, allowed: str, fix: str) -> str:
 
 def unknown_name(cfg: Section, key: str, name: str, known: Collection[str]) -> str:
     """The message about a ``name`` that no registry has, with the nearest one."""
-    # Registries are short: a distant likeness helps more than no guess.
-    guess = nearest_name(name, known, cutoff=0.4)
-    fix = f"did you mean {guess}?" if guess else "take one of those"
+    guess = nearest_name(name, known)
+    near = f"did you mean {guess}?" if guess else "take one of those"
+    fix = meaning(f"{key}={name}") or near
     return problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix)

@@ -3,10 +3,11 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from agent_system.environments.env_registry import REGISTRY, settings_class
+from agent_system.environments.env_registry import REGISTRY, canonical, settings_class
 from verl.trainer.config.plugged import Extension
 from verl.trainer.config.problems import Context, Problems
 from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.trainer.launch.forks import FORK_KEYS
 from verl.utils.settings import Section
 from verl.utils.settings.reading import from_text, read
 
@@ -28,8 +29,13 @@ class EnvironmentSections:
     def present(self, values: Mapping[str, Any]) -> Collection[str]:
         """The environment that is played."""
         # Variants (after the slash) share the section of their environment.
-        name = str(values.get("env_name", "")).split("/", 1)[0]
+        name = canonical(str(values.get("env_name", ""))).split("/", 1)[0]
         return (name,) if name in REGISTRY else ()
+
+
+def derive(cfg: PPOConfig | SFTConfig) -> None:
+    """Environments are called as the registry spells them."""
+    cfg.env.env_name = canonical(cfg.env.env_name)
 
 
 def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
@@ -40,4 +46,10 @@ def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
         yield from read(cls, from_text(env.kwargs, cls), "env.kwargs").problems.values()
 
 
-ENVIRONMENTS = Extension("environments", sources={"env": EnvironmentSections()}, check=check)
+ENVIRONMENTS = Extension(
+    "environments",
+    sources={"env": EnvironmentSections()},
+    derive=derive,
+    check=check,
+    meanings=FORK_KEYS,
+)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from verl.trainer.config.load import default_config, load_config, read_config
 from verl.trainer.config.plugged import plug
 from verl.trainer.config.problems import Names
-from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.launch.environments import ENVIRONMENTS
 from verl.trainer.launch.method import METHOD
 
@@ -20,6 +20,8 @@ __all__ = [
     "load_config",
     "read_config",
     "registered_names",
+    "rehearsal_problems",
+    "sft_start_problems",
     "start_problems",
 ]
 
@@ -51,3 +53,17 @@ def start_problems(cfg: PPOConfig) -> Collection[str]:
     from verl.trainer.launch.preflight import start_problems
 
     return start_problems(cfg)
+
+
+def rehearsal_problems(cfg: PPOConfig) -> Collection[str]:
+    """Problems that show once reward, estimator and loss are called."""
+    from verl.trainer.launch.rehearsal import rehearsal_problems
+
+    return rehearsal_problems(cfg)
+
+
+def sft_start_problems(cfg: SFTConfig) -> Collection[str]:
+    """What this machine lacks of what a supervised run asks for."""
+    from verl.trainer.launch.preflight_machine import machine_problems
+
+    return list(machine_problems(cfg))

@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
+from verl.trainer.launch.preflight import prompt_problems
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
@@ -79,11 +80,13 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         envs, val_envs = environments_of(cfg)
         # Now that the tasks are counted, and before the workers get their copies of the config.
         fill_schedule(cfg, len(envs.tasks))
-        ensure_policy(cfg)
+        made = ensure_policy(cfg)
         policy = cfg.actor_rollout_ref.model
         tokenizer = AutoTokenizer.from_pretrained(
             policy.path, trust_remote_code=policy.trust_remote_code
         )
+        if made:
+            refuse(prompt_problems(cfg, tokenizer))
         collector = TrajectoryCollector(cfg, tokenizer)
         with contextlib.ExitStack() as stack:
             # The stack unwinds in reverse: the journal is finished first, Ray ends last.
@@ -119,9 +122,16 @@ def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environment
         raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error
 
 
-def ensure_policy(cfg: PPOConfig) -> None:
+def refuse(problems: Iterable[str]) -> None:
+    """Raise ``ConfigError`` where there are any."""
+    found = list(problems)
+    if found:
+        raise ConfigError(found)
+
+
+def ensure_policy(cfg: PPOConfig) -> bool:
     """Have the policy in a local directory: the one named, one from the hub, or one made where
-    ``cold_start`` is on.
+    ``cold_start`` is on. Whether it was made.
 
     Raises ``ConfigError`` for a policy that is nowhere, ``RuntimeError`` when the cold start fails.
     """
@@ -131,7 +141,8 @@ def ensure_policy(cfg: PPOConfig) -> None:
     ]
     if cfg.critic.enable:
         models.append(("critic.model.path", cfg.critic.model))
-    if cfg.cold_start.enable and not Path(str(policy.path)).exists():
+    made = cfg.cold_start.enable and not Path(str(policy.path)).exists()
+    if made:
         make_policy(cfg)
     for key, model in models:
         try:
@@ -139,6 +150,7 @@ def ensure_policy(cfg: PPOConfig) -> None:
         except FileNotFoundError as error:
             fix = "fix: mend the path, or make a policy there with cold_start.enable=true"
             raise ConfigError(f"{key}={model.path!r}: {error}; {fix}") from error
+    return made
 
 
 def make_policy(cfg: PPOConfig) -> None:
@@ -192,7 +204,13 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     order.
     """
     use_gpu = resolve_device(cfg.trainer.device) == "cuda"
-    facts = init_ray(cfg.ray_init)
+    try:
+        facts = init_ray(cfg.ray_init)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"ray_init.address={cfg.ray_init.address!r}: no cluster: {error}; allowed: one that "
+            "runs; fix: `ray start --head`, or a Ray of the run's own: ray_init.address=null"
+        ) from error
     stack.callback(ray.shutdown)
     logger.info(
         "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]

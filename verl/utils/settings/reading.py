@@ -128,8 +128,7 @@ class _Mistake:
         choices = key.shape.choices
         given = self.value if isinstance(self.value, list | tuple) else [self.value]
         wrong = [str(item) for item in given if choices and item not in choices]
-        # Choices are few and short: a distant likeness is a better guess than none.
-        guess = nearest_name(wrong[0], map(str, choices), cutoff=0.4) if wrong else None
+        guess = nearest_name(wrong[0], map(str, choices)) if wrong else None
         if guess:
             return f"did you mean {guess}?"
         return f"{key.path}={_shown(key.default)} is the default"

@@ -58,10 +58,15 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Marks a key that changes nothing here: ``why``, and whose scripts set it, ``carried_by``."""
+    """Marks a key that changes nothing here: ``why``, and whose scripts set it, ``carried_by``.
+
+    One that is passed over with a note has no ``instead``; where it would change what is played,
+    learnt or paid, it is refused, and ``instead`` says what to set.
+    """
 
     why: str
     carried_by: str
+    instead: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
 """Keys that do not exist: what they may have meant, and how that is said."""
 
 import difflib
+import fnmatch
 from collections.abc import Mapping
 
 from verl.utils.hints import nearest_name
 from verl.utils.settings.keys import Key
+
+# What keys of other projects are called here, by pattern (``fnmatch``); filled where configurations
+# are put together.
+MEANINGS: dict[str, str] = {}
 
 
 def owner(path: str, keys: Mapping[str, Key]) -> Key | None:
@@ -44,11 +49,17 @@ def nearest(path: str, keys: Mapping[str, Key]) -> str | None:
         return max(candidates, key=lambda key: _likeness(key, path) if section else 0)
     if children(section, keys):  # every path of a section resembles every other one
         return None
-    return nearest_name(path, keys, cutoff=0.6)
+    return nearest_name(path, keys, cutoff=0.8)
 
 
 def _likeness(key: str, path: str) -> float:
     return difflib.SequenceMatcher(None, key, path).ratio()
+
+
+def meaning(path: str) -> str | None:
+    """What does here what ``path`` (or ``path=value``) does elsewhere; None where nobody said."""
+    found = (said for pattern, said in MEANINGS.items() if fnmatch.fnmatchcase(path, pattern))
+    return next(found, None)
 
 
 def unknown(path: str, value: object, keys: Mapping[str, Key]) -> str:
@@ -56,8 +67,10 @@ def unknown(path: str, value: object, keys: Mapping[str, Key]) -> str:
     section = path.rpartition(".")[0]
     while section and not children(section, keys):
         section = section.rpartition(".")[0]
-    guess = nearest(path, keys)
+    meant = meaning(path)
+    guess = None if meant else nearest(path, keys)
     hint = f"; did you mean {guess}?" if guess else ""
+    fix = meant or (f"{guess}={value}" if guess else "leave it out")
     where = section or "the top level"
     names = ", ".join(children(section, keys))
-    return f"{path}={value!r}: unknown key{hint} ({where} allows: {names})"
+    return f"{path}={value!r}: unknown key{hint}; allowed in {where}: {names}; fix: {fix}"

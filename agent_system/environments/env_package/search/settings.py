@@ -36,3 +36,7 @@ class SearchSettings(EnvSettings):
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError("no address; allowed: a URL that begins with http(s)://")
         return url
+
+    def file_key(self, split: str) -> str | None:
+        """See ``EnvSettings``."""
+        return "val_questions" if split == "val" else "train_questions"

@@ -67,8 +67,11 @@ def test_values_are_taken_and_none_keeps_the_default():
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"sise": 5}, r"env.lake.sise=5: unknown key; did you mean env.lake.size\? .*: max_steps"),
-        ({"wholly_other": 1}, "env.lake.wholly_other=1: unknown key .env.lake allows: max_steps"),
+        ({"sise": 5}, r"env.lake.sise=5: unknown key; did you mean env.lake.size\?; .*: max_steps"),
+        (
+            {"wholly_other": 1},
+            "env.lake.wholly_other=1: unknown key; allowed in env.lake: max_steps",
+        ),
         (
             {"size": 2},
             "env.lake.size=2: not allowed; allowed: int >= 3 and <= 9; fix: env.lake.size=4 is the",

@@ -1,8 +1,10 @@
 """Keys that job scripts of this family of frameworks set and that change nothing here: all of them.
 
-A script that sets one runs, with one warning that names what was set and why it has no effect. Each
-mark says whose scripts carry the key. The sections inherit from these classes, so that their own
-modules hold only what counts; when a key comes to mean something, it moves there.
+Of kernels, loaders and how work is split, a script that sets one runs, with one warning that names
+what was set and why it has no effect. A key that names data, a model or a reward is refused: its
+mark says what to set ``instead``. Each mark says whose scripts carry the key. The sections inherit
+from these classes, so that their own modules hold only what counts; when a key comes to mean
+something, it moves there.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,10 +15,25 @@ from verl.utils.settings import NonNegative, PositiveInt, Section, Unused
 VERL = "verl's examples"
 VERL_AGENT = "verl-agent's examples"
 NO_FILES = Unused("tasks and their texts come from the environment", VERL)
+WHOLE_PANEL = Unused("the whole panel plays at once; its size is env.val_tasks", VERL)
+PROMPTS = Unused(
+    "prompts come from the environment, and one that is longer than max_prompt_length is refused",
+    VERL,
+)
+OF_FILES = Unused(
+    "tasks and their texts come from the environment, not from files",
+    VERL,
+    instead="leave it out; tasks of your own are an environment (docs/environments.md)",
+)
 PACKED = Unused("rows are always packed", VERL)
 NOT_SPLIT = Unused("rows are not split over devices", VERL)
 NO_REWARD_MODEL = Unused(
     "no reward model is run; environments and custom_reward_function give the reward", VERL
+)
+REWARD_NETWORK = Unused(
+    "no reward model is run, and rewards would be the environment's",
+    VERL,
+    instead="custom_reward_function.path=FILE, a function that gives the reward",
 )
 IN_A_POOL = Unused("environments run in processes of a pool (env.num_workers)", VERL_AGENT)
 
@@ -24,9 +41,9 @@ IN_A_POOL = Unused("environments run in processes of a pool (env.num_workers)", 
 class CustomClass(Section):
     """``data.custom_cls``: a dataset class of the user's own."""
 
-    path: Annotated[str | None, NO_FILES] = None
+    path: Annotated[str | None, OF_FILES] = None
     """Python file that defines the dataset class"""
-    name: Annotated[str | None, NO_FILES] = None
+    name: Annotated[str | None, OF_FILES] = None
     """name of the dataset class in its file"""
 
 
@@ -34,24 +51,25 @@ class AcceptedData(Section):
     """Below ``data``: files of single-turn prompts."""
 
     train_files: Annotated[list[str], NO_FILES] = []
-    """parquet or jsonl files of single-turn prompts; unused where an environment plays"""
+    """files of single-turn prompts: refused, for tasks come from the environment; the placeholders
+    that job scripts for environments name are passed over"""
     val_files: Annotated[list[str], NO_FILES] = []
-    """parquet or jsonl files of single-turn prompts for validation"""
-    val_batch_size: Annotated[PositiveInt | None, Unused("the whole panel plays at once", VERL)] = (
-        None
-    )
+    """files of single-turn prompts for validation: as data.train_files"""
+    val_batch_size: Annotated[
+        PositiveInt | None, Unused("the whole panel plays at once; its size is env.val_tasks", VERL)
+    ] = None
     """tasks validated at once; null: the whole panel"""
-    filter_overlong_prompts: Annotated[bool, NO_FILES] = False
+    filter_overlong_prompts: Annotated[bool, PROMPTS] = False
     """drop prompts of files that are longer than max_prompt_length"""
-    truncation: Annotated[Literal["error", "left", "right", "middle"], NO_FILES] = "error"
+    truncation: Annotated[Literal["error", "left", "right", "middle"], PROMPTS] = "error"
     """what happens to a prompt longer than max_prompt_length"""
     return_raw_chat: Annotated[bool, Unused("messages are always kept", VERL_AGENT)] = False
     """keep the message list beside the tokens"""
-    prompt_key: Annotated[str, NO_FILES] = "prompt"
+    prompt_key: Annotated[str, OF_FILES] = "prompt"
     """column of the files that holds the messages"""
-    reward_fn_key: Annotated[str, NO_FILES] = "data_source"
+    reward_fn_key: Annotated[str, OF_FILES] = "data_source"
     """column that tells the reward function what kind of prompt a row is"""
-    image_key: Annotated[str, NO_FILES] = "images"
+    image_key: Annotated[str, OF_FILES] = "images"
     """column of the files that holds images"""
     custom_cls: CustomClass = CustomClass()
     """a dataset class of the user's own"""
@@ -87,9 +105,14 @@ class AcceptedRollout(Section):
 class AcceptedCriticModel(Section):
     """Below ``critic.model``."""
 
-    tokenizer_path: Annotated[str | None, Unused("the critic reads the policy's tokens", VERL)] = (
-        None
-    )
+    tokenizer_path: Annotated[
+        str | None,
+        Unused(
+            "the critic reads the policy's tokens",
+            VERL,
+            instead="leave it out; critic.model.path names the critic",
+        ),
+    ] = None
     """tokenizer of the value model"""
     use_remove_padding: Annotated[bool, PACKED] = False
     """compute on real tokens only"""
@@ -117,7 +140,7 @@ class AcceptedRewardModel(Section):
     """longest input"""
     launch_reward_fn_async: Annotated[bool, Unused("rewards are immediate", VERL)] = False
     """score while other work goes on"""
-    model: Annotated[dict[str, Any], NO_REWARD_MODEL] = {}
+    model: Annotated[dict[str, Any], REWARD_NETWORK] = {}
     """the network of the reward model: path, input_tokenizer, ..."""
 
 

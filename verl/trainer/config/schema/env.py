@@ -18,8 +18,9 @@ from verl.utils.settings.section import OpenSection
 class EnvRollout(Section):
     """How often a task is played."""
 
-    n: PositiveInt = 8
-    """group size: plays of the same task from the same start state"""
+    n: Derived[PositiveInt] = NULL
+    """group size: plays of the same task from the same start state; null: 8 where the estimator
+    compares plays, else 1"""
 
 
 class EnvConfig(AcceptedEnv, OpenSection):

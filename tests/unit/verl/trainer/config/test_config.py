@@ -390,7 +390,9 @@ def test_the_help_says_of_every_key_without_effect_that_it_has_none(schema):
     assert marks
     for path, mark in marks.items():
         text = cli.parse(["--help", path], schema=schema).text or ""
-        assert f"[no effect: {mark.why}; accepted for {mark.carried_by}]" in text
+        said = f"no effect: {mark.why}; accepted for {mark.carried_by}"
+        said = f"refused: {mark.why}; instead: {mark.instead}" if mark.instead else said
+        assert f"[{said}]" in text
 
 
 def test_importing_and_using_the_config_loads_nothing_heavy():

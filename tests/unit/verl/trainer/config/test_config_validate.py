@@ -155,7 +155,22 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
         ),
         (["ray_init.address=auto", "ray_init.num_cpus=4"], "ray_init.num_cpus"),
         (["trainer.resume_mode=resume_path"], "trainer.resume_from_path"),
-        (["data.custom_cls.path=mine.py"], "data.custom_cls"),
+        (["data.custom_cls.path=mine.py"], "data.custom_cls.path"),
+        (["data.train_files=gsm8k/train.parquet"], "data.train_files"),
+        (
+            [
+                "env.env_name=search",
+                "data.train_files=[data/verl-agent/text/train.parquet,nq.jsonl]",
+            ],
+            "data.train_files",
+        ),
+        (["data.val_files=gsm8k/test.parquet"], "data.val_files"),
+        (["data.prompt_key=question"], "data.prompt_key"),
+        (["reward_model.model.path=org/judge"], "reward_model.model"),
+        (["critic.model.tokenizer_path=org/critic"], "critic.model.tokenizer_path"),
+        (["custom_reward_function.name=mine"], "custom_reward_function.name"),
+        (["trainer.resume_from_path=a/global_step_1"], "trainer.resume_from_path"),
+        (["trainer.logger=[wnadb]"], "trainer.logger"),
         (["env.step_timeout_s=0"], "env.step_timeout_s"),
         (["env.alfworld.task_types=[]"], "env.alfworld.task_types"),
         (["env.alfworld.receptacles=[5,3]"], "env.alfworld.receptacles"),
@@ -221,14 +236,106 @@ def test_environment_names_come_from_the_caller():
     assert problems("env.env_name='my_lab.grid:PACKAGE'", names=Names(["alfworld"])) == []
 
 
-def test_a_missing_directory_is_refused_and_a_hub_name_is_not(tmp_path):
+def test_a_missing_or_empty_directory_is_refused_and_a_hub_name_is_not(tmp_path):
     def check(path, *overrides):
         return problems(f"actor_rollout_ref.model.path={path}", *overrides, check_files=True)
 
     assert "no such directory" in check(tmp_path / "nothing")[0]
     assert "no such directory" in check("data/models/nothing")[0]
-    assert check("Qwen/Qwen2.5-1.5B-Instruct") == [] and check(tmp_path) == []
+    assert check("Qwen/Qwen2.5-1.5B-Instruct") == []
     assert check(tmp_path / "nothing", "cold_start.enable=true") == []
+    policy = tmp_path / "policy"
+    policy.mkdir()
+    assert "the directory is empty" in check(policy)[0]
+    assert "fix: remove it, and the cold" in check(policy, "cold_start.enable=true")[0]
+    (policy / "README").touch()
+    assert "no config.json" in check(policy)[0]
+    (policy / "config.json").touch()
+    assert "no weights" in check(policy)[0]
+    (policy / "model.safetensors").touch()
+    assert check(policy) == []
+    assert f"did you mean '{policy}'?" in check(tmp_path / "polciy")[0]
+
+
+def test_the_policy_that_a_config_makes_is_its_own(tmp_path):
+    key = "actor_rollout_ref.model.path"
+    own = load_config("quickstart").actor_rollout_ref.model.path
+    assert load_config("quickstart", [f"{key}={own}"]).cold_start.enable
+    for other in ("data/models/quikstart", "Qwen/Qwen2.5-1.5B-Instruct"):
+        assert not load_config("quickstart", [f"{key}={other}"]).cold_start.enable
+    # Whoever asks for a cold start gets one, and a config of one's own names its own policy.
+    asked = [f"{key}=data/models/mine", "cold_start.enable=true"]
+    assert load_config("quickstart", asked).cold_start.enable
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [quickstart, _self_]\nactor_rollout_ref: {model: {path: data/models/mine}}\n"
+    )
+    assert load_config("mine", config_path=str(tmp_path)).cold_start.enable
+
+
+def test_a_directory_that_is_no_checkpoint_is_refused_with_the_one_below_it(tmp_path):
+    words = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}"]
+    (found,) = problems(*words, check_files=True)
+    assert found.startswith(f"trainer.resume_from_path='{tmp_path}': it is no checkpoint")
+    step = tmp_path / "checkpoints" / "global_step_3"
+    step.mkdir(parents=True)
+    (step / "manifest.json").touch()
+    assert f"fix: trainer.resume_from_path={step}" in problems(*words, check_files=True)[0]
+    assert problems(words[0], f"trainer.resume_from_path={step}", check_files=True) == []
+
+
+def test_a_file_that_is_no_yaml_is_named_with_its_line(tmp_path):
+    (tmp_path / "mine.yaml").write_text("trainer: {seed: 1\nenv: [\n")
+    with pytest.raises(ConfigError, match=r"config 'mine': .*mine.yaml.* is no YAML: line 2"):
+        load_config("mine", config_path=str(tmp_path))
+    (tmp_path / "mine.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"config 'mine': .* is no YAML"):
+        load_config("mine", config_path=str(tmp_path))
+
+
+def test_a_data_job_is_refused_once_and_not_led_into_an_environment():
+    (found,) = problems("data.train_files=gsm8k/train.parquet", f"{ROLLOUT}.n=5")
+    assert "cannot be trained on yet" in found and "fix: none for single-turn data" in found
+    (found,) = problems("env.env_name=search", "data.val_files=nq/dev.jsonl")
+    assert "fix: env.search.val_questions=nq/dev.jsonl data.val_files=[]" in found
+
+
+def test_switches_of_loaders_and_the_placeholders_of_agent_jobs_are_passed_over():
+    words = [
+        "data.train_files=/root/data/verl-agent/text/train.parquet",
+        "data.val_files=[data/verl-agent/visual/test.parquet]",
+        "data.filter_overlong_prompts=True",
+        "data.truncation=left",
+        "data.return_raw_chat=True",
+        "actor_rollout_ref.model.use_remove_padding=True",
+        "actor_rollout_ref.model.use_liger=True",
+        f"{ROLLOUT}.mode=sync",
+        "reward_model.launch_reward_fn_async=True",
+        "env.resources_per_worker.num_cpus=1",
+    ]
+    assert problems(*words) == []
+
+
+def test_environments_are_called_in_any_case():
+    for name in ("Sokoban", "Webshop", "AlfWorld/AlfredTWEnv"):
+        cfg = load_config("ppo_trainer", [f"env.env_name={name}"])
+        assert cfg.env.env_name.split("/")[0] == name.split("/")[0].lower()
+        assert cfg.env.settings is not None
+    assert load_config("ppo_trainer", ["env.env_name=Alfwrld"]).env.env_name == "Alfwrld"
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("env.sciworld.env_step_limit=50", "fix: env.max_steps"),
+        ("env.sciworld.port=1", "fix: env.env_name=scienceworld"),
+        ("env.alfworld.meta_think=True", "fix: env.levels=true"),
+        ("env.webshop.generalization_level=1", "env.alfworld.eval_dataset"),
+        ("algorithm.copo.alpha=1", "algorithm.rlvcr"),
+    ],
+)
+def test_keys_of_other_projects_are_named_by_meaning(word, fix):
+    (found,) = problems(f"+{word}")
+    assert found.startswith(word.partition("=")[0]) and fix in found and "did you mean" not in found
 
 
 def test_greedy_training_settings_are_allowed_for_validation_only():

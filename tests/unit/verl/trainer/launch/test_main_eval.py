@@ -2,8 +2,14 @@
 
 import pytest
 
+from tests.helpers.tiny_model import make_tiny_policy
 from verl.trainer import main_eval
 from verl.trainer.config.load import load_config
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 def run(monkeypatch, *words: str):
@@ -13,8 +19,8 @@ def run(monkeypatch, *words: str):
     return main_eval.main(list(words)), seen
 
 
-def test_it_validates_only_in_a_directory_of_its_own(monkeypatch, tmp_path):
-    status, (cfg,) = run(monkeypatch, f"actor_rollout_ref.model.path={tmp_path}")
+def test_it_validates_only_in_a_directory_of_its_own(monkeypatch, policy):
+    status, (cfg,) = run(monkeypatch, f"actor_rollout_ref.model.path={policy}")
     training = load_config("quickstart")
     assert status == 0 and cfg.trainer.val_only and not cfg.cold_start.enable
     assert cfg.trainer.default_local_dir == training.trainer.default_local_dir + "-eval"
@@ -24,8 +30,8 @@ def test_it_validates_only_in_a_directory_of_its_own(monkeypatch, tmp_path):
     )
 
 
-def test_the_users_words_win(monkeypatch, tmp_path):
-    path = f"actor_rollout_ref.model.path={tmp_path}"
+def test_the_users_words_win(monkeypatch, policy):
+    path = f"actor_rollout_ref.model.path={policy}"
     _, (cfg,) = run(
         monkeypatch, "--config-name", "quickstart_grpo", path, "trainer.default_local_dir=elsewhere"
     )

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     Gemma2Config,
@@ -18,13 +19,20 @@ from transformers import (
 
 from agent_system.environments.env_package.number_line import package as number_line
 from rlvcr.levels import level_prefix
-from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
+from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
 from verl.trainer import main_eval, main_ppo
 from verl.trainer.config import load_config
 from verl.trainer.launch.preflight import start_problems
+from verl.trainer.launch.preflight_machine import machine_problems
 from verl.workers.rollout import create_engine
 
 RLVCR = ["algorithm.adv_estimator=rlvcr", "env.env_name=number_line"]
+
+
+@pytest.fixture(autouse=True)
+def policy(tmp_path):
+    """A policy in the directory that the tests change a file of."""
+    return make_tiny_policy(tmp_path)
 
 
 @pytest.fixture
@@ -116,14 +124,15 @@ def test_a_level_that_is_none_is_refused(refuse):
     )
 
 
-def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch):
+def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch, policy):
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
     problem = refuse(*RLVCR)
     assert problem.startswith(
         "env.env_name='number_line': no prompt of it asks for thinking levels"
     )
     monkeypatch.undo()
-    cfg = load_config("ppo_trainer", ["actor_rollout_ref.model.path=x", "env.env_name=number_line"])
+    words = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
+    cfg = load_config("ppo_trainer", words)
     assert not cfg.env.levels and start_problems(cfg) == []
 
 
@@ -197,8 +206,9 @@ def test_an_architecture_that_packed_rows_score_wrong_is_refused(refuse, tmp_pat
     Qwen2Config(**SIZES).save_pretrained(tmp_path)
     words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
     assert start_problems(load_config("ppo_trainer", words)) == []
-    problem = refuse(*RLVCR, "+actor_rollout_ref.model.override_config.hiden_size=64")
-    assert problem.startswith(path) and "did you mean 'hidden_size'?" in problem
+    key = "actor_rollout_ref.model.override_config"
+    problem = refuse(*RLVCR, f"+{key}.hiden_size=64")
+    assert problem.startswith(f"{key}.hiden_size=64: ") and "did you mean 'hidden_size'?" in problem
 
 
 def test_a_critic_is_looked_at_where_it_starts_from_another_model(refuse, tmp_path):
@@ -263,7 +273,7 @@ def test_a_reward_that_cannot_be_given_is_refused(refuse, tmp_path):
     mine = [f"custom_reward_function.path={tmp_path}/mine.py", "custom_reward_function.name=short"]
     assert "did you mean 'short'?" in refuse(*RLVCR, mine[0], "custom_reward_function.name=shortt")
     assert "exclude each other" in refuse(*RLVCR, *mine, "reward_model.reward_manager=step")
-    words = ["actor_rollout_ref.model.path=x", *RLVCR, *mine]
+    words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR, *mine]
     assert start_problems(load_config("ppo_trainer", words)) == []
     (tmp_path / "mine.py").write_text("import no_such_module")
     assert "no_such_module" in refuse(*RLVCR, *mine)
@@ -274,3 +284,67 @@ def test_an_evaluation_is_checked_the_same_way(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
     assert main_eval.main([f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]) == 2
     assert "asks for thinking levels" in capsys.readouterr().err
+
+
+def test_torn_files_of_a_model_are_refused(refuse, policy):
+    (policy / "config.json").write_text("{")
+    assert refuse(*RLVCR).startswith(f"actor_rollout_ref.model.path='{policy}': ")
+    make_tiny_policy(policy)
+    (policy / "tokenizer.json").write_text("{")
+    assert "its tokenizer does not load" in refuse(*RLVCR)
+
+
+def test_more_devices_than_there_are_are_refused(policy, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
+    for device in ("auto", "cuda"):
+        cfg = load_config(
+            "ppo_trainer", [*words, f"trainer.device={device}", "trainer.n_gpus_per_node=3"]
+        )
+        (found,) = machine_problems(cfg)
+        assert found.startswith("trainer.n_gpus_per_node=3: this machine has 2; allowed: 2")
+    cfg = load_config("ppo_trainer", [*words, "trainer.device=cpu", "trainer.n_gpus_per_node=3"])
+    assert list(machine_problems(cfg)) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("nowhere", "no host:port"),
+        ("127.0.0.1:1", "nobody answers"),
+        ("ray://127.0.0.1:1", "nobody"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_refused(policy, address, why, monkeypatch):
+    words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
+    cfg = load_config("ppo_trainer", [*words, f"ray_init.address='{address}'"])
+    (found,) = machine_problems(cfg)
+    assert found.startswith(f"ray_init.address={address!r}: {why}") and "fix: `ray start" in found
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    (found,) = machine_problems(load_config("ppo_trainer", words))
+    assert found.startswith(f"RAY_ADDRESS={address!r}") and "unset RAY_ADDRESS" in found
+
+
+def test_a_place_that_cannot_be_written_is_refused_and_one_that_can_is_left_alone(policy, tmp_path):
+    (tmp_path / "file").touch()
+    words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
+    run = f"trainer.default_local_dir={tmp_path}/runs/new"
+    cfg = load_config("ppo_trainer", [*words, run, f"trainer.rollout_data_dir={tmp_path}/file/on"])
+    (found,) = machine_problems(cfg)
+    assert found.startswith(
+        f"trainer.rollout_data_dir='{tmp_path}/file/on': nothing can be written"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_lora_modules_that_exist_are_taken(policy):
+    key = "actor_rollout_ref.model"
+    words = [f"{key}.path={policy}", *RLVCR, f"{key}.lora_rank=4"]
+    for modules in ("all-linear", "q_proj", "[q_proj,mlp.up_proj]"):
+        assert (
+            start_problems(load_config("ppo_trainer", [*words, f"{key}.target_modules={modules}"]))
+            == []
+        )
+    cfg = load_config("ppo_trainer", [*words, f"{key}.target_modules=[q_proj,nothing,void]"])
+    assert len(start_problems(cfg)) == 2

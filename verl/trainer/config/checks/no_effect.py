@@ -1,0 +1,75 @@
+"""Keys that change nothing and name what is played, learnt or paid: refused, never passed over."""
+
+from typing import Protocol, runtime_checkable
+
+from verl.trainer.config.derive import is_placeholder
+from verl.trainer.config.problems import Context, Problems, problem
+from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.utils.settings import MissingKey, keys_of, lookup
+
+SPLITS = {"data.train_files": "train", "data.val_files": "val"}
+
+
+@runtime_checkable
+class TakesTaskFiles(Protocol):
+    """The settings of an environment of which a key names a file of tasks."""
+
+    def file_key(self, split: str) -> str | None:
+        """The name of that key for ``split`` (``train``, ``val``); None where there is none."""
+        ...
+
+
+def names_data(cfg: PPOConfig) -> bool:
+    """Whether the job is about prompts in files."""
+    return bool(cfg.data.train_files) and not is_placeholder(cfg.data.train_files)
+
+
+def check_no_effect(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
+    """No key is set that changes nothing and names data, a model or a reward."""
+    for key in keys_of(type(cfg)).values():
+        if key.is_section or key.unused is None or not key.unused.instead:
+            continue
+        try:
+            value = lookup(cfg, key.path)
+        except MissingKey:
+            continue  # refused for another reason
+        if value != key.default:
+            mark = key.unused
+            yield problem(cfg, key.path, mark.why, f"{key.default!r}", mark.instead)
+
+
+def check_data_files(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """Prompts of files are not passed over for the tasks of an environment."""
+    env = cfg.env
+    for key, split in SPLITS.items():
+        files = lookup(cfg, key)
+        if not files or is_placeholder(files):
+            continue
+        settings = env.settings
+        own = settings.file_key(split) if isinstance(settings, TakesTaskFiles) else None
+        if own is not None:
+            why = f"the environment {env.env_name} reads its tasks from another key"
+            fix = f"env.{env.name}.{own}={files[0]} {key}=[]"
+        else:
+            why = (
+                "prompts of files cannot be trained on yet, and the tasks of the environment "
+                f"{env.env_name} would be played in their place"
+            )
+            fix = (
+                f"none for single-turn data; if an environment is meant, leave {key} out and name "
+                "it: env.env_name=NAME"
+            )
+        yield problem(cfg, key, why, "none, where an environment is played", fix)
+
+
+def check_pairs(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """Keys that count only together with another one have it."""
+    reward = cfg.custom_reward_function
+    if reward.path is None and reward.name != "compute_score":
+        key = "custom_reward_function.name"
+        why = "no file is named that defines it, and rewards would be the environment's"
+        yield problem(cfg, key, why, "a function of a file", "custom_reward_function.path=FILE")
+    if cfg.trainer.resume_from_path and cfg.trainer.resume_mode == "auto":
+        why = "resume_mode=auto continues from the run's own newest checkpoint, not from this one"
+        key = "trainer.resume_from_path"
+        yield problem(cfg, key, why, "null", "trainer.resume_mode=resume_path")

@@ -1,0 +1,111 @@
+"""Devices, Ray, directories and files, and the environment."""
+
+from pathlib import Path
+
+from verl.names import CHECKPOINT_MANIFEST, TRACKERS
+from verl.trainer.config.derive import declared_tasks, known_tasks
+from verl.trainer.config.problems import Context, Problems, problem, unknown_name
+from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.utils.hints import did_you_mean
+from verl.utils.settings import lookup
+
+
+def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
+    """Ranks and engines fit the devices."""
+    trainer = cfg.trainer
+    rollout = cfg.actor_rollout_ref.rollout
+    ranks = trainer.n_gpus_per_node * trainer.nnodes
+    if ctx.device == "cuda" and rollout.num_workers * rollout.tensor_model_parallel_size > ranks:
+        size = rollout.tensor_model_parallel_size
+        why = f"{rollout.num_workers} engines of {size} devices on {ranks} devices"
+        fix = "fewer engines, smaller engines, or more devices"
+        yield problem(
+            cfg, "actor_rollout_ref.rollout.num_workers", why, "what fits the devices", fix
+        )
+    for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
+        key = f"{where}.fsdp_config.fsdp_size"
+        size = lookup(cfg, key)
+        # Every fsdp_size ranks share one copy of the parameters: a remainder would have none.
+        if size != -1 and (size < 1 or ranks % size):
+            yield problem(
+                cfg,
+                key,
+                f"does not divide the {ranks} ranks",
+                "-1 or a divisor of the ranks",
+                f"{key}=-1",
+            )
+
+
+def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """What only a Ray that is started here can be told."""
+    if cfg.ray_init.address is None:
+        return
+    for name in ("num_cpus", "num_gpus", "object_store_gb"):
+        if getattr(cfg.ray_init, name) is not None:
+            why = f"the cluster at ray_init.address={cfg.ray_init.address} has its own"
+            yield problem(
+                cfg,
+                f"ray_init.{name}",
+                why,
+                "null",
+                f"give it to `ray start`, or ray_init.{name}=null",
+            )
+
+
+def check_run(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+    """Where the run starts from and what it loads."""
+    yield from _checkpoint_problems(cfg, ctx)
+    for name in cfg.trainer.logger:
+        if name not in TRACKERS:
+            fix = did_you_mean(name, TRACKERS).removeprefix("; ") or "take one of those"
+            yield problem(
+                cfg, "trainer.logger", f"{name!r} is no tracker", ", ".join(TRACKERS), fix
+            )
+    if isinstance(cfg, PPOConfig) and ctx.check_files:
+        key = "custom_reward_function.path"
+        path = lookup(cfg, key)
+        if path is not None and not Path(path).expanduser().is_file():
+            fix = "mend the path, or set it to null"
+            yield problem(cfg, key, "no such file", "a Python file", fix)
+
+
+def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+    trainer = cfg.trainer
+    key = "trainer.resume_from_path"
+    allowed = "the directory of a checkpoint, .../global_step_N"
+    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
+        why = "resume_mode=resume_path continues from it"
+        yield problem(cfg, key, why, allowed, "name a checkpoint, or trainer.resume_mode=auto")
+    if not trainer.resume_from_path or not ctx.check_files:
+        return
+    directory = Path(trainer.resume_from_path)
+    if not directory.is_dir():
+        yield problem(cfg, key, "no such directory", allowed, "name an existing checkpoint")
+    elif not (directory / CHECKPOINT_MANIFEST).is_file():
+        below = sorted(found.parent for found in directory.glob(f"**/{CHECKPOINT_MANIFEST}"))
+        newest = max(below, key=lambda place: place.stat().st_mtime, default=None)
+        fix = f"{key}={newest}" if newest else "name a directory global_step_N of a run"
+        why = f"it is no checkpoint: there is no {CHECKPOINT_MANIFEST} in it"
+        yield problem(cfg, key, why, allowed, fix)
+
+
+def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+    """The environment exists and has enough tasks for a batch and for the panel."""
+    env = cfg.env
+    known = ctx.names.environments
+    if known is not None and env.name not in known and ":" not in env.env_name:
+        yield unknown_name(cfg, "env.env_name", env.env_name, known)
+    for key in ("env.reset_timeout_s", "env.step_timeout_s"):
+        if lookup(cfg, key) <= 0:
+            yield problem(cfg, key, "every call would be late", "more than 0", f"{key}=30")
+    held_out = declared_tasks(env, "val")
+    if held_out is not None and env.val_tasks > held_out:
+        why = f"only {held_out} tasks are held out"
+        fix = f"a smaller panel, or more tasks (env.{env.name})"
+        yield problem(cfg, "env.val_tasks", why, f"at most {held_out}", fix)
+    tasks = known_tasks(env)
+    if isinstance(cfg, PPOConfig) and tasks is not None and cfg.data.train_batch_size > tasks:
+        why = f"there are {tasks} training tasks, and a batch holds a task once"
+        fix = f"a smaller batch, or more tasks (env.train_tasks, env.{env.name})"
+        allowed = "at most the number of training tasks"
+        yield problem(cfg, "data.train_batch_size", why, allowed, fix)

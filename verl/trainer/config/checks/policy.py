@@ -1,0 +1,65 @@
+"""The policy, its cold start, the estimator and the losses."""
+
+from verl.trainer.config.checks.models import MAKE_ONE, check_directory
+from verl.trainer.config.checks.sft import check_sft
+from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.derive import group_estimators
+from verl.trainer.config.problems import Context, Problems, problem
+from verl.trainer.config.schema import PPOConfig
+from verl.utils.settings import ConfigError
+
+
+def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
+    """There is a policy, or a way to make one."""
+    key = "actor_rollout_ref.model.path"
+    path = cfg.actor_rollout_ref.model.path
+    if path is None:
+        fix = f"name a directory or a hub name, or {MAKE_ONE}"
+        yield problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
+    made = cfg.cold_start.enable
+    yield from check_directory(cfg, key, ctx, MAKE_ONE, made)
+    if cfg.critic.enable and cfg.critic.model.path != path:
+        yield from check_directory(cfg, "critic.model.path", ctx)
+    # Composed here already: its mistakes would otherwise show only after the tasks were made.
+    if cfg.cold_start.enable and path is not None:
+        yield from _cold_start_problems(cfg, ctx)
+    if cfg.reward_model.enable:
+        yield problem(
+            cfg,
+            "reward_model.enable",
+            "no reward model can be run",
+            "false",
+            "give rewards by a function: custom_reward_function.path=FILE",
+        )
+
+
+def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:
+    try:
+        sft = cold_start_config(cfg)
+    except ConfigError as error:
+        yield from (f"cold start: {found}" for found in error.problems)
+    else:
+        yield from (f"cold start: {found}" for found in check_sft(sft, ctx))
+
+
+def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """The estimator has the group and the critic it needs."""
+    name = cfg.algorithm.adv_estimator
+    n = cfg.env.rollout.n
+    if name == "gae" and not cfg.critic.enable:
+        yield problem(
+            cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
+        )
+    # A group of one is its own mean: every advantage would be 0, and training would go on.
+    if name in group_estimators() and n < 2:
+        fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
+        yield problem(
+            cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix
+        )
+    # One play does not differ from itself: every group would be dropped.
+    if cfg.algorithm.filter_groups.enable and n < 2:
+        why = "filter_groups.enable keeps groups whose returns differ"
+        yield problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
+    if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
+        why = f"{name} trains no critic, so nothing would be updated"
+        yield problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")

@@ -1,0 +1,89 @@
+"""What this machine lacks of what a config asks for: devices, places to write to, a cluster."""
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from verl.trainer.config.problems import problem
+from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.utils.settings import lookup
+
+ANSWER_S = 5.0  # how long a cluster may take to answer
+DEVICE = "trainer.device"
+RANKS = "trainer.n_gpus_per_node"
+
+
+def machine_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+    """Messages of all checks of the machine."""
+    yield from _device_problems(cfg)
+    yield from _place_problems(cfg)
+    if isinstance(cfg, PPOConfig):
+        yield from _cluster_problems(cfg)
+
+
+def _device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+    """The devices are there; those of a cluster that is joined are its own."""
+    if isinstance(cfg, PPOConfig) and (cfg.ray_init.address or os.environ.get("RAY_ADDRESS")):
+        return
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = cfg.trainer.device
+    if device == "cuda" and not there:
+        why = "PyTorch sees no CUDA device here"
+        yield problem(cfg, DEVICE, why, "cpu or auto", f"{DEVICE}=cpu, or a machine with a GPU")
+    elif device != "cpu" and 0 < there < cfg.trainer.n_gpus_per_node:
+        why = f"this machine has {there}"
+        yield problem(cfg, RANKS, why, f"{there} or fewer", f"{RANKS}={there}")
+
+
+def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+    """Where the run writes to can be written."""
+    keys = ["trainer.default_local_dir"]
+    if isinstance(cfg, PPOConfig):
+        keys += ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
+    for key in keys:
+        place = lookup(cfg, key)
+        why = place and _unwritable(Path(place))
+        if why:
+            fix = f"{key}=DIR, a directory that can be written"
+            yield problem(cfg, key, why, "a directory that can be made and written", fix)
+
+
+def _unwritable(directory: Path) -> str:
+    """Why nothing can be written to ``directory``; empty where it can."""
+    above = directory.absolute()
+    while not above.exists():
+        above = above.parent
+    try:
+        # Tried, not asked: permissions do not tell of file systems that are read only. Nothing is
+        # left of it, and the run's own directory is not made.
+        with tempfile.TemporaryDirectory(dir=above):
+            return ""
+    except OSError as error:
+        return f"nothing can be written to {above}: {error.strerror or error}"
+
+
+def _cluster_problems(cfg: PPOConfig) -> Iterator[str]:
+    """A cluster that is to be joined answers."""
+    own = cfg.ray_init.address
+    address = own or os.environ.get("RAY_ADDRESS")
+    if not address or address in ("local", "auto"):
+        return
+    said = f"ray_init.address={own!r}" if own else f"RAY_ADDRESS={address!r} (the environment's)"
+    fix = "`ray start --head` there, or a Ray of the run's own: " + (
+        "ray_init.address=null" if own else "unset RAY_ADDRESS"
+    )
+    allowed = "host:port of a cluster that runs, or auto for this node's"
+    host, _, port = address.partition("://")[2].rpartition(":")
+    if "://" not in address:
+        host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        yield f"{said}: no host:port; allowed: {allowed}; fix: {fix}"
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        yield f"{said}: nobody answers there: {error}; allowed: {allowed}; fix: {fix}"

@@ -1,0 +1,205 @@
+"""What is refused with the files of the models at hand: their configs, tokenizers and templates.
+
+Nothing but these small files is read, or fetched from the hub where a model is named by its name
+there; what only shows with the weights is found where they are loaded.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
+from agent_system.multi_turn_rollout.play_settings import asks_for_levels
+from agent_system.tokens.probe import probe_template
+from agent_system.tokens.template import TemplateUnsupported
+from rlvcr.levels import LevelCodec
+from verl.models.architecture import ALLOWED, FIX, config_reasons
+from verl.models.backbone import attention_window
+from verl.models.hub import description_directory
+from verl.models.loader import read_config
+from verl.models.lora import linear_names
+from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.problems import problem
+from verl.trainer.config.schema import PPOConfig
+from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
+from verl.utils.hints import did_you_mean, nearest_name
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig
+
+POLICY = "actor_rollout_ref.model"
+PATH = f"{POLICY}.path"
+NO_TOKENIZER = (OSError, ValueError, KeyError, TypeError, ImportError)
+
+
+def model_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Messages of all checks of policy and critic."""
+    models: dict[str, ModelConfig | CriticModelConfig] = {POLICY: cfg.actor_rollout_ref.model}
+    if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
+        models["critic.model"] = cfg.critic.model
+    for section, model in models.items():
+        if model.path is None:
+            continue
+        path = model.path
+        if section == POLICY and cfg.cold_start.enable and not Path(path).is_dir():
+            continue  # what a cold start makes suits
+        try:
+            directory = Path(description_directory(path))
+        except FileNotFoundError as error:
+            allowed = "a directory in Hugging Face format, or a hub name"
+            fix = "mend the path, or have this config make a policy there: cold_start.enable=true"
+            yield f"{section}.path={path!r}: {error}; allowed: {allowed}; fix: {fix}"
+            continue
+        yield from _config_problems(cfg, section, model, directory)
+    yield from _tokenizer_problems(cfg)
+
+
+# ---- configs ---------------------------------------------------------------------------------
+
+
+def _config_problems(
+    cfg: PPOConfig, section: str, model: ModelConfig | CriticModelConfig, directory: Path
+) -> Iterator[str]:
+    """Packed rows can score the model, as far as its config tells."""
+    said = f"{section}.path={model.path!r}"
+    try:
+        config = read_config(directory, model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        allowed = "a model that transformers knows"
+        yield f"{said}: {error}; allowed: {allowed}; fix: mend the directory"
+        return
+    unknown = [key for key in model.override_config if not hasattr(config, key)]
+    for key in unknown:
+        yield _unknown_override(section, key, model.override_config, config)
+    for key in set(model.override_config) - set(unknown):
+        setattr(config, key, model.override_config[key])
+    for reason in config_reasons(config):
+        yield f"{said}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
+    yield from _window_problems(cfg, said, attention_window(config))
+    if isinstance(model, ModelConfig) and model.lora_rank:
+        yield from _lora_problems(cfg, model, config)
+
+
+def _unknown_override(
+    section: str, key: str, values: Mapping[str, object], config: "PreTrainedConfig"
+) -> str:
+    known = sorted(name for name in config.to_dict() if not name.startswith("_"))
+    guess = nearest_name(key, known)
+    where = f"{section}.override_config"
+    fix = f"{where}.{guess}={values[key]}" if guess else "leave it out"
+    return (
+        f"{where}.{key}={values[key]!r}: {type(config).__name__} has no such value"
+        f"{did_you_mean(key, known)}; allowed: {', '.join(known)}; fix: {fix}"
+    )
+
+
+def _window_problems(cfg: PPOConfig, said: str, window: int | None) -> Iterator[str]:
+    """No row, and no other thought about the prefix of a row, is longer than the ``window``."""
+    rows = cfg.data.max_prompt_length + cfg.data.max_response_length
+    keys = "data.max_prompt_length + data.max_response_length"
+    if cfg.algorithm.rlvcr.enable:
+        rows += cfg.algorithm.rlvcr.max_alternative_tokens
+        keys += " + algorithm.rlvcr.max_alternative_tokens"
+    if window is not None and rows > window:
+        yield (
+            f"{said}: some layers see {window} tokens only, and rows with their branches may have "
+            f"{rows} ({keys}); allowed: rows within the window; fix: lower these, or choose a "
+            "model without a window (docs/models.md)"
+        )
+
+
+def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig") -> Iterator[str]:
+    """The modules that adapters are asked for exist."""
+    if find_spec("peft") is None:
+        key = f"{POLICY}.lora_rank"
+        yield problem(cfg, key, "adapters need peft", "0", f"pip install peft, or {key}=0")
+        return
+    if model.target_modules == "all-linear":
+        return
+    from transformers import AutoModelForCausalLM
+
+    # On no device: the names of modules, and not a weight.
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    names = [name for name, _ in lm.named_modules() if name]
+    known = linear_names(lm)
+    key = f"{POLICY}.target_modules"
+    asked = model.target_modules
+    for target in [asked] if isinstance(asked, str) else list(asked):
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            near = did_you_mean(str(target), known).removeprefix("; ")
+            why = f"{config.model_type} has no module {target!r}"
+            allowed = f"all-linear, or some of {', '.join(known)}"
+            yield problem(cfg, key, why, allowed, near or f"{key}=all-linear")
+
+
+# ---- tokenizers ------------------------------------------------------------------------------
+
+
+def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Conversations can be rendered, and levels told apart in tokens; a policy built from nothing
+    brings a tokenizer that suits.
+    """
+    path = tokenizer_directory(cfg)
+    if path is None:
+        return
+    said = f"{PATH}={str(cfg.actor_rollout_ref.model.path)!r}"
+    if cfg.actor_rollout_ref.model.path != path:
+        said = f"{PATH}={path!r}"
+    try:
+        tokenizer = load_tokenizer(cfg, path)
+    except NO_TOKENIZER as error:
+        why = str(error).strip().splitlines()[0] if str(error) else repr(error)
+        fix = "put the tokenizer's files beside the weights"
+        yield f"{said}: its tokenizer does not load: {why}; allowed: a tokenizer; fix: {fix}"
+        return
+    try:
+        probe_template(tokenizer, cfg.data.apply_chat_template_kwargs).require(cfg.env.history)
+    except TemplateUnsupported as error:
+        yield (
+            f"{said}: {error}; allowed: a chat template that suits env.history={cfg.env.history}; "
+            "fix: an instruct model, or a chat_template.jinja in its directory"
+        )
+        return
+    if asks_for_levels(cfg):
+        yield from _level_problems(said, tokenizer)
+
+
+def _level_problems(said: str, tokenizer: PolicyTokenizer) -> Iterator[str]:
+    try:
+        LevelCodec(tokenizer)
+    except ValueError as error:
+        yield (
+            f"{said}: {error}; allowed: a tokenizer in which each of the digits "
+            "1, 2, 3, 4 between <level> and </level> is a token of its own; "
+            "fix: add them to the tokenizer and train the policy with them"
+        )
+
+
+def load_tokenizer(cfg: PPOConfig, path: str) -> PolicyTokenizer:
+    """The tokenizer in the directory ``path``."""
+    # By call: its import takes seconds, which checks of the config alone do not need.
+    from transformers import AutoTokenizer
+
+    trust = cfg.actor_rollout_ref.model.trust_remote_code
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+
+
+def tokenizer_directory(cfg: PPOConfig) -> str | None:
+    """The directory of the policy's tokenizer, or of the one it will be made with; None where there
+    is none yet.
+    """
+    path = cfg.actor_rollout_ref.model.path
+    if path is None:
+        return None
+    if not cfg.cold_start.enable or Path(path).is_dir():
+        try:
+            return description_directory(path)
+        except FileNotFoundError:
+            return None  # said where the model is looked up
+    model = cold_start_config(cfg).model
+    places = [place for place in (model.tokenizer_path, model.path) if place]
+    return next((place for place in places if Path(place).is_dir()), None)

@@ -1,0 +1,152 @@
+"""What ``--check`` does beside the checks of every start: the pieces that a run calls later are
+called once, on made-up rows.
+
+    two plays, a step each ──▶ reward ──▶ estimator ──▶ policy loss
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from agent_system.reward_manager import load_reward_manager
+from verl.algos import get_adv_estimator_fn, missing_inputs
+from verl.models.token_scores import TokenScores
+from verl.protocol import DataProto, object_array
+from verl.records import StepRecord
+from verl.trainer.config.problems import problem
+from verl.trainer.config.schema import PPOConfig
+from verl.trainer.launch.preflight import environment_problems
+from verl.trainer.launch.preflight_model import tokenizer_directory
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.workers.policy_loss import PolicyLoss, denominators
+from verl.workers.rows import Rows
+
+ROWS = 2
+PROMPT = 2
+RESPONSE = 4
+ESTIMATOR = "algorithm.adv_estimator"
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+REWARD = "custom_reward_function.path"
+
+
+def rehearsal_problems(cfg: PPOConfig) -> list[str]:
+    """Messages about what a run would stumble over once it plays and learns."""
+    # Where there is a tokenizer, the environment was opened to measure prompts.
+    found = list(environment_problems(cfg)) if tokenizer_directory(cfg) is None else []
+    data = made_up_rows()
+    return [*found, *_reward_problems(cfg, data), *_learning_problems(cfg, data)]
+
+
+def made_up_rows() -> DataProto:
+    """Two plays of one task, of one step and one row each: the first was won."""
+    ids = torch.arange(ROWS * (PROMPT + RESPONSE)).view(ROWS, -1)
+    sampled = torch.ones(ROWS, RESPONSE, dtype=torch.long)
+    attention = torch.ones_like(ids)
+    zeros = torch.zeros(ROWS, RESPONSE)
+    won = [True, False]
+    tensors = {
+        "input_ids": ids,
+        "prompts": ids[:, :PROMPT],
+        "responses": ids[:, PROMPT:],
+        "attention_mask": attention,
+        "position_ids": attention.cumsum(-1) - 1,
+        "response_mask": sampled,
+        "step_ids": torch.zeros_like(sampled),
+        "choice_mask": torch.zeros_like(sampled),
+        **{name: zeros.clone() for name in ("rollout_log_probs", "old_log_probs", "entropys")},
+        **{name: zeros.clone() for name in ("ref_log_prob", "values")},
+        "reward_baselines": torch.zeros(ROWS),
+    }
+    columns = {
+        "uid": ["task"] * ROWS,
+        "traj_uid": ["first play", "second play"],
+        "data_source": ["made_up"] * ROWS,
+        "task_id": ["made-up-0"] * ROWS,
+        "anchor_obs": object_array([["a state"]] * ROWS),
+        "is_action_valid": object_array([[True]] * ROWS),
+        "step_rewards": object_array([[float(flag)] for flag in won]),
+        "step_index": object_array([[0]] * ROWS),
+        "episode_rewards": [float(flag) for flag in won],
+        "episode_lengths": [1] * ROWS,
+        "won": won,
+        "aborted": [False] * ROWS,
+        "truncated": [False] * ROWS,
+        "steps": object_array([[_step(flag)] for flag in won]),
+    }
+    return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
+
+
+def _step(won: bool) -> StepRecord:
+    return StepRecord(
+        step=0,
+        observation="a made-up observation",
+        response="<think>made up</think><action>look</action>",
+        action="look",
+        is_action_valid=True,
+        reward=float(won),
+        done=True,
+        num_tokens=RESPONSE,
+        stop_reason="stop",
+        span=(PROMPT, PROMPT + RESPONSE),
+    )
+
+
+def _reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+    """The reward manager, and a function of the user's own, score ``data``, which then has
+    ``token_level_scores``.
+    """
+    scores = torch.zeros(ROWS, RESPONSE)
+    try:
+        scores = load_reward_manager(cfg)(data)
+    except Exception as error:  # the user's own code
+        key = REWARD if cfg.custom_reward_function.path else "reward_model.reward_manager"
+        why = f"called once on made-up rows it failed: {_brief(error)}"
+        yield problem(cfg, key, why, "a finite number for every play", "mend the function")
+    data.batch["token_level_scores"] = scores
+    data.batch["token_level_rewards"] = scores
+
+
+def _learning_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+    """The estimator and the policy loss take ``data``."""
+    estimator = get_adv_estimator_fn(cfg.algorithm.adv_estimator)
+    # What a method adds to the batch holds a number per token.
+    for column in missing_inputs(estimator, {*data.batch.keys(), *data.non_tensor_batch}):
+        data.batch[column] = torch.zeros(ROWS, RESPONSE)
+    try:
+        advantages = compute_advantage(data, cfg).batch["advantages"]
+    except Exception as error:  # may be the user's own code
+        yield _failed(cfg, ESTIMATOR, error, "an estimator of [B, R] rewards")
+        return
+    if advantages.shape != (ROWS, RESPONSE) or not advantages.isfinite().all():
+        why = f"on made-up rows its advantages are {advantages.tolist()}"
+        yield problem(cfg, ESTIMATOR, why, "finite numbers [B, R]", "mend the estimator")
+        return
+    try:
+        loss = _loss(cfg, data)
+    except Exception as error:  # may be the user's own code
+        yield _failed(cfg, LOSS, error, "a loss that is a number")
+        return
+    if not loss.isfinite():
+        why = f"on made-up rows it is {loss.item()}"
+        yield problem(cfg, LOSS, why, "a finite number", "mend the loss or its settings")
+
+
+def _loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
+    """The policy loss of ``data``, whose tokens have become a little less likely."""
+    section = cfg.actor_rollout_ref.actor
+    index = list(range(ROWS))
+    whole = denominators(data, index, section.loss_agg_mode)
+    log_probs = torch.full((ROWS * RESPONSE,), -0.1, requires_grad=True)
+    scores = TokenScores(log_probs, torch.zeros(ROWS * RESPONSE))
+    loss, _ = PolicyLoss(section)(scores, Rows(data), data, index, whole)
+    loss.backward()
+    return loss.detach()
+
+
+def _failed(cfg: PPOConfig, key: str, error: Exception, allowed: str) -> str:
+    why = f"called once on made-up rows it failed: {_brief(error)}"
+    return problem(cfg, key, why, allowed, "mend it, or name another")
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
