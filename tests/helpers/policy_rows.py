@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
 
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span
@@ -121,3 +122,19 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
         "spans": object_array(spans),
     }
     return DataProto.from_dict(dict(data.batch.items()), columns, data.meta_info)
+
+
+def padded_scores(path, data, temperature=1.0):
+    """Log-probs and entropies [B, R] from a plain padded forward of transformers' own attention."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    batch = data.batch
+    with torch.no_grad():
+        out = model(
+            batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            position_ids=batch["position_ids"],
+        )
+    log_probs = (out.logits[:, PROMPT - 1 : -1] / temperature).log_softmax(-1)
+    mask = batch["response_mask"]
+    chosen = log_probs.gather(-1, batch["responses"][..., None])[..., 0]
+    return chosen * mask, -(log_probs.exp() * log_probs).sum(-1) * mask

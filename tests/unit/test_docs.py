@@ -13,6 +13,7 @@ from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES
 from verl.trainer.config import PPOConfig, SFTConfig
 from verl.trainer.config.compose import config_names
 from verl.trainer.config.plugged import schema_keys
+from verl.trainer.config.schema.tools import ExportConfig, GenerationConfig
 from verl.utils.settings.unknown import owner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +72,8 @@ def test_files_configs_and_keys_exist(page):
     ] == []
     if page.name == "mutants.md":
         return  # it quotes code, whose names are no keys
-    keys = [schema_keys(schema) for schema in (PPOConfig, SFTConfig)]
+    schemas = (PPOConfig, SFTConfig, GenerationConfig, ExportConfig)
+    keys = [schema_keys(schema) for schema in schemas]
     named = {key for key in KEY.findall(text) if not key.endswith((".py", ".md", ".json"))}
     sections = {key.rpartition(".")[0] for schema in keys for key in schema}
     unknown = {key for key in named if not any(owner(key, schema) for schema in keys)}

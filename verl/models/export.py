@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from verl.models.lora import merge_lora
+from verl.models.lora import ADAPTER, adapter_config, merge_lora
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -74,6 +74,40 @@ def save_hf(
     path.chmod(0o644)  # safetensors leaves it to its owner alone
     if source:
         _copy_tokenizer(Path(source), directory)
+
+
+def save_adapters(
+    lm: "PreTrainedModel",
+    state: dict[str, torch.Tensor],
+    prefix: str,
+    directory: str | Path,
+    source: str | Path,
+) -> None:
+    """Write the LoRA adapters of ``lm`` alone as peft and vLLM load them: ``adapter_config.json``,
+    ``adapter_model.safetensors`` and the tokenizer files of ``source``, the model they belong to.
+
+    ``state`` is the full state of a wrapper, which keeps the model below ``prefix``. Raises
+    ``ValueError`` where the model has no adapters.
+    """
+    config = adapter_config(lm)
+    if config is None:
+        raise ValueError("the model has no LoRA adapters")
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    config.base_model_name_or_path = str(source)
+    config.inference_mode = True
+    config.task_type = "CAUSAL_LM"
+    config.save_pretrained(str(directory))
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        if ".lora_" in name:
+            # peft names no adapter in its files, and has a wrapper of its own around the model.
+            plain = name.removeprefix(prefix).replace(f".{ADAPTER}.", ".")
+            found[f"base_model.model.{plain}"] = tensor.detach().cpu().contiguous().clone()
+    path = directory / "adapter_model.safetensors"
+    save_file(found, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+    _copy_tokenizer(Path(source), directory)
 
 
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:

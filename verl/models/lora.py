@@ -1,7 +1,7 @@
 """LoRA through peft: adapters are injected into the model itself, and merged again on export."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
+_CONFIG = "_verl_adapter_config"
 
 
 def add_lora(
@@ -44,7 +45,14 @@ def add_lora(
         bias="none",
     )
     inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+    # peft hangs its configs on a wrapper, which there is none of here.
+    setattr(model, _CONFIG, config)
     return model
+
+
+def adapter_config(model: "PreTrainedModel") -> Any:
+    """The peft configuration of the adapters that ``add_lora`` injected; None without any."""
+    return getattr(model, _CONFIG, None)
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:

@@ -101,6 +101,20 @@ def max_over_ranks(values: Sequence[float]) -> list[float]:
     return _reduce(values, dist.ReduceOp.MAX)
 
 
+def broadcast_text(text: str) -> str:
+    """The ``text`` of rank 0, on every rank; what the others hand over is not read."""
+    if world_size() == 1:
+        return text
+    device = _wire_device()
+    data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    size = torch.tensor([len(data)], device=device)
+    dist.broadcast(size, src=0)
+    if rank() > 0:
+        data = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(data, src=0)
+    return bytes(data.tolist()).decode()
+
+
 def gather_vectors(values: torch.Tensor) -> torch.Tensor:
     """The vectors [n_r] of all ranks, one after another; lengths may differ, dtypes must not."""
     if world_size() == 1:

@@ -1,7 +1,7 @@
-"""The composition root of a supervised run: the one module that joins episodes, tokens, a policy
-and the trainer.
+"""The composition root of a supervised run: it joins episodes, tokens and a policy, and hands them
+to the ranks that train.
 
-    episodes ─▶ messages ─▶ policy and tokenizer (new or given) ─▶ token rows ─▶ trainer.fit() ─▶ HF
+    episodes ─▶ messages ─▶ policy and tokenizer (new or given) ─▶ token rows ─▶ ranks ─▶ HF
 
 Messages become tokens exactly as in a rollout, so what is learnt here is what is sampled there: an
 episode is one row with ``append`` history, and a row for each step with ``window`` history.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 from agent_system.environments.demonstrations import (
     NoExpert,
@@ -25,24 +25,16 @@ from agent_system.environments.demonstrations import (
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.bridge import ChatBridge
 from rlvcr.levels import TAGS
-from verl.models.export import hf_names, save_hf, tied_names
 from verl.models.hub import model_directory
-from verl.models.loader import load_causal_lm
 from verl.models.new_policy import build_policy
-from verl.models.policy import PolicyModel
 from verl.record.run_dir import RunDirectory
 from verl.trainer.config.schema import SFTConfig
-from verl.trainer.sft.progress import SFTProgress
-from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, plan_batches, read_records, token_row
-from verl.trainer.sft.trainer import SFTTrainer
-from verl.utils.checkpoint import CheckpointManager
-from verl.utils.files import publish_directory
+from verl.trainer.launch.sft_ranks import SFTJob, train_on_ranks
+from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, read_records, token_row
 from verl.utils.logging import setup_logging
 from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.settings import ConfigError
 from verl.utils.threads import available_cpus
-from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import full_weights
 
 logger = logging.getLogger(__name__)
 Record = dict[str, Any]
@@ -51,10 +43,8 @@ Record = dict[str, Any]
 def run_sft(cfg: SFTConfig) -> Path:
     """Make the policy that ``cfg`` describes and return its directory."""
     started = time.perf_counter()
-    if cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1:
-        raise ValueError(
-            "main_sft trains on one device: trainer.n_gpus_per_node=1 trainer.nnodes=1"
-        )
+    if cfg.trainer.nnodes > 1:
+        raise ValueError("main_sft trains on the devices of one machine: trainer.nnodes=1")
     torch.set_num_threads(cfg.trainer.num_threads or available_cpus())
     seed_everything(cfg.trainer.seed)
     with (
@@ -68,73 +58,19 @@ def run_sft(cfg: SFTConfig) -> Path:
             place = cfg.model.tokenizer_path or source
             trust = cfg.model.trust_remote_code
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
-            rows = make_rows(cfg, train, tokenizer)
-            val_rows = make_rows(cfg, held_out, tokenizer)
-            save_path = train_and_save(cfg, run, source, tokenizer, rows, val_rows)
+            job = SFTJob(
+                cfg=cfg,
+                run_dir=run.path,
+                checkpoints=run.checkpoints,
+                log_file=run.logs / "sft.log",
+                source=source,
+                tokenizer=str(place),
+                rows=make_rows(cfg, train, tokenizer),
+                val_rows=make_rows(cfg, held_out, tokenizer),
+            )
+            save_path = train_on_ranks(job, cfg.trainer.n_gpus_per_node)
     logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - started)
     return save_path
-
-
-def train_and_save(
-    cfg: SFTConfig, run: RunDirectory, source: Path, tokenizer, rows, val_rows
-) -> Path:
-    """Train the policy at ``source`` on ``rows`` and write it to ``model.save_path``."""
-    trainer = cfg.trainer
-    data = cfg.data
-    lengths = [len(row) for row in rows]
-    batches = plan_batches(
-        lengths,
-        data.tokens_per_batch,
-        trainer.total_epochs,
-        trainer.total_training_steps,
-        trainer.seed,
-        data.shuffle,
-    )
-    optim = cfg.optim.model_copy(update={"total_training_steps": len(batches)})
-    lm = load_causal_lm(
-        source,
-        trust_remote_code=cfg.model.trust_remote_code,
-        override_config=cfg.model.override_config,
-        gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
-    )
-    # Asked before the engine shards the parameters, after which it cannot be told.
-    tied = tied_names(lm)
-    engine = TrainEngine(
-        PolicyModel(lm),
-        device=trainer.device,
-        dtype=cfg.model.dtype,
-        fsdp=cfg.model.fsdp_config,
-        optim=optim,
-        grad_clip=trainer.grad_clip,
-    )
-    # One is enough to resume from; the policy itself goes to model.save_path.
-    checkpoints = CheckpointManager(run.checkpoints, max_to_keep=1)
-    loop = SFTTrainer(
-        engine,
-        rows,
-        batches,
-        val_rows,
-        max_tokens=data.max_token_len_per_gpu,
-        test_freq=trainer.test_freq,
-        save_freq=trainer.save_freq,
-        checkpoints=checkpoints,
-    )
-    loop.resume(find_checkpoint(cfg, checkpoints))
-    parameters = sum(p.numel() for p in engine.module.parameters())
-    sizes = (f"{len(rows):,}", f"{sum(lengths):,}", f"{len(batches):,}", f"{parameters / 1e6:.1f}")
-    logger.info("%s rows, %s tokens, %s optimizer steps, %s million parameters", *sizes)
-    with SFTProgress(cfg, run.path, total=len(batches), first=loop.step) as progress:
-        loop.fit(progress.on_step)
-    weights = hf_names(full_weights(engine), "lm.", {}, tied)
-    return save_policy(lm, weights, tokenizer, Path(cfg.model.save_path))
-
-
-def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
-    """Where to continue from: the newest valid checkpoint, the named one, or nowhere."""
-    named = cfg.trainer.resume_from_path
-    if cfg.trainer.resume_mode == "resume_path" and named is not None:
-        return Path(named)
-    return checkpoints.latest_valid() if cfg.trainer.resume_mode == "auto" else None
 
 
 # ---------------------------------------------------------------------- episodes
@@ -300,15 +236,3 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
         tie_embeddings=new.tie_word_embeddings,
         seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,
     )
-
-
-def save_policy(
-    lm: PreTrainedModel, weights: dict[str, torch.Tensor], tokenizer, target: Path
-) -> Path:
-    """Write the Hugging Face directory ``target`` so that it is there whole or not at all; an older
-    one is replaced.
-    """
-    with publish_directory(target) as directory:
-        save_hf(lm, weights, directory, source=None)
-        tokenizer.save_pretrained(directory)
-    return target

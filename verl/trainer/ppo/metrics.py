@@ -9,6 +9,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.sections import batch_metrics
+from verl.utils.repeats import best_at_k, maj_at_k, pass_at_k, powers_up_to
 from verl.utils.statistics import bootstrap_interval
 
 
@@ -107,7 +108,49 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
         result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
-    return result | batch_metrics(batch, "val")
+    return result | repeated_plays(batch, rows) | batch_metrics(batch, "val")
+
+
+def repeated_plays(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
+    """``val/pass@k`` (won), ``val/best@k`` (return) and ``val/maj@k`` (won, of the plays whose last
+    action most plays end with), where every task is played more than once; means over tasks.
+
+    ``rows`` are the first rows of the trajectories. k is 1, 2, 4, ... and the number of plays.
+    """
+    fields = batch.non_tensor_batch
+    plays: dict[str, list[int]] = {}
+    for row in rows.tolist():
+        plays.setdefault(str(fields["uid"][row]), []).append(row)
+    n = min(map(len, plays.values()), default=0)
+    if n < 2:
+        return {}
+    last = last_actions(batch)
+    found: dict[str, list[float]] = {}
+    for members in plays.values():
+        won = [float(fields["won"][row]) for row in members]
+        returns = [float(fields["episode_rewards"][row]) for row in members]
+        answers = [last.get(str(fields["traj_uid"][row])) for row in members]
+        for k in powers_up_to(n):
+            of_task = {
+                "pass": pass_at_k(len(members), int(sum(won)), k),
+                "best": best_at_k(returns, k),
+                "maj": maj_at_k(answers, won, k),
+            }
+            for kind, value in of_task.items():
+                found.setdefault(f"val/{kind}@{k}", []).append(value)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def last_actions(batch: DataProto) -> dict[str, str]:
+    """The last action of every trajectory that has one."""
+    latest: dict[str, tuple[int, str]] = {}
+    columns = batch.non_tensor_batch
+    for trajectory, steps in zip(columns["traj_uid"], columns["steps"], strict=True):
+        for step in steps:
+            # A trajectory's steps may lie in several rows, in any order.
+            if step.step >= latest.get(str(trajectory), (-1, ""))[0]:
+                latest[str(trajectory)] = (step.step, step.action)
+    return {trajectory: action for trajectory, (_, action) in latest.items()}
 
 
 def mean_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:

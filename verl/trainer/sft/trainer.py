@@ -4,7 +4,7 @@ to resume.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +14,14 @@ from verl.models.branch_attention import pack
 from verl.models.token_scores import Targets
 from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow
 from verl.utils.checkpoint import CheckpointManager
+from verl.workers.collectives import broadcast_text, rank, sum_over_ranks, world_size
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import load_engine, save_engine
+from verl.workers.passes import common_passes
 from verl.workers.rows import micro_batches
 
 logger = logging.getLogger(__name__)
 EVAL_TOKENS = 4096  # per forward of the held-out rows
-Sums = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,11 @@ class StepRecord:
 
 
 class SFTTrainer:
-    """Minimises the weighted mean of ``-log p(token)`` over rows, on one device.
+    """Minimises the weighted mean of ``-log p(token)`` over rows, on this rank's device.
+
+    Every rank holds all rows and the same batches; the rows of a batch are dealt out by length. The
+    gradient of a step is that of the whole batch, whatever the ranks and micro-batches. A
+    micro-batch is one packed sequence of whole rows, each attending to itself alone.
 
     Args:
         engine: a ``TrainEngine`` around a ``PolicyModel``.
@@ -94,8 +99,15 @@ class SFTTrainer:
         """Write a checkpoint."""
         if self.checkpoints is None:
             raise ValueError("save_freq > 0 needs checkpoints")
+        if rank() > 0:
+            self._write_engine(Path())
+            return
         state = {"global_step": self.step}
-        self.checkpoints.save(self.step, lambda path: save_engine(self.engine, path), state)
+        self.checkpoints.save(self.step, self._write_engine, state)
+
+    def _write_engine(self, directory: Path) -> None:
+        # Rank 0 alone knows the directory, and every rank has to write into it.
+        save_engine(self.engine, broadcast_text(str(directory)))
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
         """One optimizer step on the rows ``batch``; the loss is the mean over the whole batch's
@@ -106,15 +118,16 @@ class SFTTrainer:
         tokens = sum(len(row) for row in rows)
         # A first token has no prediction before it, whatever its weight.
         weight = sum(sum(row.loss_weights[1:]) for row in rows)
-        sums: Sums = {}
+        sums = Sums()
         with self.engine.resident(training=True):
-            cuts = micro_batches([len(row) for row in rows], max_tokens=self.max_tokens)
-            for number, cut in enumerate(cuts, start=1):
-                loss = self._weighted_sum([rows[i] for i in cut], sums)
+            parts = self._micro_batches(rows, self.max_tokens)
+            for number, part in enumerate(parts, start=1):
+                loss = self._weighted_sum(part or rows[:1], sums if part else Sums())
                 # Over the weight of the whole batch: gradients do not depend on how it is cut.
-                self.engine.backward(loss / weight, last=number == len(cuts))
+                share = loss / weight if part else loss * 0.0
+                self.engine.backward(share, last=number == len(parts))
             report = self.engine.step()
-        return _means("train", sums) | {
+        return sums.means("train") | {
             "train/grad_norm": report.grad_norm,
             "train/lr": report.lr,
             "train/skipped": float(report.skipped),
@@ -122,7 +135,17 @@ class SFTTrainer:
             "perf/throughput": tokens / max(time.perf_counter() - started, 1e-9),
         }
 
-    def _weighted_sum(self, rows: Sequence[SFTRow], sums: Sums) -> torch.Tensor:
+    def _micro_batches(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
+        """This rank's share of ``rows``, cut into micro-batches; equally many on every rank, the
+        last ones of which may be empty.
+        """
+        mine = [rows[i] for i in dealt([len(row) for row in rows], world_size())[rank()]]
+        cuts = micro_batches([len(row) for row in mine], max_tokens=max_tokens)
+        # A pass through a sharded model is a collective operation: every rank makes each of them.
+        empty = [[] for _ in range(common_passes(cuts) - len(cuts))]
+        return [[mine[i] for i in cut] for cut in cuts] + empty
+
+    def _weighted_sum(self, rows: Sequence[SFTRow], sums: "Sums") -> torch.Tensor:
         """Sum over tokens of ``weight * -log p``; adds its parts by kind of token to ``sums``."""
         device = self.engine.device
         packed = pack([torch.tensor(row.input_ids) for row in rows], device=device)
@@ -143,8 +166,7 @@ class SFTTrainer:
             "agent_loss": loss[agent].sum(),
             "agent_tokens": agent.sum(),
         }
-        for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + float(value.detach())
+        sums.add({name: float(value.detach()) for name, value in found.items()})
         return found["loss"]
 
     @torch.no_grad()
@@ -154,15 +176,51 @@ class SFTTrainer:
         """
         if not self.val_rows:
             return {}
-        sums: Sums = {}
+        sums = Sums()
         with self.engine.resident():
-            for cut in micro_batches([len(row) for row in self.val_rows], max_tokens=EVAL_TOKENS):
-                self._weighted_sum([self.val_rows[i] for i in cut], sums)
-        return _means("val", sums)
+            for part in self._micro_batches(self.val_rows, EVAL_TOKENS):
+                self._weighted_sum(part or self.val_rows[:1], sums if part else Sums())
+        return sums.means("val")
 
 
-def _means(prefix: str, sums: Sums) -> dict[str, float]:
-    means = {f"{prefix}/loss": sums["loss"] / sums["weight"]}
-    if sums["agent_tokens"]:
-        means[f"{prefix}/agent_loss"] = sums["agent_loss"] / sums["agent_tokens"]
-    return means
+class Sums:
+    """What the micro-batches of this rank add up to."""
+
+    def __init__(self) -> None:
+        names: list[str] = ["loss", "weight", "agent_loss", "agent_tokens"]
+        self._sums = dict.fromkeys(names, 0.0)
+
+    def add(self, found: Mapping[str, float]) -> None:
+        """Add the sums of one micro-batch."""
+        for name, value in found.items():
+            self._sums[name] += value
+
+    def total(self, name: str) -> float:
+        """One of the sums: ``loss``, ``weight``, ``agent_loss``, ``agent_tokens``."""
+        return self._sums[name]
+
+    def means(self, prefix: str) -> dict[str, float]:
+        """``<prefix>/loss`` and, where there is a token of the agent, ``<prefix>/agent_loss`` over
+        all ranks; a collective call.
+        """
+        whole = dict(zip(self._sums, sum_over_ranks(list(self._sums.values())), strict=True))
+        means = {f"{prefix}/loss": whole["loss"] / whole["weight"]}
+        if whole["agent_tokens"]:
+            means[f"{prefix}/agent_loss"] = whole["agent_loss"] / whole["agent_tokens"]
+        return means
+
+
+def dealt(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Indices of rows for each of ``ranks``, about as many tokens for every one; one rank gets all
+    of them in order. With fewer rows than ranks, some get none.
+    """
+    if ranks == 1:
+        return [list(range(len(lengths)))]
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    # The longest rows first, each to whom has least.
+    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        least = loads.index(min(loads))
+        shares[least].append(row)
+        loads[least] += lengths[row]
+    return shares

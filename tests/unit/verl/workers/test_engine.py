@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.helpers.policy_rows import PROMPT, gradients, policy_config, random_rows
+from tests.helpers.policy_rows import PROMPT, gradients, padded_scores, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import check_model_dir, load_causal_lm
 from verl.models.packed_attention import layout_of_rows
@@ -36,22 +36,6 @@ def untied_policy(tmp_path_factory):
 
 def engine_of(path, optim=None, **options):
     return TrainEngine(PolicyModel(load_causal_lm(path, **options)), device="cpu", optim=optim)
-
-
-def padded_scores(path, data, temperature=1.0):
-    """Log-probs and entropies [B, R] from a plain padded forward of transformers' own attention."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    batch = data.batch
-    with torch.no_grad():
-        out = model(
-            batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            position_ids=batch["position_ids"],
-        )
-    log_probs = (out.logits[:, PROMPT - 1 : -1] / temperature).log_softmax(-1)
-    mask = batch["response_mask"]
-    chosen = log_probs.gather(-1, batch["responses"][..., None])[..., 0]
-    return chosen * mask, -(log_probs.exp() * log_probs).sum(-1) * mask
 
 
 def loss_of(engine, data):

@@ -35,9 +35,9 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
         yield problem(
             cfg, "data.max_length", "rows must fit the policy's context", allowed, "lower it"
         )
-    if cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1:
-        fix = "trainer.n_gpus_per_node=1 trainer.nnodes=1"
-        yield problem(cfg, "trainer.n_gpus_per_node", "supervised runs use one device", "1", fix)
+    if cfg.trainer.nnodes > 1:
+        why = "a supervised run uses the devices of one machine"
+        yield problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")
     if data.max_token_len_per_gpu < data.max_length:
         allowed = f"data.max_length ({data.max_length}) or more"
         yield problem(

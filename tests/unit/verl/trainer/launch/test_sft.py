@@ -23,9 +23,9 @@ from verl.trainer.launch.sft import (
     load_records,
     make_rows,
     run_sft,
-    save_policy,
     starting_policy,
 )
+from verl.trainer.launch.sft_ranks import save_policy
 from verl.trainer.sft.rows import SFTRow, plan_batches, read_records
 from verl.trainer.sft.trainer import SFTTrainer
 from verl.utils.checkpoint import CheckpointManager

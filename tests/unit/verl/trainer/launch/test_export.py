@@ -1,0 +1,114 @@
+"""Checkpoints become directories that transformers and peft load, with the trainer's log-probs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.helpers.policy_rows import padded_scores, policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.trainer import main_export
+from verl.trainer.config.schema.actor import ActorRolloutRefConfig
+from verl.utils.checkpoint import CheckpointManager
+from verl.workers.actor import ActorWorker
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.2)
+
+
+def trained_run(config: ActorRolloutRefConfig, run: Path) -> tuple[Path, torch.Tensor]:
+    """A run directory with a checkpoint of a trained actor, and the log-probs of its weights."""
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    data = random_rows()
+    worker.update_actor(data)
+    worker.update_actor(data)
+    run.mkdir()
+    tree = {"actor_rollout_ref": config.model_dump(mode="json")}
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    saved = CheckpointManager(run / "checkpoints").save(
+        2, lambda path: worker.save_checkpoint(str(path / "actor")), {"global_step": 2}
+    )
+    return saved, worker.compute_log_prob(data).batch["old_log_probs"]
+
+
+def with_lora(path: Path) -> ActorRolloutRefConfig:
+    config = policy_config(path)
+    config.model.lora_rank = 4
+    config.model.lora_alpha = 8.0
+    return config
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("role", ["", "actor"])
+def test_an_export_has_the_log_probs_of_the_trainer(policy, tmp_path, capsys, lora, role):
+    config = with_lora(policy) if lora else policy_config(policy)
+    checkpoint, expected = trained_run(config, tmp_path / "run")
+    target = tmp_path / "exported"
+    assert main_export.main([f"checkpoint={checkpoint / role}", f"target={target}"]) == 0
+    assert capsys.readouterr().out == f"{target}\n"
+    found, _ = padded_scores(target, random_rows())
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    before, _ = padded_scores(policy, random_rows())
+    assert (before - expected).abs().max() > 1e-4  # training had moved them
+    model = AutoModelForCausalLM.from_pretrained(target)
+    assert model.config._attn_implementation == "sdpa" and model.config.use_cache
+    assert AutoTokenizer.from_pretrained(target)("go to").input_ids
+
+
+def test_adapters_alone_load_on_the_model_they_belong_to(policy, tmp_path):
+    peft = pytest.importorskip("peft")
+    checkpoint, expected = trained_run(with_lora(policy), tmp_path / "run")
+    target = tmp_path / "adapters"
+    words = [f"checkpoint={checkpoint}", f"target={target}", "lora=adapters"]
+    assert main_export.main(words) == 0
+    assert not (target / "model.safetensors").exists()
+    base = AutoModelForCausalLM.from_pretrained(policy)
+    peft.PeftModel.from_pretrained(base, target).merge_and_unload().save_pretrained(
+        tmp_path / "joined"
+    )
+    found, _ = padded_scores(tmp_path / "joined", random_rows())
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        ("other", [], "do not fit the model"),
+        ("torn", [], "SHA-256 differs"),
+        ("nothing", [], "holds no weights.safetensors"),
+        ("none", ["lora=adapters"], "trained all weights"),
+        ("none", ["model_path=no/such/dir"], "model_path='no/such/dir'"),
+        ("nameless", [], "model_path: there is no config.yaml"),
+        ("none", ["lora=apart"], "lora='apart'"),
+        ("none", ["lorra=merged"], "did you mean lora"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(policy, tmp_path, capsys, change, words, said):
+    checkpoint, _ = trained_run(policy_config(policy), tmp_path / "run")
+    if change == "other":
+        words = [f"model_path={make_tiny_policy(tmp_path / 'wide', hidden=64, layers=1)}"]
+    if change == "torn":
+        with (checkpoint / "actor" / "weights.safetensors").open("r+b") as file:
+            file.seek(-1, 2)
+            file.write(b"\x7f")
+    if change == "nothing":
+        checkpoint = tmp_path
+    if change == "nameless":
+        (tmp_path / "run" / "config.yaml").unlink()
+    target = tmp_path / "exported"
+    assert main_export.main([f"checkpoint={checkpoint}", f"target={target}", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_required_keys_and_help(capsys):
+    assert main_export.main(["lora=merged"]) == 2
+    said = capsys.readouterr().err
+    assert "checkpoint: required" in said and "target: required" in said
+    assert main_export.main(["--help"]) == 0
+    assert "lora  (" in capsys.readouterr().out

@@ -1,0 +1,95 @@
+"""``main_generation``: n answers for every prompt of a file, written beside it."""
+
+import json
+import re
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.trainer import main_generation
+from verl.trainer.sft.rows import read_records
+
+ROWS = [
+    {"prompt": "Where is the mug?", "id": 7},
+    {"prompt": [{"role": "user", "content": "Where is the egg?"}], "id": 8},
+]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.2)
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def words(policy, path, *more: str) -> list[str]:
+    engine = ("rollout.name=hf", "rollout.dtype=float32", "rollout.num_threads=1")
+    lengths = ("data.max_prompt_length=64", "data.max_response_length=8")
+    return [f"model.path={policy}", f"data.path={path}", *engine, *lengths, *more]
+
+
+def test_answers_stand_beside_the_prompts(policy, tmp_path, capsys):
+    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    assert main_generation.main(words(policy, path, "data.n_samples=3")) == 0
+    target = tmp_path / "asked.generated.jsonl"
+    assert capsys.readouterr().out == f"{target}\n"
+    found = list(read_records(target))
+    assert [{k: row[k] for k in ("prompt", "id")} for row in found] == ROWS
+    assert [len(row["responses"]) for row in found] == [3, 3]
+    first = found[0]["responses"]
+    assert len(set(first)) == 3  # at temperature 1 a random policy says something else each time
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    assert all(1 <= len(tokenizer(text).input_ids) <= 12 for text in first)
+    # The same seed gives the same answers, another one others.
+    again = ["data.n_samples=3", f"data.output_path={tmp_path / 'again.jsonl'}"]
+    assert main_generation.main(words(policy, path, *again)) == 0
+    assert list(read_records(tmp_path / "again.jsonl")) == found
+    assert main_generation.main(words(policy, path, *again, "rollout.seed=1")) == 0
+    assert list(read_records(tmp_path / "again.jsonl")) != found
+
+
+def test_parquet_in_and_out_and_greedy(policy, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    rows = [{"question": "Where is the mug?"}, {"question": "Where is the egg?"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "asked.parquet")
+    options = ("data.prompt_key=question", "data.n_samples=2", "rollout.do_sample=false")
+    target = ("data.response_key=said",)
+    command = words(policy, tmp_path / "asked.parquet", *options, *target)
+    assert main_generation.main(command) == 0
+    found = list(read_records(tmp_path / "asked.generated.parquet"))
+    assert [row["question"] for row in found] == [row["question"] for row in rows]
+    assert all(len(row["said"]) == 2 and len(set(row["said"])) == 1 for row in found)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["data.prompt_key=question"], "row 0 of .* has no such column; it has prompt, id"),
+        (["data.max_prompt_length=4"], "row 0 has .* fix: data.max_prompt_length="),
+        (["data.output_path=answers.txt"], "another kind of file"),
+        (["data.path=nowhere.jsonl"], "data.path='nowhere.jsonl'"),
+        (["model.path=no/such/dir"], "model.path='no/such/dir'"),
+        (["data.n_sample=3"], "did you mean data.n_samples"),
+        (["data.n_samples=0"], "data.n_samples=0"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(policy, tmp_path, capsys, more, said):
+    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    assert main_generation.main(words(policy, path, *more)) == 2
+    error = capsys.readouterr().err
+
+    assert re.search(said, error), error
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["asked.jsonl"]
+
+
+def test_the_prompts_are_not_written_over(policy, tmp_path, capsys):
+    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    assert main_generation.main(words(policy, path, f"data.output_path={path}")) == 2
+    assert "not written over" in capsys.readouterr().err
+    assert list(read_records(path)) == ROWS

@@ -1,0 +1,159 @@
+"""Supervised training on two gloo ranks takes the steps of one; packed rows are rows apart."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.loader import load_causal_lm
+from verl.models.policy import PolicyModel
+from verl.trainer.config import load_config
+from verl.trainer.config.schema import SFTConfig
+from verl.trainer.config.schema.model import OptimConfig
+from verl.trainer.config.validate import find_problems
+from verl.trainer.launch.sft import run_sft
+from verl.trainer.sft.rows import SFTRow
+from verl.trainer.sft.trainer import SFTTrainer, Sums, dealt
+from verl.utils.checkpoint import CheckpointManager
+from verl.workers.engine import TrainEngine
+
+LENGTHS = (30, 7, 12, 25, 9, 40, 5, 16, 11, 33)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.2)
+
+
+def row_of(length: int, seed: int) -> SFTRow:
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 40, (length,), generator=g).tolist()
+    return SFTRow(tuple(ids), tuple([0.0] + [1.0, 0.5] * length)[:length])
+
+
+# ---- packing ------------------------------------------------------------------------------------
+
+
+def loss_of(policy: Path, rows: list[SFTRow], max_tokens: int) -> tuple[dict, torch.Tensor]:
+    """Metrics of a step on ``rows``, and the gradient of the embedding before it."""
+    optim = OptimConfig(lr=0.0, total_training_steps=1)
+    engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu", optim=optim)
+    trainer = SFTTrainer(engine, rows, [list(range(len(rows)))], max_tokens=max_tokens)
+    seen: list[torch.Tensor] = []
+    step = engine.step
+
+    def noted():
+        lm: Any = engine.module.lm
+        gradient = lm.get_input_embeddings().weight.grad
+        seen.append(gradient.full_tensor().clone())
+        return step()
+
+    engine.step = noted
+    return trainer.train_step(range(len(rows))), seen[0]
+
+
+def test_rows_packed_into_one_sequence_have_the_loss_of_rows_alone(policy):
+    rows = [row_of(length, seed) for seed, length in enumerate(LENGTHS)]
+    packed, gradient = loss_of(policy, rows, max_tokens=1000)
+    alone, expected = loss_of(policy, rows, max_tokens=1)  # a pass for every row
+    for name in ("train/loss", "train/agent_loss", "train/grad_norm"):
+        assert packed[name] == pytest.approx(alone[name], rel=1e-5)
+    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_packed_rows_do_not_see_each_other(policy):
+    engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu")
+    trainer = SFTTrainer(engine, [], [])
+    kept = row_of(12, 1)
+    losses = []
+    for neighbour in (row_of(20, 2), row_of(20, 3)):
+        beside, alone = Sums(), Sums()
+        with torch.no_grad():
+            trainer._weighted_sum([neighbour, kept], beside)
+            trainer._weighted_sum([neighbour], alone)
+        losses.append(beside.total("loss") - alone.total("loss"))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+# ---- several devices ----------------------------------------------------------------------------
+
+
+def test_rows_are_dealt_by_their_tokens():
+    assert dealt(LENGTHS, 1) == [list(range(len(LENGTHS)))]
+    shares = dealt(LENGTHS, 3)
+    assert sorted(row for share in shares for row in share) == list(range(len(LENGTHS)))
+    tokens = [sum(LENGTHS[row] for row in share) for share in shares]
+    assert max(tokens) - min(tokens) <= min(LENGTHS)
+    assert dealt([4, 9], 3) == [[1], [0], []]
+
+
+def sft(directory: Path, policy: Path, ranks: int, *more: str) -> Path:
+    """The policy that a supervised run makes of rows in ``directory`` on ``ranks`` ranks."""
+    rows = [row_of(length, seed) for seed, length in enumerate(LENGTHS)]
+    lines = [
+        json.dumps({"input_ids": row.input_ids, "loss_weights": row.loss_weights}) for row in rows
+    ]
+    (directory / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    words = [
+        f"model.path={policy}",
+        f"model.save_path={directory / f'made-{ranks}'}",
+        f"data.train_files=[{directory / 'rows.jsonl'}]",
+        f"data.val_files=[{directory / 'rows.jsonl'}]",
+        # Two to five rows: the last batch of an epoch may have fewer than there are ranks.
+        "data.tokens_per_batch=60",
+        "data.max_length=64",
+        "data.max_token_len_per_gpu=64",
+        "optim.lr=0.01",
+        "optim.eps=0.01",
+        f"trainer.n_gpus_per_node={ranks}",
+        f"trainer.default_local_dir={directory / f'run-{ranks}'}",
+        "trainer.total_epochs=2",
+        "trainer.device=cpu",
+        "trainer.num_threads=1",
+        "trainer.save_freq=2",
+    ]
+    return run_sft(load_config("sft_trainer", [*words, *more], SFTConfig))
+
+
+def history(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.timeout(600)  # three trainings, one of them in two new processes
+def test_two_ranks_make_the_policy_of_one(policy, tmp_path):
+    made = {ranks: sft(tmp_path, policy, ranks) for ranks in (1, 2)}
+    alone, pair = (history(tmp_path / f"run-{ranks}") for ranks in (1, 2))
+    assert [line["step"] for line in pair] == [line["step"] for line in alone]
+    for one, two in zip(alone, pair, strict=True):
+        for name in ("train/loss", "train/agent_loss", "train/grad_norm", "val/loss"):
+            assert (name in one) == (name in two)
+            if name in one:
+                assert one[name] == pytest.approx(two[name], rel=1e-3), (one["step"], name)
+    assert pair[-1]["val/loss"] < pair[0]["val/loss"]
+    one, two = (AutoModelForCausalLM.from_pretrained(made[ranks]) for ranks in (1, 2))
+    start = AutoModelForCausalLM.from_pretrained(policy)
+    for (name, mine), other, before in zip(
+        one.named_parameters(), two.parameters(), start.parameters(), strict=True
+    ):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-3, msg=name)
+        assert not torch.equal(mine, before), name
+    # Both ranks wrote into one checkpoint, which verifies, and from which either number goes on.
+    newest = CheckpointManager(tmp_path / "run-2" / "checkpoints").latest_valid()
+    assert newest is not None
+    assert {"rng_rank0.safetensors", "rng_rank1.safetensors"} <= {f.name for f in newest.iterdir()}
+    (tmp_path / "more").mkdir()
+    further = ("trainer.total_epochs=3", "trainer.resume_mode=resume_path")
+    sft(tmp_path / "more", policy, 1, *further, f"trainer.resume_from_path={newest}")
+    assert history(tmp_path / "more" / "run-1")[0]["step"] == alone[-1]["step"] + 1
+
+
+def test_several_machines_are_refused():
+    cfg = load_config("sft_trainer", ["trainer.nnodes=2"], SFTConfig)
+    (said,) = [p for p in find_problems(cfg) if "nnodes" in p]
+    assert "one machine" in said
+    cfg = load_config("sft_trainer", ["trainer.n_gpus_per_node=2"], SFTConfig)
+    assert not [p for p in find_problems(cfg) if "n_gpus_per_node" in p]

@@ -1,0 +1,60 @@
+"""Configurations of the small commands: ``main_generation`` and ``main_export``."""
+
+from typing import Any, Literal
+
+from verl.trainer.config.schema.rollout import RolloutConfig
+from verl.utils.settings import PositiveInt, Section
+
+
+class GenerationDataConfig(Section):
+    """The prompts, and where the answers go."""
+
+    path: str = ""
+    """jsonl or parquet file of prompts; required"""
+    prompt_key: str = "prompt"
+    """column of the prompts: a text, or a list of messages"""
+    n_samples: PositiveInt = 1
+    """answers per prompt"""
+    output_path: str | None = None
+    """file that is written, jsonl or parquet; null: beside data.path, as NAME.generated"""
+    response_key: str = "responses"
+    """column that is added: the list of answers"""
+    max_prompt_length: PositiveInt = 1024
+    """longest prompt, in tokens; a longer one is refused"""
+    max_response_length: PositiveInt = 512
+    """longest answer, in tokens"""
+    apply_chat_template_kwargs: dict[str, Any] = {}
+    """arguments of the chat template, as {enable_thinking: false}"""
+
+
+class GenerationModelConfig(Section):
+    """The policy."""
+
+    path: str = ""
+    """directory (or hub name) of the policy in Hugging Face format; required"""
+    trust_remote_code: bool = False
+    """run Python code that ships with the model"""
+
+
+class GenerationConfig(Section):
+    """Everything ``main_generation`` reads."""
+
+    data: GenerationDataConfig = GenerationDataConfig()
+    """the prompts, and where the answers go"""
+    model: GenerationModelConfig = GenerationModelConfig()
+    """the policy"""
+    rollout: RolloutConfig = RolloutConfig()
+    """the engine that samples, as actor_rollout_ref.rollout of main_ppo"""
+
+
+class ExportConfig(Section):
+    """Everything ``main_export`` reads."""
+
+    checkpoint: str = ""
+    """checkpoint of a run: runs/.../checkpoints/global_step_N; required"""
+    target: str = ""
+    """directory that is written; required"""
+    lora: Literal["merged", "adapters"] = "merged"
+    """with LoRA: one model with the adapters in its weights, or the adapters alone (peft)"""
+    model_path: str | None = None
+    """model that the run started from; null: as the configuration of the run says"""

@@ -1,0 +1,145 @@
+"""The composition root of an export: from a checkpoint and the configuration of its run to a
+directory that other programs load.
+
+    RUN/config.yaml ─▶ model section ─▶ the model it started from ─┐
+    RUN/checkpoints/global_step_N[/actor]/weights.safetensors ─────┴─▶ names, shapes checked ─▶ HF
+"""
+
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from verl.models.export import hf_names, save_adapters, save_hf, tied_names
+from verl.models.hub import model_directory
+from verl.models.loader import load_causal_lm
+from verl.models.lora import lora_scales
+from verl.models.policy import PolicyModel
+from verl.trainer.config.schema.tools import ExportConfig
+from verl.utils.checkpoint import CheckpointError, verify_checkpoint
+from verl.utils.files import publish_directory
+from verl.utils.settings import ConfigError
+from verl.workers.actor import PREFIX
+
+logger = logging.getLogger(__name__)
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How the policy of a run was loaded."""
+
+    path: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of its adapters; 0 without."""
+        return int(self.options.get("lora_rank", 0))
+
+
+def export_checkpoint(cfg: ExportConfig) -> Path:
+    """Write the policy of ``cfg.checkpoint`` to ``cfg.target`` and return that.
+
+    Raises ``ConfigError`` where the checkpoint is torn, does not fit the model, or has no adapters
+    though they are asked for.
+    """
+    weights_path = find_weights(Path(cfg.checkpoint))
+    origin = origin_of(cfg)
+    lm = load_causal_lm(origin.path, **origin.options)
+    # Both before the weights are read: they are asked of the parameters as they were made.
+    tied, scales = tied_names(lm), lora_scales(lm)
+    state = load_file(weights_path)
+    _require_fit(state, PolicyModel(lm), cfg)
+    target = Path(cfg.target)
+    with publish_directory(target) as directory:
+        if cfg.lora == "adapters":
+            _require_adapters(origin)
+            save_adapters(lm, state, PREFIX, directory, origin.path)
+        else:
+            save_hf(lm, hf_names(state, PREFIX, scales, tied), directory, origin.path)
+    sys.stdout.write(f"{target}\n")
+    return target
+
+
+def find_weights(checkpoint: Path) -> Path:
+    """The policy's weights in a checkpoint of ``main_ppo`` or ``main_sft``, or in its folder
+    ``actor``.
+
+    Raises ``ConfigError`` for a directory without them or whose files are not what was written.
+    """
+    for directory in (checkpoint / "actor", checkpoint):
+        if (directory / WEIGHTS).is_file():
+            _verify(checkpoint)
+            return directory / WEIGHTS
+    raise ConfigError(
+        f"checkpoint={str(checkpoint)!r}: holds no {WEIGHTS}; allowed: a checkpoint of a run; "
+        "fix: checkpoint=runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
+    )
+
+
+def _verify(checkpoint: Path) -> None:
+    # The folder of one role has no manifest of its own: its parent's names its files.
+    whole = checkpoint.parent if checkpoint.name == "actor" else checkpoint
+    try:
+        verify_checkpoint(whole)
+    except CheckpointError as error:
+        raise ConfigError(f"checkpoint={str(whole)!r}: {error}") from error
+
+
+def origin_of(cfg: ExportConfig) -> Origin:
+    """The model that the run of ``cfg.checkpoint`` started from, as its ``config.yaml`` says.
+
+    Raises ``ConfigError`` where neither that file nor ``model_path`` tells.
+    """
+    section = _model_section(Path(cfg.checkpoint))
+    path = cfg.model_path or section.get("path") or section.get("save_path")
+    if path is None:
+        raise ConfigError(
+            f"model_path: there is no config.yaml of a run above {cfg.checkpoint!r} that names the "
+            "model it started from; fix: model_path=DIR"
+        )
+    wanted = ("trust_remote_code", "override_config", "external_lib")
+    lora = ("lora_rank", "lora_alpha", "target_modules")
+    options = {name: section[name] for name in (*wanted, *lora) if section.get(name) is not None}
+    try:
+        return Origin(model_directory(str(path)), options)
+    except FileNotFoundError as error:
+        raise ConfigError(f"model_path={str(path)!r}: {error}; fix: model_path=DIR") from error
+
+
+def _model_section(checkpoint: Path) -> Mapping[str, Any]:
+    """The section of the policy in the configuration of the run that ``checkpoint`` lies in."""
+    for directory in checkpoint.resolve().parents:
+        file = directory / "config.yaml"
+        if file.is_file():
+            tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+            policy = tree.get("actor_rollout_ref", tree)
+            return policy.get("model") or {}
+    return {}
+
+
+def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig) -> None:
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    odd = sorted(name for name, shape in shapes.items() if found.get(name) != shape)
+    if odd:
+        raise ConfigError(
+            f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model that the run started "
+            f"from; {len(odd)} of {len(shapes)} are missing or of another shape ({odd[0]}, ...); "
+            "fix: model_path=DIR, the model of that run"
+        )
+
+
+def _require_adapters(origin: Origin) -> None:
+    if not origin.lora_rank:
+        raise ConfigError(
+            "lora='adapters': the run trained all weights (lora_rank=0); allowed: merged; "
+            "fix: lora=merged"
+        )

@@ -1,0 +1,188 @@
+"""The training part of a supervised run, on one device or on several of one machine.
+
+    run_sft ──SFTJob──▶ rank 0 ┐  the same rows and the same plan of batches everywhere;
+                 └────▶ rank 1 ┴▶ the rows of a batch are dealt out ──▶ HF
+
+The gradient of a step is that of the whole batch, however many ranks there are.
+"""
+
+import logging
+import os
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+from transformers import AutoTokenizer, PreTrainedModel
+
+from verl.models.export import hf_names, save_hf, tied_names
+from verl.models.loader import load_causal_lm
+from verl.models.policy import PolicyModel
+from verl.trainer.config.schema import SFTConfig
+from verl.trainer.sft.progress import SFTProgress
+from verl.trainer.sft.rows import SFTRow, plan_batches
+from verl.trainer.sft.trainer import SFTTrainer, StepRecord
+from verl.utils.checkpoint import CheckpointManager
+from verl.utils.files import publish_directory
+from verl.utils.logging import setup_logging
+from verl.utils.processes import die_with_parent
+from verl.utils.seeds import seed_everything
+from verl.utils.threads import available_cpus
+from verl.workers.collectives import TIMEOUT, backend_of, rank, resolve_device
+from verl.workers.engine import TrainEngine
+from verl.workers.engine_state import full_weights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SFTJob:
+    """What every rank is given: where the run lies, the policy to start from, rows of tokens."""
+
+    cfg: SFTConfig
+    run_dir: Path
+    checkpoints: Path
+    log_file: Path
+    source: Path
+    tokenizer: str
+    rows: list[SFTRow]
+    val_rows: list[SFTRow]
+
+
+def train_on_ranks(job: SFTJob, ranks: int) -> Path:
+    """Train on ``ranks`` devices of this machine and return the policy's directory.
+
+    A single rank is this process itself. Raises ``RuntimeError`` for more devices than there are,
+    and what a rank raised.
+    """
+    if ranks == 1:
+        return train_and_save(job)
+    device = resolve_device(job.cfg.trainer.device)
+    if device == "cuda" and ranks > torch.cuda.device_count():
+        raise RuntimeError(
+            f"trainer.n_gpus_per_node={ranks}, but PyTorch sees {torch.cuda.device_count()} devices"
+        )
+    with tempfile.TemporaryDirectory(prefix="ranks-") as meeting:
+        # A file to meet at: no port that somebody else could take.
+        spawn(_run_rank, (job, ranks, f"file://{meeting}/rendezvous"), nprocs=ranks)
+    return Path(job.cfg.model.save_path)
+
+
+def _run_rank(number: int, job: SFTJob, ranks: int, meeting: str) -> None:
+    die_with_parent()
+    trainer = job.cfg.trainer
+    if number == 0:
+        setup_logging(job.log_file)
+    torch.set_num_threads(trainer.num_threads or max(1, available_cpus() // ranks))
+    # The same on every rank: what starts at random has to be equal before it is sharded.
+    seed_everything(trainer.seed)
+    device = resolve_device(trainer.device)
+    if device == "cuda":
+        torch.cuda.set_device(number)
+    names = [name for _, name in socket.if_nameindex()]
+    # All ranks are on this machine; else their sockets would listen on its outward address.
+    os.environ.setdefault(
+        "GLOO_SOCKET_IFNAME", next((n for n in names if n.startswith("lo")), "lo")
+    )
+    dist.init_process_group(
+        backend_of(device), init_method=meeting, rank=number, world_size=ranks, timeout=TIMEOUT
+    )
+    try:
+        train_and_save(job)
+    finally:
+        dist.destroy_process_group()
+
+
+def train_and_save(job: SFTJob) -> Path:
+    """This rank's part of the training of ``job``; rank 0 writes the policy to
+    ``model.save_path``.
+    """
+    cfg = job.cfg
+    trainer = cfg.trainer
+    lengths = [len(row) for row in job.rows]
+    batches = plan_batches(
+        lengths,
+        cfg.data.tokens_per_batch,
+        trainer.total_epochs,
+        trainer.total_training_steps,
+        trainer.seed,
+        cfg.data.shuffle,
+    )
+    lm = load_causal_lm(
+        job.source,
+        trust_remote_code=cfg.model.trust_remote_code,
+        override_config=cfg.model.override_config,
+        gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
+    )
+    # Asked before the engine shards the parameters, after which it cannot be told.
+    tied = tied_names(lm)
+    engine = TrainEngine(
+        PolicyModel(lm),
+        device=trainer.device,
+        dtype=cfg.model.dtype,
+        fsdp=cfg.model.fsdp_config,
+        optim=cfg.optim.model_copy(update={"total_training_steps": len(batches)}),
+        grad_clip=trainer.grad_clip,
+    )
+    # One is enough to resume from; the policy itself goes to model.save_path.
+    checkpoints = CheckpointManager(job.checkpoints, max_to_keep=1)
+    loop = SFTTrainer(
+        engine,
+        job.rows,
+        batches,
+        job.val_rows,
+        max_tokens=cfg.data.max_token_len_per_gpu,
+        test_freq=trainer.test_freq,
+        save_freq=trainer.save_freq,
+        checkpoints=checkpoints,
+    )
+    loop.resume(find_checkpoint(cfg, checkpoints))
+    parameters = sum(p.numel() for p in engine.module.parameters())
+    sizes = (f"{len(lengths):,}", f"{sum(lengths):,}", f"{len(batches):,}")
+    line = "%s rows, %s tokens, %s optimizer steps, %.1f million parameters"
+    logger.info(line, *sizes, parameters / 1e6)
+    _fit(job, loop)
+    weights = hf_names(full_weights(engine), "lm.", {}, tied)
+    target = Path(cfg.model.save_path)
+    if rank() == 0:
+        trust = cfg.model.trust_remote_code
+        tokenizer = AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=trust)
+        save_policy(lm, weights, tokenizer, target)
+    return target
+
+
+def _fit(job: SFTJob, loop: SFTTrainer) -> None:
+    """Take the steps; rank 0 shows them and writes them down."""
+    if rank() > 0:
+        loop.fit(_nothing)
+        return
+    with SFTProgress(job.cfg, job.run_dir, total=len(loop.batches), first=loop.step) as progress:
+        loop.fit(progress.on_step)
+
+
+def _nothing(_record: StepRecord) -> None:
+    pass
+
+
+def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
+    """Where to continue from: the newest valid checkpoint, the named one, or nowhere."""
+    named = cfg.trainer.resume_from_path
+    if cfg.trainer.resume_mode == "resume_path" and named is not None:
+        return Path(named)
+    return checkpoints.latest_valid() if cfg.trainer.resume_mode == "auto" else None
+
+
+def save_policy(
+    lm: PreTrainedModel, weights: dict[str, torch.Tensor], tokenizer: Any, target: Path
+) -> Path:
+    """Write the Hugging Face directory ``target`` so that it is there whole or not at all; an older
+    one is replaced.
+    """
+    with publish_directory(target) as directory:
+        save_hf(lm, weights, directory, source=None)
+        tokenizer.save_pretrained(directory)
+    return target
