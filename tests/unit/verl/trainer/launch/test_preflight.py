@@ -286,12 +286,13 @@ def test_an_evaluation_is_checked_the_same_way(monkeypatch, capsys, tmp_path):
     assert "asks for thinking levels" in capsys.readouterr().err
 
 
-def test_torn_files_of_a_model_are_refused(refuse, policy):
-    (policy / "config.json").write_text("{")
-    assert refuse(*RLVCR).startswith(f"actor_rollout_ref.model.path='{policy}': ")
-    make_tiny_policy(policy)
-    (policy / "tokenizer.json").write_text("{")
-    assert "its tokenizer does not load" in refuse(*RLVCR)
+def test_torn_files_of_a_model_are_refused(policy, capsys):
+    path = f"actor_rollout_ref.model.path={policy}"
+    for name, why in (("tokenizer.json", "its tokenizer does not load"), ("config.json", "JSON")):
+        (policy / name).write_text("{")
+        assert main_ppo.main([path, *RLVCR]) == 2
+        said = capsys.readouterr().err.splitlines()[1]
+        assert said.startswith(f"  - actor_rollout_ref.model.path='{policy}': ") and why in said
 
 
 def test_more_devices_than_there_are_are_refused(policy, monkeypatch):
