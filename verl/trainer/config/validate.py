@@ -13,7 +13,7 @@ from verl.names import GROUP_ESTIMATORS
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import declared_tasks, known_tasks, trajectories_per_iteration
 from verl.trainer.config.load import guess_device
-from verl.trainer.config.loss_checks import check_losses, check_rollout_correction
+from verl.trainer.config.loss_checks import check_gdpo, check_losses, check_rollout_correction
 from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.problems import Context, Names, Problems, problem, unknown_name
 from verl.trainer.config.registered_names import check_columns, check_names
@@ -386,6 +386,7 @@ PPO_CHECKS = (
     check_batches,
     check_losses,
     check_rollout_correction,
+    check_gdpo,
     check_sampling,
     check_devices,
     check_env,
