@@ -38,14 +38,14 @@ def contexts(steps: Steps, length: int) -> list[Hashable]:
 
 
 def hierarchical_advantages(
-    returns: PerStep, steps: Steps, levels: int, alpha: float, by_std: bool, epsilon: float
+    returns: PerStep, steps: Steps, context: int, alpha: float, by_std: bool, epsilon: float
 ) -> PerStep:
-    """``[S]`` float64: the weighted mean of the advantages in contexts of 0 to ``levels`` states.
+    """``[S]`` float64: the weighted mean of the advantages in contexts of 0 to ``context`` states.
 
     A context that was seen once says nothing: it adds 0 and keeps its weight.
     """
     total = torch.zeros_like(returns)
-    weights = [(k + 1.0) ** alpha for k in range(levels + 1)]
+    weights = [(k + 1.0) ** alpha for k in range(context + 1)]
     for k, weight in enumerate(weights):
         stats = group_mean_std(returns, factorize(contexts(steps, k)))
         centred = returns - stats.mean
@@ -67,7 +67,7 @@ def hierarchical_advantages(
     params={
         "step_advantage_w": "algorithm.hgpo.step_advantage_w",
         "mode": "algorithm.hgpo.mode",
-        "levels": "algorithm.hgpo.levels",
+        "context": "algorithm.hgpo.context",
         "alpha": "algorithm.hgpo.alpha",
         "gamma": "algorithm.gamma",
     },
@@ -83,7 +83,7 @@ def compute_hgpo_outcome_advantage(
     anchor_obs: OfSteps,
     step_advantage_w: float = 1.0,
     mode: str = "mean_norm",
-    levels: int = 2,
+    context: int = 2,
     alpha: float = 1.0,
     gamma: float = 0.95,
     epsilon: float = 1e-6,
@@ -91,14 +91,14 @@ def compute_hgpo_outcome_advantage(
     """GRPO's advantage of the trajectory plus ``step_advantage_w`` times the step's; ``returns`` is
     the same tensor.
 
-    Columns and ``mode`` are those of GiGPO, which this is with ``levels=0``.
+    Columns and ``mode`` are those of GiGPO, which this is with ``context=0``.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.hgpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)
     per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     returns = discounted_step_returns(steps, gamma)
-    advantages = hierarchical_advantages(returns, steps, levels, alpha, by_std, epsilon)
+    advantages = hierarchical_advantages(returns, steps, context, alpha, by_std, epsilon)
     placed = place_by_step(advantages, steps, step_ids) * response_mask.float()
     combined = spread(per_row, response_mask) + step_advantage_w * placed
     return combined, combined

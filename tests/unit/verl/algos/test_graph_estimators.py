@@ -222,7 +222,7 @@ CONTEXTS = columns([["A", "B", "E"], ["C", "B", "E"], ["A", "B", "F"]], [1.0, 0.
 
 
 def hgpo(**kwargs):
-    options = {"gamma": 1.0, "levels": 1} | kwargs
+    options = {"gamma": 1.0, "context": 1} | kwargs
     advantages, _ = compute_hgpo_outcome_advantage(**CONTEXTS, **options)
     return advantages - torch.tensor(OUTCOMES)[:, None] * ("mode" not in kwargs)
 
@@ -244,13 +244,13 @@ def test_alpha_says_how_much_longer_contexts_count():
     assert even[1, 1].item() == pytest.approx(-1 / 6, abs=1e-6)
     assert hgpo(alpha=2.0)[1, 1].item() == pytest.approx(-1 / 15, abs=1e-6)
     # level 2: E after B after A, and E after B after C, are alone
-    assert hgpo(levels=2)[0, 2].item() == pytest.approx(0.25, abs=1e-6)
+    assert hgpo(context=2)[0, 2].item() == pytest.approx(0.25, abs=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
 def test_without_context_hgpo_is_gigpo(mode):
     options = {"gamma": 0.9, "mode": mode, "step_advantage_w": 0.7}
-    found, _ = compute_hgpo_outcome_advantage(**PLAYS, levels=0, **options)
+    found, _ = compute_hgpo_outcome_advantage(**PLAYS, context=0, **options)
     expected, _ = compute_gigpo_outcome_advantage(**PLAYS, **options)
     torch.testing.assert_close(found, expected)
 

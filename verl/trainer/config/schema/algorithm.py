@@ -63,7 +63,7 @@ class HGPOConfig(Section):
     """weight of the step-level advantage"""
     mode: NormMode = "mean_norm"
     """whether groups are also divided by their spread"""
-    levels: NonNegativeInt = 2
+    context: NonNegativeInt = 2
     """states before a step's own that the longest context holds; 0 is gigpo"""
     alpha: NonNegative = 1.0
     """how much more longer contexts count: (k + 1)^alpha"""
