@@ -55,6 +55,10 @@ class AdvantageEstimator(StrEnum):
     OPO = "opo"
     GPG = "gpg"
     GIGPO = "gigpo"
+    GRPO_PASSK = "grpo_passk"
+    GDPO = "gdpo"
+    GRAPHGPO = "graphgpo"
+    HGPO = "hgpo"
     RLVCR = "rlvcr"
     COPO = "copo"
 
@@ -62,7 +66,18 @@ class AdvantageEstimator(StrEnum):
 ESTIMATORS = tuple(name.value for name in AdvantageEstimator)
 # Estimators of the framework that compare the plays of one task; those of a method are its own
 # to name.
-GROUP_ESTIMATORS = ("grpo", "gigpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
+GROUP_ESTIMATORS = (
+    "grpo",
+    "gigpo",
+    "rloo",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
+    "grpo_passk",
+    "gdpo",
+    "graphgpo",
+    "hgpo",
+)
 POLICY_LOSSES = (
     "vanilla",
     "gspo",

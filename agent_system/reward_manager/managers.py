@@ -16,7 +16,7 @@ import inspect
 import logging
 import numbers
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -27,8 +27,9 @@ from verl.protocol import DataProto, object_array
 from verl.utils.torch_functional import last_selected
 
 logger = logging.getLogger(__name__)
-ScoreFunction = Callable[..., float]
+ScoreFunction = Callable[..., float | Mapping[str, float]]
 SCORE_ARGUMENTS = ("data_source", "steps", "extra_info")
+REWARD_PARTS = "reward_parts"
 # Scores become float32; what is larger would be infinite there.
 LARGEST = torch.finfo(torch.float32).max
 
@@ -41,9 +42,15 @@ class EpisodeRewardManager:
     share of a return for sampled tokens: ``R (1 - token_price min(T, token_price_max) /
     token_price_max)`` with the T tokens sampled in the whole trajectory. A lost play costs nothing
     then, which a price that is subtracted would not achieve.
+    ``overlong_len`` is DAPO's soft punishment of length (Yu et al., 2025): the last
+    ``overlong_len`` of ``overlong_max`` tokens take up to ``overlong_penalty`` from the return, in
+    proportion, and more tokens all of it: ``R - overlong_penalty clip((T - overlong_max) /
+    overlong_len + 1, 0, 1)``.
     ``compute_score(data_source, steps, extra_info)`` receives the steps of the whole trajectory in
     order, each as a dictionary with the keys of a rollout file, and a dictionary with ``task_id``,
-    ``episode_reward``, ``won`` and ``uid``, and returns a finite number.
+    ``episode_reward``, ``won`` and ``uid``, and returns a finite number, or a dictionary of finite
+    numbers with ``score``, whose other numbers are rewards of their own: the column
+    ``reward_parts`` holds it for every row.
     """
 
     def __init__(
@@ -52,6 +59,9 @@ class EpisodeRewardManager:
         compute_score: ScoreFunction | None = None,
         token_price: float = 0.0,
         token_price_max: int = 0,
+        overlong_len: int = 0,
+        overlong_max: int = 0,
+        overlong_penalty: float = 1.0,
     ) -> None:
         if not 0 <= token_price <= 1:
             raise ValueError(
@@ -64,6 +74,15 @@ class EpisodeRewardManager:
                 "cost the whole token_price; allowed: an integer of 1 or more; fix: the tokens of "
                 "the longest play"
             )
+        if not 0 <= overlong_len <= overlong_max:
+            raise ValueError(
+                f"reward_model.reward_kwargs.overlong_len={overlong_len!r}: the last tokens of "
+                f"overlong_max ({overlong_max!r}), which are punished; allowed: 0 to overlong_max; "
+                "fix: overlong_max: the tokens of the longest play"
+            )
+        self.overlong_len = overlong_len
+        self.overlong_max = overlong_max
+        self.overlong_penalty = overlong_penalty
         self.invalid_action_penalty = invalid_action_penalty
         self.compute_score = compute_score
         self.token_price = token_price
@@ -109,10 +128,13 @@ class EpisodeRewardManager:
         base = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:
             base = self._custom(self.compute_score, data, rows)
+        tokens = int(data.batch["response_mask"][rows].sum())
         if self.token_price:
-            tokens = int(data.batch["response_mask"][rows].sum())
             used = min(tokens, self.token_price_max) / self.token_price_max
             base = base * (1 - self.token_price * used)
+        if self.overlong_len:
+            over = (tokens - self.overlong_max) / self.overlong_len + 1
+            base = base - self.overlong_penalty * min(max(over, 0.0), 1.0)
         return base - self.invalid_action_penalty * (len(valid) - sum(valid))
 
     def _custom(self, score_of: ScoreFunction, data: DataProto, rows: list[int]) -> float:
@@ -133,7 +155,15 @@ class EpisodeRewardManager:
             extra_info=extra,
         )
         name = getattr(score_of, "__name__", repr(score_of))
-        return _finite(score, f"custom_reward_function {name}, task_id {extra['task_id']!r}")
+        who = f"custom_reward_function {name}, task_id {extra['task_id']!r}"
+        if not isinstance(score, Mapping):
+            return _finite(score, who)
+        parts = {key: _finite(value, f"{who}, {key!r}") for key, value in score.items()}
+        if "score" not in parts:
+            raise ValueError(f"{who}: the dictionary it returned has no 'score'")
+        for row in rows:
+            _reward_parts(data)[row] = parts
+        return parts["score"]
 
 
 class StepRewardManager(EpisodeRewardManager):
@@ -229,6 +259,14 @@ def _finite(score: object, who: str) -> float:
     if not abs(value) <= LARGEST:
         raise ValueError(f"{who}: it returned {score}, not a finite number")
     return value
+
+
+def _reward_parts(data: DataProto) -> np.ndarray:
+    """The column ``reward_parts`` [B] of ``data``: empty dictionaries until it is written to."""
+    columns = data.non_tensor_batch
+    if REWARD_PARTS not in columns:
+        columns[REWARD_PARTS] = object_array([{} for _ in range(len(data))])
+    return columns[REWARD_PARTS]
 
 
 def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:

@@ -3,8 +3,8 @@ registries.
 
 Tensors in, tensors out: no configuration object, no Ray, no logging. The rooms behind this door:
 ``algorithm_registry`` (names), ``groups`` (statistics over trajectories), ``advantages`` and
-``gigpo`` (estimators), ``losses``, ``policy_losses``, ``covariance_losses`` and ``kl``. Imports
-torch and ``verl.utils`` alone.
+``gigpo``, ``graphgpo``, ``hgpo``, ``gdpo``, ``passk`` (estimators), ``losses``, ``policy_losses``,
+``covariance_losses``, ``rollout_correction`` and ``kl``. Imports torch and ``verl.utils`` alone.
 """
 
 from verl.algos.advantages import (
@@ -40,7 +40,9 @@ from verl.algos.covariance_losses import (
     compute_policy_loss_kl_cov,
     highest_covariances,
 )
+from verl.algos.gdpo import compute_gdpo_outcome_advantage
 from verl.algos.gigpo import compute_gigpo_outcome_advantage
+from verl.algos.graphgpo import compute_graphgpo_outcome_advantage
 from verl.algos.groups import (
     GroupStats,
     factorize,
@@ -49,6 +51,7 @@ from verl.algos.groups import (
     row_shares,
     trajectories_of,
 )
+from verl.algos.hgpo import compute_hgpo_outcome_advantage
 from verl.algos.kl import (
     AdaptiveKLController,
     FixedKLController,
@@ -64,6 +67,7 @@ from verl.algos.losses import (
     compute_value_loss,
     loss_denominator,
 )
+from verl.algos.passk import compute_grpo_passk_outcome_advantage
 from verl.algos.policy_losses import (
     compute_policy_loss_cispo,
     compute_policy_loss_dppo_kl,
@@ -97,9 +101,13 @@ __all__ = [
     "choose",
     "compute_entropy_loss",
     "compute_gae_advantage_return",
+    "compute_gdpo_outcome_advantage",
     "compute_gigpo_outcome_advantage",
     "compute_gpg_outcome_advantage",
+    "compute_graphgpo_outcome_advantage",
     "compute_grpo_outcome_advantage",
+    "compute_grpo_passk_outcome_advantage",
+    "compute_hgpo_outcome_advantage",
     "compute_opo_outcome_advantage",
     "compute_policy_loss_cispo",
     "compute_policy_loss_clip_cov",

@@ -14,6 +14,8 @@ from verl.utils.settings import ConfigError, Section, lookup
 ENGINE = "actor_rollout_ref.rollout.name"
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 
+REWARD_PARTS_FROM = "custom_reward_function.path=FILE, whose function returns a dictionary"
+
 # Columns of the batch that every estimator may read; the others depend on the config.
 COLUMNS = (
     "prompts",
@@ -100,6 +102,7 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
     bypass = "algorithm.rollout_correction.bypass_mode"
     reference = lookup(cfg, f"{actor}.use_kl_loss") or algorithm.use_kl_in_reward
     columns = {
+        "reward_parts": "" if cfg.custom_reward_function.path else REWARD_PARTS_FROM,
         "values": "" if cfg.critic.enable else "critic.enable=true",
         "ref_log_prob": "" if reference else use_kl,
         "entropys": f"{bypass}=false" if lookup(cfg, bypass) else "",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from verl.trainer.config.checks.amounts import check_batches, check_lengths, check_sampling
 from verl.trainer.config.checks.losses import (
+    check_gdpo,
     check_losses,
     check_rollout_correction,
 )
@@ -35,6 +36,7 @@ PPO_CHECKS = (
     check_batches,
     check_losses,
     check_rollout_correction,
+    check_gdpo,
     check_sampling,
     check_devices,
     check_env,

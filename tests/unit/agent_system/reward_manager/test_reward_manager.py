@@ -101,11 +101,28 @@ def test_sampled_tokens_cost_a_share_of_a_won_return(tokenizer, history):
     [
         ({"token_price": 1.5}, "token_price=1.5"),
         ({"token_price": 0.5}, "token_price_max=0"),
+        ({"overlong_len": 9, "overlong_max": 8}, "overlong_len=9"),
+        ({"overlong_len": -1}, "overlong_len=-1"),
     ],
 )
 def test_a_price_that_cannot_be_is_refused(kwargs, said):
     with pytest.raises(ValueError, match=said):
         EpisodeRewardManager(**kwargs)
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_the_last_tokens_of_the_longest_play_are_punished_in_proportion(tokenizer, history):
+    data = played(tokenizer, history)
+    names = data.non_tensor_batch["traj_uid"]
+    per_row = data.batch["response_mask"].sum(-1).tolist()
+    tokens = dict.fromkeys(names, 0)
+    for name, count in zip(names, per_row, strict=True):
+        tokens[name] += count
+    first = tokens[names[0]]
+    # too long by half of the buffer, by all of it and more, not at all
+    for largest, expected in ((first + 2, 0.75), (first, 0.5), (4, 0.5), (first + 4, 1.0)):
+        manager = EpisodeRewardManager(overlong_len=4, overlong_max=largest, overlong_penalty=0.5)
+        assert manager.outcomes(data)[0] == pytest.approx(expected)
 
 
 def test_episode_score_lies_on_the_last_sampled_token(tokenizer):
@@ -200,6 +217,33 @@ def test_a_custom_function_must_return_a_finite_number(episode, value):
 )
 def test_a_number_of_any_kind_will_do(episode, value):
     assert returning(value)(episode).sum(-1).tolist() == [1.0] * len(episode)
+
+
+def test_a_dictionary_holds_the_score_and_other_rewards(tokenizer):
+    data = played(tokenizer, "window")
+    scores = returning({"score": 0.5, "format": np.float32(1), "brevity": 2})(data)
+    assert scores.sum(-1).tolist() == [0.5] * len(data)
+    parts = data.non_tensor_batch["reward_parts"]
+    assert list(parts) == [{"score": 0.5, "format": 1.0, "brevity": 2.0}] * len(data)
+
+
+def test_a_number_leaves_no_column_of_rewards(tokenizer):
+    data = played(tokenizer, "append")
+    returning(1.0)(data)
+    assert "reward_parts" not in data.non_tensor_batch
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "said"),
+    [
+        ({"format": 1.0}, ValueError, "the dictionary it returned has no 'score'"),
+        ({"score": 1.0, "format": "good"}, TypeError, "'format': it returned a str, not a number"),
+        ({"score": math.nan}, ValueError, "'score': it returned nan, not a finite number"),
+    ],
+)
+def test_a_dictionary_holds_finite_numbers_and_a_score(episode, value, error, said):
+    with pytest.raises(error, match=said):
+        returning(value)(episode)
 
 
 def test_arguments_that_the_manager_does_not_take_are_refused(monkeypatch):

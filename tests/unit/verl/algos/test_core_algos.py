@@ -51,7 +51,8 @@ def test_every_name_is_registered_and_declares_its_inputs():
 
     for name in AdvantageEstimator:
         estimator = get_adv_estimator_fn(name)
-        assert "token_level_rewards" in estimator.inputs
+        rewards = "reward_parts" if name == "gdpo" else "token_level_rewards"
+        assert rewards in estimator.inputs
         assert all(path.startswith("algorithm.") for path in estimator.params.values())
     assert get_adv_estimator_fn("grpo").inputs["index"] == "uid"
     assert get_adv_estimator_fn("gae").params == {
@@ -62,8 +63,8 @@ def test_every_name_is_registered_and_declares_its_inputs():
 
 
 def test_unknown_names_list_the_right_ones_and_the_nearest():
-    with pytest.raises(ValueError, match=r"'gpro'.*gae, gigpo.*did you mean 'grpo'"):
-        get_adv_estimator_fn("gpro")
+    with pytest.raises(ValueError, match=r"'grppo'.*gae, gdpo.*did you mean 'grpo'"):
+        get_adv_estimator_fn("grppo")
     with pytest.raises(ValueError, match=r"loss_mode.*vanilla"):
         get_policy_loss_fn("vanila")
 

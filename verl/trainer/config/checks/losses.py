@@ -4,6 +4,8 @@ from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.schema import PPOConfig
 from verl.utils.settings import lookup
 
+ACTOR = "actor_rollout_ref.actor"
+
 
 def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Clip ranges and optimiser settings that make sense."""
@@ -66,6 +68,29 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
         why = "tokens made from text have no log-prob of an engine (env.allow_retokenized)"
         fix = f"{prefix}.bypass_mode=false"
         yield problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
+
+
+def check_gdpo(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """GDPO has rewards to sum, and nothing else changes the reward."""
+    algorithm = cfg.algorithm
+    if algorithm.adv_estimator != "gdpo":
+        return
+    keys = algorithm.gdpo_reward_keys
+    weights = algorithm.gdpo_reward_weights
+    if not keys:
+        fix = "algorithm.gdpo_reward_keys=[accuracy,format]"
+        allowed = "names of rewards that the function returns"
+        yield problem(cfg, "algorithm.gdpo_reward_keys", "gdpo has no reward", allowed, fix)
+    if weights and len(weights) != len(keys):
+        why = f"there are {len(keys)} rewards"
+        allowed = f"a list of {len(keys)}, or []"
+        fix = "one weight for each of gdpo_reward_keys"
+        yield problem(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
+    # It sums rewards of its own, and would silently leave these out.
+    for key in ("algorithm.use_kl_in_reward", f"{ACTOR}.use_invalid_action_penalty"):
+        if lookup(cfg, key):
+            why = "gdpo reads the rewards of gdpo_reward_keys and no other"
+            yield problem(cfg, key, why, "false", f"{key}=false")
 
 
 def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:

@@ -5,7 +5,15 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from verl.names import KLEstimator, NormMode, RolloutRS, RowWeight
-from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
+from verl.utils.settings import (
+    NULL,
+    Derived,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    Share,
+)
 from verl.utils.settings.section import OpenSection
 
 
@@ -33,6 +41,32 @@ class GiGPOConfig(Section):
     """group similar anchors, not only equal ones"""
     similarity_thresh: Share = 0.95
     """how similar two anchors of a group must be, with enable_similarity"""
+
+
+class GraphGPOConfig(Section):
+    """Steps are worth what they bring one nearer to a won end, in the graph of anchor states."""
+
+    step_advantage_w: NonNegative = 1.0
+    """weight of the step-level advantage"""
+    mode: NormMode = "mean_std_norm"
+    """whether groups are also divided by their spread"""
+    gamma: Share = 0.1
+    """what a step further from the goal is worth"""
+    goal_value: NonNegative = 10.0
+    """return of a step that reaches the goal; counts with mode=mean_norm"""
+
+
+class HGPOConfig(Section):
+    """Steps are compared with those of the same state and of the same last states."""
+
+    step_advantage_w: NonNegative = 1.0
+    """weight of the step-level advantage"""
+    mode: NormMode = "mean_norm"
+    """whether groups are also divided by their spread"""
+    context: NonNegativeInt = 2
+    """states before a step's own that the longest context holds; 0 is gigpo"""
+    alpha: NonNegative = 1.0
+    """how much more longer contexts count: (k + 1)^alpha"""
 
 
 class FilterGroupsConfig(Section):
@@ -94,5 +128,13 @@ class AlgorithmConfig(OpenSection):
     """trainer's probabilities against the engine's"""
     gigpo: GiGPOConfig = GiGPOConfig()
     """group-in-group credit"""
+    graphgpo: GraphGPOConfig = GraphGPOConfig()
+    """credit by the distance to a won end"""
+    hgpo: HGPOConfig = HGPOConfig()
+    """credit in a hierarchy of contexts"""
+    gdpo_reward_keys: list[str] = []
+    """gdpo: rewards of custom_reward_function that count, each normalised by itself"""
+    gdpo_reward_weights: list[float] = []
+    """gdpo: weights of these rewards, in the same order; none: 1 each"""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     """dynamic sampling"""

@@ -11,6 +11,7 @@ from verl.trainer.config.validate import find_problems, validate
 
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
+GDPO = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[accuracy,format]"]
 ROLLOUT = "actor_rollout_ref.rollout"
 PATH = "actor_rollout_ref.model.path=some/policy"
 
@@ -44,6 +45,17 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
             "env.rollout.n",
         ),
         (["trainer.critic_warmup=3"], "trainer.critic_warmup"),
+        ([*GDPO, "algorithm.gdpo_reward_keys=[]"], "algorithm.gdpo_reward_keys"),
+        ([*GDPO, "algorithm.gdpo_reward_weights=[1.0]"], "algorithm.gdpo_reward_weights"),
+        ([*GDPO, "algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward"),
+        (
+            [*GDPO, f"{ACTOR}.use_invalid_action_penalty=true"],
+            f"{ACTOR}.use_invalid_action_penalty",
+        ),
+        *[
+            ([f"algorithm.adv_estimator={name}", "env.rollout.n=1"], "env.rollout.n")
+            for name in ("grpo_passk", "graphgpo", "hgpo")
+        ],
         (
             [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=token"],
             f"{CORRECTION}.rollout_is",
@@ -194,7 +206,7 @@ def test_impossible_combinations_are_refused(overrides, where):
 
 def test_everything_found_is_raised_together():
     cfg = load_config(
-        "ppo_trainer", ["algorithm.adv_estimator=gpro", f"{ACTOR}.ppo_mini_batches=3"]
+        "ppo_trainer", ["algorithm.adv_estimator=grppo", f"{ACTOR}.ppo_mini_batches=3"]
     )
     with pytest.raises(ConfigError, match="3 problems") as caught:
         validate(cfg)
@@ -213,6 +225,8 @@ def test_an_estimator_is_refused_whose_inputs_the_run_will_not_have():
         "mine": ["token_level_rewards", "ref_log_prob"],
         "odd": ["moon_phase"],
         "remax": ["reward_baselines"],
+        "curious": ["entropys"],
+        "gdpo": ["reward_parts"],
     }
 
     def check(name: str, *more: str) -> list[str]:
@@ -226,6 +240,12 @@ def test_an_estimator_is_refused_whose_inputs_the_run_will_not_have():
     assert check("mine", f"{ACTOR}.use_kl_loss=true") == []
     assert "moon_phase" in check("odd")[0] and "old_log_probs" in check("odd")[0]
     assert check("remax") == []
+    assert check("curious") == []
+    bypassed = check("curious", f"{CORRECTION}.bypass_mode=true")
+    assert "bypass_mode=false" in bypassed[0]
+    keys = "algorithm.gdpo_reward_keys=[format]"
+    assert "returns a dictionary" in check("gdpo", keys)[0]
+    assert check("gdpo", keys, "custom_reward_function.path=rewards.py") == []
     assert "filter_groups.enable=false" in check("remax", "algorithm.filter_groups.enable=true")[0]
 
 

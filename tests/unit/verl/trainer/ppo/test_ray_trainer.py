@@ -93,6 +93,26 @@ def test_every_column_that_checks_promise_is_there_when_the_estimator_runs(token
     )
 
 
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_estimators_find_their_columns_and_settings(tokenizer, history, tmp_path):
+    """One step up to its rewards, and every estimator of played rows on them."""
+    (tmp_path / "parts.py").write_text(
+        "def two(data_source, steps, extra_info):\n"
+        "    return {'score': extra_info['episode_reward'], 'steps': -float(len(steps))}\n"
+    )
+    config = make_config(n=2, history=history)
+    config.data.train_batch_size = 2
+    config.custom_reward_function.path = str(tmp_path / "parts.py")
+    config.custom_reward_function.name = "two"
+    config.algorithm.gdpo_reward_keys = ["score", "steps"]
+    batch = make_run(tokenizer, config).scored()
+    for name in ("grpo_passk", "gdpo", "graphgpo", "hgpo"):
+        config.algorithm.adv_estimator = name
+        advantages = compute_advantage(batch, config).batch["advantages"]
+        assert advantages.isfinite().all()
+        assert not advantages[batch.batch["response_mask"] == 0].any()
+
+
 def test_names_that_job_code_imports_from_the_trainer():
     names = {"RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty"}
     assert set(ray_trainer.__all__) == names | {"compute_advantage"}

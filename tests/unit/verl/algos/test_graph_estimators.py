@@ -1,0 +1,264 @@
+"""Estimators of several rewards, of the best play, and of steps in graphs and contexts, by hand."""
+
+import math
+
+import pytest
+import torch
+
+from verl.algos import (
+    compute_gdpo_outcome_advantage,
+    compute_gigpo_outcome_advantage,
+    compute_graphgpo_outcome_advantage,
+    compute_grpo_passk_outcome_advantage,
+    compute_hgpo_outcome_advantage,
+)
+
+
+def rows(*returns):
+    """Rewards and mask [B, 3] with the whole return on the first token."""
+    rewards = torch.zeros(len(returns), 3)
+    rewards[:, 0] = torch.tensor(returns)
+    return rewards, torch.ones(len(returns), 3)
+
+
+def per_row(result):
+    advantages, returns = result
+    assert torch.equal(advantages, returns)
+    return advantages[:, 0].tolist()
+
+
+# ---------------------------------------------------------------- pass@k
+
+
+def test_only_the_best_play_of_a_group_has_an_advantage():
+    rewards, mask = rows(1.0, 2.0, 3.0, 2.0, 0.0, 5.0)
+    index = ["a", "b", "a", "b", "a", "c"]
+    found = compute_grpo_passk_outcome_advantage(
+        rewards, mask, index, norm_adv_by_std_in_grpo=False
+    )
+    assert per_row(found) == [0, 0, 2, 0, 0, 0]
+    divided = compute_grpo_passk_outcome_advantage(rewards, mask, index)
+    assert per_row(divided) == pytest.approx([0, 0, 2 / math.sqrt(7 / 3), 0, 0, 0], rel=1e-5)
+
+
+def test_rows_of_the_best_play_do_not_compete():
+    rewards, mask = rows(3.0, 3.0, 1.0)
+    names = ["best", "best", "other"]
+    found = compute_grpo_passk_outcome_advantage(
+        rewards, mask, ["a"] * 3, names, norm_adv_by_std_in_grpo=False
+    )
+    assert per_row(found) == [2, 2, 0]
+
+
+# ---------------------------------------------------------------- several rewards
+
+PARTS = [
+    {"accuracy": 1.0, "format": 0.0},
+    {"accuracy": 0.0, "format": 100.0},
+    {"accuracy": 1.0, "format": 5.0},
+    {"accuracy": 0.0, "format": 1.0},
+]
+TWO_TASKS = ["a", "a", "b", "b"]
+
+
+def gdpo(parts=PARTS, index=TWO_TASKS, keys=("accuracy", "format"), **kwargs):
+    return per_row(
+        compute_gdpo_outcome_advantage(torch.ones(len(parts), 2), index, parts, keys, **kwargs)
+    )
+
+
+def test_every_reward_has_the_same_say_whatever_its_scale():
+    root = math.sqrt(2)
+    scale = math.sqrt(4 / 3)  # of 0, 0, root 2 and -root 2
+    assert gdpo() == pytest.approx([0, 0, root / scale, -root / scale], abs=1e-5)
+
+
+def test_rewards_are_weighed_after_they_are_normalised():
+    expected = math.sqrt(0.5) / math.sqrt(4 * 0.5 / 3)
+    only_first = [expected, -expected, expected, -expected]
+    assert gdpo(weights=[1.0, 0.0]) == pytest.approx(only_first, rel=1e-4)
+    assert gdpo(keys=["accuracy"]) == pytest.approx(only_first, rel=1e-4)
+
+
+def test_gdpo_without_division_keeps_the_scale():
+    # 0.5 - 50, -0.5 + 50, 0.5 + 2, -0.5 - 2
+    totals = [-49.5, 49.5, 2.5, -2.5]
+    scale = math.sqrt(sum(t * t for t in totals) / 3)
+    found = gdpo(norm_adv_by_std_in_grpo=False)
+    assert found == pytest.approx([t / scale for t in totals], rel=1e-4)
+
+
+def test_gdpo_counts_a_trajectory_once():
+    names = ["1", "1", "2", "3", "4"]
+    found = gdpo([PARTS[0], *PARTS], ["a", *TWO_TASKS], traj_index=names)
+    assert found[1:] == pytest.approx(gdpo(), abs=1e-5) and found[0] == found[1]
+
+
+def test_gdpo_names_the_reward_that_a_row_lacks():
+    with pytest.raises(ValueError, match=r"row 1 has no reward 'format'; allowed: accuracy"):
+        gdpo([PARTS[0], {"accuracy": 1.0}], ["a", "a"])
+    with pytest.raises(ValueError, match="allowed: none"):
+        gdpo([{}], ["a"])
+
+
+def test_gdpo_takes_a_weight_for_every_reward():
+    with pytest.raises(ValueError, match="zip"):
+        gdpo(weights=[1.0])
+
+
+# ---------------------------------------------------------------- steps
+
+# A play of three steps is one row of three tokens.
+WIN = ["A", "B", "C"]
+SHORT_CUT = ["A", "C", "D"]
+IDLE = ["A", "A", "B"]
+
+
+def columns(plays, rewards, uid="u"):
+    """Keyword arguments of a step estimator; the reward comes with the last step."""
+    count = len(plays)
+    outcome, mask = rows(*rewards)
+    return {
+        "token_level_rewards": outcome,
+        "response_mask": mask,
+        "index": [uid] * count,
+        "traj_index": [f"{uid}{k}" for k in range(count)],
+        "step_ids": torch.arange(3).expand(count, 3),
+        "step_rewards": [[0.0, 0.0, reward] for reward in rewards],
+        "step_index": [[0, 1, 2]] * count,
+        "anchor_obs": plays,
+    }
+
+
+def joined(first, second):
+    def both(a, b):
+        return torch.cat([a, b]) if isinstance(a, torch.Tensor) else [*a, *b]
+
+    return {key: both(first[key], second[key]) for key in first}
+
+
+PLAYS = columns([WIN, SHORT_CUT, IDLE], [1.0, 0.0, 0.0])
+# Goal 0, C 1, B 2, A 2 by the short cut. Returns 10 * 0.1^d of the next state:
+#   WIN 0.1 1 10, SHORT_CUT 1 0 0, IDLE 0.1 0.1 0; A has mean 0.325, B 0.5, C 5
+STEPS = [[-0.225, 0.5, 5.0], [0.675, -5.0, 0.0], [-0.225, -0.225, -0.5]]
+OUTCOMES = [2 / 3, -1 / 3, -1 / 3]
+
+
+def graphgpo(arguments, won, **kwargs):
+    advantages, returns = compute_graphgpo_outcome_advantage(**arguments, won=won, **kwargs)
+    assert torch.equal(advantages, returns)
+    return advantages
+
+
+def test_a_step_is_worth_what_it_brings_nearer_to_a_won_end():
+    found = graphgpo(PLAYS, [True, False, False], mode="mean_norm")
+    expected = torch.tensor(STEPS) + torch.tensor(OUTCOMES)[:, None]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_weight_gamma_and_value_of_the_goal():
+    options = {"mode": "mean_norm", "step_advantage_w": 0.5, "gamma": 0.5, "goal_value": 4.0}
+    found = graphgpo(PLAYS, [True, False, False], **options)
+    # 4 * 0.5^d: at B 2 and 0, at C 4 and 0
+    assert found[0, 1].item() == pytest.approx(2 / 3 + 0.5 * 1.0)
+    assert found[1, 1].item() == pytest.approx(-1 / 3 - 0.5 * 2.0)
+
+
+def test_groups_may_be_divided_by_their_spread():
+    found = graphgpo(PLAYS, [True, False, False])
+    spread_of_outcomes = math.sqrt((4 + 1 + 1) / 9 / 2)
+    expected = 2 / 3 / spread_of_outcomes + 1 / math.sqrt(2)  # two steps: 5 / (5 sqrt 2)
+    assert found[0, 2].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_without_a_won_play_the_outcome_alone_counts():
+    found = graphgpo(PLAYS, [False] * 3, mode="mean_norm")
+    expected = torch.tensor(OUTCOMES)[:, None].expand(3, 3)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_tasks_share_neither_states_nor_goals():
+    other = columns([WIN, SHORT_CUT, IDLE], [0.0, 0.0, 0.0], uid="v")
+    found = graphgpo(joined(PLAYS, other), [True] + [False] * 5, mode="mean_norm")
+    alone = graphgpo(PLAYS, [True, False, False], mode="mean_norm")
+    torch.testing.assert_close(found[:3], alone)
+    assert not found[3:].any()
+
+
+def test_a_play_in_several_rows_is_one_way_through_the_graph():
+    """Rows of one step each, as ``env.history=window`` makes them."""
+    plays = PLAYS["anchor_obs"]
+    cut = {
+        "token_level_rewards": PLAYS["token_level_rewards"].repeat_interleave(3, 0),
+        "response_mask": torch.ones(9, 3),
+        "index": ["u"] * 9,
+        "traj_index": [f"u{k}" for k in range(3) for _ in range(3)],
+        "step_ids": torch.tensor([0, 1, 2] * 3)[:, None].expand(9, 3),
+        "step_rewards": [[reward] for row in PLAYS["step_rewards"] for reward in row],
+        "step_index": [[0], [1], [2]] * 3,
+        "anchor_obs": [[state] for play in plays for state in play],
+    }
+    won = [True] * 3 + [False] * 6
+    whole = graphgpo(PLAYS, [True, False, False], mode="mean_norm")
+    assert graphgpo(cut, won, mode="mean_norm")[:, 0].tolist() == pytest.approx(
+        whole.flatten().tolist(), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "estimator", [compute_graphgpo_outcome_advantage, compute_hgpo_outcome_advantage]
+)
+def test_an_unknown_mode_is_refused(estimator):
+    more = {"won": [True] * 3} if estimator is compute_graphgpo_outcome_advantage else {}
+    with pytest.raises(ValueError, match=r"unknown mode \(algorithm"):
+        estimator(**PLAYS, **more, mode="mean")
+
+
+# ---------------------------------------------------------------- contexts
+
+# Returns with gamma 1: all steps of the first play 1, of the others 0. The state B is reached twice
+# from A and once from C.
+CONTEXTS = columns([["A", "B", "E"], ["C", "B", "E"], ["A", "B", "F"]], [1.0, 0.0, 0.0])
+
+
+def hgpo(**kwargs):
+    options = {"gamma": 1.0, "context": 1} | kwargs
+    advantages, _ = compute_hgpo_outcome_advantage(**CONTEXTS, **options)
+    return advantages - torch.tensor(OUTCOMES)[:, None] * ("mode" not in kwargs)
+
+
+def test_steps_are_compared_in_the_state_and_in_its_context():
+    # level 0: A +-1/2; B 2/3 -1/3 -1/3; E +-1/2
+    # level 1: A +-1/2; B after A +-1/2; E after B +-1/2
+    third = 1 / 3
+    expected = [
+        [0.5, third * 2 / 3 + 2 * third * 0.5, 0.5],
+        [0.0, third * -third, -0.5],
+        [-0.5, third * -third + 2 * third * -0.5, 0.0],
+    ]
+    torch.testing.assert_close(hgpo(), torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_alpha_says_how_much_longer_contexts_count():
+    even = hgpo(alpha=0.0)
+    assert even[1, 1].item() == pytest.approx(-1 / 6, abs=1e-6)
+    assert hgpo(alpha=2.0)[1, 1].item() == pytest.approx(-1 / 15, abs=1e-6)
+    # level 2: E after B after A, and E after B after C, are alone
+    assert hgpo(context=2)[0, 2].item() == pytest.approx(0.25, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
+def test_without_context_hgpo_is_gigpo(mode):
+    options = {"gamma": 0.9, "mode": mode, "step_advantage_w": 0.7}
+    found, _ = compute_hgpo_outcome_advantage(**PLAYS, context=0, **options)
+    expected, _ = compute_gigpo_outcome_advantage(**PLAYS, **options)
+    torch.testing.assert_close(found, expected)
+
+
+def test_hgpo_divides_each_level_by_its_spread():
+    # B after A: +-1/2 over sqrt(1/2); B: 2/3 over sqrt(1/3)
+    found = hgpo(mode="mean_std_norm", step_advantage_w=1.0)[0, 1].item()
+    outcome = 2 / 3 / math.sqrt(1 / 3)
+    level_0 = 2 / 3 / math.sqrt(1 / 3)
+    level_1 = 0.5 / math.sqrt(0.5)
+    assert found == pytest.approx(outcome + level_0 / 3 + 2 * level_1 / 3, rel=1e-4)

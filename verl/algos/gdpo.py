@@ -1,0 +1,71 @@
+"""GDPO (Liu et al., 2026, arXiv 2601.05242): several rewards, each normalised in its group before
+they are summed.
+
+In a sum that is normalised once, the reward that varies most decides alone; here every reward has
+the same say, times its weight.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from verl.algos.advantages import spread
+from verl.algos.algorithm_registry import AdvantageEstimator, register_adv_est
+from verl.algos.groups import group_mean_std, group_normalised_scores, trajectories_of
+from verl.algos.shapes import Ids, PerRow, PerToken, TokenMask
+
+
+@register_adv_est(
+    AdvantageEstimator.GDPO,
+    inputs={
+        "response_mask": "response_mask",
+        "index": "uid",
+        "traj_index": "traj_uid?",
+        "reward_parts": "reward_parts",
+    },
+    params={
+        "keys": "algorithm.gdpo_reward_keys",
+        "weights": "algorithm.gdpo_reward_weights",
+        "norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std_in_grpo",
+    },
+)
+def compute_gdpo_outcome_advantage(
+    response_mask: TokenMask,
+    index: Ids,
+    reward_parts: Sequence[Mapping[str, float]] | np.ndarray,
+    keys: Sequence[str],
+    weights: Sequence[float] = (),
+    traj_index: Ids | None = None,
+    norm_adv_by_std_in_grpo: bool = True,
+    epsilon: float = 1e-6,
+) -> tuple[PerToken, PerToken]:
+    """The weighted sum of GRPO's advantages of every reward, whitened over the trajectories of the
+    batch.
+
+    ``reward_parts [B]`` holds for each row the rewards of its trajectory by name; ``keys`` are
+    those that count, ``weights`` their weights (none: 1 each). Raises ``ValueError`` for a key that
+    a row lacks.
+    """
+    total = torch.zeros(len(response_mask), dtype=torch.float64)
+    for key, weight in zip(keys, weights or [1.0] * len(keys), strict=True):
+        scores = _column(reward_parts, key)
+        by_std = norm_adv_by_std_in_grpo
+        normalised = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+        total += weight * normalised.double()
+    trajectories = trajectories_of(total, index, traj_index)
+    whole = group_mean_std(trajectories.score, torch.zeros_like(trajectories.group))
+    whitened = (trajectories.score - whole.mean) / (whole.std + epsilon)
+    placed = spread(whitened[trajectories.of_row].to(response_mask.device), response_mask)
+    return placed, placed
+
+
+def _column(reward_parts: Sequence[Mapping[str, float]] | np.ndarray, key: str) -> PerRow:
+    for row, parts in enumerate(reward_parts):
+        if key not in parts:
+            there = ", ".join(sorted(parts)) or "none"
+            raise ValueError(
+                f"algorithm.gdpo_reward_keys: row {row} has no reward {key!r}; "
+                f"allowed: {there}; fix: name one of them, or return it"
+            )
+    return torch.tensor([float(parts[key]) for parts in reward_parts], dtype=torch.float64)

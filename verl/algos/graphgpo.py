@@ -1,0 +1,119 @@
+"""GraphGPO (2026, arXiv 2605.26684): steps are worth what they bring one nearer to a won end.
+
+The plays of a task make a graph: states (anchor observations) are nodes, observed steps are edges,
+and the end of every won play is the goal. With d the number of steps from a state to the goal on
+the shortest way that any play of the task has shown:
+
+    return of a step = goal_value * gamma^d(state after it)     0 where no way to the goal is known
+
+So a good step of a lost play is credited, and a detour of a won one is not.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+
+import torch
+
+from verl.algos.advantages import OUTCOME_INPUTS, spread
+from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
+from verl.algos.gigpo import OfSteps, Steps, flatten_steps, place_by_step
+from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
+from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
+from verl.names import NORM_MODES
+
+
+def next_states(steps: Steps, won: set[Hashable]) -> list[Hashable]:
+    """For every step the state after it: the next anchor, the goal of its task behind the last step
+    of a play in ``won``, or None where nothing is known.
+    """
+    keys = list(zip(steps.trajectory, steps.number, strict=True))
+    at = dict(zip(keys, steps.state, strict=True))
+    last: dict[Hashable, int] = {}
+    for trajectory, number in keys:
+        last[trajectory] = max(number, last.get(trajectory, number))
+    following: list[Hashable] = []
+    for trajectory, number in keys:
+        ends = number == last[trajectory] and trajectory in won
+        goal = (trajectory[0], None)
+        following.append(goal if ends else at.get((trajectory, number + 1)))
+    return following
+
+
+def distances(states: Iterable[Hashable], following: Iterable[Hashable]) -> dict[Hashable, int]:
+    """Steps to the goal from every state that has a way there; a goal is ``(uid, None)``."""
+    before: dict[Hashable, set[Hashable]] = {}
+    for state, after in zip(states, following, strict=True):
+        if after is not None:
+            before.setdefault(after, set()).add(state)
+    goals: list[Hashable] = [node for node in before if isinstance(node, tuple) and node[1] is None]
+    found: dict[Hashable, int] = dict.fromkeys(goals, 0)
+    waiting: deque[Hashable] = deque(goals)
+    while waiting:
+        node = waiting.popleft()
+        for earlier in before.get(node, ()):
+            if earlier not in found:
+                found[earlier] = found[node] + 1
+                waiting.append(earlier)
+    return found
+
+
+def graph_returns(steps: Steps, won: set[Hashable], gamma: float, goal_value: float) -> PerStep:
+    """``[S]`` float64: the return of every step; see the module."""
+    following = next_states(steps, won)
+    to_goal = distances(steps.state, following)
+    values = [goal_value * gamma ** to_goal[s] if s in to_goal else 0.0 for s in following]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@register_adv_est(
+    AdvantageEstimator.GRAPHGPO,
+    inputs=OUTCOME_INPUTS
+    | {
+        "traj_index": "traj_uid",
+        "step_ids": "step_ids",
+        "step_rewards": "step_rewards",
+        "step_index": "step_index",
+        "anchor_obs": "anchor_obs",
+        "won": "won",
+    },
+    params={
+        "step_advantage_w": "algorithm.graphgpo.step_advantage_w",
+        "mode": "algorithm.graphgpo.mode",
+        "gamma": "algorithm.graphgpo.gamma",
+        "goal_value": "algorithm.graphgpo.goal_value",
+    },
+)
+def compute_graphgpo_outcome_advantage(
+    token_level_rewards: PerToken,
+    response_mask: TokenMask,
+    index: Ids,
+    traj_index: Ids,
+    step_ids: TokenIndex,
+    step_rewards: OfSteps,
+    step_index: OfSteps,
+    anchor_obs: OfSteps,
+    won: Ids,
+    step_advantage_w: float = 1.0,
+    mode: str = "mean_std_norm",
+    gamma: float = 0.1,
+    goal_value: float = 10.0,
+    epsilon: float = 1e-6,
+) -> tuple[PerToken, PerToken]:
+    """GRPO's advantage of the trajectory plus ``step_advantage_w`` times that of the step among all
+    steps of its task from the same state; ``returns`` is the same tensor.
+
+    Columns are those of GiGPO, with ``won [B]``. ``mode`` as there, at both levels. A task that
+    nobody won, and a state that was seen once, have step advantages of exactly 0.
+    """
+    by_std = choose(mode, NORM_MODES, "mode (algorithm.graphgpo.mode)") == "mean_std_norm"
+    scores = token_level_rewards.double().sum(-1)
+    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
+    names = zip(index, traj_index, won, strict=True)
+    returns = graph_returns(steps, {(u, t) for u, t, w in names if w}, gamma, goal_value)
+    stats = group_mean_std(returns, factorize(steps.state))
+    centred = returns - stats.mean
+    step_advantages = centred / (stats.std + epsilon) if by_std else centred
+    placed = place_by_step(step_advantages, steps, step_ids) * response_mask.float()
+    combined = spread(per_row, response_mask) + step_advantage_w * placed
+    return combined, combined

@@ -1,0 +1,104 @@
+"""HGPO, hierarchy-of-groups: GiGPO's step groups in several contexts, from the state alone to the
+state with the states before it.
+
+Steps from one state may have come there in different ways, and are then not quite comparable; steps
+with the same history are, and are few. ``A_k`` compares the steps of a task whose last k + 1 states
+are the same, and the step advantage is the mean of ``A_0`` to ``A_K`` with weights ``(k +
+1)^alpha``: longer contexts count more.
+"""
+
+from collections.abc import Hashable
+
+import torch
+
+from verl.algos.advantages import OUTCOME_INPUTS, spread
+from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
+from verl.algos.gigpo import (
+    OfSteps,
+    Steps,
+    discounted_step_returns,
+    flatten_steps,
+    place_by_step,
+)
+from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
+from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
+from verl.names import NORM_MODES
+
+
+def contexts(steps: Steps, length: int) -> list[Hashable]:
+    """For every step its state and the ``length`` states before it in its trajectory, None before
+    the first.
+    """
+    keys = list(zip(steps.trajectory, steps.number, strict=True))
+    at = dict(zip(keys, steps.state, strict=True))
+    return [
+        tuple(at.get((trajectory, number - back)) for back in range(length + 1))
+        for trajectory, number in keys
+    ]
+
+
+def hierarchical_advantages(
+    returns: PerStep, steps: Steps, context: int, alpha: float, by_std: bool, epsilon: float
+) -> PerStep:
+    """``[S]`` float64: the weighted mean of the advantages in contexts of 0 to ``context`` states.
+
+    A context that was seen once says nothing: it adds 0 and keeps its weight.
+    """
+    total = torch.zeros_like(returns)
+    weights = [(k + 1.0) ** alpha for k in range(context + 1)]
+    for k, weight in enumerate(weights):
+        stats = group_mean_std(returns, factorize(contexts(steps, k)))
+        centred = returns - stats.mean
+        advantage = centred / (stats.std + epsilon) if by_std else centred
+        total += weight / sum(weights) * advantage
+    return total
+
+
+@register_adv_est(
+    AdvantageEstimator.HGPO,
+    inputs=OUTCOME_INPUTS
+    | {
+        "traj_index": "traj_uid",
+        "step_ids": "step_ids",
+        "step_rewards": "step_rewards",
+        "step_index": "step_index",
+        "anchor_obs": "anchor_obs",
+    },
+    params={
+        "step_advantage_w": "algorithm.hgpo.step_advantage_w",
+        "mode": "algorithm.hgpo.mode",
+        "context": "algorithm.hgpo.context",
+        "alpha": "algorithm.hgpo.alpha",
+        "gamma": "algorithm.gamma",
+    },
+)
+def compute_hgpo_outcome_advantage(
+    token_level_rewards: PerToken,
+    response_mask: TokenMask,
+    index: Ids,
+    traj_index: Ids,
+    step_ids: TokenIndex,
+    step_rewards: OfSteps,
+    step_index: OfSteps,
+    anchor_obs: OfSteps,
+    step_advantage_w: float = 1.0,
+    mode: str = "mean_norm",
+    context: int = 2,
+    alpha: float = 1.0,
+    gamma: float = 0.95,
+    epsilon: float = 1e-6,
+) -> tuple[PerToken, PerToken]:
+    """GRPO's advantage of the trajectory plus ``step_advantage_w`` times the step's; ``returns`` is
+    the same tensor.
+
+    Columns and ``mode`` are those of GiGPO, which this is with ``context=0``.
+    """
+    by_std = choose(mode, NORM_MODES, "mode (algorithm.hgpo.mode)") == "mean_std_norm"
+    scores = token_level_rewards.double().sum(-1)
+    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
+    returns = discounted_step_returns(steps, gamma)
+    advantages = hierarchical_advantages(returns, steps, context, alpha, by_std, epsilon)
+    placed = place_by_step(advantages, steps, step_ids) * response_mask.float()
+    combined = spread(per_row, response_mask) + step_advantage_w * placed
+    return combined, combined
