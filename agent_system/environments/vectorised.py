@@ -42,8 +42,8 @@ class VectorisedPlay:
     _driver: "LockStepDriver | None" = None
 
     def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
-        """Start one episode per row; return observations (``text``, ``image``, ``anchor``: lists
-        [B]) and infos [B].
+        """Start one episode per row; return observations (``text``, ``image``, ``anchor``,
+        ``opening``: lists [B]) and infos [B].
 
         Raises ``GroupMismatch`` when members of a uid start from different states, ``EnvFailure``
         from the environment.
@@ -189,4 +189,5 @@ def _columns(observations: Sequence[Observation]) -> dict[str, list[Any]]:
         "text": [observation.text for observation in observations],
         "image": [observation.image for observation in observations],
         "anchor": [observation.state for observation in observations],
+        "opening": [observation.opening for observation in observations],
     }

@@ -26,8 +26,8 @@ def first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observa
         seen, infos = envs.reset(batch)
     finally:
         envs.close()
-    columns = zip(seen["text"], seen["image"], seen["anchor"], infos, strict=True)
-    return [Observation(text, image, anchor, info) for text, image, anchor, info in columns]
+    columns = (seen["text"], seen["image"], seen["anchor"], infos, seen["opening"])
+    return [Observation(*fields) for fields in zip(*columns, strict=True)]
 
 
 def first_prompt_lengths(

@@ -43,7 +43,9 @@ class Grader:
         self._kwargs = reward.reward_kwargs
         self._grade: Callable[..., Any] = compare_with_truth
         if reward.path is not None:
-            self._grade = load_function(reward.path, reward.name or "")
+            self._grade = load_function(
+                reward.path, reward.name or "compute_score", "env.dataset.reward"
+            )
 
     def __call__(self, task: Task, solution: str) -> Grade:
         """The grade of ``solution``, waited for where it is a coroutine. Raises ``NoGrade``, and
@@ -90,7 +92,7 @@ def compare_with_truth(
     if not truths or any(truth is None or str(truth).strip() == "" for truth in truths):
         raise NoGrade(
             f"data_source {data_source!r}: a row has no ground truth; fix: a column reward_model "
-            "with ground_truth, or custom_reward_function.path=FILE"
+            "with ground_truth, or env.dataset.reward.path=FILE"
         )
     return float(any(_same(solution_str, str(truth)) for truth in truths))
 

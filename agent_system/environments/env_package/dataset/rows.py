@@ -37,7 +37,7 @@ def tasks(settings: DatasetSettings, split: str) -> list[Task]:
     if not files:
         raise ValueError(
             f"env.{NAME}.{split}_files=[]: no file of {split} prompts; allowed: Parquet or "
-            f"JSON-lines files; fix: data.{split}_files=FILE"
+            f"JSON-lines files; fix: env.{NAME}.{split}_files=[FILE]"
         )
     return [
         _task(row, f"{split}/{number}", where, settings)
@@ -51,7 +51,7 @@ def _rows(
     """Every row, with the words that say where it is."""
     own = settings.custom_cls
     if own.path is not None:
-        rows = load_function(own.path, own.name or "", "data.custom_cls")(list(files))
+        rows = load_function(own.path, own.name or "", "env.dataset.custom_cls")(list(files))
         for number in range(len(rows)):
             yield rows[number], f"{own.name}, row {number}"
         return
@@ -69,9 +69,7 @@ def read_file(path: Path) -> list[dict[str, Any]]:
             "fix: convert it"
         )
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; fix: data.train_files and data.val_files name files"
-        )
+        raise FileNotFoundError(f"{path}: no such file; fix: env.dataset.train_files=[FILE]")
     if path.suffix == ".parquet":
         return _read_parquet(path)
     return [
@@ -119,7 +117,7 @@ def _messages(row: Mapping[str, Any], key: str, where: str) -> list[Message]:
     if not isinstance(prompt, list) or not prompt:
         raise BadRow(
             f"{where}: column {key!r} holds {str(prompt)[:80]!r}; allowed: messages or a text; "
-            f"fix: data.prompt_key=COLUMN, one of {', '.join(map(str, row))}"
+            f"fix: env.dataset.prompt_key=COLUMN, one of {', '.join(map(str, row))}"
         )
     for message in prompt:
         known = isinstance(message, Mapping) and message.get("role") in ROLES

@@ -40,3 +40,7 @@ class DatasetSettings(EnvSettings):
     by number, with the columns of a file"""
     reward: RewardFromFile = RewardFromFile()
     """function that grades; without a path the grader of the package does"""
+
+    def file_key(self, split: str) -> str | None:
+        """``train_files`` or ``val_files``."""
+        return f"{split}_files"

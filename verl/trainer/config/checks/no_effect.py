@@ -51,13 +51,10 @@ def check_data_files(cfg: PPOConfig, _ctx: Context) -> Problems:
             why = f"the environment {env.env_name} reads its tasks from another key"
             fix = f"env.{env.name}.{own}={files[0]} {key}=[]"
         else:
-            why = (
-                "prompts of files cannot be trained on yet, and the tasks of the environment "
-                f"{env.env_name} would be played in their place"
-            )
+            why = f"the tasks of the environment {env.env_name} would be played in their place"
             fix = (
-                f"none for single-turn data; if an environment is meant, leave {key} out and name "
-                "it: env.env_name=NAME"
+                f"env.env_name=dataset env.dataset.{split}_files={files} for single-turn data; if "
+                f"an environment is meant, leave {key} out and name it: env.env_name=NAME"
             )
         yield problem(cfg, key, why, "none, where an environment is played", fix)
 

@@ -85,7 +85,10 @@ def test_a_dataset_of_the_users_own(tmp_path):
 @pytest.mark.parametrize(
     "row, complaint",
     [
-        ({"question": "?"}, r"row 0: column 'prompt' holds 'None'.*fix: data.prompt_key.*question"),
+        (
+            {"question": "?"},
+            r"row 0: column 'prompt' holds 'None'.*prompt_key.*question",
+        ),
         ({"prompt": []}, r"allowed: messages or a text"),
         ({"prompt": [{"role": "robot", "content": "?"}]}, r"robot.*allowed: a role \(system, user"),
         ({"prompt": [{"role": "user", "content": ["?"]}]}, r"a content that is text"),
@@ -98,7 +101,7 @@ def test_a_row_that_is_no_task_is_named(tmp_path, row, complaint):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"env.dataset.val_files=\[\].*fix: data.val_files=FILE"):
+    with pytest.raises(ValueError, match=r"env.dataset.val_files=\[\].*fix: env.dataset"):
         PACKAGE.tasks(PACKAGE.read({"train_files": ["a.jsonl"]}), "val")
     with pytest.raises(FileNotFoundError, match=r"nowhere.parquet: no such file"):
         read_file(tmp_path / "nowhere.parquet")

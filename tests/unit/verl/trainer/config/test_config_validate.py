@@ -314,7 +314,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(tmp_path):
 
 def test_a_data_job_is_refused_once_and_not_led_into_an_environment():
     (found,) = problems("data.train_files=gsm8k/train.parquet", f"{ROLLOUT}.n=5")
-    assert "cannot be trained on yet" in found and "fix: none for single-turn data" in found
+    assert "fix: env.env_name=dataset env.dataset.train_files=['gsm8k/train.parquet']" in found
     (found,) = problems("env.env_name=search", "data.val_files=nq/dev.jsonl")
     assert "fix: env.search.val_questions=nq/dev.jsonl data.val_files=[]" in found
 
