@@ -27,6 +27,7 @@ from tests.helpers.thinking_plays import (
     thought_of,
 )
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from verl.algos import factorize
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.actor import ActorWorker
 
@@ -135,7 +136,8 @@ def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, to
     config, data = thinking_config(history), forced[history]
     last = data.batch["response_mask"].cumsum(-1).argmax(-1)
     rewards = torch.zeros(data.batch["response_mask"].shape)
-    rewards[torch.arange(len(data)), last] = torch.arange(len(data)) % 2 * 1.0
+    trajectory = factorize(data.non_tensor_batch["traj_uid"])
+    rewards[torch.arange(len(data)), last] = trajectory % 2 * 1.0
     data.batch["token_level_rewards"] = rewards
     data = compute_advantage(data, config)
     rows = [(row, record) for row, record in steps_of(data) if record.level_forced]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from agent_system.reward_manager import load_reward_manager
+from agent_system.reward_manager.managers import REWARD_PARTS
 from verl.algos import get_adv_estimator_fn, missing_inputs
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto, object_array
@@ -72,6 +73,8 @@ def made_up_rows() -> DataProto:
         "aborted": [False] * ROWS,
         "truncated": [False] * ROWS,
         "steps": object_array([[_step(flag)] for flag in won]),
+        # Rewards by name, which a function of the user's own adds to.
+        REWARD_PARTS: object_array([{} for _ in won]),
     }
     return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
 

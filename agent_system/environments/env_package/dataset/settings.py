@@ -10,9 +10,9 @@ class FunctionFromFile(Section):
     """A function or class of the user's own."""
 
     path: str | None = None
-    """Python file that defines it"""
+    """Python file that defines a function or class"""
     name: str | None = None
-    """its name there"""
+    """name of the function or class in its file"""
 
 
 class RewardFromFile(FunctionFromFile):
