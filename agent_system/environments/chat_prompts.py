@@ -82,6 +82,40 @@ class ChatPrompts:
         return f"{text}\nPossible actions: {', '.join(actions)}"
 
 
+class SingleTurnPrompts:
+    """The one observation of an episode as it is, for environments of one step: nothing follows an
+    answer, and nothing lies behind a question.
+    """
+
+    asks_for_levels = False
+    shows_level_prompts = False
+
+    def system(self, levels: bool) -> str | None:
+        """No system message."""
+        del levels  # not asked for
+        return None
+
+    def first(self, observation: Observation, levels: bool) -> str:
+        """The observation."""
+        del levels  # where they are asked for, the system message does
+        return observation.text
+
+    def turn(self, observation: Observation) -> str:
+        """The observation."""
+        return observation.text
+
+    def window(
+        self,
+        first: Observation,
+        history: Sequence[tuple[str, str]],
+        observation: Observation,
+        levels: bool,
+    ) -> str:
+        """The observation."""
+        del first, history, levels  # there is one step
+        return observation.text
+
+
 class CompactPrompts:
     """Observations alone, for small policies that learn rules and answer format from
     demonstrations.

@@ -5,9 +5,8 @@ A play whose grader fails is broken, not lost: it is left out of its group like 
 (``env.on_abort``).
 """
 
-from collections.abc import Sequence
-
 from agent_system.environments.base import EnvPackage, Observation, Step, Task
+from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env_package.dataset.grading import Grader
 from agent_system.environments.env_package.dataset.rows import NAME, tasks
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
@@ -39,42 +38,10 @@ class DatasetEnv:
         """Nothing to free."""
 
 
-class RowPrompts:
-    """The messages of a row as they are."""
-
-    asks_for_levels = False  # what is answered, and how, is the row's to say
-    shows_level_prompts = False
-
-    def system(self, levels: bool) -> str | None:
-        """None: a row brings its own."""
-        del levels  # not asked for
-        return None
-
-    def first(self, observation: Observation, levels: bool) -> str:
-        """The last message of the row."""
-        del levels  # not asked for
-        return observation.text
-
-    def turn(self, observation: Observation) -> str:
-        """Nothing follows an answer."""
-        return observation.text
-
-    def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
-    ) -> str:
-        """The last message of the row: there is one step."""
-        del first, history, levels  # nothing lies behind it
-        return observation.text
-
-
-def prompts(settings: DatasetSettings) -> RowPrompts:
-    """The same whatever the settings."""
+def prompts(settings: DatasetSettings) -> SingleTurnPrompts:
+    """A row's own messages, whatever the settings: what is answered, and how, is theirs to say."""
     del settings  # they change nothing here
-    return RowPrompts()
+    return SingleTurnPrompts()
 
 
 def project(text: str) -> tuple[str, bool]:

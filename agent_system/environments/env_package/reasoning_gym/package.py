@@ -5,11 +5,10 @@ generator's own grader says what it earns, from 0 to 1. It is won with the full 
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
-from agent_system.environments.chat_prompts import CompactPrompts
+from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.questions import (
     NAME,
@@ -57,35 +56,14 @@ class ReasoningGymEnv:
         """Nothing to free."""
 
 
-class QuestionPrompts:
+class QuestionPrompts(SingleTurnPrompts):
     """How to answer in the system message, the question as it is."""
 
     asks_for_levels = True
-    shows_level_prompts = False
 
     def system(self, levels: bool) -> str | None:
         """The answer format."""
         return level_instructions() if levels else PLAIN
-
-    def first(self, observation: Observation, levels: bool) -> str:
-        """The question."""
-        del levels  # the system message asks for them
-        return observation.text
-
-    def turn(self, observation: Observation) -> str:
-        """Nothing follows an answer."""
-        return observation.text
-
-    def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
-    ) -> str:
-        """The question: there is one step."""
-        del first, history, levels  # nothing lies behind it
-        return observation.text
 
 
 def prompts(settings: ReasoningGymSettings) -> Prompts:
