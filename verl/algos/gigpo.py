@@ -15,12 +15,20 @@ import torch
 from verl.algos.advantages import OUTCOME_INPUTS, spread
 from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
 from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
-from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
+from verl.algos.shapes import Ids, PerRow, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
 # For every row [B] the list of its environment steps; an object array or a plain list.
 OfSteps: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
 StateKey: TypeAlias = tuple[Hashable, str]  # uid and anchor observation
+# The columns of estimators that compare steps.
+STEP_INPUTS = OUTCOME_INPUTS | {
+    "traj_index": "traj_uid",
+    "step_ids": "step_ids",
+    "step_rewards": "step_rewards",
+    "step_index": "step_index",
+    "anchor_obs": "anchor_obs",
+}
 
 
 class Steps(NamedTuple):
@@ -107,16 +115,34 @@ def place_by_step(values: PerStep, steps: Steps, step_ids: TokenIndex) -> PerTok
     return torch.where(step_ids >= 0, table.gather(-1, step_ids.long().clamp(min=0)), placed)
 
 
+def compare_steps(
+    returns: PerStep, groups: Sequence[Hashable], by_std: bool, epsilon: float
+) -> PerStep:
+    """``[S]`` float64: each return less the mean of its group and, with ``by_std``, over its sample
+    standard deviation; exactly 0 in a group of one.
+    """
+    stats = group_mean_std(returns, factorize(groups))
+    centred = returns - stats.mean
+    return centred / (stats.std + epsilon) if by_std else centred
+
+
+def join_levels(
+    per_row: PerRow,
+    per_step: PerStep,
+    weight: float,
+    steps: Steps,
+    step_ids: TokenIndex,
+    response_mask: TokenMask,
+) -> PerToken:
+    """``[B, R]``: the row's advantage plus ``weight`` times that of the token's step."""
+    advantages = spread(per_row, response_mask)
+    placed = place_by_step(per_step, steps, step_ids) * response_mask.float()
+    return advantages + weight * placed.to(advantages.device)
+
+
 @register_adv_est(
     AdvantageEstimator.GIGPO,
-    inputs=OUTCOME_INPUTS
-    | {
-        "traj_index": "traj_uid",
-        "step_ids": "step_ids",
-        "step_rewards": "step_rewards",
-        "step_index": "step_index",
-        "anchor_obs": "anchor_obs",
-    },
+    inputs=STEP_INPUTS,
     params={
         "step_advantage_w": "algorithm.gigpo.step_advantage_w",
         "mode": "algorithm.gigpo.mode",
@@ -153,16 +179,10 @@ def compute_gigpo_outcome_advantage(
     by_std = choose(mode, NORM_MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)
     per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
-    advantages = spread(per_row, response_mask)
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     if enable_similarity:
         steps = steps._replace(state=merge_similar_states(steps.state, similarity_thresh))
     returns = discounted_step_returns(steps, gamma)
-    stats = group_mean_std(returns, factorize(steps.state))
-    # A state that was seen once is its own mean: exactly 0.
-    step_advantages = returns - stats.mean
-    if by_std:
-        step_advantages = step_advantages / (stats.std + epsilon)
-    placed = place_by_step(step_advantages, steps, step_ids) * response_mask.float()
-    combined = advantages + step_advantage_w * placed.to(advantages.device)
+    per_step = compare_steps(returns, steps.state, by_std, epsilon)
+    combined = join_levels(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
     return combined, combined

@@ -14,10 +14,16 @@ from collections.abc import Hashable, Iterable
 
 import torch
 
-from verl.algos.advantages import OUTCOME_INPUTS, spread
 from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
-from verl.algos.gigpo import OfSteps, Steps, flatten_steps, place_by_step
-from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
+from verl.algos.gigpo import (
+    STEP_INPUTS,
+    OfSteps,
+    Steps,
+    compare_steps,
+    flatten_steps,
+    join_levels,
+)
+from verl.algos.groups import group_normalised_scores
 from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
@@ -67,15 +73,7 @@ def graph_returns(steps: Steps, won: set[Hashable], gamma: float, goal_value: fl
 
 @register_adv_est(
     AdvantageEstimator.GRAPHGPO,
-    inputs=OUTCOME_INPUTS
-    | {
-        "traj_index": "traj_uid",
-        "step_ids": "step_ids",
-        "step_rewards": "step_rewards",
-        "step_index": "step_index",
-        "anchor_obs": "anchor_obs",
-        "won": "won",
-    },
+    inputs=STEP_INPUTS | {"won": "won"},
     params={
         "step_advantage_w": "algorithm.graphgpo.step_advantage_w",
         "mode": "algorithm.graphgpo.mode",
@@ -111,9 +109,6 @@ def compute_graphgpo_outcome_advantage(
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     names = zip(index, traj_index, won, strict=True)
     returns = graph_returns(steps, {(u, t) for u, t, w in names if w}, gamma, goal_value)
-    stats = group_mean_std(returns, factorize(steps.state))
-    centred = returns - stats.mean
-    step_advantages = centred / (stats.std + epsilon) if by_std else centred
-    placed = place_by_step(step_advantages, steps, step_ids) * response_mask.float()
-    combined = spread(per_row, response_mask) + step_advantage_w * placed
+    per_step = compare_steps(returns, steps.state, by_std, epsilon)
+    combined = join_levels(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
     return combined, combined

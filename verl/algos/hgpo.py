@@ -11,16 +11,17 @@ from collections.abc import Hashable
 
 import torch
 
-from verl.algos.advantages import OUTCOME_INPUTS, spread
 from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
 from verl.algos.gigpo import (
+    STEP_INPUTS,
     OfSteps,
     Steps,
+    compare_steps,
     discounted_step_returns,
     flatten_steps,
-    place_by_step,
+    join_levels,
 )
-from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
+from verl.algos.groups import group_normalised_scores
 from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
@@ -47,23 +48,14 @@ def hierarchical_advantages(
     total = torch.zeros_like(returns)
     weights = [(k + 1.0) ** alpha for k in range(context + 1)]
     for k, weight in enumerate(weights):
-        stats = group_mean_std(returns, factorize(contexts(steps, k)))
-        centred = returns - stats.mean
-        advantage = centred / (stats.std + epsilon) if by_std else centred
-        total += weight / sum(weights) * advantage
+        compared = compare_steps(returns, contexts(steps, k), by_std, epsilon)
+        total += weight / sum(weights) * compared
     return total
 
 
 @register_adv_est(
     AdvantageEstimator.HGPO,
-    inputs=OUTCOME_INPUTS
-    | {
-        "traj_index": "traj_uid",
-        "step_ids": "step_ids",
-        "step_rewards": "step_rewards",
-        "step_index": "step_index",
-        "anchor_obs": "anchor_obs",
-    },
+    inputs=STEP_INPUTS,
     params={
         "step_advantage_w": "algorithm.hgpo.step_advantage_w",
         "mode": "algorithm.hgpo.mode",
@@ -98,7 +90,6 @@ def compute_hgpo_outcome_advantage(
     per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     returns = discounted_step_returns(steps, gamma)
-    advantages = hierarchical_advantages(returns, steps, context, alpha, by_std, epsilon)
-    placed = place_by_step(advantages, steps, step_ids) * response_mask.float()
-    combined = spread(per_row, response_mask) + step_advantage_w * placed
+    per_step = hierarchical_advantages(returns, steps, context, alpha, by_std, epsilon)
+    combined = join_levels(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
     return combined, combined
