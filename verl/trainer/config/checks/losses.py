@@ -70,6 +70,22 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
 
 
+def check_overlap(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """What an older policy sampled is corrected."""
+    if cfg.trainer.rollout_overlap == "off":
+        return
+    key = "trainer.rollout_overlap"
+    correction = cfg.algorithm.rollout_correction
+    if cfg.env.allow_retokenized:
+        why = "an older policy plays, and tokens made from text have none of its log-probs"
+        fix = f"{key}=off, or env.allow_retokenized=false"
+        yield problem(cfg, key, why, "off with env.allow_retokenized", fix)
+    elif not (correction.rollout_is or correction.rollout_rs or correction.bypass_mode):
+        why = "an older policy plays, and nothing corrects for it (trainer.rollout_overlap)"
+        name = "algorithm.rollout_correction.rollout_is"
+        yield problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
+
+
 def check_gdpo(cfg: PPOConfig, _ctx: Context) -> Problems:
     """GDPO has rewards to sum, and nothing else changes the reward."""
     algorithm = cfg.algorithm
