@@ -41,7 +41,7 @@ class TaskSource(Protocol):
 
 
 class RolloutGroup(Protocol):
-    """What plays need: engines that sample, and the policy to score thoughts."""
+    """What plays need: engines that sample, and the policy to score rows with."""
 
     @property
     def rollout_workers(self) -> Sequence[Any]: ...
@@ -66,6 +66,14 @@ class Collector(Protocol[TasksT_contra]):
     def greedy_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutGroup, envs: TasksT_contra
     ) -> DataProto: ...
+
+    def under_way(self) -> Sequence[str]:
+        """Names of groups that are played on over steps, for a checkpoint."""
+        ...
+
+    def resume_plays(self, names: Sequence[str]) -> None:
+        """Have the groups of a checkpoint played again, beside the next batch."""
+        ...
 
 
 class RewardFunction(Protocol):

@@ -1,7 +1,7 @@
 """The next batch is played while the last one is learned from (``trainer.rollout_overlap``).
 
     trainer   take k ─ start k+1 ─ score, credit, update ─ wait ─ sync ──▶ take k+1 ─▶ ...
-    thread            play k+1 ─────────────────────────▶│ gate           score thoughts ─▶ rows
+    thread            play k+1 ─────────────────────────▶│ gate           score ─▶ rows
 
 So a batch is sampled by the policy before the last update, and engines change weights while nothing
 is played. The trainer's workers are busy until then: what a collector asks of them waits at a gate,

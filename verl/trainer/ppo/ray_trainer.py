@@ -84,6 +84,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.global_step = 0
         self.overlaps = config.trainer.rollout_overlap == "one_step"
         self.ahead = Lookahead()
+        self.under_way: list[str] = []
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         control = config.algorithm.kl_ctrl
@@ -145,6 +146,7 @@ class RayPPOTrainer(Generic[TasksT]):
         state = self.checkpoints.load_state(found)
         self.workers.load_checkpoint(found)
         self.global_step = state["global_step"]
+        self.collector.resume_plays(state.get("under_way", []))
         if self.config.algorithm.kl_ctrl.type == "adaptive":
             self.kl_ctrl.value = state["kl_coef"]
         # The state of runs before the panel was noted has no hash to compare with.
@@ -199,6 +201,8 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def look_ahead(self) -> None:
         """Where plays overlap, begin to play the next batch, with the weights as they are."""
+        # From here on plays are lost with the run: it resumes from what was under way now.
+        self.under_way = list(self.collector.under_way())
         if self.overlaps and self.global_step < self.total_steps:
             self.ahead.start(partial(self.play, self.global_step + 1), self.workers)
 
@@ -352,6 +356,7 @@ class RayPPOTrainer(Generic[TasksT]):
                 "global_step": self.global_step,
                 "kl_coef": self.kl_ctrl.value,
                 "panel": self.val_envs.panel_hash,
+                "under_way": self.under_way,
             }
             self.checkpoints.save(self.global_step, self.workers.save_checkpoint, state)
 

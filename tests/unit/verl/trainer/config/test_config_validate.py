@@ -11,6 +11,7 @@ from verl.trainer.config.validate import find_problems, validate
 
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
+CARRY = "env.rollout.carry_over"
 OVERLAP = "trainer.rollout_overlap=one_step"
 GDPO = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[accuracy,format]"]
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -75,6 +76,10 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
         ),
         ([OVERLAP, f"{CORRECTION}.rollout_is=null"], f"{CORRECTION}.rollout_is"),
         ([OVERLAP, "env.allow_retokenized=true"], "trainer.rollout_overlap"),
+        ([f"{CARRY}=1"], CARRY),
+        ([OVERLAP, f"{CARRY}=9", "data.train_batch_size=8"], CARRY),
+        ([OVERLAP, f"{CARRY}=1", "algorithm.filter_groups.enable=true"], CARRY),
+        ([OVERLAP, f"{CARRY}=1", "algorithm.adv_estimator=remax"], CARRY),
         ([f"{ACTOR}.policy_loss.loss_mode=sapo", f"{ACTOR}.tau_neg=0"], f"{ACTOR}.tau_neg"),
         (
             [f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_ub=0.5"],

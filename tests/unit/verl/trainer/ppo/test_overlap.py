@@ -1,11 +1,19 @@
 """Plays that overlap with updates: what waits for what, and which weights play."""
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.trainer_fakes import Collector, Tasks, make_fake_run, played_rows
+from tests.helpers.trainer_fakes import (
+    Checkpoints,
+    Collector,
+    Tasks,
+    make_fake_run,
+    played_rows,
+)
 from verl.protocol import DataProto
 from verl.trainer.ppo.overlap import Lookahead
 
@@ -113,3 +121,40 @@ def test_one_batch_at_a_time():
         ahead.start(lambda _: played_rows(), workers)
     assert ahead.take() is not None
     ahead.wait_for_plays()  # of nothing
+
+
+class LeavingCollector(Collector):
+    """Leaves a group under way at every step."""
+
+    def multi_turn_loop(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks, is_train: bool = True
+    ) -> DataProto:
+        self.groups_under_way = [f"left by {gen_batch.meta_info['global_step']}"]
+        return played_rows()
+
+
+class KeepingCheckpoints(Checkpoints):
+    """Keeps the state of every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: dict[int, dict[str, Any]] = {}
+
+    def save(self, step: int, writer: Callable[[Path], None], state: dict[str, Any]) -> Path:
+        self.states[step] = state
+        return super().save(step, writer, state)
+
+
+def test_a_checkpoint_names_the_groups_that_go_on():
+    """Those of before the batch that is played ahead: it is played again after a resume."""
+    checkpoints = KeepingCheckpoints()
+    trainer, calls, _ = make_fake_run(checkpoints, steps=3)
+    trainer.overlaps = True
+    trainer.config.trainer.save_freq = 2
+    trainer.collector = LeavingCollector(calls)
+    trainer.fit()
+    under_way = {step: state["under_way"] for step, state in checkpoints.states.items()}
+    assert under_way == {2: ["left by 2"], 3: ["left by 3"]}
+    resumed, _, _ = make_fake_run(Checkpoints(Path("global_step_2"), checkpoints.states[2]))
+    assert resumed.resume()
+    assert resumed.collector.under_way() == ["left by 2"]

@@ -480,7 +480,12 @@ def test_a_step_is_on_record_before_its_checkpoint():
         "finish",
     ]
     kl_coef = trainer.kl_ctrl.value
-    assert checkpoints.state == {"global_step": 1, "kl_coef": kl_coef, "panel": "panel of today"}
+    assert checkpoints.state == {
+        "global_step": 1,
+        "kl_coef": kl_coef,
+        "panel": "panel of today",
+        "under_way": [],
+    }
 
 
 def test_rows_are_dealt_so_that_every_rank_gets_as_many_tokens():
