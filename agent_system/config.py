@@ -77,10 +77,16 @@ class PolicyConfig(Protocol):
 
 
 class GroupConfig(Protocol):
-    """``env.rollout``: the group size."""
+    """``env.rollout``: the group size, and how many groups may go on over steps."""
 
     @property
     def n(self) -> int: ...
+
+    @property
+    def carry_over(self) -> int: ...
+
+    @property
+    def carry_over_steps(self) -> int: ...
 
 
 class EnvConfig(Protocol):

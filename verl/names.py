@@ -37,6 +37,7 @@ EngineDtype = Literal["float32", "bfloat16", "float16"]
 TrainDtype = Literal["float32", "bfloat16"]
 Strategy = Literal["fsdp2", "fsdp"]
 Device = Literal["auto", "cpu", "cuda"]
+RolloutOverlap = Literal["off", "one_step"]
 ResumeMode = Literal["auto", "disable", "resume_path"]
 History = Literal["append", "window"]
 

@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 
 from agent_system.config import EnvConfig
+from agent_system.environments.groups import assert_same_start
 from agent_system.multi_turn_rollout.collector_worker import (
     Collected,
     CollectorWorker,
@@ -17,7 +18,7 @@ from agent_system.multi_turn_rollout.collector_worker import (
 )
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
-from agent_system.multi_turn_rollout.trajectory import Job
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 
 logger = logging.getLogger(__name__)
 # Seconds. The start is that of environments and, on a fresh machine, of Ray's worker processes.
@@ -57,10 +58,26 @@ class CollectorGroup:
                 actor.remote(env_config, tokenizer, list(rollout_workers), name, **options)
             )
 
+    def collect_ready(self, jobs: Sequence[Job], settings: PlaySettings, keep: int) -> Collected:
+        """Begin ``jobs`` and return the groups that are done, of these and of earlier calls, once
+        ``keep`` are left, which go on. Raises what the workers raise.
+        """
+        if self._runner is not None and self._local is not None:
+            return _checked(self._runner.run(self._local.collect_ready(jobs, settings, keep)))
+        workers = len(self._remote)
+        shards = shard_by_group(jobs, workers)
+        kept = [len(range(place, keep, workers)) for place in range(workers)]
+        pending = [
+            worker.collect_ready.remote(shard, settings, share)
+            for worker, shard, share in zip(self._remote, shards, kept, strict=True)
+        ]
+        parts: list[Collected] = ray.get(pending, timeout=self._deadline(len(jobs), settings))
+        return _joined(parts, [trajectory for part in parts for trajectory in part.trajectories])
+
     def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
         """Play ``jobs``; trajectories come back in their order. Raises what the workers raise."""
         if self._runner is not None and self._local is not None:
-            return self._runner.run(self._local.collect(jobs, settings))
+            return _checked(self._runner.run(self._local.collect(jobs, settings)))
         shards = shard_by_group(jobs, len(self._remote))
         pending = [
             worker.collect.remote(shard, settings)
@@ -72,13 +89,7 @@ class CollectorGroup:
         by_index = {
             trajectory.job.index: trajectory for part in parts for trajectory in part.trajectories
         }
-        # The parts were played at the same time: the slowest one says how long it took.
-        return Collected(
-            trajectories=[by_index[job.index] for job in jobs],
-            play_s=max(part.play_s for part in parts),
-            thoughts_s=max(part.thoughts_s for part in parts),
-            restarts=sum(part.restarts for part in parts),
-        )
+        return _joined(parts, [by_index[job.index] for job in jobs])
 
     def close(self) -> None:
         """Stop environments and workers."""
@@ -109,6 +120,35 @@ class CollectorGroup:
         # All slots of a round play at once, so that one episode's waits count for each round.
         episode_s = env.reset_timeout_s + settings.max_steps * step_s
         return START_TIMEOUT_S + rounds * episode_s + REQUEST_TIMEOUT_S
+
+
+def _joined(parts: Sequence[Collected], trajectories: list[Trajectory]) -> Collected:
+    # The parts were played at the same time: the slowest one says how long it took.
+    collected = Collected(
+        trajectories=trajectories,
+        play_s=max(part.play_s for part in parts),
+        thoughts_s=max(part.thoughts_s for part in parts),
+        restarts=sum(part.restarts for part in parts),
+    )
+    return _checked(collected)
+
+
+def _checked(collected: Collected) -> Collected:
+    """``collected`` again; raises ``GroupMismatch`` where members of a group began differently, and
+    warns of what broke.
+    """
+    trajectories = collected.trajectories
+    assert_same_start([t.job.uid for t in trajectories], [t.start_state for t in trajectories])
+    broken = [t for t in trajectories if t.aborted is not None]
+    if broken:
+        first = broken[0]
+        logger.warning(
+            "%d trajectories broke; first: %s %s",
+            len(broken),
+            first.aborted,
+            first.abort_detail[:300],
+        )
+    return collected
 
 
 def shard_by_group(jobs: Sequence[Job], shards: int) -> list[list[Job]]:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from agent_system.config import EnvConfig
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.pool import EnvironmentPool
+from agent_system.multi_turn_rollout.carry import GroupsUnderWay
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
     RolloutWorkerHandle,
@@ -67,6 +68,14 @@ class Collected:
         self.restarts += other.restarts
 
 
+def by_group(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    """``jobs`` by uid, in order."""
+    groups: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        groups[job.uid].append(job)
+    return groups
+
+
 class CollectorWorker:
     """Plays jobs on environments of ``env_config.env_name`` with tokens from ``rollout_workers``.
 
@@ -102,6 +111,9 @@ class CollectorWorker:
             env_config.reset_timeout_s,
             env_config.step_timeout_s,
         )
+        self._under_way: GroupsUnderWay[list[Trajectory]] = GroupsUnderWay(
+            env_config.rollout.carry_over_steps
+        )
         self._started = False
         self._start_lock = asyncio.Lock()
 
@@ -111,24 +123,47 @@ class CollectorWorker:
         Raises ``RolloutWorkerFailed`` when a rollout worker failed and ``WorkerStartError`` when no
         environment can be started; everything smaller is in the trajectories.
         """
+        await self._start_pool()
+        context = self._context(settings)
+        began = time.perf_counter()
+        restarts_before = self._pool.counts["restarts"]
+        played = await gather_or_cancel(
+            self._play_group(context, members) for members in by_group(jobs).values()
+        )
+        by_index = {trajectory.job.index: trajectory for group in played for trajectory in group}
+        return self._collected([by_index[job.index] for job in jobs], began, restarts_before)
+
+    async def collect_ready(
+        self, jobs: Sequence[Job], settings: PlaySettings, keep: int
+    ) -> Collected:
+        """Begin ``jobs`` and return the groups that are done, of these and of earlier calls, once
+        ``keep`` are left, which go on. Oldest groups first; raises as ``collect`` does.
+        """
+        await self._start_pool()
+        context = self._context(settings)
+        began = time.perf_counter()
+        restarts_before = self._pool.counts["restarts"]
+        for uid, members in by_group(jobs).items():
+            self._under_way.start(uid, self._play_group(context, members))
+        played = await self._under_way.take(keep)
+        trajectories = [trajectory for group in played for trajectory in group]
+        return self._collected(trajectories, began, restarts_before)
+
+    async def _start_pool(self) -> None:
         # Two calls may overlap, and the pool is to be started once.
         async with self._start_lock:
             if not self._started:
                 await self._pool.start()
                 self._started = True
-        context = self._context(settings)
-        groups: dict[str, list[Job]] = defaultdict(list)
-        for job in jobs:
-            groups[job.uid].append(job)
-        began = time.perf_counter()
-        restarts_before = self._pool.counts["restarts"]
-        played = await gather_or_cancel(
-            self._play_group(context, members) for members in groups.values()
-        )
-        by_index = {trajectory.job.index: trajectory for group in played for trajectory in group}
-        ended = max((trajectory.ended_at for trajectory in by_index.values()), default=began)
+
+    def _collected(
+        self, trajectories: list[Trajectory], began: float, restarts_before: int
+    ) -> Collected:
+        ended = max((trajectory.ended_at for trajectory in trajectories), default=began)
+        # What was played before this call began took none of its time.
+        ended = max(ended, began)
         return Collected(
-            trajectories=[by_index[job.index] for job in jobs],
+            trajectories=trajectories,
             play_s=ended - began,
             thoughts_s=time.perf_counter() - ended,
             restarts=self._pool.counts["restarts"] - restarts_before,
@@ -136,6 +171,7 @@ class CollectorWorker:
 
     async def close(self) -> None:
         """Stop the environments and the engine connection."""
+        await self._under_way.cancel()
         await self._engine.close()
         if self._started:
             await self._pool.close()

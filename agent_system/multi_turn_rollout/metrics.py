@@ -31,11 +31,28 @@ def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[s
         "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
     }
     metrics |= {f"rollout/aborted_{reason}": float(n) for reason, n in sorted(reasons.items())}
+    metrics |= policy_versions(trajectories)
     return metrics | {
         f"rollout/truncated_{reason}": cuts[reason] / count
         # Every reason, also at 0: a chart with gaps could not tell "none" from "not measured".
         for reason in ("steps", "length", "budget")
     }
+
+
+def policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """``rollout/policy_version``: of the weights that sampled, mean over sampled tokens, and the
+    oldest; nothing where an agent does not tell. Replayed turns do not count.
+    """
+    tokens: Counter[int] = Counter()
+    for trajectory in trajectories:
+        for ledger in trajectory.ledgers:
+            for segment in ledger.agent_segments:
+                if segment.policy_version is not None and segment.policy_version >= 0:
+                    tokens[segment.policy_version] += len(segment.ids)
+    if not tokens.total():
+        return {}
+    mean = sum(version * count for version, count in tokens.items()) / tokens.total()
+    return {"rollout/policy_version": mean, "rollout/policy_version_min": float(min(tokens))}
 
 
 def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

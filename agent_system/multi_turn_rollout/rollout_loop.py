@@ -17,9 +17,9 @@ from typing import Protocol
 
 from agent_system.config import CollectorConfig, with_method
 from agent_system.environments.env_registry import get_package
-from agent_system.environments.groups import assert_same_start
 from agent_system.multi_turn_rollout.audit_plays import decision_points, play_points, records_of
 from agent_system.multi_turn_rollout.branches import execute_alternatives
+from agent_system.multi_turn_rollout.carry import CarriedGroups, TaskSource
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -41,7 +41,7 @@ from agent_system.multi_turn_rollout.play_settings import (
 )
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.tokenizer import end_of_sequence
+from agent_system.tokens.tokenizer import padding_token
 from rlvcr.audit import AuditPoint
 from rlvcr.level_metrics import CollapseWatch
 from rlvcr.level_rules import FREE, LevelRule
@@ -63,14 +63,6 @@ class RolloutEngines(Protocol):
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Score rows, and what else their ``branches`` and ``spans`` ask for."""
-        ...
-
-
-class TaskSource(Protocol):
-    """Where other tasks come from; the environment manager."""
-
-    def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> DataProto:
-        """``batch_size`` groups of tasks for training step ``step``, others for each ``draw``."""
         ...
 
 
@@ -106,6 +98,7 @@ class TrajectoryCollector:
             )
         self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
         self.collapse = CollapseWatch(self.config.algorithm.rlvcr.collapse_patience)
+        self.carried = CarriedGroups(config.env.rollout.carry_over)
         self._group: CollectorGroup | None = None
 
     def multi_turn_loop(
@@ -241,6 +234,14 @@ class TrajectoryCollector:
             return self._score(data, rows, actor_rollout_wg)
         return self._hold_up_levels(data, rows)
 
+    def under_way(self) -> list[str]:
+        """The uids of groups that are played on, for a checkpoint (``env.rollout.carry_over``)."""
+        return self.carried.names()
+
+    def resume_plays(self, names: Sequence[str]) -> None:
+        """Have the groups of a checkpoint played again, beside the next batch."""
+        self.carried.resume(names)
+
     def close(self) -> None:
         """End the collector workers and their environments."""
         group, self._group = self._group, None
@@ -261,6 +262,27 @@ class TrajectoryCollector:
     def _play_jobs(
         self, jobs: Sequence[Job], actor_rollout_wg: RolloutEngines, settings: PlaySettings
     ) -> Collected:
+        return self._collectors(actor_rollout_wg).collect(jobs, settings)
+
+    def _play_batch(
+        self,
+        gen_batch: DataProto,
+        actor_rollout_wg: RolloutEngines,
+        envs: TaskSource,
+        settings: PlaySettings,
+    ) -> Collected:
+        """As many groups as ``gen_batch`` has; with ``env.rollout.carry_over`` those that are done
+        first, of these and of earlier ones.
+        """
+        if not self.carried.number:
+            return self._play(gen_batch, actor_rollout_wg, settings)
+        jobs = jobs_of(self.carried.begin(gen_batch, envs), settings.plays)
+        collectors = self._collectors(actor_rollout_wg)
+        played = collectors.collect_ready(jobs, settings, keep=self.carried.number)
+        self.carried.settle(played.trajectories)
+        return played
+
+    def _collectors(self, actor_rollout_wg: RolloutEngines) -> CollectorGroup:
         if self._group is None:
             self._group = CollectorGroup(
                 self.config.env,
@@ -269,19 +291,7 @@ class TrajectoryCollector:
                 external_lib=self.config.actor_rollout_ref.model.external_lib,
                 template_kwargs=self.config.data.apply_chat_template_kwargs,
             )
-        collected = self._group.collect(jobs, settings)
-        trajectories = collected.trajectories
-        assert_same_start([t.job.uid for t in trajectories], [t.start_state for t in trajectories])
-        broken = [t for t in trajectories if t.aborted is not None]
-        if broken:
-            first = broken[0]
-            logger.warning(
-                "%d trajectories broke; first: %s %s",
-                len(broken),
-                first.aborted,
-                first.abort_detail[:300],
-            )
-        return collected
+        return self._group
 
     # ---- rows ----
 
@@ -298,7 +308,7 @@ class TrajectoryCollector:
         groups.
         """
         settings = self._settings(is_train=True, thinking=thinking)
-        every = self._play(gen_batch, actor_rollout_wg, settings)
+        every = self._play_batch(gen_batch, actor_rollout_wg, envs, settings)
         for draw in range(1, REDRAWS + 1):
             usable, left_out = select_trajectories(every.trajectories, self.config.env.on_abort)
             # Other tasks help against breaks alone, not where every first prompt is too long.
@@ -334,7 +344,7 @@ class TrajectoryCollector:
         rows = rows_of(chosen)
         # Validation rows are measured and never trained on.
         may_be_text = self.config.env.allow_retokenized or not is_train
-        data = pack(rows, self._pad_token_id(), allow_retokenized=may_be_text)
+        data = pack(rows, padding_token(self.tokenizer), allow_retokenized=may_be_text)
         data.meta_info["metrics"] = {
             **rollout_metrics(played.trajectories, played.play_s),
             **episode_metrics(played.trajectories),
@@ -349,13 +359,6 @@ class TrajectoryCollector:
             "pack": time.perf_counter() - began,
         }
         return data, rows
-
-    def _pad_token_id(self) -> int:
-        pad = getattr(self.tokenizer, "pad_token_id", None)
-        token = end_of_sequence(self.tokenizer) if pad is None else pad
-        if token is None:
-            raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one")
-        return token
 
     def _hold_up_levels(self, data: DataProto, rows: Sequence[Row]) -> DataProto:
         """The bonus on the levels' entropy, where it is asked for without thinking credit."""

@@ -67,3 +67,14 @@ def end_of_sequence(tokenizer: object) -> int | None:
     # Not a member of the protocols: transformers resolves it in __getattr__, which no checker sees.
     found = getattr(tokenizer, "eos_token_id", None)
     return found if isinstance(found, int) else None
+
+
+def padding_token(tokenizer: object) -> int:
+    """The id that pads rows: ``tokenizer``'s own, else its end-of-sequence token; raises
+    ``ValueError`` where it has neither.
+    """
+    found = getattr(tokenizer, "pad_token_id", None)
+    token = end_of_sequence(tokenizer) if found is None else found
+    if token is None:
+        raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one")
+    return token

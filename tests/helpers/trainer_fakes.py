@@ -139,6 +139,7 @@ class Collector:
 
     def __init__(self, calls: list[Any]) -> None:
         self.calls = calls
+        self.groups_under_way: list[str] = []
 
     def multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks, is_train: bool = True
@@ -150,6 +151,12 @@ class Collector:
 
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks) -> DataProto:
         raise NotImplementedError(gen_batch, actor_rollout_wg, envs)
+
+    def under_way(self) -> list[str]:
+        return self.groups_under_way
+
+    def resume_plays(self, names: Sequence[str]) -> None:
+        self.groups_under_way = list(names)
 
 
 class Journal:

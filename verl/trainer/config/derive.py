@@ -178,7 +178,8 @@ def _choose_correction(cfg: PPOConfig) -> None:
     # Of words that an agent said without their tokens, the engine's log-probs are not known.
     comparable = not correction.bypass_mode and not cfg.env.allow_retokenized
     less_precise = cfg.actor_rollout_ref.rollout.dtype != "float32"
-    correction.rollout_is = "token" if comparable and less_precise else None
+    older = cfg.trainer.rollout_overlap != "off"
+    correction.rollout_is = "token" if comparable and (less_precise or older) else None
 
 
 def _let(derive_more: Callable[[Config], None], cfg: Config) -> None:

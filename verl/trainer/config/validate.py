@@ -11,6 +11,7 @@ from verl.trainer.config.checks.amounts import check_batches, check_lengths, che
 from verl.trainer.config.checks.losses import (
     check_gdpo,
     check_losses,
+    check_overlap,
     check_rollout_correction,
 )
 from verl.trainer.config.checks.no_effect import check_data_files, check_no_effect, check_pairs
@@ -35,6 +36,7 @@ PPO_CHECKS = (
     check_lengths,
     check_batches,
     check_losses,
+    check_overlap,
     check_rollout_correction,
     check_gdpo,
     check_sampling,

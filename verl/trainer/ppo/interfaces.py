@@ -21,6 +21,7 @@ __all__ = [
     "Pending",
     "ReferenceGroup",
     "RewardFunction",
+    "RolloutGroup",
     "StepJournal",
     "TaskSource",
     "WorkerGroupLike",
@@ -39,6 +40,14 @@ class TaskSource(Protocol):
     def panel_batch(self) -> DataProto: ...
 
 
+class RolloutGroup(Protocol):
+    """What plays need: engines that sample, and the policy to score rows with."""
+
+    @property
+    def rollout_workers(self) -> Sequence[Any]: ...
+    def compute_log_prob(self, data: DataProto) -> DataProto: ...
+
+
 # A collector plays the tasks of sources it knows more of: it also starts their environments.
 TasksT_contra = TypeVar("TasksT_contra", contravariant=True)
 
@@ -49,14 +58,22 @@ class Collector(Protocol[TasksT_contra]):
     def multi_turn_loop(
         self,
         gen_batch: DataProto,
-        actor_rollout_wg: "Workers",
+        actor_rollout_wg: RolloutGroup,
         envs: TasksT_contra,
         is_train: bool = True,
     ) -> DataProto: ...
 
     def greedy_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: "Workers", envs: TasksT_contra
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutGroup, envs: TasksT_contra
     ) -> DataProto: ...
+
+    def under_way(self) -> Sequence[str]:
+        """Names of groups that are played on over steps, for a checkpoint."""
+        ...
+
+    def resume_plays(self, names: Sequence[str]) -> None:
+        """Have the groups of a checkpoint played again, beside the next batch."""
+        ...
 
 
 class RewardFunction(Protocol):
@@ -115,7 +132,7 @@ class CriticGroup(WorkerGroupLike, Protocol):
     def load_checkpoint(self, directory: str, /) -> object: ...
 
 
-class Workers(Protocol):
+class Workers(RolloutGroup, Protocol):
     """All groups and engines of a run (``resources.TrainingWorkers``)."""
 
     @property
@@ -123,12 +140,9 @@ class Workers(Protocol):
     @property
     def critic(self) -> CriticGroup | None: ...
     @property
-    def rollout_workers(self) -> Sequence[Any]: ...
-    @property
     def data_parallel_size(self) -> int: ...
     @property
     def has_reference(self) -> bool: ...
-    def compute_log_prob(self, data: DataProto) -> DataProto: ...
     def compute_ref_log_prob(self, data: DataProto) -> DataProto: ...
     def engine_metrics(self) -> dict[str, float]: ...
     def sleep_engines(self) -> None: ...

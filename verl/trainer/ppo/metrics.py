@@ -68,6 +68,18 @@ def probability_drift(batch: DataProto) -> dict[str, float]:
     }
 
 
+def staleness(metrics: Mapping[str, float], step: int) -> dict[str, float]:
+    """``training/staleness*``: updates that the policy had behind it at ``step`` and that which
+    sampled had not, mean over sampled tokens and largest; nothing where versions are not known.
+    """
+    if "rollout/policy_version" not in metrics:
+        return {}
+    return {
+        "training/staleness": step - 1 - metrics["rollout/policy_version"],
+        "training/staleness_max": step - 1 - metrics["rollout/policy_version_min"],
+    }
+
+
 def throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[str, float]:
     """``perf/*``: real (unpadded) tokens of the batch per second and device."""
     tokens = int(batch.batch["attention_mask"].sum())

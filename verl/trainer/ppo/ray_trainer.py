@@ -10,96 +10,43 @@ finds its estimator in a registry.
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
-from verl.algos import (
-    KLController,
-    factorize,
-    get_adv_estimator_fn,
-    get_kl_controller,
-    kl_penalty,
-    missing_inputs,
-    row_shares,
-)
+from verl.algos import get_kl_controller, row_shares
 from verl.protocol import DataProto
 from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.correction import correct_rollout
+from verl.trainer.ppo.credit import (
+    BASELINES,
+    apply_kl_penalty,
+    compares_with_greedy_play,
+    compute_advantage,
+)
 from verl.trainer.ppo.interfaces import (
     Checkpoints,
     Collector,
     RewardFunction,
+    RolloutGroup,
     StepJournal,
     TaskSource,
     Workers,
 )
+from verl.trainer.ppo.overlap import Lookahead
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
-from verl.utils.settings import lookup
 from verl.utils.timing import Stopwatch
-from verl.utils.torch_functional import last_selected, masked_mean
+from verl.utils.torch_functional import masked_mean
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
-BASELINES = "reward_baselines"
 TasksT = TypeVar("TasksT", bound=TaskSource)
-
-
-def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
-    """Add ``advantages`` and ``returns`` [B, R] with the estimator that ``algorithm.adv_estimator``
-    names.
-
-    The estimator declares which batch keys and which config values it takes; its own metrics join
-    ``meta_info["metrics"]``. Raises ``KeyError`` naming the estimator and the batch keys it lacks.
-    """
-    estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
-    columns = {**dict(data.batch.items()), **data.non_tensor_batch}
-    absent = missing_inputs(estimator, columns)
-    if absent:
-        raise KeyError(
-            f"estimator '{config.algorithm.adv_estimator}' needs {absent}, which the batch lacks"
-        )
-    # An optional input ("key?") that the batch lacks is left out of the call.
-    inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
-    arguments = {name: value for name, value in inputs.items() if value is not None}
-    params = {name: lookup(config, path) for name, path in estimator.params.items()}
-    data.batch["advantages"], data.batch["returns"] = estimator(**arguments, **params)
-    if estimator.metrics is not None:
-        measured = estimator.metrics(data.batch["advantages"], data.batch["returns"], **arguments)
-        data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | measured
-    return data
-
-
-def apply_kl_penalty(
-    data: DataProto, kl_ctrl: KLController, kl_penalty_type: str = "kl"
-) -> tuple[DataProto, dict[str, float]]:
-    """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token,
-    and adapt beta.
-
-    Where an episode has several rows, each carries the whole return; so its last sampled token also
-    pays for the KL of the episode's other rows, and the sum over a row does not depend on how the
-    episode was cut.
-    """
-    mask = data.batch["response_mask"].float()
-    per_token = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
-    divergence = torch.where(mask.bool(), per_token, 0.0)
-    own = divergence.sum(-1)
-    episode = factorize(data.non_tensor_batch["traj_uid"])
-    whole = torch.zeros(len(data)).index_add(0, episode, own)[episode]
-    rows, last = last_selected(mask)
-    # What the episode's other rows diverged by is paid where this row ends.
-    penalty = divergence.clone()
-    penalty[rows, last] += (whole - own)[rows]
-    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * penalty
-    mean_kl = (own / mask.sum(-1).clamp(min=1)).mean().item()
-    measured = {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
-    kl_ctrl.update(current_kl=mean_kl, n_steps=len(set(data.non_tensor_batch["traj_uid"])))
-    return data, measured
 
 
 class RayPPOTrainer(Generic[TasksT]):
@@ -135,6 +82,9 @@ class RayPPOTrainer(Generic[TasksT]):
         self.journal = journal
         self.checkpoints = checkpoints
         self.global_step = 0
+        self.overlaps = config.trainer.rollout_overlap == "one_step"
+        self.ahead = Lookahead()
+        self.under_way: list[str] = []
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         control = config.algorithm.kl_ctrl
@@ -151,6 +101,7 @@ class RayPPOTrainer(Generic[TasksT]):
             self.global_step += 1
             with self.clock.measure("step"):
                 batch = self.collect()
+                self.look_ahead()
                 batch = self.evaluate(batch)
                 batch = self.reward(batch)
                 batch = self.credit(batch)
@@ -195,6 +146,7 @@ class RayPPOTrainer(Generic[TasksT]):
         state = self.checkpoints.load_state(found)
         self.workers.load_checkpoint(found)
         self.global_step = state["global_step"]
+        self.collector.resume_plays(state.get("under_way", []))
         if self.config.algorithm.kl_ctrl.type == "adaptive":
             self.kl_ctrl.value = state["kl_coef"]
         # The state of runs before the panel was noted has no hash to compare with.
@@ -220,38 +172,50 @@ class RayPPOTrainer(Generic[TasksT]):
     # ------------------------------------------------------------------ the verbs of a step
 
     def collect(self) -> DataProto:
-        """Play ``train_batch_size`` groups and return their rows; then the engines sleep until they
-        get new weights.
+        """The rows of ``train_batch_size`` groups, played now or while the last batch was learned
+        from; unless plays overlap, the engines then sleep until they get new weights.
         """
         with self.clock.measure("gen"):
-            tasks = self.envs.gen_batch(self.global_step, self.config.data.train_batch_size)
-            batch = self.collector.multi_turn_loop(tasks, self.workers, self.envs, is_train=True)
-            batch.meta_info["global_step"] = self.global_step
-            # Other tasks than those asked for, where all of these broke.
-            tasks = batch.meta_info.pop("tasks", tasks)
-            if self.compares_with_greedy_play():
-                self.add_baselines(tasks, batch)
+            ahead = self.ahead.take()
+            batch = self.play(self.global_step, self.workers) if ahead is None else ahead
         self.clock.add(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
+        self.metrics |= M.staleness(self.metrics, self.global_step)
+        if self.overlaps:
+            return self.balance(batch)
         # Engines give their memory back before the training workers need it.
         with self.clock.measure("sleep"):
             self.workers.sleep_engines()
         return self.balance(batch)
 
-    def compares_with_greedy_play(self) -> bool:
-        """Whether the estimator reads ``reward_baselines`` (ReMax)."""
-        estimator = get_adv_estimator_fn(self.config.algorithm.adv_estimator)
-        return BASELINES in estimator.inputs.values()
+    def play(self, step: int, workers: RolloutGroup) -> DataProto:
+        """Play the tasks of ``step`` and return their rows."""
+        tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
+        batch = self.collector.multi_turn_loop(tasks, workers, self.envs, is_train=True)
+        batch.meta_info["global_step"] = step
+        # Other tasks than those asked for, where all of these broke.
+        tasks = batch.meta_info.pop("tasks", tasks)
+        if compares_with_greedy_play(self.config):
+            self.add_baselines(tasks, batch, workers)
+        return batch
 
-    def add_baselines(self, tasks: DataProto, batch: DataProto) -> None:
+    def look_ahead(self) -> None:
+        """Where plays overlap, begin to play the next batch, with the weights as they are."""
+        # From here on plays are lost with the run: it resumes from what was under way now.
+        self.under_way = list(self.collector.under_way())
+        if self.overlaps and self.global_step < self.total_steps:
+            self.ahead.start(partial(self.play, self.global_step + 1), self.workers)
+
+    def add_baselines(self, tasks: DataProto, batch: DataProto, workers: RolloutGroup) -> None:
         """Add ``reward_baselines`` [B]: what a greedy play of the row's task earns."""
         first = tasks[tasks.non_tensor_batch["member"] == 0]
-        greedy = self.collector.greedy_loop(first, self.workers, self.envs)
+        greedy = self.collector.greedy_loop(first, workers, self.envs)
         returns = self.reward_fn(greedy).sum(-1).tolist()
         earned = dict(zip(greedy.non_tensor_batch["uid"], returns, strict=True))
         baselines = [earned[uid] for uid in batch.non_tensor_batch["uid"]]
         batch.batch[BASELINES] = torch.tensor(baselines)
-        self.metrics["episode/greedy_reward"] = float(np.mean(list(earned.values())))
+        metrics = batch.meta_info.setdefault("metrics", {})
+        metrics["episode/greedy_reward"] = float(np.mean(list(earned.values())))
 
     def balance(self, batch: DataProto) -> DataProto:
         """Reorder rows so that every training rank gets about as many tokens."""
@@ -342,7 +306,12 @@ class RayPPOTrainer(Generic[TasksT]):
         )
 
     def sync_weights(self) -> None:
-        """Hand the policy's weights to every rollout engine."""
+        """Hand the policy's weights to every rollout engine, once nothing is played with the old
+        ones.
+        """
+        if self.overlaps:
+            with self.clock.measure("wait_for_plays"):
+                self.ahead.wait_for_plays()
         with self.clock.measure("update_weights"):
             self.workers.sync_weights(version=self.global_step)
 
@@ -387,6 +356,7 @@ class RayPPOTrainer(Generic[TasksT]):
                 "global_step": self.global_step,
                 "kl_coef": self.kl_ctrl.value,
                 "panel": self.val_envs.panel_hash,
+                "under_way": self.under_way,
             }
             self.checkpoints.save(self.global_step, self.workers.save_checkpoint, state)
 

@@ -70,6 +70,42 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
 
 
+def check_overlap(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """What an older policy sampled is corrected; groups go on only while the policy is updated."""
+    yield from _carry_problems(cfg)
+    if cfg.trainer.rollout_overlap == "off":
+        return
+    key = "trainer.rollout_overlap"
+    correction = cfg.algorithm.rollout_correction
+    if cfg.env.allow_retokenized:
+        why = "an older policy plays, and tokens made from text have none of its log-probs"
+        fix = f"{key}=off, or env.allow_retokenized=false"
+        yield problem(cfg, key, why, "off with env.allow_retokenized", fix)
+    elif not (correction.rollout_is or correction.rollout_rs or correction.bypass_mode):
+        why = "an older policy plays, and nothing corrects for it (trainer.rollout_overlap)"
+        name = "algorithm.rollout_correction.rollout_is"
+        yield problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
+
+
+def _carry_problems(cfg: PPOConfig) -> Problems:
+    key = "env.rollout.carry_over"
+    if not cfg.env.rollout.carry_over:
+        return
+    if cfg.trainer.rollout_overlap == "off":
+        fix = f"{key}=0, or trainer.rollout_overlap=one_step"
+        why = "nothing is played while the policy is updated (trainer.rollout_overlap)"
+        yield problem(cfg, key, why, "0", fix)
+    if cfg.env.rollout.carry_over > cfg.data.train_batch_size:
+        allowed = f"data.train_batch_size ({cfg.data.train_batch_size}) or less"
+        yield problem(cfg, key, "more groups would go on than a step has", allowed, f"{key}=1")
+    if cfg.algorithm.filter_groups.enable:
+        why = "filter_groups.enable plays until enough groups differ, and waits for all of them"
+        yield problem(cfg, key, why, "0", f"{key}=0")
+    if cfg.algorithm.adv_estimator == "remax":
+        why = "remax compares with a greedy play of the step's own tasks"
+        yield problem(cfg, key, why, "0", f"{key}=0")
+
+
 def check_gdpo(cfg: PPOConfig, _ctx: Context) -> Problems:
     """GDPO has rewards to sum, and nothing else changes the reward."""
     algorithm = cfg.algorithm

@@ -86,7 +86,8 @@ class RolloutCorrectionConfig(Section):
 
     rollout_is: Literal["auto", "token", "sequence"] | None = "auto"
     """weigh tokens by trainer's over engine's probability, of the token or the whole sequence;
-    auto: token where the engine computes in less than float32, else null, which is 1"""
+    auto: token where the engine computes in less than float32 or plays overlap with updates
+    (trainer.rollout_overlap), else null, which is 1"""
     rollout_is_threshold: Annotated[float, Ge(1)] = 2.0
     """largest weight; more is truncated to it"""
     rollout_rs: RolloutRS | None = None

@@ -21,6 +21,11 @@ class EnvRollout(Section):
     n: Derived[PositiveInt] = NULL
     """group size: plays of the same task from the same start state; null: 8 where the estimator
     compares plays, else 1"""
+    carry_over: NonNegativeInt = 0
+    """groups of a step that need not be done: they go on with the next weights and come later, so
+    that nobody waits for the slowest; with trainer.rollout_overlap=one_step"""
+    carry_over_steps: PositiveInt = 4
+    """steps after which a group that goes on is waited for"""
 
 
 class EnvConfig(AcceptedEnv, OpenSection):

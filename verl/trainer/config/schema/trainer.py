@@ -3,10 +3,16 @@
 from typing import Annotated
 
 from annotated_types import Ge
+from pydantic import BeforeValidator
 
-from verl.names import Device, ResumeMode
+from verl.names import Device, ResumeMode, RolloutOverlap
 from verl.trainer.config.schema.accepted import AcceptedTrainer
 from verl.utils.settings import NonNegativeInt, PositiveInt, Section
+
+
+def _off(value: object) -> object:
+    # YAML reads a bare off as false.
+    return "off" if value is False else value
 
 
 class TrainerConfig(AcceptedTrainer):
@@ -46,6 +52,9 @@ class TrainerConfig(AcceptedTrainer):
     """what the workers compute on"""
     num_threads: PositiveInt | None = None
     """CPU threads per training rank; null: shared out from the cores"""
+    rollout_overlap: Annotated[RolloutOverlap, BeforeValidator(_off)] = "off"
+    """one_step: play the next batch while the policy is updated, with the weights from before;
+    algorithm.rollout_correction weighs what that changes"""
     balance_batch: bool = True
     """spread rows over devices so that tokens are even"""
     # An interpolation: another experiment name alone moves a run to a directory of its own.

@@ -11,6 +11,8 @@ from verl.trainer.config.validate import find_problems, validate
 
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
+CARRY = "env.rollout.carry_over"
+OVERLAP = "trainer.rollout_overlap=one_step"
 GDPO = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[accuracy,format]"]
 ROLLOUT = "actor_rollout_ref.rollout"
 PATH = "actor_rollout_ref.model.path=some/policy"
@@ -72,6 +74,12 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
             ["env.allow_retokenized=true", f"{CORRECTION}.bypass_mode=true"],
             f"{CORRECTION}.bypass_mode",
         ),
+        ([OVERLAP, f"{CORRECTION}.rollout_is=null"], f"{CORRECTION}.rollout_is"),
+        ([OVERLAP, "env.allow_retokenized=true"], "trainer.rollout_overlap"),
+        ([f"{CARRY}=1"], CARRY),
+        ([OVERLAP, f"{CARRY}=9", "data.train_batch_size=8"], CARRY),
+        ([OVERLAP, f"{CARRY}=1", "algorithm.filter_groups.enable=true"], CARRY),
+        ([OVERLAP, f"{CARRY}=1", "algorithm.adv_estimator=remax"], CARRY),
         ([f"{ACTOR}.policy_loss.loss_mode=sapo", f"{ACTOR}.tau_neg=0"], f"{ACTOR}.tau_neg"),
         (
             [f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_ub=0.5"],
@@ -408,9 +416,12 @@ def test_cold_start_plays_the_environment_of_the_run(tmp_path):
         ([f"{ROLLOUT}.dtype=bfloat16", f"{CORRECTION}.rollout_is=null"], None),
         ([f"{ROLLOUT}.dtype=bfloat16", f"{CORRECTION}.bypass_mode=true"], None),
         ([f"{ROLLOUT}.dtype=bfloat16", "env.allow_retokenized=true"], None),
+        ([f"{ROLLOUT}.dtype=float32", OVERLAP], "token"),
+        ([f"{ROLLOUT}.dtype=float32", OVERLAP, f"{CORRECTION}.bypass_mode=true"], None),
+        ([f"{ROLLOUT}.dtype=float32", "trainer.rollout_overlap=off"], None),
     ],
 )
-def test_the_correction_is_on_where_the_engine_is_less_precise(words, expected):
+def test_the_correction_is_on_where_the_engine_differs(words, expected):
     cfg = load_config("ppo_trainer", words)
     correction = cfg.algorithm.rollout_correction
     assert correction.rollout_is == expected

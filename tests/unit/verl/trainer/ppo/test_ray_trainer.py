@@ -34,7 +34,7 @@ from verl.algos.algorithm_registry import RegisteredEstimator
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS
 from verl.trainer.config.registered_names import COLUMNS, batch_columns
-from verl.trainer.ppo import ray_trainer, resources
+from verl.trainer.ppo import credit, ray_trainer, resources
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.utils.torch_functional import last_selected
 
@@ -203,7 +203,7 @@ def one_estimator(monkeypatch, **inputs: str) -> list[dict[str, object]]:
 
     params = {"discount": "algorithm.gamma"}
     estimator = RegisteredEstimator(estimate, inputs, params, measure)
-    monkeypatch.setattr(ray_trainer, "get_adv_estimator_fn", lambda _: estimator)
+    monkeypatch.setattr(credit, "get_adv_estimator_fn", lambda _: estimator)
     return handed
 
 
@@ -480,7 +480,12 @@ def test_a_step_is_on_record_before_its_checkpoint():
         "finish",
     ]
     kl_coef = trainer.kl_ctrl.value
-    assert checkpoints.state == {"global_step": 1, "kl_coef": kl_coef, "panel": "panel of today"}
+    assert checkpoints.state == {
+        "global_step": 1,
+        "kl_coef": kl_coef,
+        "panel": "panel of today",
+        "under_way": [],
+    }
 
 
 def test_rows_are_dealt_so_that_every_rank_gets_as_many_tokens():
@@ -536,10 +541,10 @@ def test_baselines_are_what_the_first_member_of_every_group_earns(monkeypatch):
 
     monkeypatch.setattr(trainer.collector, "greedy_loop", play)
     batch = played_rows()
-    trainer.add_baselines(tasks, batch)
+    trainer.add_baselines(tasks, batch, trainer.workers)
     assert handed == [(["a", "c"], (trainer.workers, trainer.envs))]
     assert batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0]
-    assert trainer.metrics["episode/greedy_reward"] == 0.5
+    assert batch.meta_info["metrics"] == {"episode/greedy_reward": 0.5}
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -558,8 +563,8 @@ def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
 
     compared = []
     monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
-    monkeypatch.setattr(trainer, "compares_with_greedy_play", lambda: True)
-    monkeypatch.setattr(trainer, "add_baselines", lambda tasks, batch: compared.append(tasks))
+    monkeypatch.setattr(ray_trainer, "compares_with_greedy_play", lambda _: True)
+    monkeypatch.setattr(trainer, "add_baselines", lambda tasks, *_: compared.append(tasks))
     batch = trainer.collect()
     assert asked[0].meta_info == {"global_step": 3, "tasks asked for": 2}
     assert compared[0] is (others if replaced else asked[0])

@@ -1,0 +1,141 @@
+"""Groups that are played over several calls: whoever is slow goes on while others are learned from.
+
+    call 1   start a b c d e       a b c are done  ──▶ handed out     d e go on
+    call 2   start f g h           d f g are done  ──▶ handed out     e h go on
+
+Nothing is dropped, so that slow tasks keep their share of what is learned from; they only come
+later.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from agent_system.multi_turn_rollout.trajectory import Trajectory
+from verl.protocol import DataProto
+
+T = TypeVar("T")
+FIRST_DRAW = 4  # of the tasks that are under way beside the first batch; lower ones replace broken
+
+
+class GroupsUnderWay(Generic[T]):
+    """Coroutines by name, in the order in which they were started, with the number of calls of
+    ``take`` that each has outlasted.
+
+    What is started after ``patience`` calls is waited for.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._tasks: dict[str, asyncio.Task[T]] = {}
+        self._age: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, name: str, coroutine: Coroutine[Any, Any, T]) -> None:
+        """Run ``coroutine``; raises ``ValueError`` for a name that is under way."""
+        if name in self._tasks:
+            coroutine.close()
+            raise ValueError(f"group {name!r} is played already")
+        self._tasks[name] = asyncio.ensure_future(coroutine)
+        self._age[name] = 0
+
+    async def take(self, keep: int) -> list[T]:
+        """Wait until all but ``keep`` are done and return exactly these, the oldest first; at most
+        ``keep`` go on. Raises what the first one to fail raised, and ends the others.
+        """
+        wanted = max(len(self._tasks) - keep, 0)
+        try:
+            while not self._enough(wanted):
+                running = [task for task in self._tasks.values() if not task.done()]
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                self._raise_first()
+            self._raise_first()
+        except BaseException:
+            await self.cancel()
+            raise
+        done = [name for name, task in self._tasks.items() if task.done()][:wanted]
+        results = [self._tasks.pop(name).result() for name in done]
+        for name in done:
+            del self._age[name]
+        for name in self._age:
+            self._age[name] += 1
+        return results
+
+    async def cancel(self) -> None:
+        """End everything that is under way."""
+        tasks = list(self._tasks.values())
+        self._tasks = {}
+        self._age = {}
+        for task in tasks:
+            task.cancel()
+        # Awaited, so that they give back what they have been lent.
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _enough(self, wanted: int) -> bool:
+        done = sum(task.done() for task in self._tasks.values())
+        late = [name for name, age in self._age.items() if age >= self._patience]
+        # Who is late comes first in the order of starts, and so is among those handed out.
+        return done >= wanted and all(self._tasks[name].done() for name in late[:wanted])
+
+    def _raise_first(self) -> None:
+        for task in self._tasks.values():
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+
+class TaskSource(Protocol):
+    """Where tasks come from; the environment manager."""
+
+    def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> DataProto:
+        """``batch_size`` groups of tasks for training step ``step``, others for each ``draw``."""
+        ...
+
+
+class CarriedGroups:
+    """The groups that go on from step to step, ``number`` of them, by uid and step; kept where the
+    trainer is, which saves them.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._under_way: dict[str, None] = {}
+        self._again: list[str] = []
+
+    def names(self) -> list[str]:
+        """The uids of groups that are under way."""
+        return [*self._under_way, *self._again]
+
+    def resume(self, names: Sequence[str]) -> None:
+        """Have the groups called ``names`` played from their beginning with the next batch."""
+        self._again = list(names)
+
+    def begin(self, batch: DataProto, envs: TaskSource) -> DataProto:
+        """``batch`` and, where fewer than ``number`` groups are under way, as many more: those that
+        a resumed run had begun, then new ones.
+        """
+        groups = len(set(batch.non_tensor_batch["uid"]))
+        parts = [batch]
+        for uid in self._again:
+            _, step, draw, _ = uid.split("-")
+            parts.append(_groups(envs.gen_batch(int(step), groups, int(draw)), [uid]))
+        lacking = self.number - len(self._under_way) - len(self._again)
+        if lacking > 0:
+            more = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_DRAW)
+            parts.append(_groups(more, list(dict.fromkeys(more.non_tensor_batch["uid"]))[:lacking]))
+        self._again = []
+        whole = DataProto.concat(parts)
+        self._under_way |= dict.fromkeys(whole.non_tensor_batch["uid"])
+        return whole
+
+    def settle(self, trajectories: Sequence[Trajectory]) -> None:
+        """Note which groups were handed out."""
+        for trajectory in trajectories:
+            self._under_way.pop(trajectory.job.uid, None)
+
+
+def _groups(batch: DataProto, names: Sequence[str]) -> DataProto:
+    return batch[np.isin(batch.non_tensor_batch["uid"].astype(str), list(names))]

@@ -1,0 +1,74 @@
+"""Rewards and advantages of a batch of rows, as the driver computes them."""
+
+import torch
+
+from verl.algos import (
+    KLController,
+    factorize,
+    get_adv_estimator_fn,
+    kl_penalty,
+    missing_inputs,
+)
+from verl.protocol import DataProto
+from verl.trainer.config.schema import PPOConfig
+from verl.utils.settings import lookup
+from verl.utils.torch_functional import last_selected
+
+BASELINES = "reward_baselines"  # what a greedy play earns
+
+
+def compares_with_greedy_play(config: PPOConfig) -> bool:
+    """Whether the estimator reads ``reward_baselines`` (ReMax)."""
+    return BASELINES in get_adv_estimator_fn(config.algorithm.adv_estimator).inputs.values()
+
+
+def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
+    """Add ``advantages`` and ``returns`` [B, R] with the estimator that ``algorithm.adv_estimator``
+    names.
+
+    The estimator declares which batch keys and which config values it takes; its own metrics join
+    ``meta_info["metrics"]``. Raises ``KeyError`` naming the estimator and the batch keys it lacks.
+    """
+    estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
+    columns = {**dict(data.batch.items()), **data.non_tensor_batch}
+    absent = missing_inputs(estimator, columns)
+    if absent:
+        raise KeyError(
+            f"estimator '{config.algorithm.adv_estimator}' needs {absent}, which the batch lacks"
+        )
+    # An optional input ("key?") that the batch lacks is left out of the call.
+    inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
+    arguments = {name: value for name, value in inputs.items() if value is not None}
+    params = {name: lookup(config, path) for name, path in estimator.params.items()}
+    data.batch["advantages"], data.batch["returns"] = estimator(**arguments, **params)
+    if estimator.metrics is not None:
+        measured = estimator.metrics(data.batch["advantages"], data.batch["returns"], **arguments)
+        data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | measured
+    return data
+
+
+def apply_kl_penalty(
+    data: DataProto, kl_ctrl: KLController, kl_penalty_type: str = "kl"
+) -> tuple[DataProto, dict[str, float]]:
+    """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token,
+    and adapt beta.
+
+    Where an episode has several rows, each carries the whole return; so its last sampled token also
+    pays for the KL of the episode's other rows, and the sum over a row does not depend on how the
+    episode was cut.
+    """
+    mask = data.batch["response_mask"].float()
+    per_token = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
+    divergence = torch.where(mask.bool(), per_token, 0.0)
+    own = divergence.sum(-1)
+    episode = factorize(data.non_tensor_batch["traj_uid"])
+    whole = torch.zeros(len(data)).index_add(0, episode, own)[episode]
+    rows, last = last_selected(mask)
+    # What the episode's other rows diverged by is paid where this row ends.
+    penalty = divergence.clone()
+    penalty[rows, last] += (whole - own)[rows]
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * penalty
+    mean_kl = (own / mask.sum(-1).clamp(min=1)).mean().item()
+    measured = {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
+    kl_ctrl.update(current_kl=mean_kl, n_steps=len(set(data.non_tensor_batch["traj_uid"])))
+    return data, measured
