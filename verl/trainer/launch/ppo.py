@@ -25,7 +25,7 @@ from agent_system.environments import EnvironmentManagerBase, make_envs
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.reward_manager import load_reward_manager
-from verl.models.hub import model_directory
+from verl.models.hub import model_directory, pinned
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs
@@ -34,6 +34,7 @@ from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
+from verl.trainer.launch.paths import make_absolute
 from verl.trainer.launch.preflight import prompt_problems
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -81,9 +82,11 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         # Now that the tasks are counted, and before the workers get their copies of the config.
         fill_schedule(cfg, len(envs.tasks))
         made = ensure_policy(cfg)
+        # After config.yaml, which stays true when its directory is moved, and before any worker.
+        make_absolute(cfg)
         policy = cfg.actor_rollout_ref.model
         tokenizer = AutoTokenizer.from_pretrained(
-            policy.path, trust_remote_code=policy.trust_remote_code
+            model_directory(str(policy.path)), trust_remote_code=policy.trust_remote_code
         )
         if made:
             refuse(prompt_problems(cfg, tokenizer))
@@ -130,8 +133,8 @@ def refuse(problems: Iterable[str]) -> None:
 
 
 def ensure_policy(cfg: PPOConfig) -> bool:
-    """Have the policy in a local directory: the one named, one from the hub, or one made where
-    ``cold_start`` is on. Whether it was made.
+    """Have the policy: in the directory named, from the hub, or made where ``cold_start`` is on.
+    Whether it was made. From here on the config names it in a way that holds on every node.
 
     Raises ``ConfigError`` for a policy that is nowhere, ``RuntimeError`` when the cold start fails.
     """
@@ -146,7 +149,7 @@ def ensure_policy(cfg: PPOConfig) -> bool:
         make_policy(cfg)
     for key, model in models:
         try:
-            model.path = model_directory(str(model.path))
+            model.path = pinned(str(model.path))
         except FileNotFoundError as error:
             fix = "fix: mend the path, or make a policy there with cold_start.enable=true"
             raise ConfigError(f"{key}={model.path!r}: {error}; {fix}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.protocol import DataProto
+from verl.records import WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.calls import gather
 from verl.trainer.ppo.interfaces import ActorGroup, CriticGroup, ReferenceGroup
@@ -182,11 +183,12 @@ class TrainingWorkers:
             "perf/engine_batch": tokens / max(since["steps"], 1.0),
         }
 
-    def save_checkpoint(self, directory: Path) -> None:
-        """Write the state of every trained group below ``directory``."""
-        self.actor.save_checkpoint(str(directory / "actor"))
+    def save_checkpoint(self, directory: Path) -> list[WrittenFiles]:
+        """Write the state of every trained group below ``directory``; says what each rank wrote."""
+        written = list(self.actor.save_checkpoint(str(directory / "actor")))
         if self.critic is not None:
-            self.critic.save_checkpoint(str(directory / "critic"))
+            written += self.critic.save_checkpoint(str(directory / "critic"))
+        return written
 
     def load_checkpoint(self, directory: Path) -> None:
         """Load what ``save_checkpoint`` wrote."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from verl.models.hub import model_directory
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
 from verl.workers.rollout.engine_registry import create_engine
@@ -306,8 +307,10 @@ class RolloutWorker:
         if config.model.external_lib:
             importlib.import_module(config.model.external_lib)  # it may register the engine
         trust = config.model.trust_remote_code
+        # On this node: a hub name leads to a directory of its own cache.
+        directory = model_directory(model_path)
         self._made = create_engine(
-            rollout.name, rollout, model_path, seed, num_threads, trust_remote_code=trust
+            rollout.name, rollout, directory, seed, num_threads, trust_remote_code=trust
         )
         seconds = time.perf_counter() - began
         logger.info("rollout engine %s started in %.1f s", rollout.name, seconds)
