@@ -4,6 +4,7 @@
     method ──Branch, Span──▶ training workers ──SegmentScore──▶ method
     method ──ChoiceBonus──▶ actor
     training workers ──WrittenFiles──▶ checkpoints
+    actor ──WeightSketch──▶ trainer
 
 A method that knows more of a step than this derives its own record from ``StepRecord``.
 """
@@ -23,6 +24,15 @@ class WrittenFiles:
 
     writer: str
     sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSketch:
+    """The weights of a policy as they were handed out: name of each and the fingerprint
+    (``verl.utils.fingerprint``) of its float32 values. Empty on all ranks but the first.
+    """
+
+    weights: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,8 @@ class Workers:
     def sleep_engines(self) -> None:
         self.calls.append("sleep")
 
-    def sync_weights(self, version: int) -> None:
-        self.calls.append(("sync", version))
+    def sync_weights(self, version: int, moved: bool = False) -> None:
+        self.calls.append(("sync", version, "moved") if moved else ("sync", version))
 
     def save_checkpoint(self, directory: Path) -> list[WrittenFiles]:
         self.calls.append(("save", directory))

@@ -14,8 +14,9 @@ from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import ChoiceBonus, WrittenFiles
+from verl.records import ChoiceBonus, WeightSketch, WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.fingerprint import fingerprint
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import rank, sum_over_ranks
 from verl.workers.engine_state import full_weights
@@ -50,6 +51,7 @@ class ActorWorker(TrainingWorker):
         super().__init__(seed, num_threads, device, config.actor.checkpoint)
         self.config = config
         self.role = role
+        self._handed_out = WeightSketch({})
 
     # ------------------------------------------------------------------ set-up
 
@@ -199,10 +201,18 @@ class ActorWorker(TrainingWorker):
         memory.
         """
         weights = self._hf_weights()
+        self._handed_out = WeightSketch(
+            {name: fingerprint(tensor, torch.float32) for name, tensor in weights.items()}
+        )
         if self.device_name == "cpu":
             # Ray ships numpy arrays through shared memory without a copy
             return [(name, tensor.float().numpy()) for name, tensor in weights.items()]
         return list(weights.items())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def weight_sketch(self) -> WeightSketch:
+        """Fingerprints of what ``export_weights`` returned last, on rank 0."""
+        return self._handed_out
 
     def _hf_weights(self) -> dict[str, torch.Tensor]:
         weights = full_weights(self.engine)

@@ -39,6 +39,7 @@ from verl.trainer.ppo.interfaces import (
     Workers,
 )
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
+from verl.trainer.ppo.weight_sync import has_moved
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.utils.settings import lookup
 from verl.utils.timing import Stopwatch
@@ -135,6 +136,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.journal = journal
         self.checkpoints = checkpoints
         self.global_step = 0
+        self.moved = False  # whether the weights are others than those the engines have
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         control = config.algorithm.kl_ctrl
@@ -331,7 +333,9 @@ class RayPPOTrainer(Generic[TasksT]):
             return
         with self.clock.measure("update_actor"):
             answer = self.workers.actor.update_actor(batch)
-        self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
+        measured = M.reduce_metrics(answer.meta_info["metrics"])
+        self.moved = has_moved(measured)
+        self.metrics |= measured
 
     def weigh(self, batch: DataProto) -> None:
         """Say what part of a sequence every row is, for losses that are means over sequences."""
@@ -342,9 +346,10 @@ class RayPPOTrainer(Generic[TasksT]):
         )
 
     def sync_weights(self) -> None:
-        """Hand the policy's weights to every rollout engine."""
+        """Hand the policy's weights to every rollout engine, and make sure that they got there."""
         with self.clock.measure("update_weights"):
-            self.workers.sync_weights(version=self.global_step)
+            self.workers.sync_weights(version=self.global_step, moved=self.moved)
+        self.moved = False
 
     # ------------------------------------------------------------------ after a step
 
