@@ -35,6 +35,7 @@ from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
 from verl.trainer.launch.paths import make_absolute
+from verl.trainer.launch.placement import device_of, nodes_of, placement_problems
 from verl.trainer.launch.preflight import prompt_problems
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -206,7 +207,6 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     """Start Ray, the rollout engines and the training groups; ``stack`` ends them in reverse
     order.
     """
-    use_gpu = resolve_device(cfg.trainer.device) == "cuda"
     try:
         facts = init_ray(cfg.ray_init)
     except ConnectionError as error:
@@ -218,12 +218,13 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     logger.info(
         "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]
     )
+    use_gpu = choose_device(cfg, joined=not facts["started"]) == "cuda"
     specs = worker_specs(cfg)
     pools = ResourcePoolManager(
         resource_pool_spec={"global_pool": [cfg.trainer.n_gpus_per_node] * cfg.trainer.nnodes},
         mapping={role: "global_pool" for role in [*specs, Role.Rollout]},
         use_gpu=use_gpu,
-        cpus_per_worker=1.0 if use_gpu else CPU_SHARE,
+        cpus_per_worker=cpus_per_worker(cfg.trainer.device),
     )
     pools.create_resource_pool()
     stack.callback(pools.shutdown)
@@ -233,6 +234,24 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     workers = TrainingWorkers.start(specs, pools, rollout_workers)
     stack.callback(workers.shutdown)
     return workers
+
+
+def choose_device(cfg: PPOConfig, joined: bool) -> str:
+    """Fill in ``trainer.device``, for all workers alike: of a cluster that was ``joined`` Ray knows
+    what it has. Raises ``ConfigError`` for what its nodes cannot hold.
+    """
+    nodes = nodes_of(ray.nodes())
+    asked = cfg.trainer.device
+    chosen = device_of(asked, nodes) if joined else resolve_device(asked)
+    cfg.trainer.device = "cuda" if chosen == "cuda" else "cpu"
+    groups = len(worker_specs(cfg)) + 1  # and the engines
+    refuse(placement_problems(cfg, nodes, groups, cpus_per_worker(cfg.trainer.device)))
+    return cfg.trainer.device
+
+
+def cpus_per_worker(device: str) -> float:
+    """What a worker asks of Ray beside its device."""
+    return 1.0 if device == "cuda" else CPU_SHARE
 
 
 def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
@@ -264,7 +283,7 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     remote = ray.remote(RolloutWorker)
     workers = []
     for index in range(rollout.num_workers):
-        place = pool.guest_options(index * rollout.tensor_model_parallel_size)
+        place = pool.guest_options(index)
         # Many trajectories ask one engine at once; it batches them itself.
         worker = remote.options(max_concurrency=64, **place)
         seed = rollout.seed + index
