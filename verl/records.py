@@ -3,14 +3,36 @@
     collector ──StepRecord──▶ method ──StepRecord──▶ rewards, rollout log, report
     method ──Branch, Span──▶ training workers ──SegmentScore──▶ method
     method ──ChoiceBonus──▶ actor
+    training workers ──WrittenFiles──▶ checkpoints
+    actor ──WeightSketch──▶ trainer
 
 A method that knows more of a step than this derives its own record from ``StepRecord``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: what a token's loss weighs
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFiles:
+    """What one process wrote: bytes of each file, by its path.
+
+    Example: ``WrittenFiles("actor rank 1 on node-2", {"/runs/a/rng_rank1.safetensors": 5112})``.
+    """
+
+    writer: str
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSketch:
+    """The weights of a policy as they were handed out: name of each and the fingerprint
+    (``verl.utils.fingerprint``) of its float32 values. Empty on all ranks but the first.
+    """
+
+    weights: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Submit a run to a Ray cluster that is already up, follow its log, and stop it when this script is stopped.
 #
-#   RAY_ADDRESS=http://head:8265 scripts/cluster/ray_job.sh CONFIG [key=value ...]
+#   RAY_ADDRESS=http://head:8265 scripts/cluster/ray_job.sh CONFIG trainer.default_local_dir=/shared/run [key=value ...]
 #
-# CONFIG is a name that --config-name takes. A run that was cut off goes on from its newest checkpoint when it is
-# submitted again (trainer.resume_mode=auto; default_local_dir must be on storage that all nodes share).
+# CONFIG is a name that --config-name takes; the run directory is an absolute path on storage that all nodes share. A
+# run that was cut off goes on from its newest checkpoint when it is submitted again (trainer.resume_mode=auto).
 set -euo pipefail
 
 if [ "$#" -lt 1 ]; then

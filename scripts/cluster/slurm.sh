@@ -3,8 +3,8 @@
 #
 #   sbatch --nodes=2 --gpus-per-node=8 scripts/cluster/slurm.sh CONFIG [key=value ...]
 #
-# CONFIG is a name that --config-name takes. Nodes and devices of the allocation are filled in; every override wins over
-# them. Ten minutes before the time limit the job asks to be queued again and goes on from its newest checkpoint
+# CONFIG is a name that --config-name takes. Nodes and devices of the allocation and the run directory, below this one
+# (which all nodes have to share), are filled in; every override wins over them. Ten minutes before the time limit the job asks to be queued again and goes on from its newest checkpoint
 # (trainer.resume_mode=auto), so keep trainer.save_freq above zero.
 #SBATCH --job-name=rlvcr
 #SBATCH --ntasks-per-node=1
@@ -100,6 +100,7 @@ PYTHON
 
 # With `wait` the shell hears its signals while the driver runs.
 "$python" -m verl.trainer.main_ppo --config-name "$config" \
-    trainer.nnodes="${#nodes[@]}" trainer.n_gpus_per_node="$((gpus > 0 ? gpus : 1))" trainer.resume_mode=auto "$@" &
+    trainer.nnodes="${#nodes[@]}" trainer.n_gpus_per_node="$((gpus > 0 ? gpus : 1))" trainer.resume_mode=auto \
+    trainer.default_local_dir="$root/runs/\${trainer.project_name}/\${trainer.experiment_name}" "$@" &
 driver=$!
 wait "$driver"

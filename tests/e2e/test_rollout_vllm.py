@@ -206,6 +206,14 @@ def test_aborted_requests_leave_no_trace(engine):
     assert results["r0"].token_ids == alone["r0"].token_ids
 
 
+def test_weights_that_vllm_drops_are_noticed(engine):
+    model = load(engine.directory)
+    weights = [(name, 2 * value.detach().numpy()) for name, value in model.named_parameters()]
+    assert engine.call(remote.lost_update, weights, False) == (0, "")  # and the trainer sees none
+    taken, error = engine.call(remote.lost_update, weights, True)
+    assert taken == 0 and "that can be read back are not the new ones: model." in error
+
+
 def test_the_worker_serves_new_requests_while_others_run_and_after_an_update(engine):
     model = load(engine.directory)
     with torch.no_grad():

@@ -9,6 +9,7 @@ import torch
 
 from tests.helpers.play import make_config
 from verl.protocol import DataProto, object_array
+from verl.records import WrittenFiles
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 ROWS = 4
@@ -72,7 +73,7 @@ class Group:
         self.shares = data.batch["row_shares"].tolist()
         return DataProto(meta_info={"metrics": {f"{self.name}/loss": [1.0, 2.0], "lr": 0.5}})
 
-    def save_checkpoint(self, directory: str, /) -> None:
+    def save_checkpoint(self, directory: str, /) -> list[WrittenFiles]:
         raise NotImplementedError(directory)
 
     def load_checkpoint(self, directory: str, /) -> None:
@@ -109,11 +110,12 @@ class Workers:
     def sleep_engines(self) -> None:
         self.calls.append("sleep")
 
-    def sync_weights(self, version: int) -> None:
-        self.calls.append(("sync", version))
+    def sync_weights(self, version: int, moved: bool = False) -> None:
+        self.calls.append(("sync", version, "moved") if moved else ("sync", version))
 
-    def save_checkpoint(self, directory: Path) -> None:
+    def save_checkpoint(self, directory: Path) -> list[WrittenFiles]:
         self.calls.append(("save", directory))
+        return []
 
     def load_checkpoint(self, directory: Path) -> None:
         self.calls.append(("load", directory))
@@ -188,7 +190,7 @@ class Checkpoints:
         self.newest = newest
         self.state = dict(state or {})
 
-    def save(self, step: int, writer: Callable[[Path], None], state: dict[str, Any]) -> Path:
+    def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         path = Path(f"global_step_{step}")
         writer(path)
         self.state = state

@@ -9,6 +9,7 @@ imported once.
 import asyncio
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 from tests.helpers.engine_cases import play, rollout_section
 from verl.utils.sampling import SamplingRequest, SamplingResult
@@ -79,6 +80,31 @@ def update(weights: list, version: int) -> None:
     running().update_weights(weights, version)
 
 
+def lost_update(weights: list, taken: bool) -> tuple[int, str]:
+    """Send weights through a worker to an engine that drops them, after it has ``taken`` them or
+    before: how many were taken, and the error.
+    """
+    engine: Any = running()
+
+    def drop(_method: str, kwargs: dict) -> None:
+        if taken:
+            list(kwargs["weights_iterator"])
+
+    async def main() -> tuple[int, str]:
+        worker = RolloutWorker(None, "", engine=engine)
+        try:
+            return len(await worker.update_weights(weights, 5)), ""
+        except RuntimeError as error:
+            return 0, str(error)
+
+    real = engine._engine.collective_rpc
+    engine._engine.collective_rpc = drop
+    try:
+        return asyncio.run(main())
+    finally:
+        engine._engine.collective_rpc = real
+
+
 def refusal(method: str, *args) -> str:
     """The message with which the engine refuses a call."""
     try:
@@ -107,7 +133,7 @@ def through_worker(
         await asyncio.sleep(0.05)
         await worker.submit(second)
         results = await collect(worker, len(first) + len(second))
-        await worker.update_weights(weights, 9)
+        assert sorted(await worker.update_weights(weights, 9)) == sorted(dict(weights))
         await worker.submit(second)
         results += await collect(worker, len(second))
         await worker.close()

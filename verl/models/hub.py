@@ -1,4 +1,8 @@
-"""Models by their hub name: a local directory in the cache of ``huggingface_hub``."""
+"""Models by their hub name: a local directory in the cache of ``huggingface_hub``.
+
+``owner/name@REVISION`` is one revision of a model. A run names the commit to its workers: each of
+them finds it in the cache of its own node, or fetches it, and all have the same one.
+"""
 
 from pathlib import Path
 
@@ -9,14 +13,31 @@ FILES = [*DESCRIPTION, *WEIGHTS]
 
 
 def model_directory(path: str) -> str:
-    """``path`` where it is a directory, else the cached copy of the hub model of that name, fetched
-    if need be.
+    """``path`` where it is a directory, else the cached copy of the hub model of that name (or
+    ``name@revision``), fetched if need be.
 
     ``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` mean what they mean to
     ``huggingface_hub``. Raises ``FileNotFoundError`` for what is neither a directory nor to be had
     from the hub.
     """
     return _directory(path, FILES)
+
+
+def pinned(path: str) -> str:
+    """``path`` as any node can be told of it: an absolute directory, or a hub name with the commit
+    that its cached copy is of.
+
+    Raises ``FileNotFoundError`` as ``model_directory``, which it calls.
+    """
+    directory = Path(model_directory(path))
+    if Path(path).is_dir():
+        return str(directory.absolute())
+    return f"{path.partition('@')[0]}@{directory.name}"
+
+
+def local_model(path: str | None) -> str | None:
+    """``model_directory`` of a model where one is named: what a worker loads from."""
+    return None if path is None else model_directory(path)
 
 
 def description_directory(path: str) -> str:
@@ -33,8 +54,9 @@ def _directory(path: str, files: list[str]) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    name, _, revision = path.partition("@")
     try:
-        return str(Path(snapshot_download(path, allow_patterns=files)))
+        return str(Path(snapshot_download(name, revision=revision or None, allow_patterns=files)))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         # OSError: no connection, and nothing in the cache
         why = str(error).strip().splitlines()[0]

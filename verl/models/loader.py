@@ -1,6 +1,6 @@
 """Load a causal language model from a local directory.
 
-A hub name becomes a directory before, by ``verl.models.hub.model_directory``.
+A hub name becomes a directory before, by ``verl.models.hub.model_directory``, on every node.
 """
 
 import contextlib

@@ -43,7 +43,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        # Absolute: workers that start elsewhere are told of places below it.
+        self.path = Path(path).expanduser().absolute()
         self.config_path = self.path / "config.yaml"
         self.env_path = self.path / "env.json"
         self.metrics_path = self.path / "metrics.jsonl"

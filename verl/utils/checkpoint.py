@@ -3,14 +3,16 @@
 ::
 
     root/global_step_20/          renamed into place when every byte is on disk
-        manifest.json             size and SHA-256 of every other file, written last
+        manifest.json             size and SHA-256 of every other file, and which process wrote
+                                  which; written last
         state.json                what the caller passed as ``state``
         ...                       what the writer wrote (safetensors for tensors, JSON for state)
     root/.partial-<host>-<pid>-*  a save or a removal under way; left behind only by a crash,
                                   removed by the next save
 
-A checkpoint counts as valid when all files of its manifest are there with the size and the digest
-it names. One driver saves into a root at a time; any number of processes may read.
+A checkpoint counts as valid when its manifest names the files of every process that wrote into it,
+and all of them are there with the size and the digest it names. One driver saves into a root at a
+time; any number of processes may read.
 """
 
 import hashlib
@@ -22,11 +24,12 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from verl.names import CHECKPOINT_MANIFEST as MANIFEST
+from verl.records import WrittenFiles
 from verl.utils.files import flush_to_disk
 
 __all__ = ["CheckpointError", "CheckpointManager", "verify_checkpoint"]
@@ -34,6 +37,10 @@ __all__ = ["CheckpointError", "CheckpointManager", "verify_checkpoint"]
 STATE = "state.json"
 PARTIAL = ".partial-"
 PARTIAL_AGE_S = 24 * 3600  # what is unfinished for longer is taken for abandoned, whoever owns it
+# For a file of another node to be seen here: network file systems remember for up to a minute that
+# there was none.
+SEEN_WITHIN_S = 90.0
+LOOK_AGAIN_S = 0.5
 
 logger = logging.getLogger(__name__)
 _STEP_DIR = re.compile(r"global_step_(\d+)")
@@ -62,20 +69,29 @@ def verify_checkpoint(path: str | Path) -> dict[str, Any]:
 class CheckpointManager:
     """Saves, finds and retires the checkpoints under ``root``; ``max_to_keep`` None keeps all of
     them.
+
+    ``seen_within_s``: how long a save waits for what other nodes wrote to be seen here.
     """
 
-    def __init__(self, root: str | Path, max_to_keep: int | None = None) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        max_to_keep: int | None = None,
+        seen_within_s: float = SEEN_WITHIN_S,
+    ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(f"max_to_keep must be at least 1 or None, got {max_to_keep}")
         self.root = Path(root)
         self.max_to_keep = max_to_keep
+        self.seen_within_s = seen_within_s
 
     def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         """Make ``root/global_step_<step>`` and retire old checkpoints; returns the new directory.
 
-        ``writer(directory)`` writes the tensors; ``state`` must be JSON. A checkpoint of the same
-        step is replaced. When anything raises, nothing is left behind and the other checkpoints are
-        as they were.
+        ``writer(directory)`` writes the tensors, and may return a list that says which process
+        wrote which files; ``state`` must be JSON. A checkpoint of the same step is replaced. Raises
+        ``CheckpointError`` where a file that was written is not seen here. When anything raises,
+        nothing is left behind and the other checkpoints are as they were.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
@@ -86,8 +102,10 @@ class CheckpointManager:
         final = self.root / f"global_step_{step}"
         partial = self._new_partial()
         try:
-            writer(partial)
-            _write_state_and_manifest(partial, step, encoded)
+            answer = writer(partial)
+            written = answer if isinstance(answer, list) else []
+            self._see(partial, written)
+            _write_state_and_manifest(partial, step, encoded, written)
             replaced = self._set_aside(final) if final.exists() else None
             os.rename(partial, final)
         finally:
@@ -134,6 +152,22 @@ class CheckpointManager:
         else:
             verify_checkpoint(path)
         return json.loads((Path(path) / STATE).read_text(encoding="utf-8"))
+
+    def _see(self, directory: Path, written: Sequence[WrittenFiles]) -> None:
+        """Wait until all that was ``written`` is seen here, whole; raise where it is not."""
+        deadline = time.monotonic() + self.seen_within_s
+        while unseen := list(_unseen(written)):
+            if time.monotonic() > deadline:
+                writer, path = unseen[0]
+                raise CheckpointError(
+                    f"{len(unseen)} files of the checkpoint are not seen by the driver on "
+                    f"{socket.gethostname()} after {self.seen_within_s:g} s, the first of them "
+                    f"{path}, which {writer} wrote: {self.root} is not on storage that all nodes "
+                    "of the run share; fix: trainer.default_local_dir=DIR, an absolute path that "
+                    "leads to the same directory on every node"
+                )
+            time.sleep(min(LOOK_AGAIN_S, self.seen_within_s))
+            os.listdir(directory)  # a network file system asks its server again
 
     def _new_partial(self) -> Path:
         owner = f"{socket.gethostname()}-{os.getpid()}"
@@ -184,7 +218,21 @@ class CheckpointManager:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _write_state_and_manifest(directory: Path, step: int, encoded_state: str) -> None:
+def _unseen(written: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
+    """Writer and path of every file that is not here with the size it was written with."""
+    for part in written:
+        for path, size in part.sizes.items():
+            try:
+                here = os.stat(path).st_size
+            except OSError:
+                here = None
+            if here != size:
+                yield part.writer, path
+
+
+def _write_state_and_manifest(
+    directory: Path, step: int, encoded_state: str, written: Sequence[WrittenFiles]
+) -> None:
     for reserved in (STATE, MANIFEST):
         if (directory / reserved).exists():
             raise CheckpointError(
@@ -200,10 +248,29 @@ def _write_state_and_manifest(directory: Path, step: int, encoded_state: str) ->
         if path.is_file():
             entry = {"sha256": _digest(path), "size": path.stat().st_size}
             files[path.relative_to(directory).as_posix()] = entry
-    manifest = {"format": 1, "step": step, "files": files}
+    writers = {part.writer: _inside(directory, part.sizes) for part in written}
+    manifest = {"format": 1, "step": step, "files": files, "writers": writers}
+    _check_writers(directory, files, writers)
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     flush_to_disk(directory / MANIFEST)
     flush_to_disk(directory)
+
+
+def _inside(directory: Path, paths: Iterable[str]) -> list[str]:
+    """``paths`` as the manifest names them."""
+    return sorted(Path(path).relative_to(directory).as_posix() for path in paths)
+
+
+def _check_writers(
+    path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise ``CheckpointError`` unless ``files`` has what every process wrote."""
+    for writer, names in writers.items():
+        lost = [name for name in names if name not in files]
+        if lost:
+            raise CheckpointError(
+                f"{path / MANIFEST}: {lost[0]}, which {writer} wrote, is not among its files"
+            )
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -217,6 +284,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / MANIFEST}: not a manifest")
     for name, entry in files.items():
         _check_entry(path, name, entry)
+    _check_writers(path, files, manifest.get("writers", {}))
     return manifest
 
 

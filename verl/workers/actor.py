@@ -9,12 +9,14 @@ import torch
 
 from verl.algos import TokenPicker
 from verl.models.export import hf_names, save_hf, tied_names
+from verl.models.hub import local_model
 from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import ChoiceBonus
+from verl.records import ChoiceBonus, WeightSketch, WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.fingerprint import fingerprint
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import rank, sum_over_ranks
 from verl.workers.engine_state import full_weights
@@ -49,6 +51,7 @@ class ActorWorker(TrainingWorker):
         super().__init__(seed, num_threads, device, config.actor.checkpoint)
         self.config = config
         self.role = role
+        self._handed_out = WeightSketch({})
 
     # ------------------------------------------------------------------ set-up
 
@@ -61,8 +64,9 @@ class ActorWorker(TrainingWorker):
         self._join_group()
         model, actor, ref = self.config.model, self.config.actor, self.config.ref
         trained = self.role == "actor"
+        self.source = local_model(model.path)
         self.lm = load_causal_lm(
-            model.path,
+            self.source,
             trust_remote_code=model.trust_remote_code,
             override_config=dict(model.override_config),
             external_lib=model.external_lib,
@@ -197,30 +201,42 @@ class ActorWorker(TrainingWorker):
         memory.
         """
         weights = self._hf_weights()
+        self._handed_out = WeightSketch(
+            {name: fingerprint(tensor, torch.float32) for name, tensor in weights.items()}
+        )
         if self.device_name == "cpu":
             # Ray ships numpy arrays through shared memory without a copy
             return [(name, tensor.float().numpy()) for name, tensor in weights.items()]
         return list(weights.items())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def weight_sketch(self) -> WeightSketch:
+        """Fingerprints of what ``export_weights`` returned last, on rank 0."""
+        return self._handed_out
 
     def _hf_weights(self) -> dict[str, torch.Tensor]:
         weights = full_weights(self.engine)
         return hf_names(weights, PREFIX, self.scales, self.tied) if rank() == 0 else {}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> None:
-        """Write what ``actor.checkpoint.contents`` lists into ``directory``; the caller makes it
-        atomic.
+    def save_checkpoint(self, directory: str) -> WrittenFiles:
+        """Write what ``actor.checkpoint.contents`` lists into ``directory`` and say what this rank
+        wrote; the caller makes the directory atomic.
         """
-        super().save_checkpoint(directory)
-        if "hf_model" in self.config.actor.checkpoint.contents:
-            self.export_hf(str(Path(directory) / "hf_model"))
+        written = super().save_checkpoint(directory)
+        if "hf_model" not in self.config.actor.checkpoint.contents:
+            return written
+        exported = Path(directory) / "hf_model"
+        self.export_hf(str(exported))
+        paths = [path for path in exported.glob("*") if rank() == 0]
+        return self._written([*map(Path, written.sizes), *paths])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:
         """Write a directory that ``from_pretrained`` and vLLM load: config, weights, tokenizer."""
         weights = self._hf_weights()
         if rank() == 0:
-            save_hf(self.lm, weights, directory, self.config.model.path)
+            save_hf(self.lm, weights, directory, self.source)
 
 
 def _scoring_limits(section: ScoringSection) -> Limits:

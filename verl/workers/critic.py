@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from verl.algos import compute_value_loss
+from verl.models.hub import local_model
 from verl.models.policy import value_model_from
 from verl.protocol import DataProto
 from verl.single_controller.base.decorator import Dispatch, register
@@ -47,7 +48,7 @@ class CriticWorker(TrainingWorker):
         config = self.config
         model = config.model
         module = value_model_from(
-            model.path,
+            local_model(model.path),
             trust_remote_code=model.trust_remote_code,
             override_config=dict(model.override_config),
             external_lib=model.external_lib,

@@ -75,8 +75,9 @@ def _like(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def save_engine(
     engine: TrainEngine, directory: str | Path, optimizer: bool = True, extra: bool = True
-) -> None:
-    """Write the state into ``directory``; every rank must call it.
+) -> list[Path]:
+    """Write the state into ``directory`` and return the files that this rank wrote; every rank must
+    call it.
 
     The caller makes the directory atomic.
     """
@@ -84,16 +85,22 @@ def save_engine(
     directory.mkdir(parents=True, exist_ok=True)
     weights = full_weights(engine)
     moments = _full_moments(engine) if optimizer else {}
+    written: list[Path] = []
     if extra:
-        save_file(_rng_state(engine.device), directory / f"rng_rank{rank()}.safetensors")
+        written.append(directory / f"rng_rank{rank()}.safetensors")
+        save_file(_rng_state(engine.device), written[-1])
     if rank() == 0:
-        save_file(weights, directory / "weights.safetensors")
+        written.append(directory / "weights.safetensors")
+        save_file(weights, written[-1])
         if engine.optimizer is not None and optimizer:
-            save_file(moments, directory / "optimizer.safetensors")
+            written.append(directory / "optimizer.safetensors")
+            save_file(moments, written[-1])
         record = {"format": FORMAT, "steps": engine.steps}
-        (directory / "engine.json").write_text(json.dumps(record))
+        written.append(directory / "engine.json")
+        written[-1].write_text(json.dumps(record))
     if world_size() > 1:
         dist.barrier()  # nobody takes the directory for complete before every rank has written
+    return written
 
 
 def load_engine(engine: TrainEngine, directory: str | Path) -> None:

@@ -1,12 +1,17 @@
 """What actor and critic have in common: one rank with a training engine and its checkpoints."""
 
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
 import torch
 
 from verl.models.policy import PackedModel
+from verl.records import WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker import Worker
 from verl.utils.seeds import seed_everything
-from verl.workers.collectives import backend_of, resolve_device
+from verl.workers.collectives import backend_of, rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import load_engine, save_engine
 from verl.workers.sections import CheckpointSection, FSDPSection, OptimSection
@@ -65,14 +70,19 @@ class TrainingWorker(Worker):
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> None:
-        """Write what ``checkpoint.contents`` lists into ``directory``; the caller makes it
-        atomic.
+    def save_checkpoint(self, directory: str) -> WrittenFiles:
+        """Write what ``checkpoint.contents`` lists into ``directory`` and say what this rank wrote;
+        the caller makes the directory atomic.
         """
         contents = self._checkpoint.contents
-        save_engine(
+        paths = save_engine(
             self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents
         )
+        return self._written(paths)
+
+    def _written(self, paths: Iterable[Path]) -> WrittenFiles:
+        where = f"{type(self).__name__} rank {rank()} on {socket.gethostname()}"
+        return WrittenFiles(where, {str(path): path.stat().st_size for path in paths})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, directory: str) -> None:

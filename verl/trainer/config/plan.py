@@ -7,11 +7,11 @@ import dataclasses
 import json
 import math
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.names import MAX_LOGITS
 from verl.trainer.config.amounts import notes
 from verl.trainer.config.derive import (
     default_group_size,
@@ -21,14 +21,20 @@ from verl.trainer.config.derive import (
     trajectories_per_iteration,
 )
 from verl.trainer.config.load import guess_device
+from verl.trainer.config.memory import (
+    GIB,
+    TRAINING_BYTES,
+    PolicySize,
+    cpu_node_bytes,
+    gpu_node_bytes,
+    logit_bytes,
+    memory_problems,
+    update_bytes,
+)
 from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.sft import NewPolicyConfig
 from verl.utils.threads import available_cpus
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-TRAINING_BYTES = 16  # master weight, gradient and two moments, float32 each
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +48,14 @@ class Facts:
     val_tasks: int | None = None
     parameters: int | None = None
     vocab_size: int | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    device_memory_gb: float | None = None  # of one GPU
+
+    @property
+    def size(self) -> PolicySize:
+        """What is known of the policy."""
+        return PolicySize(self.parameters, self.vocab_size, self.layers, self.hidden)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +94,8 @@ class Plan:
     parameters: int | None = None
     memory_gb: float | None = None
     machine_memory_gb: float | None = None
+    device_memory_gb: float | None = None  # needed on a GPU by an update
+    gpu_problems: tuple[str, ...] = ()  # what does not fit there, or on its host
     default_group_size: int | None = None  # plays of a task where nothing is said
     # Where a number is not what published jobs would make of it, and how to get that.
     notes: tuple[str, ...] = ()
@@ -100,7 +116,7 @@ class Plan:
         else:
             yield "updates", f"{passes}, {_known(self.total_optimizer_steps)} optimizer steps"
         yield "policy", f"{_known(self.parameters)} parameters"
-        yield "memory", _memory(self.memory_gb, self.machine_memory_gb)
+        yield "memory", _memory(self.memory_gb, self.machine_memory_gb, self.device_memory_gb)
         yield "run directory", self.run_dir
 
     def _play_lines(self) -> Iterator[tuple[str, str]]:
@@ -140,11 +156,12 @@ class Plan:
         return table
 
     def problems(self) -> list[str]:
-        """What cannot work on this machine: on CPU, memory that is not there."""
+        """What cannot work on this machine: memory that is not there, of host or GPU."""
         needed = self.memory_gb
         there = self.machine_memory_gb
-        # What is counted is the host's memory, which says nothing about what fits on a GPU.
-        if self.device != "cpu" or needed is None or there is None or needed <= there:
+        if self.device != "cpu":
+            return list(self.gpu_problems)
+        if needed is None or there is None or needed <= there:
             return []
         fix = (
             "fewer tokens or rows per micro-batch, fewer engines, "
@@ -165,12 +182,11 @@ def _known(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
-def _memory(needed: float | None, there: float | None) -> str:
-    text = (
-        "?"
-        if needed is None
-        else f"about {needed:.1f} GiB per node for weights, optimizer, engines and logits"
-    )
+def _memory(needed: float | None, there: float | None, on_gpu: float | None = None) -> str:
+    what = "for weights, optimizer, engines and logits" if on_gpu is None else "of host memory"
+    text = "?" if needed is None else f"about {needed:.1f} GiB per node {what}"
+    if on_gpu is not None:
+        text = f"about {on_gpu:.1f} GiB per GPU for an update; {text}"
     return text if there is None else f"{text}; this machine has {there:.1f} GiB"
 
 
@@ -182,29 +198,38 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     )
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
-    parameters, vocab = None, None
+    size = PolicySize()
     # A torn file is said by the checks that read the model; here its size is not known.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        parameters, vocab = _policy_size(Path(path)) if path else (None, None)
+        size = _policy_size(Path(path)) if path else size
     if path is None and isinstance(cfg, SFTConfig):
         vocab = cfg.model.vocab_size
-        parameters = _new_policy_size(cfg.model.new, vocab)
+        size = PolicySize(_new_policy_size(cfg.model.new, vocab), vocab)
+    device = guess_device(cfg.trainer.device)
     return Facts(
         cores=available_cpus(),
         memory_gb=pages / GIB if pages else None,
-        device=guess_device(cfg.trainer.device),
-        parameters=parameters,
-        vocab_size=vocab,
+        device=device,
+        device_memory_gb=_gpu_memory_gb() if device == "cuda" else None,
+        **dataclasses.asdict(size),
     )
 
 
-def _policy_size(path: Path) -> tuple[int | None, int | None]:
-    """Parameters and vocabulary of a policy directory, from its safetensors headers and its
-    ``config.json``.
-    """
+def _gpu_memory_gb() -> float | None:
+    """GiB of the smallest GPU here, as the driver's own tool tells; None where it does not."""
+    ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
+        return min(int(line) for line in said.split()) / 1024
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _policy_size(path: Path) -> PolicySize:
+    """Size of the policy in a directory, from its safetensors headers and its ``config.json``."""
     config = path / "config.json"
     if not config.is_file():
-        return None, None
+        return PolicySize()
     parameters = 0
     for file in path.glob("*.safetensors"):
         with file.open("rb") as stream:
@@ -214,7 +239,9 @@ def _policy_size(path: Path) -> tuple[int | None, int | None]:
         parameters += sum(
             math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
         )
-    return parameters or None, json.loads(config.read_text()).get("vocab_size")
+    said = json.loads(config.read_text())
+    widths = (said.get(key) for key in ("vocab_size", "num_hidden_layers", "hidden_size"))
+    return PolicySize(parameters or None, *widths)
 
 
 def _new_policy_size(new: NewPolicyConfig, vocab: int) -> int:
@@ -292,46 +319,34 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         parameters=facts.parameters,
         memory_gb=_ppo_memory(cfg, facts),
         machine_memory_gb=facts.memory_gb,
+        device_memory_gb=_on_gpu(cfg, facts),
+        gpu_problems=tuple(_gpu_problems(cfg, facts)),
         default_group_size=default_group_size(cfg),
         notes=tuple(notes(cfg)),
     )
 
 
 def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
-    """Rough GiB per node: trained and frozen copies, engines with their caches, logits of one
-    micro-batch.
-
-    A lower bound while the policy is not there yet; None where nothing can be said.
-    """
-    if facts.parameters is None and facts.device != "cpu":
-        return None
-    parameters = facts.parameters or 0
-    actor = cfg.actor_rollout_ref.actor
-    rollout = cfg.actor_rollout_ref.rollout
-    trainer = cfg.trainer
-    row = cfg.data.max_prompt_length + cfg.data.max_response_length
-    micro = (
-        actor.ppo_max_token_len_per_gpu
-        if actor.use_dynamic_bsz
-        else row * (actor.ppo_micro_batch_size_per_gpu or 1)
-    )
-    # The critic has the policy's architecture: it counts as a second trained copy.
-    trained = 1 + bool(cfg.critic.enable)
-    # A frozen copy: float32 weights, neither gradient nor moments.
-    reference = 4 if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else 0
-    weights = parameters * (TRAINING_BYTES * trained + reference) / trainer.nnodes
-    engines = rollout.num_workers * (parameters * BYTES[rollout.dtype] + rollout.kv_cache_gb * GIB)
-    logits = _logit_bytes(micro, facts) * trainer.n_gpus_per_node
-    # Weights and engines are spread over the nodes; logits are counted for the ranks of one node.
-    return (weights + engines / trainer.nnodes + logits) / GIB
+    """Rough GiB per node; None where nothing can be said."""
+    needed = cpu_node_bytes(cfg, facts.size)
+    if facts.device != "cpu":
+        needed = gpu_node_bytes(cfg, facts.size)
+    return None if needed is None else needed / GIB
 
 
-def _logit_bytes(tokens: int, facts: Facts) -> int:
-    """Float32 logits of a micro-batch of ``tokens`` on one rank, and their gradient; they are
-    computed in pieces.
-    """
-    # Twice (values and gradient) 4 bytes; MAX_LOGITS bounds the piece that exists at a time.
-    return 2 * 4 * min(tokens * (facts.vocab_size or 0), MAX_LOGITS)
+def _on_gpu(cfg: PPOConfig, facts: Facts) -> float | None:
+    """GiB that an update needs on a GPU; None on CPU, and where the policy is not known."""
+    needed = None if facts.device == "cpu" else update_bytes(cfg, facts.size)
+    return None if needed is None else needed / GIB
+
+
+def _gpu_problems(cfg: PPOConfig, facts: Facts) -> Iterator[str]:
+    if facts.device == "cpu":
+        return
+    # The memory of this machine says nothing of the nodes of a cluster.
+    joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
+    host = None if joins else facts.memory_gb
+    yield from memory_problems(cfg, facts.size, facts.device_memory_gb, host)
 
 
 def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:
@@ -339,7 +354,7 @@ def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:
     data = cfg.data
     memory = None
     if facts.parameters is not None:
-        logits = _logit_bytes(data.max_token_len_per_gpu, facts)
+        logits = logit_bytes(data.max_token_len_per_gpu, facts.size)
         memory = (facts.parameters * TRAINING_BYTES + logits * trainer.n_gpus_per_node) / GIB
     run = f"{trainer.project_name}/{trainer.experiment_name}"
     return Plan(

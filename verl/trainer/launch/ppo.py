@@ -25,7 +25,7 @@ from agent_system.environments import EnvironmentManagerBase, make_envs
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.reward_manager import load_reward_manager
-from verl.models.hub import model_directory
+from verl.models.hub import model_directory, pinned
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs
@@ -34,6 +34,8 @@ from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
+from verl.trainer.launch.paths import make_absolute
+from verl.trainer.launch.placement import device_of, nodes_of, placement_problems
 from verl.trainer.launch.preflight import prompt_problems
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -81,9 +83,11 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         # Now that the tasks are counted, and before the workers get their copies of the config.
         fill_schedule(cfg, len(envs.tasks))
         made = ensure_policy(cfg)
+        # After config.yaml, which stays true when its directory is moved, and before any worker.
+        make_absolute(cfg)
         policy = cfg.actor_rollout_ref.model
         tokenizer = AutoTokenizer.from_pretrained(
-            policy.path, trust_remote_code=policy.trust_remote_code
+            model_directory(str(policy.path)), trust_remote_code=policy.trust_remote_code
         )
         if made:
             refuse(prompt_problems(cfg, tokenizer))
@@ -130,8 +134,8 @@ def refuse(problems: Iterable[str]) -> None:
 
 
 def ensure_policy(cfg: PPOConfig) -> bool:
-    """Have the policy in a local directory: the one named, one from the hub, or one made where
-    ``cold_start`` is on. Whether it was made.
+    """Have the policy: in the directory named, from the hub, or made where ``cold_start`` is on.
+    Whether it was made. From here on the config names it in a way that holds on every node.
 
     Raises ``ConfigError`` for a policy that is nowhere, ``RuntimeError`` when the cold start fails.
     """
@@ -146,7 +150,7 @@ def ensure_policy(cfg: PPOConfig) -> bool:
         make_policy(cfg)
     for key, model in models:
         try:
-            model.path = model_directory(str(model.path))
+            model.path = pinned(str(model.path))
         except FileNotFoundError as error:
             fix = "fix: mend the path, or make a policy there with cold_start.enable=true"
             raise ConfigError(f"{key}={model.path!r}: {error}; {fix}") from error
@@ -203,7 +207,6 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     """Start Ray, the rollout engines and the training groups; ``stack`` ends them in reverse
     order.
     """
-    use_gpu = resolve_device(cfg.trainer.device) == "cuda"
     try:
         facts = init_ray(cfg.ray_init)
     except ConnectionError as error:
@@ -215,12 +218,13 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     logger.info(
         "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]
     )
+    use_gpu = choose_device(cfg, joined=not facts["started"]) == "cuda"
     specs = worker_specs(cfg)
     pools = ResourcePoolManager(
         resource_pool_spec={"global_pool": [cfg.trainer.n_gpus_per_node] * cfg.trainer.nnodes},
         mapping={role: "global_pool" for role in [*specs, Role.Rollout]},
         use_gpu=use_gpu,
-        cpus_per_worker=1.0 if use_gpu else CPU_SHARE,
+        cpus_per_worker=cpus_per_worker(cfg.trainer.device),
     )
     pools.create_resource_pool()
     stack.callback(pools.shutdown)
@@ -230,6 +234,24 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     workers = TrainingWorkers.start(specs, pools, rollout_workers)
     stack.callback(workers.shutdown)
     return workers
+
+
+def choose_device(cfg: PPOConfig, joined: bool) -> str:
+    """Fill in ``trainer.device``, for all workers alike: of a cluster that was ``joined`` Ray knows
+    what it has. Raises ``ConfigError`` for what its nodes cannot hold.
+    """
+    nodes = nodes_of(ray.nodes())
+    asked = cfg.trainer.device
+    chosen = device_of(asked, nodes) if joined else resolve_device(asked)
+    cfg.trainer.device = "cuda" if chosen == "cuda" else "cpu"
+    groups = len(worker_specs(cfg)) + 1  # and the engines
+    refuse(placement_problems(cfg, nodes, groups, cpus_per_worker(cfg.trainer.device)))
+    return cfg.trainer.device
+
+
+def cpus_per_worker(device: str) -> float:
+    """What a worker asks of Ray beside its device."""
+    return 1.0 if device == "cuda" else CPU_SHARE
 
 
 def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
@@ -261,7 +283,7 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     remote = ray.remote(RolloutWorker)
     workers = []
     for index in range(rollout.num_workers):
-        place = pool.guest_options(index * rollout.tensor_model_parallel_size)
+        place = pool.guest_options(index)
         # Many trajectories ask one engine at once; it batches them itself.
         worker = remote.options(max_concurrency=64, **place)
         seed = rollout.seed + index

@@ -15,6 +15,7 @@ from verl.utils.settings import lookup
 ANSWER_S = 5.0  # how long a cluster may take to answer
 DEVICE = "trainer.device"
 RANKS = "trainer.n_gpus_per_node"
+PLACE = "trainer.default_local_dir"
 
 
 def machine_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
@@ -41,7 +42,7 @@ def _device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Where the run writes to can be written."""
-    keys = ["trainer.default_local_dir"]
+    keys = [PLACE]
     if isinstance(cfg, PPOConfig):
         keys += ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
     for key in keys:
@@ -67,11 +68,26 @@ def _unwritable(directory: Path) -> str:
 
 
 def _cluster_problems(cfg: PPOConfig) -> Iterator[str]:
-    """A cluster that is to be joined answers."""
-    own = cfg.ray_init.address
-    address = own or os.environ.get("RAY_ADDRESS")
-    if not address or address in ("local", "auto"):
+    """A cluster that is to be joined answers, and its nodes can share the run directory."""
+    address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
+    if not address or address == "local":
         return
+    silent = [] if address == "auto" else list(_silence(cfg.ray_init.address, address))
+    yield from silent or _relative_places(cfg, address)
+
+
+def _relative_places(cfg: PPOConfig, address: str) -> Iterator[str]:
+    """What a run on a cluster leaves has a place that is the same on every node."""
+    place = Path(lookup(cfg, PLACE)).expanduser()
+    if not place.is_absolute():
+        why = f"the workers of the cluster at {address} start in directories of their own"
+        allowed = "an absolute path on storage that all nodes share"
+        fix = f"{PLACE}={place.absolute()}, if every node sees it"
+        yield problem(cfg, PLACE, why, allowed, fix)
+
+
+def _silence(own: str | None, address: str) -> Iterator[str]:
+    """Nobody answers at ``address``, which the config names (``own``) or the environment."""
     said = f"ray_init.address={own!r}" if own else f"RAY_ADDRESS={address!r} (the environment's)"
     fix = "`ray start --head` there, or a Ray of the run's own: " + (
         "ray_init.address=null" if own else "unset RAY_ADDRESS"

@@ -40,6 +40,7 @@ from verl.trainer.ppo.interfaces import (
 )
 from verl.trainer.ppo.overlap import Lookahead
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
+from verl.trainer.ppo.weight_sync import has_moved
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.utils.timing import Stopwatch
 from verl.utils.torch_functional import masked_mean
@@ -85,6 +86,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.overlaps = config.trainer.rollout_overlap == "one_step"
         self.ahead = Lookahead()
         self.under_way: list[str] = []
+        self.moved = False  # whether the weights are others than those the engines have
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         control = config.algorithm.kl_ctrl
@@ -295,7 +297,9 @@ class RayPPOTrainer(Generic[TasksT]):
             return
         with self.clock.measure("update_actor"):
             answer = self.workers.actor.update_actor(batch)
-        self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
+        measured = M.reduce_metrics(answer.meta_info["metrics"])
+        self.moved = has_moved(measured)
+        self.metrics |= measured
 
     def weigh(self, batch: DataProto) -> None:
         """Say what part of a sequence every row is, for losses that are means over sequences."""
@@ -307,13 +311,14 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def sync_weights(self) -> None:
         """Hand the policy's weights to every rollout engine, once nothing is played with the old
-        ones.
+        ones, and make sure that they got there.
         """
         if self.overlaps:
             with self.clock.measure("wait_for_plays"):
                 self.ahead.wait_for_plays()
         with self.clock.measure("update_weights"):
-            self.workers.sync_weights(version=self.global_step)
+            self.workers.sync_weights(version=self.global_step, moved=self.moved)
+        self.moved = False
 
     # ------------------------------------------------------------------ after a step
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from verl.protocol import DataProto
+from verl.records import WeightSketch, WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.calls import gather
 from verl.trainer.ppo.interfaces import ActorGroup, CriticGroup, ReferenceGroup
+from verl.trainer.ppo.weight_sync import prove_arrival, prove_movement
 
 logger = logging.getLogger(__name__)
 SYNC_TIMEOUT_S = 600.0  # for an engine to load, to take new weights, to sleep or to wake
@@ -91,6 +93,7 @@ class TrainingWorkers:
         self.critic = critic
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
+        self._handed_out: WeightSketch | None = None
 
     @classmethod
     def start(
@@ -151,15 +154,26 @@ class TrainingWorkers:
         call_engines(self.rollout_workers, "sleep")
         self._asleep = True
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int, moved: bool = False) -> None:
         """Wake the engines and hand them the actor's weights through the object store; the driver
-        never holds them.
+        never holds them. ``moved``: the optimizer took a step with a gradient since the last time.
+
+        Raises ``WeightSyncError`` where an engine did not get them, or where they are those of the
+        last time although they moved.
         """
-        weights = self.actor.call_refs("export_weights")[0]
+        weights, *others = self.actor.call_refs("export_weights")
         if self._asleep:
             call_engines(self.rollout_workers, "wake")
             self._asleep = False
-        call_engines(self.rollout_workers, "update_weights", weights, version)
+        taken = call_engines(self.rollout_workers, "update_weights", weights, version)
+        # The other ranks took part, and hand out nothing; what went wrong there is raised here.
+        gather(others, SYNC_TIMEOUT_S, ["export of the weights"] * len(others))
+        sketch = self.actor.call_refs("weight_sketch")[:1]
+        sent: WeightSketch = gather(sketch, SYNC_TIMEOUT_S, ["sketch of the weights"])[0]
+        prove_arrival(sent, taken, version)
+        if moved:
+            prove_movement(self._handed_out, sent, version)
+        self._handed_out = sent
 
     def engine_metrics(self) -> dict[str, float]:
         """What the engines did since the last call: ``perf/engine_*``, summed over engines.
@@ -182,11 +196,12 @@ class TrainingWorkers:
             "perf/engine_batch": tokens / max(since["steps"], 1.0),
         }
 
-    def save_checkpoint(self, directory: Path) -> None:
-        """Write the state of every trained group below ``directory``."""
-        self.actor.save_checkpoint(str(directory / "actor"))
+    def save_checkpoint(self, directory: Path) -> list[WrittenFiles]:
+        """Write the state of every trained group below ``directory``; says what each rank wrote."""
+        written = list(self.actor.save_checkpoint(str(directory / "actor")))
         if self.critic is not None:
-            self.critic.save_checkpoint(str(directory / "critic"))
+            written += self.critic.save_checkpoint(str(directory / "critic"))
+        return written
 
     def load_checkpoint(self, directory: Path) -> None:
         """Load what ``save_checkpoint`` wrote."""

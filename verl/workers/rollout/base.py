@@ -5,7 +5,7 @@ Nothing heavy is imported here: an engine sets its environment variables before 
 vLLM.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -73,6 +73,13 @@ class RolloutEngine(Protocol):
         cached prefixes.
 
         Raises ``EngineError`` while requests are unfinished.
+        """
+        ...
+
+    def held_weights(self) -> "Mapping[str, torch.Tensor]":
+        """The weights as they stand in the engine, where they can be read, by the names that
+        ``update_weights`` takes; others may be among them. An engine of somebody else's may lack
+        this, and is believed.
         """
         ...
 

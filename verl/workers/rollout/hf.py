@@ -206,6 +206,10 @@ class HFEngine:
             raise EngineError(f"no new weights for {', '.join(sorted(missing.values())[:5])}")
         self.policy_version = version
 
+    def held_weights(self) -> dict[str, torch.Tensor]:
+        """All parameters, under all their names."""
+        return dict(self._model.named_parameters(remove_duplicate=False))
+
     def sleep(self) -> None:
         """Move the model to host memory."""
         _move(self._model, "cpu")

@@ -23,6 +23,7 @@ from verl.workers.rollout.base import (
 from verl.workers.rollout.sections import EngineSection
 
 if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
+    import torch
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.outputs import RequestOutput
@@ -111,7 +112,8 @@ class VLLMEngine:
                 f"weights cannot change while {len(self._requests)} requests are running"
             )
         dtype = self._engine.vllm_config.model_config.dtype
-        tensors = [(name, as_tensor(value).to(dtype)) for name, value in weights]
+        # One by one, when vLLM asks for the next: a second copy of all is never there.
+        tensors = ((name, as_tensor(value).to(dtype)) for name, value in weights)
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         if self._on_cpu:
             from verl.workers.rollout.vllm_cpu import repack_output_head
@@ -124,6 +126,12 @@ class VLLMEngine:
                 "cached keys would be of old weights"
             )
         self.policy_version = version
+
+    def held_weights(self) -> "dict[str, torch.Tensor]":
+        """The parameters that vLLM keeps under the name and in the shape of the checkpoint; on CPU
+        those of no matrix product, which it repacks.
+        """
+        return dict(self._runner().get_model().named_parameters())
 
     def sleep(self) -> None:
         """Free device memory on CUDA (weights wait in host memory); nothing on CPU or with

@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from verl.models.hub import model_directory
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
-from verl.workers.rollout.engine_registry import create_engine
+from verl.workers.rollout.engine_registry import create_engine, engine_class
 from verl.workers.rollout.sections import WorkerSection
 
 logger = logging.getLogger(__name__)
@@ -155,14 +156,15 @@ class RolloutWorker:
         self._give_up(dropped)
         self._boxes[client].results = []
 
-    async def update_weights(self, weights: Weights, version: int) -> None:
+    async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
         """Load new weights once no request runs; ``version`` marks what is sampled from then on.
+        Returns the fingerprints of those that the engine took, by name.
 
-        Raises ``EngineError`` when requests still run after the request deadline: a result has one
-        policy version.
+        Raises ``EngineError`` when requests still run after the request deadline (a result has one
+        policy version), and where the engine holds other weights afterwards.
         """
         async with self._paused("update_weights"):
-            await self._in_thread(self._engine.update_weights, weights, version)
+            return await self._in_thread(self._take_weights, weights, version)
 
     async def sleep(self) -> None:
         """Give accelerator memory to the trainer, once no request runs."""
@@ -306,11 +308,25 @@ class RolloutWorker:
         if config.model.external_lib:
             importlib.import_module(config.model.external_lib)  # it may register the engine
         trust = config.model.trust_remote_code
+        engine_class(rollout.name)  # a wrong name is said before anything is fetched
+        # On this node: a hub name leads to a directory of its own cache.
+        directory = model_directory(model_path)
         self._made = create_engine(
-            rollout.name, rollout, model_path, seed, num_threads, trust_remote_code=trust
+            rollout.name, rollout, directory, seed, num_threads, trust_remote_code=trust
         )
         seconds = time.perf_counter() - began
         logger.info("rollout engine %s started in %.1f s", rollout.name, seconds)
+
+    def _take_weights(self, weights: Weights, version: int) -> dict[str, int]:
+        # Not above: it loads torch, before which an engine sets what torch reads at its import.
+        from verl.workers.rollout.arrival import Arrival
+
+        engine = self._engine
+        read = engine.held_weights if hasattr(engine, "held_weights") else dict
+        arrival = Arrival(weights, read())
+        engine.update_weights(arrival, version)
+        arrival.check(read())
+        return arrival.taken
 
     def _burst(self) -> list[SamplingResult]:
         """Turns of the engine until something is finished or ``BURST_S`` are over."""

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from verl.records import WrittenFiles
+from verl.utils import checkpoint
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
 
 
@@ -161,3 +163,60 @@ def test_only_abandoned_partials_are_removed(tmp_path):
 def test_the_module_needs_no_torch():
     code = "import sys, verl.utils.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def written_by(rank: str, directory, *names: str, size: int = 3) -> WrittenFiles:
+    return WrittenFiles(rank, {str(directory / name): size for name in names})
+
+
+def test_a_save_without_a_ranks_files_says_who_wrote_them_and_leaves_nothing(tmp_path):
+    """As on two nodes that share no storage: the other rank's file is on its own disk."""
+    manager = CheckpointManager(tmp_path, seen_within_s=0.05)
+
+    def writer(directory):
+        (directory / "mine").write_bytes(b"abc")
+        own = written_by("rank 0 on a", directory, "mine")
+        return [own, written_by("rank 1 on b", directory, "mine", "theirs")]
+
+    with pytest.raises(CheckpointError, match="theirs, which rank 1 on b wrote") as raised:
+        manager.save(1, writer, {})
+    assert "1 files of the checkpoint are not seen" in str(raised.value)
+    assert "trainer.default_local_dir=DIR" in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_waits_for_a_file_that_another_node_wrote(tmp_path, monkeypatch):
+    manager = CheckpointManager(tmp_path, seen_within_s=30.0)
+    late = []
+
+    def writer(directory):
+        (directory / "part").write_bytes(b"a")  # seen, but not all of it
+        late.append(directory / "part")
+        return [written_by("rank 1 on b", directory, "part", size=3)]
+
+    def sleep(seconds):
+        assert 0 < seconds <= 1
+        late.pop().write_bytes(b"abc")
+
+    monkeypatch.setattr(checkpoint.time, "sleep", sleep)
+    path = manager.save(1, writer, {})
+    assert verify_checkpoint(path)["writers"] == {"rank 1 on b": ["part"]} and not late
+
+
+def test_a_manifest_without_a_ranks_file_is_not_valid(tmp_path, caplog):
+    manager = CheckpointManager(tmp_path)
+
+    def writer(directory):
+        for name in ("rank0", "rank1"):
+            (directory / name).write_bytes(b"abc")
+        return [written_by(f"rank {n} on a", directory, f"rank{n}") for n in range(2)]
+
+    first = manager.save(1, writer, {})
+    second = manager.save(2, writer, {})
+    assert manager.latest_valid() == second
+    manifest = json.loads((second / "manifest.json").read_text())
+    del manifest["files"]["rank1"]
+    (second / "manifest.json").write_text(json.dumps(manifest))
+    (second / "rank1").unlink()
+    assert manager.latest_valid() == first
+    assert "rank1, which rank 1 on a wrote, is not among its files" in caplog.text

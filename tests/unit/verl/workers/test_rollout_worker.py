@@ -5,7 +5,9 @@ import threading
 import time
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
+import torch
 
 from verl.trainer.config.schema.actor import ActorRolloutRefConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
@@ -68,8 +70,11 @@ class PaperEngine:
 
     def update_weights(self, weights: Weights, version: int) -> None:
         assert not self.requests
-        self.weights = weights
+        self.weights = list(weights)
         self.policy_version = version
+
+    def held_weights(self) -> dict[str, torch.Tensor]:
+        return {}
 
     def sleep(self) -> None:
         self.asleep = True
@@ -155,7 +160,7 @@ def test_weights_wait_for_running_requests_and_hold_new_ones_back():
     async def scenario(worker, engine):
         engine.gate.clear()
         await worker.submit([request("old")])
-        update = asyncio.create_task(worker.update_weights([("w", 1)], 7))
+        update = asyncio.create_task(worker.update_weights([("w", np.ones(1))], 7))
         await asyncio.sleep(0.05)
         await worker.submit([request("new")])
         assert not update.done() and engine.weights is None
@@ -163,7 +168,7 @@ def test_weights_wait_for_running_requests_and_hold_new_ones_back():
         await update
         results = await collect(worker, 2)
         assert (results["old"].policy_version, results["new"].policy_version) == (0, 7)
-        assert engine.weights == [("w", 1)]
+        assert engine.weights == [("w", np.ones(1))]
         assert (await worker.ready())["policy_version"] == 7
 
     with_worker(scenario)

@@ -17,6 +17,7 @@ from verl.records import ChoiceBonus
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
 from verl.trainer.config.schema.actor import PolicyLossConfig
 from verl.workers.actor import ActorWorker
+from verl.workers.collectives import rank
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import full_weights
 
@@ -69,7 +70,9 @@ def play(path, data, directory, mode):
     worker.init_model()
     scored = worker.compute_log_prob(data)
     metrics = worker.update_actor(data).meta_info["metrics"]
-    worker.save_checkpoint(str(directory / "actor"))
+    written = worker.save_checkpoint(str(directory / "actor"))
+    note = {"writer": written.writer, "sizes": dict(written.sizes)}
+    (directory / f"written{rank()}.json").write_text(json.dumps(note))
     values = critic_config(path, ppo_mini_batches=2)
     values.optim.eps = EPS
     critic = CriticWorker(values, device="cpu", seed=3)
@@ -91,10 +94,10 @@ def play(path, data, directory, mode):
     return tensors, metrics
 
 
-def run_rank(rank, path, directory, port):
+def run_rank(number, path, directory, port):
     torch.set_num_threads(1)
     os.environ |= {
-        "RANK": str(rank),
+        "RANK": str(number),
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -102,15 +105,15 @@ def run_rank(rank, path, directory, port):
     registration = Registration(Dispatch.DP_COMPUTE_PROTO)
     for mode in MODES:
         calls, _ = plan_calls(registration, 2, (batch(mode),), {})
-        (data,), _ = calls[rank]
+        (data,), _ = calls[number]
         place = directory / mode
         place.mkdir(exist_ok=True)
         tensors, metrics = play(path, data, place, mode)
         save_file(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
-            place / f"rank{rank}.safetensors",
+            place / f"rank{number}.safetensors",
         )
-        (place / f"rank{rank}.json").write_text(json.dumps(metrics))
+        (place / f"rank{number}.json").write_text(json.dumps(metrics))
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +137,8 @@ def both(request, policy, two_ranks, tmp_path_factory):
     """(tensors, metrics, directory) of one rank, and of two."""
     alone, pair = tmp_path_factory.mktemp("one"), two_ranks / request.param
     tensors, metrics = play(policy, batch(request.param), alone, request.param)
-    ranks = [load_file(pair / f"rank{rank}.safetensors") for rank in (0, 1)]
-    reports = [json.loads((pair / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    ranks = [load_file(pair / f"rank{number}.safetensors") for number in (0, 1)]
+    reports = [json.loads((pair / f"rank{number}.json").read_text()) for number in (0, 1)]
     return (tensors, metrics, alone), (ranks, reports, pair), request.param
 
 
@@ -168,6 +171,19 @@ def test_metrics_agree_and_are_equal_on_both_ranks(both):
     for name in (n for n in metrics if not n.endswith(cost)):
         assert reports[0][name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6), name
         assert reports[1][name] == reports[0][name], name
+
+
+def test_every_rank_says_which_files_of_a_checkpoint_are_its_own(both):
+    _, (_, _, pair), _ = both
+    notes = [json.loads((pair / f"written{number}.json").read_text()) for number in (0, 1)]
+    assert [note["writer"].split(" on ")[0] for note in notes] == [
+        "ActorWorker rank 0",
+        "ActorWorker rank 1",
+    ]
+    assert list(notes[1]["sizes"]) == [str(pair / "actor" / "rng_rank1.safetensors")]
+    there = {str(path): path.stat().st_size for path in (pair / "actor").iterdir()}
+    assert notes[0]["sizes"] | notes[1]["sizes"] == there
+    assert not notes[0]["sizes"].keys() & notes[1]["sizes"].keys()
 
 
 def test_a_checkpoint_of_two_ranks_continues_on_one(policy, both):

@@ -13,8 +13,10 @@ MAKE_ONE = "have this config make one there: cold_start.enable=true"
 
 
 def is_local(path: str) -> bool:
-    """Whether ``path`` can only be a directory: a hub name is ``name`` or ``owner/name``."""
-    return not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith((".", "/"))
+    """Whether ``path`` can only be a directory: a hub name is ``name`` or ``owner/name``, with
+    ``@revision`` or without.
+    """
+    return not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", path) or path.startswith((".", "/"))
 
 
 def check_directory(

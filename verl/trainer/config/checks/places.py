@@ -1,5 +1,6 @@
 """Devices, Ray, directories and files, and the environment."""
 
+import os
 from pathlib import Path
 
 from verl.names import CHECKPOINT_MANIFEST, TRACKERS
@@ -15,13 +16,19 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
     trainer = cfg.trainer
     rollout = cfg.actor_rollout_ref.rollout
     ranks = trainer.n_gpus_per_node * trainer.nnodes
-    if ctx.device == "cuda" and rollout.num_workers * rollout.tensor_model_parallel_size > ranks:
-        size = rollout.tensor_model_parallel_size
-        why = f"{rollout.num_workers} engines of {size} devices on {ranks} devices"
-        fix = "fewer engines, smaller engines, or more devices"
-        yield problem(
-            cfg, "actor_rollout_ref.rollout.num_workers", why, "what fits the devices", fix
-        )
+    # A cluster may have the GPUs that this machine lacks.
+    joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
+    if ctx.device == "cuda" or (joins and trainer.device == "auto"):
+        key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+        if lookup(cfg, key) > 1:
+            why = "an engine is one process, on the one device that it shares with a training rank"
+            fix = f"{key}=1; a policy too large for a device's share needs a larger "
+            fix += "actor_rollout_ref.rollout.gpu_memory_utilization"
+            yield problem(cfg, key, why, "1", fix)
+    if ctx.device == "cuda" and rollout.num_workers > ranks:
+        why = f"{rollout.num_workers} engines on {ranks} devices, and a device has room for one"
+        key = "actor_rollout_ref.rollout.num_workers"
+        yield problem(cfg, key, why, f"{ranks} or fewer", f"{key}={ranks}, or more devices")
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
         size = lookup(cfg, key)

@@ -18,7 +18,7 @@ class ModelConfig(AcceptedModel):
     """Which policy is trained and how it is loaded."""
 
     path: str | None = None
-    """directory (or hub name) of the policy in Hugging Face format; required"""
+    """directory (or hub name, or name@revision) of the policy in Hugging Face format; required"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward: less memory, more time"""
     lora_rank: NonNegativeInt = 0

@@ -132,6 +132,6 @@ def test_the_doc_of_a_key_needs_no_other_key_before_it(schema):
 
 def test_the_plan_counts_the_logits_that_are_computed_at_once():
     from verl.models.token_scores import MAX_LOGITS
-    from verl.trainer.config.plan import MAX_LOGITS as counted
+    from verl.trainer.config.memory import MAX_LOGITS as counted
 
     assert counted == MAX_LOGITS

@@ -26,7 +26,7 @@ def test_a_hub_name_becomes_the_directory_of_its_cached_copy(tmp_path, monkeypat
     import huggingface_hub
 
     monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(tmp_path / name)
+        huggingface_hub, "snapshot_download", lambda name, **_: str(tmp_path / name)
     )
     assert hub.model_directory("owner/model") == str(tmp_path / "owner/model")
     assert hub.model_directory(str(tmp_path)) == str(tmp_path)

@@ -32,7 +32,7 @@ from verl.algos import (
 )
 from verl.algos.algorithm_registry import RegisteredEstimator
 from verl.protocol import DataProto, object_array
-from verl.records import CORRECTION_WEIGHTS
+from verl.records import CORRECTION_WEIGHTS, WeightSketch
 from verl.trainer.config.registered_names import COLUMNS, batch_columns
 from verl.trainer.ppo import credit, ray_trainer, resources
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
@@ -291,7 +291,9 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
         def call_refs(self, method: str, /) -> list[str]:
             return [f"{method} of rank 0", f"{method} of rank 1"]
 
-    monkeypatch.setattr(resources, "gather", lambda refs, *_: list(refs))
+    sketch = WeightSketch({"w": 1})
+    answers = {"update_weights": {"w": 1}, "weight_sketch of rank 0": sketch}
+    monkeypatch.setattr(resources, "gather", lambda refs, *_: [answers.get(r, r) for r in refs])
     workers = resources.TrainingWorkers(Actor([], "actor"), [Engine(), Engine()])
     weights = "export_weights of rank 0"
     workers.sync_weights(3)

@@ -1,0 +1,98 @@
+"""Paths and models are named so that a process in another directory, or on another node, finds
+them.
+"""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from verl.models import hub
+from verl.trainer.config.validate import find_problems
+from verl.trainer.launch.extensions import load_config
+from verl.trainer.launch.paths import make_absolute
+from verl.trainer.launch.preflight_machine import machine_problems
+from verl.utils.settings import lookup
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PLACE = "trainer.default_local_dir"
+
+
+def config(*words: str):
+    return load_config("ppo_trainer", ["actor_rollout_ref.model.path=owner/model", *words])
+
+
+def test_every_place_becomes_absolute_and_what_is_absolute_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    cfg = config(
+        "trainer.default_local_dir=runs/a",
+        "trainer.rollout_data_dir='~/rollouts'",
+        "trainer.resume_from_path=/runs/b",
+        "env.env_name=alfworld",
+        "env.alfworld.data_dir=games",
+    )
+    make_absolute(cfg)
+    assert cfg.trainer.default_local_dir == f"{tmp_path}/runs/a"
+    assert cfg.trainer.rollout_data_dir == "/home/somebody/rollouts"
+    assert cfg.trainer.resume_from_path == "/runs/b"
+    assert cfg.trainer.validation_data_dir is None and cfg.custom_reward_function.path is None
+    assert lookup(cfg, "env.alfworld.data_dir") == f"{tmp_path}/games"
+    assert lookup(cfg, "env.alfworld.task_types") == lookup(config(), "env.alfworld.task_types")
+
+
+def test_files_of_a_data_set_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = config("env.env_name=dataset", "env.dataset.train_files=[a.parquet,/b.parquet]")
+    make_absolute(cfg)
+    assert lookup(cfg, "env.dataset.train_files") == [f"{tmp_path}/a.parquet", "/b.parquet"]
+    assert lookup(cfg, "env.dataset.val_files") == []
+
+
+@pytest.mark.parametrize("how", ["config", "environment"])
+def test_a_relative_run_directory_is_refused_on_a_cluster_that_answers(how, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    words = ["env.env_name=number_line"]
+    assert list(machine_problems(config(*words))) == []
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        if how == "environment":
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        else:
+            words.append(f"ray_init.address='{address}'")
+        (found,) = machine_problems(config(*words))
+        assert found.startswith(PLACE) and f"the cluster at {address}" in found
+        assert f"fix: {PLACE}={Path.cwd()}/runs" in found
+        assert list(machine_problems(config(*words, f"{PLACE}=/tmp/run"))) == []
+
+
+def test_a_hub_name_is_told_to_workers_with_its_commit(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def snapshot(name, revision, allow_patterns):
+        asked.append((name, revision))
+        place = tmp_path / name.replace("/", "--") / "snapshots" / (revision or COMMIT)
+        place.mkdir(parents=True, exist_ok=True)
+        return str(place)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.chdir(tmp_path)
+    assert hub.pinned("owner/model") == f"owner/model@{COMMIT}"
+    # what a worker on another node makes of it
+    assert str(hub.local_model(f"owner/model@{COMMIT}")).endswith(f"snapshots/{COMMIT}")
+    assert asked == [("owner/model", None), ("owner/model", COMMIT)]
+    (tmp_path / "policy").mkdir()
+    assert hub.pinned("policy") == str(tmp_path / "policy")
+    assert hub.local_model(None) is None
+
+
+def test_a_revision_is_no_local_path():
+    for path in ("owner/model@main", f"owner/model@{COMMIT}", "model@refs/pr/3"):
+        words = ["env.env_name=number_line", f"actor_rollout_ref.model.path='{path}'"]
+        assert find_problems(load_config("ppo_trainer", words)) == []
+    words[-1] = "actor_rollout_ref.model.path=a/b/c@main"
+    assert any(
+        "no such directory" in text for text in find_problems(load_config("ppo_trainer", words))
+    )

@@ -1,0 +1,247 @@
+"""Every hand-over of weights proves itself: what was dropped on the way, or did not change, ends
+the run at once.
+"""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.engine_cases import rollout_section
+from tests.helpers.policy_rows import policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from tests.helpers.trainer_fakes import Group, make_fake_run, played_rows
+from verl.protocol import DataProto
+from verl.trainer.ppo import resources
+from verl.trainer.ppo.weight_sync import WeightSyncError, has_moved
+from verl.utils import fingerprint as fingerprints
+from verl.utils.fingerprint import fingerprint
+from verl.workers import actor as actor_module
+from verl.workers.actor import ActorWorker
+from verl.workers.rollout import EngineError, RolloutWorker, create_engine
+from verl.workers.rollout.hf import HFEngine
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1)
+
+
+# ---------------------------------------------------------------- fingerprints
+
+
+def test_a_fingerprint_is_of_bits_and_places():
+    torch.manual_seed(0)
+    values = torch.randn(20, 30)
+    same = fingerprint(values)
+    assert fingerprint(values.numpy()) == fingerprint(values.clone()) == same
+    assert fingerprint(values.T) != same and fingerprint(values.flip(0)) != same
+    nudged = values.clone()
+    nudged[7, 3] = torch.nextafter(nudged[7, 3], torch.tensor(10.0))
+    assert fingerprint(nudged) != same
+    assert fingerprint(nudged, torch.bfloat16) == fingerprint(values.bfloat16())
+    assert fingerprint(torch.zeros(0)) == 0
+
+
+def test_a_large_tensor_is_read_in_part_and_in_every_column(monkeypatch):
+    monkeypatch.setattr(fingerprints, "READ", 64)
+    values = torch.zeros(64, 16)
+    read = 0
+    for column in range(16):
+        values.zero_()[:, column] = 1.0
+        read += fingerprint(values) != 0
+    assert read == 16
+    values.zero_().view(-1)[1] = 1.0  # between two of those that are read
+    assert fingerprint(values) == 0
+
+
+def test_read_only_arrays_are_taken():
+    values = np.ones(5, dtype=np.float32)
+    values.flags.writeable = False
+    assert fingerprint(values) == fingerprint(torch.ones(5)) != 0
+
+
+# ---------------------------------------------------------------- engines and workers
+
+
+class Dropping(HFEngine):
+    """Takes new weights and goes on with the old ones."""
+
+    taken = True
+
+    def update_weights(self, weights, version):
+        if self.taken:
+            list(weights)
+
+
+class Deaf(Dropping):
+    """Does not look at new weights at all."""
+
+    taken = False
+
+
+class InProcess:
+    """A rollout worker as its Ray handle looks: ``worker.method.remote(...)``."""
+
+    def __init__(self, engine: Any) -> None:
+        self.worker = RolloutWorker(None, "", engine=engine)
+
+    def __getattr__(self, name: str) -> Any:
+        return type("Method", (), {"remote": lambda _, *args: (self.worker, name, args)})()
+
+
+class ActorGroup(Group):
+    """A group of one actor worker, in this process."""
+
+    def __init__(self, worker: ActorWorker) -> None:
+        super().__init__([], "actor")
+        self.worker = worker
+
+    def call_refs(self, method: str, /) -> list[Any]:
+        return [(self.worker, method, ())]
+
+
+@pytest.fixture(autouse=True)
+def gather_here(monkeypatch):
+    """``gather`` without Ray: a reference is the call itself, one among its arguments too."""
+    loop = asyncio.new_event_loop()
+    workers: list[RolloutWorker] = []
+
+    def value(ref: Any) -> Any:
+        if not isinstance(ref, tuple):
+            return ref
+        worker, method, args = ref
+        answer = getattr(worker, method)(*map(value, args))
+        if not asyncio.iscoroutine(answer):
+            return answer
+        workers.append(worker)
+        return loop.run_until_complete(answer)
+
+    monkeypatch.setattr(resources, "gather", lambda refs, *_: [value(ref) for ref in refs])
+    yield
+    for worker in workers:
+        loop.run_until_complete(worker.close())
+    loop.close()
+
+
+def engine_of(policy, cls: type[HFEngine] = HFEngine, dtype: str = "float32") -> HFEngine:
+    return cls(rollout_section(dtype=dtype), str(policy))
+
+
+def start(policy, *engines: HFEngine, **model: Any) -> resources.TrainingWorkers:
+    config = policy_config(policy)
+    for key, value in model.items():
+        setattr(config.model, key, value)
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    return resources.TrainingWorkers(ActorGroup(worker), [InProcess(e) for e in engines])
+
+
+def update(workers: resources.TrainingWorkers) -> bool:
+    """One update of the policy; whether it moved."""
+    group: Any = workers.actor
+    return has_moved(group.worker.update_actor(random_rows(rows=4)).meta_info["metrics"])
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_weights_arrive_in_engines_of_both_precisions(policy, lora):
+    engines = [engine_of(policy, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    workers = start(policy, *engines, lora_rank=lora)
+    workers.sync_weights(0)
+    moved = update(workers)
+    assert moved
+    before = engines[0].held_weights()["model.layers.0.mlp.up_proj.weight"].clone()
+    workers.sync_weights(1, moved)
+    assert [engine.policy_version for engine in engines] == [1, 1]
+    assert not torch.equal(engines[0].held_weights()["model.layers.0.mlp.up_proj.weight"], before)
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_an_engine_that_drops_a_sync_ends_the_run_in_the_same_step(policy, lora):
+    workers = start(policy, engine_of(policy), engine_of(policy, Dropping), lora_rank=lora)
+    workers.sync_weights(0)  # the weights it has from disk are those that are sent
+    moved = update(workers)
+    with pytest.raises(EngineError, match="can be read back are not the new ones: model"):
+        workers.sync_weights(1, moved)
+
+
+def test_an_engine_that_hears_nothing_ends_the_run_at_the_first_sync(policy):
+    workers = start(policy, engine_of(policy), engine_of(policy, Deaf))
+    with pytest.raises(WeightSyncError, match="rollout worker 1 did not get version 0") as raised:
+        workers.sync_weights(0)
+    assert "are missing or differ" in str(raised.value) and "model.embed_tokens" in str(
+        raised.value
+    )
+
+
+def test_weights_that_are_changed_on_the_way_are_noticed(policy, monkeypatch):
+    workers = start(policy, engine_of(policy))
+    group: Any = workers.actor
+    real = group.worker.export_weights
+
+    def torn() -> list[tuple[str, np.ndarray]]:
+        (name, first), *others = real()
+        return [(name, np.nextafter(first, np.float32(9.0))), *others]
+
+    monkeypatch.setattr(group.worker, "export_weights", torn)
+    with pytest.raises(WeightSyncError, match=r"1 of \d+ are missing or differ"):
+        workers.sync_weights(0)
+
+
+def test_an_engine_of_somebody_elses_that_shows_no_weights_is_believed(policy):
+    class Closed:
+        policy_version = 0
+
+        def update_weights(self, weights, _version):
+            self.policy_version = len(list(weights))
+
+        def close(self):
+            pass
+
+    engine: Any = Closed()
+    start(policy, engine).sync_weights(0)
+    assert engine.policy_version == len(engine_of(policy).held_weights()) - 1  # a tied head
+
+
+# ---------------------------------------------------------------- movement
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_weights_that_do_not_move_with_the_gradient_end_the_run(policy, monkeypatch, lora):
+    """As when adapters do not reach what is handed out, or the optimizer holds other tensors."""
+    workers = start(policy, engine_of(policy), lora_rank=lora)
+    first = actor_module.full_weights(workers.actor.worker.engine)  # pyright: ignore
+    monkeypatch.setattr(actor_module, "full_weights", lambda _: first)
+    workers.sync_weights(0)
+    moved = update(workers)
+    assert moved
+    with pytest.raises(WeightSyncError, match="no weight that the players get has changed"):
+        workers.sync_weights(1, moved)
+    workers.sync_weights(1)  # without a step there is nothing to be seen
+
+
+def test_a_step_that_was_left_out_moves_nothing():
+    taken = {"actor/optimizer_steps": 4.0, "actor/lr": 1e-6}
+    assert has_moved(taken) and has_moved(taken | {"actor/zero_steps": 3.0})
+    assert not has_moved(taken | {"actor/zero_steps": 3.0, "actor/skipped_steps": 1.0})
+    assert not has_moved(taken | {"actor/lr": 0.0}) and not has_moved({})
+
+
+def test_the_trainer_asks_for_movement_after_an_update_and_only_then():
+    trainer, calls, _ = make_fake_run()
+    actor: Any = trainer.workers.actor
+    metrics = {"actor/optimizer_steps": 1.0, "actor/lr": 0.1}
+    actor.update_actor = lambda _: DataProto(meta_info={"metrics": metrics})
+    trainer.sync_weights()
+    trainer.global_step = 1
+    trainer.update_actor(played_rows())
+    trainer.sync_weights()
+    trainer.sync_weights()
+    assert calls == [("sync", 0), ("sync", 1, "moved"), ("sync", 1)]
+
+
+def test_engines_by_name_show_their_weights(policy):
+    engine = create_engine("hf", rollout_section(), str(policy))
+    assert "model.embed_tokens.weight" in engine.held_weights()
