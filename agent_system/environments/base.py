@@ -131,6 +131,11 @@ def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
     return None
 
 
+def no_variants() -> Sequence[str]:
+    """There is one environment of this name."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Noise:
     """How imperfect an expert is on purpose: shares of its actions, together less than 1.
@@ -246,7 +251,9 @@ class EnvPackage(Generic[S]):
     (action, well-formed?) and never raises. ``stop``: strings that end the sampling of a turn.
     ``images`` names the key that makes observations images, its value, and the value that gives
     text; None where the observations of those settings are text. Who has an ``expert`` can be
-    imitated, by ``main_sft`` and the cold start.
+    imitated, by ``main_sft`` and the cold start. ``variants`` are the names that may follow the
+    slash of ``env.env_name=NAME/VARIANT``, all of them and each playable as it is, in a stable
+    order; it may import the library behind the package.
     """
 
     name: str
@@ -259,6 +266,7 @@ class EnvPackage(Generic[S]):
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
     expert: Expert[S] | None = None
+    variants: Callable[[], Sequence[str]] = no_variants
 
     def read(self, section: Mapping[str, Any] | None = None) -> S:
         """The settings that ``section`` writes. Raises ``ConfigError`` naming every mistake."""

@@ -134,6 +134,20 @@ def get_package(env_name: str) -> EnvPackage:
     return found
 
 
+def playable_names(name: str) -> list[str]:
+    """Every name that ``env.env_name`` may take of the package ``name``: ``NAME/VARIANT`` for each
+    of its variants, or ``NAME`` where it has none.
+
+    Raises what ``get_package`` raises, and ``MissingExtra`` where its variants need a module that
+    is not installed.
+    """
+    try:
+        variants = get_package(name).variants()
+    except ModuleNotFoundError as error:
+        raise missing_extra(name, error) from error
+    return [f"{name}/{variant}" for variant in variants] or [name]
+
+
 def settings_class(env_name: str) -> type[EnvSettings]:
     """The settings class of ``env_name``, without importing its package where the entry says where
     the class lives.

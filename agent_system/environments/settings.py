@@ -1,6 +1,6 @@
 """What the settings of every environment have in common."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Strict, model_validator
 
@@ -38,6 +38,13 @@ class EnvSettings(Section):
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if value is not None}
         return values
+
+    @classmethod
+    def choices(cls) -> tuple[str, ...]:
+        """The values of ``variant_key``, where its type lists them: what a package whose variants
+        are fixed gives as ``EnvPackage.variants``.
+        """
+        return get_args(cls.model_fields[cls.variant_key].annotation)
 
     def known_tasks(self, split: str) -> int | None:
         """How many tasks ``split`` has, as far as the settings say; None where only the package

@@ -218,4 +218,5 @@ PACKAGE = EnvPackage(
     tasks=tasks,
     prompts=prompts,
     project=project,
+    variants=TextArenaSettings.choices,
 )

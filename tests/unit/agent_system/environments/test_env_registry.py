@@ -1,5 +1,6 @@
 """Names resolve to packages, wrong ones are explained, and nothing heavy is imported on the way."""
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -99,3 +100,27 @@ def test_a_variant_chooses_among_those_of_the_environment():
         ConfigError, match=r"reasoning_gym/gcd' and env.reasoning_gym.task='lcm'.*fix: env.env_name"
     ):
         generator_of("reasoning_gym/gcd", task="lcm")
+
+
+@pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
+def test_the_variants_of_a_package_are_names_that_choose_them(name):
+    names = registry.playable_names(name)
+    assert len(set(names)) == len(names) >= 4
+    for playable in names:
+        settings = registry.env_settings(Choice(playable, {}))
+        assert f"{name}/{getattr(settings, settings.variant_key)}" == playable
+
+
+def test_a_package_without_variants_is_one_name():
+    assert registry.playable_names("number_line") == ["number_line"]
+
+
+def test_variants_that_need_a_missing_module_name_the_extra(monkeypatch):
+    def absent():
+        raise ModuleNotFoundError("gone", name="gone")
+
+    package = dataclasses.replace(registry.get_package("number_line"), variants=absent)
+    monkeypatch.setitem(registry.REGISTRY, "far", registry.Entry(f"{__name__}:far", extra="envs"))
+    monkeypatch.setitem(globals(), "far", lambda: package)
+    with pytest.raises(registry.MissingExtra, match=r"'far' needs the module 'gone'.*\.\[envs\]"):
+        registry.playable_names("far")
