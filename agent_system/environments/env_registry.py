@@ -40,6 +40,7 @@ REGISTRY: dict[str, Entry] = {
     "alfworld": _shipped("alfworld", "AlfworldSettings", extra="envs"),
     "dataset": _shipped("dataset", "DatasetSettings"),
     "frozen_lake": _shipped("frozen_lake", "LakeSettings", extra="envs"),
+    "gymnasium": _shipped("gymnasium", "GymnasiumSettings", extra="envs"),
     "number_line": _shipped("number_line", "LineSettings"),
     "reasoning_gym": _shipped("reasoning_gym", "ReasoningGymSettings", extra="envs"),
     "relay": _shipped("relay", "RelaySettings"),

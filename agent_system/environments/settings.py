@@ -9,6 +9,15 @@ from verl.utils.settings import NonNegativeInt, PositiveInt, Section
 Placement = Literal["inline", "thread", "locked", "process"]
 
 
+class FunctionFromFile(Section):
+    """A function or class of the user's own."""
+
+    path: str | None = None
+    """Python file that defines a function or class"""
+    name: str | None = None
+    """name of the function or class in its file"""
+
+
 class EnvSettings(Section):
     """The section of an environment; its package adds keys. It does not change once it is made.
 
