@@ -51,6 +51,7 @@ REGISTRY: dict[str, Entry] = {
     "textarena": _shipped("textarena", "TextArenaSettings", extra="envs"),
     "textworld": _shipped("textworld", "TextWorldSettings", extra="envs"),
     "textworld_express": _shipped("textworld_express", "TextWorldExpressSettings", extra="envs"),
+    "tools": _shipped("tools", "ToolsSettings", extra="envs"),
     "twenty_questions": _shipped("twenty_questions", "GameSettings"),
     # The name that job scripts use for the shop.
     "webshop": _shipped("shop", "ShopSettings", extra="envs"),
