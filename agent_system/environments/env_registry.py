@@ -41,6 +41,7 @@ REGISTRY: dict[str, Entry] = {
     "dataset": _shipped("dataset", "DatasetSettings"),
     "frozen_lake": _shipped("frozen_lake", "LakeSettings", extra="envs"),
     "gymnasium": _shipped("gymnasium", "GymnasiumSettings", extra="envs"),
+    "mixture": _shipped("mixture", "MixtureSettings"),
     "number_line": _shipped("number_line", "LineSettings"),
     "reasoning_gym": _shipped("reasoning_gym", "ReasoningGymSettings", extra="envs"),
     "relay": _shipped("relay", "RelaySettings"),
@@ -205,19 +206,24 @@ def env_settings(env_config: EnvChoice) -> EnvSettings:
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = settings_class(env_config.env_name)
     if variant and settings_type.variant_key:
-        _choose_variant(section, env_config.env_name, settings_type.variant_key)
+        _choose_variant(section, env_config.env_name, settings_type)
     settings = read_or_raise(settings_type, section, label)
     handed_down = {"max_steps": env_config.max_steps, "seed": env_config.seed}
     left_open = {key: value for key, value in handed_down.items() if getattr(settings, key) is None}
-    return settings.model_copy(update=left_open)
+    return settings.model_copy(update=left_open).completed(env_config)
 
 
-def _choose_variant(section: dict[str, Any], env_name: str, key: str) -> None:
-    """Set ``key`` of the section to the variant that ``env_name`` names. Raises ``ConfigError``
-    where the section names another.
+def _choose_variant(
+    section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]
+) -> None:
+    """Set the variant that ``env_name`` names in the section. Raises ``ConfigError`` where the
+    section names another.
     """
+    key = settings_type.variant_key
     name, _, variant = env_name.partition("/")
-    if section.get(key, variant) != variant:
+    # A loaded configuration holds every default, and nobody wrote those.
+    default = settings_type.model_fields[key].default
+    if section.get(key, default) not in (variant, default):
         raise ConfigError(
             f"env.env_name={env_name!r} and env.{name}.{key}={section[key]!r} name two variants; "
             f"fix: env.env_name={name} env.{name}.{key}={variant}"

@@ -1,6 +1,6 @@
 """What the settings of every environment have in common."""
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import ConfigDict, Strict, model_validator
 
@@ -54,6 +54,11 @@ class EnvSettings(Section):
         are fixed gives as ``EnvPackage.variants``.
         """
         return get_args(cls.model_fields[cls.variant_key].annotation)
+
+    def completed(self, env: Any) -> Self:
+        """With what other keys of ``env``, the section above, say."""
+        del env  # they say nothing here
+        return self
 
     def known_tasks(self, split: str) -> int | None:
         """How many tasks ``split`` has, as far as the settings say; None where only the package

@@ -12,6 +12,7 @@ import pytest
 from agent_system.environments import env_registry as registry
 from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from verl.trainer.launch.extensions import load_config
 from verl.utils.settings import ConfigError
 
 
@@ -96,10 +97,18 @@ def test_a_variant_chooses_among_those_of_the_environment():
     assert generator_of("reasoning_gym/gcd") == "gcd"
     assert generator_of("reasoning_gym", task="gcd") == "gcd"
     assert generator_of("reasoning_gym/gcd", task="gcd") == "gcd"
+    assert generator_of("reasoning_gym/gcd", task="chain_sum") == "gcd", "a default names nothing"
     with pytest.raises(
         ConfigError, match=r"reasoning_gym/gcd' and env.reasoning_gym.task='lcm'.*fix: env.env_name"
     ):
         generator_of("reasoning_gym/gcd", task="lcm")
+
+
+def test_a_variant_is_chosen_on_the_command_line():
+    for words in ([], ["env.reasoning_gym.val_tasks=3"]):
+        config = load_config("ppo_trainer", ["env.env_name=reasoning_gym/gcd", *words])
+        settings = registry.env_settings(config.env)
+        assert isinstance(settings, ReasoningGymSettings) and settings.task == "gcd"
 
 
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
