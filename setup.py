@@ -42,6 +42,8 @@ EXTRAS = {
         "gymnasium",
         "httpx",
         "math-verify",
+        "mcp>=2.3",
+        "minigrid>=3.2",
         "rank-bm25",
         "reasoning-gym",
         "requests",

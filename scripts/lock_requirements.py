@@ -37,7 +37,6 @@ LEAVE_OUT = {
     "llm": "the command-line tool around that file",
     "spacy": "jericho loads it for interactive fiction only",
     "anthropic": "a server front end of the engine",
-    "mcp": "a server front end of the engine",
     "model-hosting-container-standards": "a server front end of the engine",
     "fastapi-cli": "a server front end of the engine",
     "fastapi-cloud-cli": "a server front end of the engine",

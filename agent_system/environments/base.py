@@ -131,6 +131,11 @@ def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
     return None
 
 
+def no_variants() -> Sequence[str]:
+    """There is one environment of this name."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Noise:
     """How imperfect an expert is on purpose: shares of its actions, together less than 1.
@@ -237,6 +242,28 @@ class Expert(Generic[S]):
     tells_needed_level: Callable[[S], bool] = says_no_level
 
 
+def prompts_for(prompts: Prompts, first: Observation) -> Prompts:
+    """Those of the environment that the episode beginning with ``first`` is played in: prompts of a
+    mixture have ``of(first)``.
+    """
+    choose = getattr(prompts, "of", None)
+    return prompts if choose is None else choose(first)
+
+
+@dataclass(frozen=True)
+class Mixture(Generic[S]):
+    """What a package of several environments says besides.
+
+    Every task names its part under ``part``, a key of ``weights(settings)``: of the sum of all
+    weights, a part's is its share of what is played. ``package_of(task)`` is the package that the
+    task is from, ``stop(settings)`` takes the place of ``EnvPackage.stop``.
+    """
+
+    weights: Callable[[S], Mapping[str, int]]
+    package_of: Callable[[Task], "EnvPackage[Any]"]
+    stop: Callable[[S], tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class EnvPackage(Generic[S]):
     """Everything the agent system needs to know about one kind of environment.
@@ -246,7 +273,10 @@ class EnvPackage(Generic[S]):
     (action, well-formed?) and never raises. ``stop``: strings that end the sampling of a turn.
     ``images`` names the key that makes observations images, its value, and the value that gives
     text; None where the observations of those settings are text. Who has an ``expert`` can be
-    imitated, by ``main_sft`` and the cold start.
+    imitated, by ``main_sft`` and the cold start. ``variants`` are the names that may follow the
+    slash of ``env.env_name=NAME/VARIANT``, all of them and each playable as it is, in a stable
+    order; it may import the library behind the package. ``mixture`` is there where the tasks are
+    those of several packages.
     """
 
     name: str
@@ -259,6 +289,20 @@ class EnvPackage(Generic[S]):
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
     expert: Expert[S] | None = None
+    variants: Callable[[], Sequence[str]] = no_variants
+    mixture: Mixture[S] | None = None
+
+    def for_task(self, task: Task) -> "EnvPackage[Any]":
+        """The package that ``task`` is from: this one, or its part."""
+        return self if self.mixture is None else self.mixture.package_of(task)
+
+    def stops(self, settings: S) -> tuple[str, ...]:
+        """Strings that end the sampling of a turn."""
+        return self.stop if self.mixture is None else self.mixture.stop(settings)
+
+    def weights(self, settings: S) -> Mapping[str, int]:
+        """How often each part is played; empty where there is one."""
+        return {} if self.mixture is None else self.mixture.weights(settings)
 
     def read(self, section: Mapping[str, Any] | None = None) -> S:
         """The settings that ``section`` writes. Raises ``ConfigError`` naming every mistake."""

@@ -40,6 +40,8 @@ REGISTRY: dict[str, Entry] = {
     "alfworld": _shipped("alfworld", "AlfworldSettings", extra="envs"),
     "dataset": _shipped("dataset", "DatasetSettings"),
     "frozen_lake": _shipped("frozen_lake", "LakeSettings", extra="envs"),
+    "gymnasium": _shipped("gymnasium", "GymnasiumSettings", extra="envs"),
+    "mixture": _shipped("mixture", "MixtureSettings"),
     "number_line": _shipped("number_line", "LineSettings"),
     "reasoning_gym": _shipped("reasoning_gym", "ReasoningGymSettings", extra="envs"),
     "relay": _shipped("relay", "RelaySettings"),
@@ -50,6 +52,7 @@ REGISTRY: dict[str, Entry] = {
     "textarena": _shipped("textarena", "TextArenaSettings", extra="envs"),
     "textworld": _shipped("textworld", "TextWorldSettings", extra="envs"),
     "textworld_express": _shipped("textworld_express", "TextWorldExpressSettings", extra="envs"),
+    "tools": _shipped("tools", "ToolsSettings", extra="envs"),
     "twenty_questions": _shipped("twenty_questions", "GameSettings"),
     # The name that job scripts use for the shop.
     "webshop": _shipped("shop", "ShopSettings", extra="envs"),
@@ -134,6 +137,20 @@ def get_package(env_name: str) -> EnvPackage:
     return found
 
 
+def playable_names(name: str) -> list[str]:
+    """Every name that ``env.env_name`` may take of the package ``name``: ``NAME/VARIANT`` for each
+    of its variants, or ``NAME`` where it has none.
+
+    Raises what ``get_package`` raises, and ``MissingExtra`` where its variants need a module that
+    is not installed.
+    """
+    try:
+        variants = get_package(name).variants()
+    except ModuleNotFoundError as error:
+        raise missing_extra(name, error) from error
+    return [f"{name}/{variant}" for variant in variants] or [name]
+
+
 def settings_class(env_name: str) -> type[EnvSettings]:
     """The settings class of ``env_name``, without importing its package where the entry says where
     the class lives.
@@ -189,19 +206,24 @@ def env_settings(env_config: EnvChoice) -> EnvSettings:
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = settings_class(env_config.env_name)
     if variant and settings_type.variant_key:
-        _choose_variant(section, env_config.env_name, settings_type.variant_key)
+        _choose_variant(section, env_config.env_name, settings_type)
     settings = read_or_raise(settings_type, section, label)
     handed_down = {"max_steps": env_config.max_steps, "seed": env_config.seed}
     left_open = {key: value for key, value in handed_down.items() if getattr(settings, key) is None}
-    return settings.model_copy(update=left_open)
+    return settings.model_copy(update=left_open).completed(env_config)
 
 
-def _choose_variant(section: dict[str, Any], env_name: str, key: str) -> None:
-    """Set ``key`` of the section to the variant that ``env_name`` names. Raises ``ConfigError``
-    where the section names another.
+def _choose_variant(
+    section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]
+) -> None:
+    """Set the variant that ``env_name`` names in the section. Raises ``ConfigError`` where the
+    section names another.
     """
+    key = settings_type.variant_key
     name, _, variant = env_name.partition("/")
-    if section.get(key, variant) != variant:
+    # A loaded configuration holds every default, and nobody wrote those.
+    default = settings_type.model_fields[key].default
+    if section.get(key, default) not in (variant, default):
         raise ConfigError(
             f"env.env_name={env_name!r} and env.{name}.{key}={section[key]!r} name two variants; "
             f"fix: env.env_name={name} env.{name}.{key}={variant}"

@@ -5,6 +5,7 @@ The trainer asks it for batches of tasks (``gen_batch``) and for the validation 
 batch without a collector is in ``vectorised``.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,9 @@ from agent_system.environments.env_registry import env_settings, get_package, mi
 from agent_system.environments.groups import GroupMismatch, assert_same_start
 from agent_system.environments.tasks import (
     SEED_BITS,
+    Schedule,
+    by_part,
     check_disjoint,
-    epoch_order,
     panel_digest,
     panel_of,
 )
@@ -53,12 +55,16 @@ class EnvironmentManagerBase(VectorisedPlay):
         self.split = split
         self.settings = env_settings(config.env)
         self.package = get_package(config.env.env_name)
+        self._schedule: tuple[list[Task], Schedule] | None = None
         self.group_size = config.env.rollout.n
         try:
             self.tasks = list(self.package.tasks(self.settings, split))
         except ModuleNotFoundError as error:
             raise missing_extra(config.env.env_name, error) from error
-        self.panel = panel_of(self.tasks, config.env.val_tasks) if split == "val" else []
+        weights = self.package.weights(self.settings)
+        self.panel: list[tuple[Task, int]] = []
+        if split == "val":
+            self.panel = panel_of(self.tasks, config.env.val_tasks, weights)
         if split == "train":
             self.tasks = self.tasks[: config.env.train_tasks]
         if not self.tasks:
@@ -66,10 +72,7 @@ class EnvironmentManagerBase(VectorisedPlay):
                 f"environment {config.env.env_name!r} has no {split} tasks; "
                 f"its settings: {self.settings!r}"
             )
-        self._order: tuple[tuple[int | str, ...], list[int]] = (
-            (),
-            [],
-        )  # of the epoch last asked for
+        self._check_parts(weights)
 
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
         """Tasks of training step ``step``: ``batch_size`` groups of ``env.rollout.n`` rows, members
@@ -83,8 +86,7 @@ class EnvironmentManagerBase(VectorisedPlay):
         groups: list[Group] = []
         for group in range(batch_size):
             # Counted from the first step on, so that a batch depends on no earlier one.
-            epoch, place = divmod((step - 1) * batch_size + group, len(self.tasks))
-            task = self.tasks[self._epoch(draw, epoch)[place]]
+            task = self.schedule.task((step - 1) * batch_size + group, draw)
             seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_BITS
             groups.append((task, seed, f"{self.split}-{step}-{draw}-{group}"))
         batch = self._rows(groups, self.group_size)
@@ -104,14 +106,22 @@ class EnvironmentManagerBase(VectorisedPlay):
         """
         return panel_digest(self.panel)
 
-    def _epoch(self, draw: int, epoch: int) -> list[int]:
-        key = (self.env_config.seed, self.split, "order", draw, epoch)
-        # Only the last epoch is kept: steps come in order, and any other one can be made again.
-        if self._order[0] != key:
-            count = len(self.tasks)
-            order = epoch_order(count, *key) if self.shuffle else list(range(count))
-            self._order = (key, order)
-        return self._order[1]
+    @property
+    def schedule(self) -> Schedule:
+        """Which task is played when; made anew where somebody has replaced ``tasks``."""
+        if self._schedule is None or self._schedule[0] is not self.tasks:
+            weights = self.package.weights(self.settings)
+            seed = (self.env_config.seed, self.split)
+            self._schedule = (self.tasks, Schedule(self.tasks, weights, self.shuffle, seed))
+        return self._schedule[1]
+
+    def _check_parts(self, weights: Mapping[str, int]) -> None:
+        empty = [part for part, tasks in by_part(self.tasks, weights).items() if not tasks]
+        if empty:
+            raise ValueError(
+                f"environment {self.env_config.env_name!r} has no {self.split} tasks of "
+                f"{', '.join(map(repr, empty))}; fix: more tasks (env.train_tasks), or another part"
+            )
 
     def _rows(self, groups: list[Group], members: int) -> "DataProto":
         rows = [

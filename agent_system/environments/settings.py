@@ -1,12 +1,21 @@
 """What the settings of every environment have in common."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import ConfigDict, Strict, model_validator
 
 from verl.utils.settings import NonNegativeInt, PositiveInt, Section
 
 Placement = Literal["inline", "thread", "locked", "process"]
+
+
+class FunctionFromFile(Section):
+    """A function or class of the user's own."""
+
+    path: str | None = None
+    """Python file that defines a function or class"""
+    name: str | None = None
+    """name of the function or class in its file"""
 
 
 class EnvSettings(Section):
@@ -38,6 +47,18 @@ class EnvSettings(Section):
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if value is not None}
         return values
+
+    @classmethod
+    def choices(cls) -> tuple[str, ...]:
+        """The values of ``variant_key``, where its type lists them: what a package whose variants
+        are fixed gives as ``EnvPackage.variants``.
+        """
+        return get_args(cls.model_fields[cls.variant_key].annotation)
+
+    def completed(self, env: Any) -> Self:
+        """With what other keys of ``env``, the section above, say."""
+        del env  # they say nothing here
+        return self
 
     def known_tasks(self, split: str) -> int | None:
         """How many tasks ``split`` has, as far as the settings say; None where only the package

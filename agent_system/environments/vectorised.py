@@ -40,6 +40,7 @@ class VectorisedPlay:
     settings: EnvSettings
     package: EnvPackage
     _driver: "LockStepDriver | None" = None
+    _tasks: Sequence[Task] = ()
 
     def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
         """Start one episode per row; return observations (``text``, ``image``, ``anchor``,
@@ -51,7 +52,8 @@ class VectorisedPlay:
         rows = gen_batch.non_tensor_batch
         if self._driver is None:
             self._driver = LockStepDriver(self.env_config, self.settings)
-        observations = self._driver.reset(rows["task"].tolist(), rows["env_seed"].tolist())
+        self._tasks = rows["task"].tolist()
+        observations = self._driver.reset(self._tasks, rows["env_seed"].tolist())
         starts = [(observation.text, observation.state) for observation in observations]
         assert_same_start(rows["uid"].tolist(), starts)
         return _columns(observations), [observation.info for observation in observations]
@@ -67,7 +69,12 @@ class VectorisedPlay:
         """
         if self._driver is None:
             raise RuntimeError("step before reset")
-        projected = [self.package.project(text) for text in text_actions]
+        if len(text_actions) != len(self._tasks):
+            raise ValueError(f"{len(text_actions)} actions for {len(self._tasks)} environments")
+        packages = map(self.package.for_task, self._tasks)
+        projected = [
+            package.project(text) for package, text in zip(packages, text_actions, strict=True)
+        ]
         results = self._driver.step([action for action, _ in projected])
         infos: list[dict[str, Any]] = []
         for (_, formed), (_, _, _, info) in zip(projected, results, strict=True):
@@ -125,8 +132,6 @@ class LockStepDriver:
 
     def step(self, actions: Sequence[str]) -> list[StepResult]:
         """One action per environment; (observation, reward, done, info) each."""
-        if len(actions) != len(self._last):
-            raise ValueError(f"{len(actions)} actions for {len(self._last)} environments")
         self._last = self._run(self._step(actions))
         return self._last
 

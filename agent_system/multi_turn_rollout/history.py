@@ -9,7 +9,7 @@ What the tokens are, and whether the next turn fits, is decided in
 
 from typing import Protocol
 
-from agent_system.environments.base import Observation, Prompts
+from agent_system.environments.base import Observation, Prompts, prompts_for
 from agent_system.memory import WindowMemory
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Turn
@@ -49,7 +49,7 @@ class _Conversations:
 
     def _begin(self, first: Observation, user: str, step: int) -> TokenConversation | None:
         opening = list(first.opening)
-        system = self._prompts.system(self._settings.levels)
+        system = prompts_for(self._prompts, first).system(self._settings.levels)
         if not opening and system is not None:
             opening = [{"role": "system", "content": system}]
         conversation = TokenConversation(self._bridge, self._settings.limits, opening)

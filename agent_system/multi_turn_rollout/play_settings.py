@@ -101,7 +101,7 @@ class PlaySettings:
             temperature=sampling.temperature if sampling.do_sample else 0.0,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            stop=package.stop,
+            stop=package.stops(env_settings(config.env)),
             alternatives=alternatives,
             level_prompts=level_prompts(rlvcr.prompts, {}),
             # Validation measures the levels that the policy chooses itself.

@@ -235,7 +235,8 @@ class TrajectoryPlayer:
         return [] if level is None else codec.prefix_ids[level]
 
     async def _step(self, env: EnvSession, turn: Turn) -> Observation:
-        turn.action, formed = self.context.package.project(turn.response)
+        package = self.context.package.for_task(self.trajectory.job.task)
+        turn.action, formed = package.project(turn.response)
         observation, reward, done, info = await self._waiting_for_env(env.step(turn.action))
         turn.reward = float(reward)
         turn.done = bool(done)

@@ -2,17 +2,7 @@
 
 from typing import Any
 
-from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import Section
-
-
-class FunctionFromFile(Section):
-    """A function or class of the user's own."""
-
-    path: str | None = None
-    """Python file that defines a function or class"""
-    name: str | None = None
-    """name of the function or class in its file"""
+from agent_system.environments.settings import EnvSettings, FunctionFromFile
 
 
 class RewardFromFile(FunctionFromFile):

@@ -12,6 +12,7 @@ from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPro
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.questions import (
     NAME,
+    generators,
     questions_of,
     tasks,
 )
@@ -86,4 +87,5 @@ PACKAGE = EnvPackage(
     project=project,
     stop=("</action>", "</answer>"),
     expert=EXPERT,
+    variants=generators,
 )

@@ -7,6 +7,7 @@ generator asks the same twice: training leaves out what is asked in validation.
 
 import json
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -37,25 +38,37 @@ def questions_of(settings: ReasoningGymSettings) -> Questions:
     return _made(settings.task, json.dumps(options, sort_keys=True), size, settings.task_seed)
 
 
-@lru_cache(maxsize=4)
-def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
+def generators() -> list[str]:
+    """reasoning-gym's names of its generators. Raises ``ModuleNotFoundError``."""
+    return sorted(_library())
+
+
+def _library() -> Mapping[str, Any]:
+    """reasoning-gym's generators by name: class and configuration of each."""
     with warnings.catch_warnings():
         # A library behind one generator compares numbers with ``is``, and says so at each start.
         warnings.simplefilter("ignore", SyntaxWarning)
-        import reasoning_gym
         from reasoning_gym.factory import DATASETS
 
-    if task not in DATASETS:
+    return DATASETS
+
+
+@lru_cache(maxsize=4)
+def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
+    known_tasks = _library()
+    if task not in known_tasks:
         raise ValueError(
             f"env.{NAME}.task={task!r}: reasoning-gym has no such generator"
-            f"{did_you_mean(task, DATASETS)}; allowed: {', '.join(sorted(DATASETS))}; "
+            f"{did_you_mean(task, known_tasks)}; allowed: {', '.join(sorted(known_tasks))}; "
             f"fix: env.{NAME}.task=chain_sum"
         )
+    import reasoning_gym
+
     options = json.loads(options_json)
     try:
         return reasoning_gym.create_dataset(task, **options, size=size, seed=seed)
     except (TypeError, AssertionError, ValueError) as error:
-        known = sorted(set(vars(DATASETS[task][1]())) - {"size", "seed"})
+        known = sorted(set(vars(known_tasks[task][1]())) - {"size", "seed"})
         raise ValueError(
             f"env.{NAME}.options.{task}={options!r}: {error}; allowed: "
             f"{', '.join(known)}; fix: leave out what is not among them"

@@ -1,114 +1,41 @@
-"""TextArena: guess a number, cross a frozen lake, put out the lights, break a code.
+"""TextArena: its games for one player, and its games for two against a random or scripted opponent.
 
-These are the single-player games of TextArena that need no download, differ from start to start and
-draw nothing after the start. A task is a start of a game, named by what it holds, and every fourth
-start (by hash) belongs to validation.
+In games for two the policy sits on either seat by turns. A task is a start of a game. Four puzzles
+are split by what a start holds: every fourth one (by hash) belongs to validation. Of the others the
+splits have other seeds. What is left to chance after the start, the opponent's draws included,
+follows from the environment seed.
 """
 
+import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
+from agent_system.environments.base import EnvPackage, Observation, Prompts, Step, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env_package.textarena.games import GAMES, game_of, playable
+from agent_system.environments.env_package.textarena.opponent import (
+    broken_rule,
+    random_move,
+    scripted,
+)
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
+from verl.utils.seeds import derive_seed
 
 NAME = "textarena"
-RULES = """\
+ALONE = """\
 You play a puzzle in text, alone. Its rules come first; each turn you see what your last move \
 did. Write one move a turn, in square brackets, inside the action tags. A move against the \
 rules is refused; two in a row end the game."""
+AGAINST = """\
+You play a game in text against an opponent. Its rules come first; each turn you see what \
+happened since your last one. Write one move a turn, as the rules say, inside the action tags. A \
+move against the rules is refused; two in a row lose the game."""
 GAME = -1  # who speaks, in TextArena's observations
 TRIES = 20  # starts drawn per task wanted: small games repeat themselves
-
-
-@dataclass(frozen=True)
-class Game:
-    """``options`` are the settings that TextArena's game takes, ``state`` the key of what its
-    anchor is made of.
-    """
-
-    env_id: str
-    options: tuple[str, ...]
-    state: str
-    example: str
-    moves: Callable[[Any], list[str]] | None = None  # TextArena's game -> the moves it would accept
-
-
-class _NumberGame(Protocol):
-    """What GuessTheNumber says of its numbers."""
-
-    min_number: int
-    max_number: int
-    guessed_numbers: Collection[int]
-
-
-class _SquareGame(Protocol):
-    """What games on a square say of it."""
-
-    size: int
-
-
-class _LakeGame(_SquareGame, Protocol):
-    """What FrozenLake says besides; ``actions`` are (down, right) by name."""
-
-    actions: Mapping[str, tuple[int, int]]
-    state: Any
-
-
-def _guesses(game: _NumberGame) -> list[str]:
-    return [
-        str(n) for n in range(game.min_number, game.max_number + 1) if n not in game.guessed_numbers
-    ]
-
-
-def _ways(game: _LakeGame) -> list[str]:
-    row, column = game.state.game_state["player_pos"]
-    inside = {(r, c) for r in range(game.size) for c in range(game.size)}
-    return [
-        name
-        for name, (down, right) in game.actions.items()
-        if (row + down, column + right) in inside
-    ]
-
-
-def _switches(game: _SquareGame) -> list[str]:
-    return [f"{row} {column}" for row in range(game.size) for column in range(game.size)]
-
-
-GAMES = {
-    "GuessTheNumber": Game(
-        "GuessTheNumber-v0-raw",
-        ("max_number", "max_turns"),
-        state="guess_history",
-        example="[7]",
-        moves=_guesses,
-    ),
-    "FrozenLake": Game(
-        "FrozenLake-v0-raw",
-        ("size", "num_holes"),
-        state="player_pos",
-        example="[right]",
-        moves=_ways,
-    ),
-    "LightsOut": Game(
-        "LightsOut-v0-raw",
-        ("size", "max_turns"),
-        state="grid",
-        example="[0 1]",
-        moves=_switches,
-    ),
-    # No list of moves: a code is one of hundreds, and to list them would be most of the prompt.
-    "Mastermind": Game(
-        "Mastermind-v0-raw",
-        ("code_length", "num_numbers", "max_turns"),
-        state="history",
-        example="[2 1 4 5]",
-    ),
-}  # fmt: skip
+REPLIES = 50  # moves of the opponent between two of the policy's, at most
 
 
 class TextArenaEnv:
@@ -126,39 +53,56 @@ class TextArenaEnv:
 
         self._make = textarena.make
         self.settings = settings
-        self.kind = GAMES[settings.game]
-        self._options = {key: getattr(settings, key) for key in self.kind.options}
+        self.kind = game_of(settings.game)
+        given = {key: getattr(settings, key) for key in self.kind.options}
+        self._options = {k: v if v is not None else self.kind.defaults[k] for k, v in given.items()}
+        self.max_turns = settings.max_turns or self.kind.defaults.get("max_turns")
+        self.opponent = scripted(settings)
         self.game: Any = None
+        self.seat = 0
+        self._dice = random.Random()
+        self._chance: Any = None  # state of Python's generator, which TextArena draws from
+        self._read: list[str] = []  # by the opponent
+        self.turns = 0
+        self.players = self._count_players()
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``, which says everything: ``seed`` changes nothing."""
-        del seed  # the task says it all
-        self.game = self._make(self.kind.env_id, **self._options)
-        # TextArena draws from Python's process-wide generator and seeds it; nobody else's draws may
-        # follow from which game was started last.
-        before = random.getstate()
-        try:
-            self.game.reset(num_players=1, seed=task["number"])
-        finally:
-            random.setstate(before)
+        """Start ``task``; ``seed`` decides what is drawn after the start."""
+        self.seat = task["number"] % self.players
+        self.turns = 0
+        self._read = []
+        self._dice = random.Random(derive_seed(NAME, "opponent", seed))
+        with self._own_chance():
+            # Some games draw while they are made.
+            random.seed(task["number"])
+            self.game = self._make(self.kind.env_id, **self._options)
+            self.game.reset(num_players=self.players, seed=task["number"])
+            random.seed(derive_seed(NAME, "chance", seed))
+            self._let_others_move()
         return self._observe("")
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Play ``action``, with or without brackets; done when TextArena says so or ``max_turns``
         are played.
         """
         # TextArena reads only what stands in brackets, and a policy easily forgets them.
         move = action if "[" in action else f"[{action}]"
-        over, _ = self.game.step(move)
-        state = self.game.state
-        # A first broken rule is an error that the next good move forgives; the second in a row ends
-        # the game and is noted as an invalid move. Rewards exist only once the game is over.
-        broken = state.error_count > 0 or state.game_info[0]["invalid_move"]
-        score = state.rewards[0] if over else 0.0
-        won = over and not broken and score >= 1.0
-        done = over or state.turn >= self.settings.max_turns
-        observation = self._observe(state.game_info[0].get("reason") or "" if over else "")
-        observation.info |= {"won": won, "is_action_valid": not broken, "score": float(score)}
+        with self._own_chance():
+            self.game.step(move)
+            state = self.game.state
+            # A first broken rule is an error that the next good move forgives; the second in a row
+            # ends the game and is noted as an invalid move.
+            broken = broken_rule(state, self.seat)
+            self.turns += not broken
+            if not broken:
+                self._let_others_move()
+        over = state.done
+        # Rewards exist only once the game is over.
+        score = float((state.rewards or {}).get(self.seat, 0.0)) if over else 0.0
+        won = over and not broken and self._wins(score)
+        done = over or self.turns >= (self.max_turns or self.turns + 1)
+        observation = self._observe(state.game_info[self.seat].get("reason") or "" if over else "")
+        observation.info |= {"won": won, "is_action_valid": not broken, "score": score}
         return observation, float(won), done, observation.info
 
     def start_hash(self) -> str:
@@ -169,21 +113,75 @@ class TextArenaEnv:
     def close(self) -> None:
         """Nothing to free."""
 
+    def _count_players(self) -> int:
+        with self._own_chance():
+            try:
+                self._make(self.kind.env_id, **self._options).reset(num_players=2, seed=0)
+            except (AssertionError, ValueError, ZeroDivisionError):
+                return 1  # said by games that are for one
+        return 2
+
+    @contextlib.contextmanager
+    def _own_chance(self) -> Iterator[None]:
+        """Python's process-wide generator, which TextArena seeds and draws from, is this game's
+        meanwhile: nobody else's draws may follow from it, nor disturb it.
+        """
+        before = random.getstate()
+        if self._chance is not None:
+            random.setstate(self._chance)
+        try:
+            # Some games print what they do.
+            with contextlib.redirect_stdout(None):
+                yield
+            self._chance = random.getstate()
+        finally:
+            random.setstate(before)
+
+    def _let_others_move(self) -> None:
+        """The opponent plays until it is the policy's turn again, or the game is over."""
+        state = self.game.state
+        for _ in range(REPLIES):
+            if state.done or state.current_player_id == self.seat:
+                return
+            text = _text(self.game.get_observation()[1], state.current_player_id)
+            self._read.append(text)
+            if self.opponent is not None:
+                move = self.opponent(text, self._dice)
+            else:
+                move = random_move(self.game, [*self._read, self.kind.hints], self._dice)
+            self.game.step(move)
+
+    def _wins(self, score: float) -> bool:
+        if self.players == 1:
+            return score >= 1.0
+        return score > 0.0 and score == max(self.game.state.rewards.values())
+
     def _observe(self, last: str) -> Observation:
+        state = self.game.state
+        # A game that is over may have ended on the opponent's turn.
+        state.current_player_id = self.seat
         _, messages = self.game.get_observation()
-        # Only what the game says: the player's own words are in the prompt already, as turns.
-        said = [text.strip() for speaker, text, _ in messages if speaker == GAME]
+        text = "\n".join([_text(messages, self.seat), last]).strip()
         info: dict[str, Any] = {"won": False}
         if self.kind.moves is not None:
             info["admissible_actions"] = [f"[{move}]" for move in self.kind.moves(self.game)]
-        anchor = json.dumps(self.game.state.game_state[self.kind.state])
-        return Observation("\n".join([*said, last]).strip(), anchor=anchor, info=info)
+        anchor = json.dumps(state.game_state[self.kind.state]) if self.kind.state else None
+        return Observation(text, anchor=anchor, info=info)
+
+
+def _text(messages: list[tuple[int, str, Any]], reader: int) -> str:
+    """What others say: the reader's own words are in the prompt already, as turns."""
+    return "\n".join(str(text).strip() for speaker, text, _ in messages if speaker != reader)
 
 
 def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
-    """Up to ``train_games`` or ``val_games`` different starts."""
+    """Up to ``train_games`` or ``val_games`` different starts. Raises ``ValueError`` where the game
+    is not offered.
+    """
+    game_of(settings.game)
+    if settings.game not in GAMES:
+        return _by_seed(settings, split)
     env = TextArenaEnv(settings)
-    source = f"{NAME}/{settings.game}"
     wanted = settings.val_games if split == "val" else settings.train_games
     found: dict[str, Task] = {}
     for number in range(TRIES * wanted):
@@ -197,18 +195,28 @@ def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
         # the same start could be trained on and validated. The content decides, whatever its number
         # is.
         if (int(name, 16) % 4 == 0) == (split == "val"):
-            found.setdefault(
-                name, {"task_id": f"{source}/{name}", "data_source": source, "number": number}
-            )
+            found.setdefault(name, _task(settings, name, number))
         if len(found) == wanted:
             break
     return list(found.values())
 
 
+def _by_seed(settings: TextArenaSettings, split: str) -> list[Task]:
+    first = 0 if split == "val" else settings.val_games
+    count = settings.val_games if split == "val" else settings.train_games
+    return [_task(settings, str(number), number) for number in range(first, first + count)]
+
+
+def _task(settings: TextArenaSettings, name: str, number: int) -> Task:
+    source = f"{NAME}/{settings.game}"
+    return {"task_id": f"{source}/{name}", "data_source": source, "number": number}
+
+
 def prompts(settings: TextArenaSettings) -> Prompts:
     """How to write a move; the game's own rules are its first observation."""
-    example = GAMES[settings.game].example
-    return ChatPrompts(RULES, example, list_actions=settings.list_actions, keep_first=True)
+    env = TextArenaEnv(settings)
+    rules = ALONE if env.players == 1 else AGAINST
+    return ChatPrompts(rules, env.kind.example, list_actions=settings.list_actions, keep_first=True)
 
 
 PACKAGE = EnvPackage(
@@ -218,4 +226,5 @@ PACKAGE = EnvPackage(
     tasks=tasks,
     prompts=prompts,
     project=project,
+    variants=playable,
 )

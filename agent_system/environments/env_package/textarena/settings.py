@@ -1,20 +1,27 @@
 """The ``env.textarena`` section."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import EnvSettings, FunctionFromFile
 from verl.utils.settings import PositiveInt
 
 
 class TextArenaSettings(EnvSettings):
     """Which game is played; a number that shapes another game changes nothing."""
 
-    game: Literal["GuessTheNumber", "FrozenLake", "LightsOut", "Mastermind"] = "GuessTheNumber"
-    """TextArena's name of the game"""
-    max_turns: PositiveInt = 20
-    """valid moves after which a game is lost"""
+    variant_key: ClassVar[str] = "game"
+
+    game: str = "GuessTheNumber"
+    """GuessTheNumber, FrozenLake, LightsOut, Mastermind, or TextArena's name of another game, as in
+    env.env_name=textarena/TicTacToe-v0"""
+    opponent: FunctionFromFile = FunctionFromFile()
+    """function move(text, rng) of the user's own that plays the other seat of a game for two; null:
+    moves at random"""
+    max_turns: PositiveInt | None = None
+    """valid moves after which a game is lost; null: 20 in the four games named above,
+    TextArena's own limits in others"""
     max_number: Annotated[int, Ge(8)] = 100
     """largest number of GuessTheNumber"""
     size: Annotated[int, Ge(3), Le(9)] = 4

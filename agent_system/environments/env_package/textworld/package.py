@@ -139,4 +139,5 @@ PACKAGE = EnvPackage(
     tasks=tasks,
     prompts=prompts,
     project=project,
+    variants=TextWorldSettings.choices,
 )

@@ -214,4 +214,5 @@ PACKAGE = EnvPackage(
     tasks=tasks,
     prompts=prompts,
     project=project,
+    variants=TextWorldExpressSettings.choices,
 )

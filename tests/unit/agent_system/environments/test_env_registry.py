@@ -1,5 +1,6 @@
 """Names resolve to packages, wrong ones are explained, and nothing heavy is imported on the way."""
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import pytest
 from agent_system.environments import env_registry as registry
 from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from verl.trainer.launch.extensions import load_config
 from verl.utils.settings import ConfigError
 
 
@@ -95,7 +97,39 @@ def test_a_variant_chooses_among_those_of_the_environment():
     assert generator_of("reasoning_gym/gcd") == "gcd"
     assert generator_of("reasoning_gym", task="gcd") == "gcd"
     assert generator_of("reasoning_gym/gcd", task="gcd") == "gcd"
+    assert generator_of("reasoning_gym/gcd", task="chain_sum") == "gcd", "a default names nothing"
     with pytest.raises(
         ConfigError, match=r"reasoning_gym/gcd' and env.reasoning_gym.task='lcm'.*fix: env.env_name"
     ):
         generator_of("reasoning_gym/gcd", task="lcm")
+
+
+def test_a_variant_is_chosen_on_the_command_line():
+    for words in ([], ["env.reasoning_gym.val_tasks=3"]):
+        config = load_config("ppo_trainer", ["env.env_name=reasoning_gym/gcd", *words])
+        settings = registry.env_settings(config.env)
+        assert isinstance(settings, ReasoningGymSettings) and settings.task == "gcd"
+
+
+@pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
+def test_the_variants_of_a_package_are_names_that_choose_them(name):
+    names = registry.playable_names(name)
+    assert len(set(names)) == len(names) >= 4
+    for playable in names:
+        settings = registry.env_settings(Choice(playable, {}))
+        assert f"{name}/{getattr(settings, settings.variant_key)}" == playable
+
+
+def test_a_package_without_variants_is_one_name():
+    assert registry.playable_names("number_line") == ["number_line"]
+
+
+def test_variants_that_need_a_missing_module_name_the_extra(monkeypatch):
+    def absent():
+        raise ModuleNotFoundError("gone", name="gone")
+
+    package = dataclasses.replace(registry.get_package("number_line"), variants=absent)
+    monkeypatch.setitem(registry.REGISTRY, "far", registry.Entry(f"{__name__}:far", extra="envs"))
+    monkeypatch.setitem(globals(), "far", lambda: package)
+    with pytest.raises(registry.MissingExtra, match=r"'far' needs the module 'gone'.*\.\[envs\]"):
+        registry.playable_names("far")

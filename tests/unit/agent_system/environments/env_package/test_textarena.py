@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("textarena")
 
+from agent_system.environments.env_package.textarena.games import LEFT_OUT, SCRIPTED_ONLY, names
+from agent_system.environments.env_package.textarena.opponent import random_move
 from agent_system.environments.env_package.textarena.package import (
     GAMES,
     PACKAGE,
@@ -28,7 +30,7 @@ SMALL = {"train_games": 12, "val_games": 4}
 
 @pytest.mark.parametrize(
     ("history", "levels"),
-    [("append", False), ("append", True), ("window", True)],
+    [("append", False), ("window", True)],
     ids=lambda value: str(value),
 )
 @pytest.mark.parametrize("game", GAMES)
@@ -110,12 +112,92 @@ def test_admissible_moves_are_accepted():
             assert env.step(move)[3]["is_action_valid"], (game, move)
 
 
-def test_an_unknown_game_is_refused_with_the_known_ones():
-    with pytest.raises(
-        ValueError,
-        match=r"env.textarena.game='Wordle': .*allowed: one of GuessTheNumber, FrozenLake",
-    ):
-        make_envs(make_config("textarena", kwargs={"game": "Wordle"}))
+@pytest.mark.parametrize(
+    ("game", "said"),
+    [
+        (
+            "TicTacTo-v0",
+            r"game='TicTacTo-v0': .*no such game; did you mean 'TicTacToe-v0'.*fix: env",
+        ),
+        (
+            "Wordle-v0",
+            r"game='Wordle-v0': it needs a download.*allowed: GuessTheNumber, FrozenLake",
+        ),
+    ],
+)
+def test_a_game_that_is_not_offered_is_refused_with_the_reason(game, said):
+    with pytest.raises(ValueError, match=said):
+        make_envs(make_config("textarena", kwargs={"game": game}))
+
+
+def played(env, number, seed, turns=12):
+    """What is seen with moves at random, until the game is over."""
+    first = env.reset({"number": number}, seed)
+    dice = random.Random(number)
+    read = [first.text]
+    seen: list[tuple[object, ...]] = [(first.text, first.state)]
+    for _ in range(turns):
+        move = random_move(env.game, read, dice)
+        observation, reward, done, info = env.step(move)
+        read.append(observation.text)
+        seen.append((move, observation.text, reward, done, info))
+        if done:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("game", ["2048-v0", "TicTacToe-v0", "KuhnPoker-v0", "PigDice-v0-short"])
+def test_an_episode_follows_from_task_and_seed_alone(game):
+    env, other = (TextArenaEnv(read({"game": game})) for _ in range(2))
+    first = played(env, 3, 7)
+    random.seed(1)
+    expected = random.Random(1).random()
+    played(other, 4, 9)
+    assert played(env, 3, 7) == first and random.random() == expected
+    draws = [played(env, 3, seed) for seed in range(5)]
+    assert {seen[0] for seen in draws} == {first[0]} or env.seat == 1
+    assert any(seen != first for seen in draws), "chance after the start follows the seed"
+
+
+def test_the_policy_sits_on_either_seat_and_wins_against_a_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "def move(text, rng):\n"
+        "    free = [n for n in (8, 7, 6, 5, 3, 2, 1, 0, 4) if str(n) in text.split('Board')[-1]]\n"
+        "    return f'[{free[0]}]' if free else '[8]'\n"
+    )
+    env = TextArenaEnv(read({"game": "TicTacToe-v0", "opponent": {"path": str(script)}}))
+    env.reset({"number": 0})
+    assert (env.seat, env.players) == (0, 2)
+    assert env.step("0")[3]["is_action_valid"]
+    _, reward, done, info = env.step("1")
+    assert (reward, done, info["is_action_valid"]) == (0.0, False, True)
+    _, reward, done, info = env.step("2")
+    assert (reward, done, info["won"], info["score"]) == (1.0, True, True, 1.0)
+    second = env.reset({"number": 1})
+    assert env.seat == 1 and "X" in second.text, "the opponent has begun"
+
+
+def test_a_broken_rule_against_an_opponent_is_refused_once_and_then_loses():
+    env = TextArenaEnv(read({"game": "ConnectFour-v0"}))
+    env.reset({"number": 0})
+    _, _, done, info = env.step("[99]")
+    assert not done and not info["is_action_valid"]
+    _, reward, done, info = env.step("[99]")
+    assert (reward, done, info["won"], info["score"]) == (0.0, True, False, -1.0)
+
+
+def test_the_splits_of_other_games_have_other_seeds():
+    settings = read({"game": "TicTacToe-v0", **SMALL})
+    train, val = ({task["number"] for task in tasks(settings, split)} for split in ("train", "val"))
+    assert len(train) == 12 and len(val) == 4 and not train & val
+
+
+def test_the_list_names_what_can_be_played_as_it_is():
+    listed = PACKAGE.variants()
+    assert len(listed) == len(set(listed)) > 130
+    assert not [name for name in listed if name.startswith((*LEFT_OUT, *SCRIPTED_ONLY))]
+    assert set(names()) - set(listed) and "Sudoku-v0-easy" in listed
 
 
 def test_nothing_asks_for_the_network():

@@ -1,0 +1,3 @@
+"""Any environment of Gymnasium with discrete actions, in words (``gymnasium`` and ``minigrid``, in
+the extra ``envs``).
+"""

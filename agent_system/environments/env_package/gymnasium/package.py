@@ -1,0 +1,136 @@
+"""Gymnasium: every environment with discrete actions, in words.
+
+A task is a start: the seed of Gymnasium's ``reset``. What is left to chance after it follows from
+the environment seed, so that members of a group that act alike see the same. An episode is restored
+by playing its actions again.
+"""
+
+import contextlib
+import io
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Prompts, Step, Task
+from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
+from agent_system.environments.env_package.gymnasium.worlds import (
+    NAME,
+    known_ids,
+    make_world,
+    telling_of,
+)
+from agent_system.environments.tasks import SEED_BITS
+from verl.utils.seeds import derive_seed
+
+
+class GymnasiumEnv:
+    """One episode at a time. Reward is 1.0 for winning, else 0.0, or Gymnasium's own; what is paid
+    there is ``info["score"]``, summed over the episode.
+
+    What is not the name of an action changes nothing and is not valid.
+    """
+
+    placement = "process"  # other people's code, which may draw, wait or crash
+
+    def __init__(self, settings: GymnasiumSettings) -> None:
+        import numpy
+
+        self._generator = numpy.random.default_rng
+        self.settings = settings
+        self.world = make_world(settings)
+        self.telling = telling_of(settings)
+        self.numbers = {name.lower(): number for number, name in enumerate(self.telling.actions)}
+        self.score = 0.0
+        self.steps = 0
+        self._seen: Any = None
+        self._info: dict[str, Any] = {}
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start ``task``; ``seed`` decides what is left to chance after the start."""
+        self.score = 0.0
+        self.steps = 0
+        # Some levels say on the standard output how often they were drawn anew.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._seen, self._info = self.world.reset(seed=task["reset_seed"])
+        self.world.unwrapped.np_random = self._generator(seed)
+        return self._look("")
+
+    def step(self, action: str) -> Step:
+        """Play the action of this name; done when Gymnasium says so, or when the time to survive
+        is over.
+        """
+        number = self.numbers.get(action.strip().lower())
+        if number is None:
+            said = f"There is no such action. Actions: {', '.join(self.telling.actions)}.\n"
+            return self._look(said), 0.0, False, {"won": False, "is_action_valid": False}
+        self._seen, paid, ended, cut, self._info = self.world.step(number)
+        self.steps += 1
+        self.score += float(paid)
+        survived = cut or (self._survival and self.steps >= (self.settings.max_steps or 0) > 0)
+        done = bool(ended or survived)
+        won = done and self._won(float(paid), bool(ended))
+        reward = float(paid) if self.settings.reward == "gym" else float(won)
+        info = {"won": won, "is_action_valid": True, "score": self.score}
+        return self._look(""), reward, done, info
+
+    def close(self) -> None:
+        """Close Gymnasium's environment."""
+        self.world.close()
+
+    @property
+    def _survival(self) -> bool:
+        return self.telling.won_by == "survival"
+
+    def _won(self, paid: float, ended: bool) -> bool:
+        if self._survival:
+            return not ended
+        return ended and (self.telling.won_by == "end" or paid > 0)
+
+    def _look(self, said: str) -> Observation:
+        text = self.telling.describe(self._seen, self._info, self.world)
+        anchor = f"{text}\n{self.telling.state(self.world)}".strip()
+        return Observation(
+            f"{said}{text}", anchor=anchor, info={"admissible_actions": self._open()}
+        )
+
+    def _open(self) -> list[str]:
+        """The actions that Gymnasium does not rule out here."""
+        mask = self._info.get("action_mask")
+        actions = self.telling.actions
+        if mask is None or len(mask) != len(actions):
+            return list(actions)
+        return [name for name, allowed in zip(actions, mask, strict=True) if allowed]
+
+
+def tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
+    """Starts by number: the first numbers are held out, training has those behind them. Where all
+    starts look alike, as on the cliff, both splits have the same one under other seeds.
+    """
+    first = 0 if split == "val" else settings.val_tasks
+    count = settings.val_tasks if split == "val" else settings.train_tasks
+    source = f"{NAME}/{settings.env_id}"
+    return [
+        {
+            "task_id": f"{source}/{number}",
+            "data_source": source,
+            "reset_seed": derive_seed(NAME, settings.task_seed, number) & SEED_BITS,
+        }
+        for number in range(first, first + count)
+    ]
+
+
+def prompts(settings: GymnasiumSettings) -> Prompts:
+    """The rules and the names of the actions."""
+    telling = telling_of(settings)
+    rules = f"{telling.rules}\nActions: {', '.join(telling.actions)}."
+    return ChatPrompts(rules, telling.actions[0], list_actions=settings.list_actions)
+
+
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=GymnasiumSettings,
+    make=GymnasiumEnv,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+    variants=known_ids,
+)

@@ -1,0 +1,145 @@
+"""Gymnasium's toy text and classic control in words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_system.environments.env_package.gymnasium.telling import Telling, World
+
+WAYS = ("left", "down", "right", "up")  # by number, on the lake
+COMPASS = ("south", "north", "east", "west")  # by number, in the taxi
+STANDS = ("red", "green", "yellow", "blue")  # where the taxi waits, by number
+IN_TAXI = 4  # where the passenger is when it is at no stand
+COLUMNS = 12  # of the cliff
+
+
+def lake(observation: Any, info: Mapping[str, Any], world: World) -> str:
+    """The map with the agent on it, a row a line."""
+    del info  # it says how likely the last move was
+    cells = [[cell.decode() for cell in row] for row in world.unwrapped.desc]
+    row, column = divmod(int(observation), len(cells[0]))
+    signs = {"S": ".", "F": ".", "H": "O", "G": "G"}
+    drawn = [[signs[cell] for cell in line] for line in cells]
+    drawn[row][column] = "P"
+    return "\n".join(" ".join(line) for line in drawn)
+
+
+def taxi(observation: Any, info: Mapping[str, Any], world: World) -> str:
+    """Where the taxi is, which sides are free, where the passenger is and wants to go."""
+    del info  # the sides are read off the map
+    row, column, passenger, destination = map(int, world.unwrapped.decode(int(observation)))
+    places = [_cell(*place) for place in world.unwrapped.locs]
+    sides = ", ".join(_free_sides(world.unwrapped.desc, row, column))
+    waits = "in your taxi"
+    if passenger != IN_TAXI:
+        waits = f"at the {STANDS[passenger]} stand ({places[passenger]})"
+    return (
+        f"You are at {_cell(row, column)}. Free sides: {sides}.\n"
+        f"The passenger is {waits} and wants to go to the {STANDS[destination]} stand "
+        f"({places[destination]})."
+    )
+
+
+def _cell(row: Any, column: Any) -> str:
+    return f"row {int(row)}, column {int(column)}"
+
+
+def _free_sides(drawn: Any, row: int, column: int) -> list[str]:
+    # The drawing has a frame, and between two cells a sign: a colon where one can pass.
+    line, place = row + 1, 2 * column + 1
+    free = {
+        "south": line + 2 < len(drawn),
+        "north": row > 0,
+        "east": drawn[line][place + 1] == b":",
+        "west": drawn[line][place - 1] == b":",
+    }
+    return [side for side in COMPASS if free[side]]
+
+
+def cliff(observation: Any, info: Mapping[str, Any], world: World) -> str:
+    """Where one is; the rules say where everything else is."""
+    del info, world  # the place says it all
+    return f"You are at {_cell(*divmod(int(observation), COLUMNS))}."
+
+
+def blackjack(observation: Any, info: Mapping[str, Any], world: World) -> str:
+    """Both hands, as far as one sees them."""
+    del info, world  # the dealer's second card is hidden
+    total, dealer, ace = map(int, observation)
+    kind = "with an ace that counts 11" if ace else "without an ace that counts 11"
+    return f"Your cards add up to {total}, {kind}. The dealer shows {dealer}."
+
+
+def _numbers(*names: str) -> Any:
+    """A description of a vector, number by number."""
+
+    def describe(observation: Any, info: Mapping[str, Any], world: World) -> str:
+        del info, world  # the numbers are the state
+        values = (f"{value:.3f}" for value in observation)
+        parts = (f"{name}: {value}" for name, value in zip(names, values, strict=True))
+        return ", ".join(parts)
+
+    return describe
+
+
+_LAKE = Telling(
+    lake,
+    WAYS,
+    "You cross a frozen lake, one cell per move. P is you, . is ice, O is a hole, G is the goal.\n"
+    "Reach the goal; whoever enters a hole has lost. The ice is slippery unless it was asked to be "
+    "otherwise: then only one move in three goes where you want, the others go to one side of it.",
+)
+_CLIFF = Telling(
+    cliff,
+    ("up", "right", "down", "left"),
+    "You walk on a board of 4 rows (0 to 3, from the top) and 12 columns (0 to 11). You start at "
+    "row 3, column 0 and have to reach row 3, column 11.\nThe cells of row 3 between them are a "
+    "cliff: whoever steps there is back at the start.",
+    won_by="end",
+)
+TOLD = {
+    "FrozenLake-v1": _LAKE,
+    "FrozenLake8x8-v1": _LAKE,
+    "CliffWalking-v1": _CLIFF,
+    "CliffWalkingSlippery-v1": _CLIFF,
+    "Taxi-v4": Telling(
+        taxi,
+        (*COMPASS, "pick up", "drop off"),
+        "You drive a taxi on a board of 5 rows (0 to 4, south is down) and 5 columns (0 to 4). "
+        "Fetch the passenger and set it down at the stand it wants to go to.",
+    ),
+    "Blackjack-v1": Telling(
+        blackjack,
+        ("stick", "hit"),
+        "You play blackjack against a dealer: hit takes a card, stick ends your turn. Whoever gets "
+        "more than 21 has lost; then the higher sum wins. Faces count 10. The dealer takes cards "
+        "until the sum is 17 or more.",
+    ),
+    "CartPole-v1": Telling(
+        _numbers("cart position", "cart velocity", "pole angle", "pole angular velocity"),
+        ("left", "right"),
+        "A pole stands on a cart. Push the cart left or right so that the pole does not fall: its "
+        "angle must stay between -0.209 and 0.209, the position between -2.4 and 2.4.",
+        won_by="survival",
+    ),
+    "MountainCar-v0": Telling(
+        _numbers("position", "velocity"),
+        ("left", "coast", "right"),
+        "A car stands in a valley and is too weak to climb out at once. Swing until its position "
+        "is 0.5 or more; the valley's lowest point is at -0.5.",
+        won_by="end",
+    ),
+    "Acrobot-v1": Telling(
+        _numbers(
+            "cos of the first angle",
+            "sin of the first angle",
+            "cos of the second angle",
+            "sin of the second angle",
+            "first angular velocity",
+            "second angular velocity",
+        ),
+        ("push left", "wait", "push right"),
+        "Two rods hang from a hinge, one below the other. Push at the joint between them until the "
+        "tip of the lower one is one length above the hinge.",
+        won_by="end",
+    ),
+}

@@ -1,0 +1,1 @@
+"""Several environments in one run, each as often as its weight says."""

@@ -1,0 +1,62 @@
+"""The ``env.mixture`` section."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, Self
+
+from pydantic import field_validator
+
+from agent_system.environments.env_registry import env_settings
+from agent_system.environments.settings import EnvSettings
+from verl.utils.settings import PositiveInt
+
+
+class PartChoice(SimpleNamespace):
+    """An ``env`` section that names one part; ``env.<name>`` is the section of the part."""
+
+    env_name: str
+    kwargs: Mapping[str, Any]
+    max_steps: int
+    seed: int
+
+
+class MixtureSettings(EnvSettings):
+    """Which environments are played, and how often."""
+
+    parts: dict[str, PositiveInt] = {"frozen_lake": 1, "number_line": 1}
+    """environments by name, NAME or NAME/VARIANT, and their weights: {frozen_lake: 2, sokoban: 1};
+    a list gives all the same"""
+    kwargs: dict[str, dict[str, Any]] = {}
+    """keys of parts by name, over those of their own sections (env.frozen_lake)"""
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _a_list_weighs_alike(cls, parts: Any) -> Any:
+        return dict.fromkeys(parts, 1) if isinstance(parts, list) else parts
+
+    @field_validator("parts")
+    @classmethod
+    def _there_are_some(cls, parts: dict[str, int]) -> dict[str, int]:
+        if not parts or any(name.split("/", 1)[0] == "mixture" for name in parts):
+            raise ValueError("names of environments, at least one, and no mixture among them")
+        return parts
+
+    def completed(self, env: Any) -> Self:
+        """``kwargs`` with all settings of every part, from the parts' own sections of ``env``.
+
+        Raises ``ConfigError`` for keys that a part does not know, and ``UnknownEnvironment``.
+        """
+        whole = {part: self._settings_of(part, env) for part in self.parts}
+        return self.model_copy(update={"kwargs": whole})
+
+    def _settings_of(self, part: str, env: Any) -> dict[str, Any]:
+        name = part.split("/", 1)[0]
+        sections = {name: getattr(env, name, None)} if name.isidentifier() else {}
+        choice = PartChoice(
+            env_name=part,
+            kwargs=self.kwargs.get(part, {}),
+            max_steps=self.max_steps,
+            seed=self.seed,
+            **sections,
+        )
+        return env_settings(choice).model_dump(mode="json", exclude_none=True)

@@ -1,0 +1,81 @@
+"""What a model writes to call functions, and what it reads of them.
+
+    <tool_call>{"name": "lookup", "arguments": {"item": "lamp", "field": "price"}}</tool_call>
+    <tool_response>{"name": "lookup", "result": 12}</tool_response>
+
+Several calls in one turn are answered in the order in which they were written. A text without a
+call is the final answer.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_THOUGHT = re.compile(r"<level>.*?</level>|<think>.*?(?:</think>|\Z)", re.DOTALL)
+_ACTION = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.DOTALL)
+# What a model makes up of the results itself.
+_RESPONSE = re.compile(r"<tool_response>.*", re.DOTALL)
+
+
+class BadCall(ValueError):
+    """A call that cannot be made; the message is for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function by name, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def project(text: str) -> tuple[str, bool]:
+    """``text`` without its thoughts and without results that it makes up; well formed where
+    something is left, with every call closed.
+    """
+    said = _RESPONSE.sub("", _THOUGHT.sub("", text))
+    marked = _ACTION.search(said)
+    action = (marked.group(1) if marked else said).strip()
+    closed = action.count("<tool_call>") == action.count("</tool_call>")
+    return action, bool(action) and closed
+
+
+def calls_in(action: str) -> list[str]:
+    """The text of every call in ``action``."""
+    return [found.strip() for found in _CALL.findall(action)]
+
+
+def read_call(text: str) -> Call:
+    """The call that ``text`` writes as JSON. Raises ``BadCall``."""
+    try:
+        written = json.loads(text)
+    except ValueError as error:
+        raise BadCall(f"not JSON: {error}") from error
+    if not isinstance(written, dict) or not isinstance(written.get("name"), str):
+        raise BadCall('a call is an object {"name": ..., "arguments": {...}}')
+    arguments = written.get("arguments", {})
+    # As a text inside the JSON, which is how the OpenAI format sends them.
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise BadCall(f"arguments are not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise BadCall(f"arguments are a {type(arguments).__name__}, not an object")
+    return Call(written["name"], arguments)
+
+
+def written_call(name: str, **arguments: Any) -> str:
+    """The call as a model writes it."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def response(key: str, name: str | None, value: Any, longest: int) -> str:
+    """One answer as the model reads it; ``key`` is ``result`` or ``error``."""
+    shown = json.dumps(value, default=str) if not isinstance(value, str) else value
+    if len(shown) > longest:
+        value = f"{shown[:longest]} ... ({len(shown) - longest} characters cut)"
+    answer = {**({"name": name} if name else {}), key: value}
+    return f"<tool_response>{json.dumps(answer, default=str)}</tool_response>"

@@ -1,0 +1,132 @@
+"""The example: a price list that nobody knows by heart, a lookup, a calculator, and questions.
+
+Everything is made here from seeds; nothing is downloaded. Which pairs of items are asked about in
+validation depends on the pair alone, so no such pair is trained on.
+"""
+
+import ast
+import operator
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
+
+from agent_system.environments.base import Task
+from agent_system.environments.env_package.tools.settings import ToolsSettings
+from verl.utils.seeds import derive_seed
+
+SOURCE = "tools/shelf"
+ITEMS = (
+    "lamp", "chair", "kettle", "rope", "mirror", "basket", "drum", "ladder", "candle", "blanket",
+    "hammer", "bucket", "clock", "flute", "helmet", "jar", "anchor", "brush", "saddle", "lantern",
+    "shovel", "needle", "compass", "pillow", "barrel", "bell", "carpet", "kite", "mask", "stool",
+)  # fmt: skip
+VAL_SHARE = 5  # one pair of items in five is held out
+LONGEST = 200  # characters of an expression
+LARGEST = 10**12  # of a number on the way
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+}
+
+
+@cache
+def shelf() -> dict[str, dict[str, int]]:
+    """Price in coins, weight in grams and number in stock of every item."""
+    draw = random.Random(derive_seed(SOURCE, "shelf"))
+    return {
+        item: {
+            "price": draw.randrange(3, 90),
+            "weight": 10 * draw.randrange(2, 99),
+            "stock": draw.randrange(2, 40),
+        }
+        for item in ITEMS
+    }
+
+
+def lookup(item: str, field: Literal["price", "weight", "stock"]) -> int:
+    """What the shelf says of an item: its price in coins, its weight in grams, or how many there
+    are in stock.
+    """
+    if item not in shelf():
+        raise KeyError(f"no {item!r} on the shelf")
+    return shelf()[item][field]
+
+
+def calculator(expression: str) -> int | float:
+    """The value of an expression with numbers, + - * / // % and brackets, such as 3 * (17 + 4)."""
+    if len(expression) > LONGEST:
+        raise ValueError(f"longer than {LONGEST} characters")
+    return _value(ast.parse(expression, mode="eval").body)
+
+
+def _value(node: ast.AST) -> int | float:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        found: Any = node.value
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        found = OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
+        found = OPERATORS[type(node.op)](_value(node.operand))
+    else:
+        raise ValueError("only numbers, + - * / // % and brackets")
+    if abs(found) > LARGEST:
+        raise ValueError(f"larger than {LARGEST}")
+    return found
+
+
+FUNCTIONS = (calculator, lookup)
+
+
+def tasks(settings: ToolsSettings, split: str) -> list[Task]:
+    """Questions about two items each, all different; fewer than asked for where there are no
+    more.
+    """
+    wanted = settings.val_tasks if split == "val" else settings.train_tasks
+    found: dict[str, Task] = {}
+    number = last_new = 0
+    while len(found) < wanted and number < last_new + 1000:
+        draw = random.Random(derive_seed(SOURCE, settings.task_seed, split, number))
+        number += 1
+        first, second = draw.sample(ITEMS, 2)
+        held_out = derive_seed(SOURCE, "pair", *sorted((first, second))) % VAL_SHARE == 0
+        if held_out != (split == "val"):
+            continue
+        task = _question(draw, first, second)
+        if task["task_id"] not in found:
+            found[task["task_id"]] = task
+            last_new = number
+    return list(found.values())
+
+
+def _question(draw: random.Random, first: str, second: str) -> Task:
+    count, other = draw.randrange(2, 10), draw.randrange(2, 10)
+    one, two = shelf()[first], shelf()[second]
+    kind = draw.randrange(3)
+    if kind == 0:
+        asked = (
+            f"What do {count} of the item {first} and {other} of the item {second} cost together?"
+        )
+        steps = [(first, "price"), (second, "price")]
+        sum_ = f"{count} * {one['price']} + {other} * {two['price']}"
+    elif kind == 1:
+        asked = f"How many grams do {count} of the item {first} and one {second} weigh together?"
+        steps = [(first, "weight"), (second, "weight")]
+        sum_ = f"{count} * {one['weight']} + {two['weight']}"
+    else:
+        asked = (
+            f"What is the whole stock of the item {first} worth, and {other} of {second} with it?"
+        )
+        steps = [(first, "price"), (first, "stock"), (second, "price")]
+        sum_ = f"{one['price']} * {one['stock']} + {other} * {two['price']}"
+    return {
+        "task_id": f"{SOURCE}/{kind}-{first}-{second}-{count}-{other}",
+        "data_source": SOURCE,
+        "messages": [{"role": "user", "content": asked}],
+        "ground_truth": str(calculator(sum_)),
+        "extra_info": {"lookups": [list(step) for step in steps], "sum": sum_},
+    }

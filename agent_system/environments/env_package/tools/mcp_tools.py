@@ -1,0 +1,130 @@
+"""Tools of MCP servers that speak on their standard input and output.
+
+A server runs beside the environment, in a process of its own; a thread with an event loop talks to
+it.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from agent_system.environments.env_package.tools.settings import McpServer
+from agent_system.environments.env_package.tools.toolbox import function_schema
+
+T = TypeVar("T")
+START_S = 30.0  # until a server has said what it offers
+CLOSE_S = 10.0
+
+
+class McpToolError(RuntimeError):
+    """The server answered with an error, or not at all."""
+
+
+class McpTool:
+    """One tool of a server, which checks its arguments itself."""
+
+    def __init__(self, server: "McpConnection", name: str, description: str, schema: Any) -> None:
+        self.name = name
+        self.schema = function_schema(name, description, schema)
+        self._server = server
+
+    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """See ``Tool``."""
+        return arguments
+
+    def run(self, arguments: dict[str, Any]) -> Any:
+        """See ``Tool``. Raises ``McpToolError``."""
+        return self._server.call(self.name, arguments)
+
+
+class McpConnection:
+    """A running server. Raises ``McpToolError`` where it does not start or lacks a tool, and
+    ``ModuleNotFoundError`` without ``mcp``.
+    """
+
+    def __init__(self, server: McpServer, timeout_s: float) -> None:
+        from mcp import ClientSession, StdioServerParameters, stdio_client
+
+        self._session_type = ClientSession
+        self._connect = stdio_client
+        self._parameters = StdioServerParameters(
+            command=server.command, args=server.args, env=server.env or None
+        )
+        self._timeout_s = timeout_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="mcp")
+        self._thread.start()
+        self._ready: asyncio.Future[Any] = self._loop.create_future()
+        self._stop = asyncio.Event()
+        self._serving = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
+        try:
+            self._session = self._wait(self._wait_ready(), START_S)
+            self.tools = self._offered(server)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """The result of tool ``name``: its structured content, or its text."""
+        answer = self._wait(self._session.call_tool(name, arguments), self._timeout_s)
+        text = "\n".join(part.text for part in answer.content if hasattr(part, "text"))
+        if answer.is_error:
+            raise McpToolError(text)
+        found = answer.structured_content
+        # A result that is no object comes wrapped in one.
+        if isinstance(found, dict) and set(found) == {"result"}:
+            return found["result"]
+        return text if found is None else found
+
+    def close(self) -> None:
+        """End the server and the thread."""
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._stop.set)
+        try:
+            self._serving.result(timeout=CLOSE_S)
+        except Exception:  # the environment boundary: nothing is left to lose
+            self._serving.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=CLOSE_S)
+
+    async def _serve(self) -> None:
+        # Opened and closed by one coroutine, as the library asks for.
+        try:
+            async with (
+                self._connect(self._parameters) as (read, write),
+                self._session_type(read, write) as session,
+            ):
+                await session.initialize()
+                self._ready.set_result(session)
+                await self._stop.wait()
+        except BaseException as error:
+            if not self._ready.done():
+                self._ready.set_exception(McpToolError(f"{self._parameters.command}: {error!r}"))
+            raise
+
+    async def _wait_ready(self) -> Any:
+        return await asyncio.shield(self._ready)
+
+    def _offered(self, server: McpServer) -> list[McpTool]:
+        listed = self._wait(self._session.list_tools(), START_S).tools
+        missing = sorted(set(server.tools) - {tool.name for tool in listed})
+        if missing:
+            raise McpToolError(
+                f"env.tools.mcp_servers: {server.command} has no tool {', '.join(missing)}; "
+                f"allowed: {', '.join(tool.name for tool in listed)}"
+            )
+        return [
+            McpTool(self, tool.name, tool.description or "", tool.input_schema)
+            for tool in listed
+            if not server.tools or tool.name in server.tools
+        ]
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return waiting.result(timeout=timeout_s)
+        except TimeoutError as error:
+            waiting.cancel()
+            raise McpToolError(f"no answer within {timeout_s:g} s") from error

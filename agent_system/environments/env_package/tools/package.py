@@ -1,0 +1,207 @@
+"""Tools: a question, calls of functions over several turns, a final answer that is graded.
+
+Every turn holds either calls, whose results are the next observation, or the answer, which ends the
+episode. What goes wrong in a call is told as an observation. Questions come from files, as those of
+``dataset``, or are made by the example.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Step, Task
+from agent_system.environments.chat_prompts import ChatPrompts
+from agent_system.environments.env_package.dataset.grading import Grader
+from agent_system.environments.env_package.dataset.rows import tasks as rows
+from agent_system.environments.env_package.tools import example
+from agent_system.environments.env_package.tools.calls import (
+    BadCall,
+    Call,
+    calls_in,
+    project,
+    read_call,
+    response,
+    written_call,
+)
+from agent_system.environments.env_package.tools.mcp_tools import McpConnection
+from agent_system.environments.env_package.tools.settings import ToolsSettings
+from agent_system.environments.env_package.tools.toolbox import (
+    Outcome,
+    PythonTool,
+    Tool,
+    load_tools,
+    run_all,
+)
+from rlvcr.levels import level_instructions
+
+NAME = "tools"
+ASKS = """\
+You answer a question with the help of functions. This is what there is, as JSON:
+<tools>
+{tools}
+</tools>
+Call a function by writing, for each call,
+<tool_call>{{"name": "NAME", "arguments": {{...}}}}</tool_call>
+Several calls in one turn are made at once, and their results come in the same order. Once you \
+know the answer, write it without a call: <answer>42</answer>"""
+
+
+class Toolbox:
+    """All tools of the settings, and the servers behind them.
+
+    Raises ``ValueError`` where two have the same name, and what ``load_tools`` and
+    ``McpConnection`` raise.
+    """
+
+    def __init__(self, settings: ToolsSettings) -> None:
+        self.servers: list[McpConnection] = []
+        self.tools: dict[str, Tool] = {}
+        own = load_tools(settings)
+        if not own and not settings.mcp_servers:
+            own = [PythonTool(one, settings.schemas.get(one.__name__)) for one in example.FUNCTIONS]
+        try:
+            self._add(own)
+            for server in settings.mcp_servers:
+                self.servers.append(McpConnection(server, settings.call_timeout_s))
+                self._add(self.servers[-1].tools)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the servers."""
+        for server in self.servers:
+            server.close()
+        self.servers = []
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """What is offered, in the OpenAI format."""
+        return [tool.schema for tool in self.tools.values()]
+
+    def _add(self, tools: Sequence[Tool]) -> None:
+        for tool in tools:
+            if tool.name in self.tools:
+                raise ValueError(
+                    f"env.{NAME}: two tools are called {tool.name!r}; allowed: names that differ; "
+                    f"fix: env.{NAME}.mcp_servers with tools=[...] without it"
+                )
+            self.tools[tool.name] = tool
+
+
+class ToolsEnv:
+    """One question at a time; the reward is the grade of the final answer."""
+
+    placement = "process"  # tools are the user's own code
+
+    def __init__(self, settings: ToolsSettings) -> None:
+        self.settings = settings
+        self.toolbox = Toolbox(settings)
+        self.grader = Grader(settings.reward)
+        self.task: Task = {}
+        self._told: list[str] = []  # the question and all results so far: they are the state
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """The question; the seed changes nothing. Messages of the task in front of it are told
+        first, with the tools in their system message.
+        """
+        del seed  # the task says it all
+        self.task = task
+        self._told = [task["messages"][-1]["content"]]
+        *opening, last = task["messages"]
+        if opening:
+            opening = _with_tools(opening, instructions(self.settings, levels=False))  # pyright: ignore[reportArgumentType]  settings hash
+        return Observation(last["content"], opening=opening)
+
+    def step(self, action: str) -> Step:
+        """Make the calls, or grade the answer and end. Raises what the grader raises."""
+        written = calls_in(action)
+        if not written:
+            grade = self.grader(self.task, action)
+            info = {"won": grade.right, "is_action_valid": bool(action)}
+            return Observation(""), grade.score, True, info
+        outcomes = self._outcomes(written)
+        longest = self.settings.max_chars
+        answers = [
+            response("error", one.name, one.error, longest)
+            if one.error is not None
+            else response("result", one.name, one.value, longest)
+            for one in outcomes
+        ]
+        valid = all(one.valid for one in outcomes)
+        self._told += answers
+        observation = Observation("\n".join(answers), anchor="\n".join(self._told))
+        return observation, 0.0, False, {"won": False, "is_action_valid": valid}
+
+    def close(self) -> None:
+        """End the servers."""
+        self.toolbox.close()
+
+    def _outcomes(self, written: Sequence[str]) -> list[Outcome]:
+        """One for each call, in their order."""
+        most = self.settings.max_calls
+        found: list[Outcome | Call] = []
+        for place, text in enumerate(written):
+            if place >= most:
+                found.append(
+                    Outcome(None, error=f"more than {most} calls in one turn", valid=False)
+                )
+                continue
+            try:
+                found.append(read_call(text))
+            except BadCall as error:
+                found.append(Outcome(None, error=str(error), valid=False))
+        calls = [one for one in found if isinstance(one, Call)]
+        made = iter(run_all(self.toolbox.tools, calls, self.settings.call_timeout_s))
+        return [next(made) if isinstance(one, Call) else one for one in found]
+
+
+def _with_tools(opening: list[dict[str, str]], text: str) -> list[dict[str, str]]:
+    first = opening[0]
+    if first["role"] != "system":
+        return [{"role": "system", "content": text}, *opening]
+    return [{"role": "system", "content": f"{first['content']}\n\n{text}"}, *opening[1:]]
+
+
+class ToolPrompts(ChatPrompts):
+    """The tools and how to call them in the system message."""
+
+    def __init__(self, settings: ToolsSettings) -> None:
+        super().__init__(rules="", example="", keep_first=True)
+        self._settings = settings
+
+    def system(self, levels: bool) -> str | None:
+        """Tools and answer format; with ``levels`` what is written stands in an action's tags."""
+        return instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
+
+
+@lru_cache(maxsize=8)
+def instructions(settings: ToolsSettings, levels: bool) -> str:
+    """What the system message says. Starts the servers once, to ask what they offer."""
+    toolbox = Toolbox(settings)
+    toolbox.close()
+    said = ASKS.format(tools="\n".join(json.dumps(schema) for schema in toolbox.schemas))
+    if not levels:
+        return said
+    example_call = f"<action>{written_call('NAME')}</action>"
+    return f"{said}\n\n{level_instructions()}\nCalls and the answer are actions: {example_call}"
+
+
+def tasks(settings: ToolsSettings, split: str) -> list[Task]:
+    """The rows of the split's files, or the questions of the example where no file is named."""
+    if settings.train_files or settings.val_files:
+        found = rows(settings, split)
+        return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(found)]
+    return example.tasks(settings, split)
+
+
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=ToolsSettings,
+    make=ToolsEnv,
+    tasks=tasks,
+    prompts=ToolPrompts,
+    project=project,
+    stop=("</action>", "<tool_response>"),
+)

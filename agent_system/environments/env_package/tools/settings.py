@@ -1,0 +1,51 @@
+"""The ``env.tools`` section."""
+
+from typing import Annotated, Any
+
+from annotated_types import Gt
+
+from agent_system.environments.env_package.dataset.settings import DatasetSettings
+from verl.utils.settings import NonNegativeInt, PositiveInt, Section
+
+
+class McpServer(Section):
+    """A server that speaks MCP on its standard input and output; it runs beside the environment."""
+
+    command: str
+    """program that is started, such as python or npx"""
+    args: list[str] = []
+    """its arguments"""
+    env: dict[str, str] = {}
+    """environment variables beside PATH, HOME and the like"""
+    tools: list[str] = []
+    """which of its tools are offered; none: all of them"""
+
+
+class ToolsSettings(DatasetSettings):
+    """Which functions may be called, and what is asked."""
+
+    functions: list[str] = []
+    """functions by place, FILE.py:NAME or MODULE:NAME; none, and no server: the calculator and the
+    lookup of the example"""
+    schemas: dict[str, dict[str, Any]] = {}
+    """JSON schemas of arguments by function, shown in place of those that signatures give"""
+    mcp_servers: list[McpServer] = []
+    """servers whose tools are offered too"""
+    call_timeout_s: Annotated[float, Gt(0)] = 5.0
+    """seconds that the calls of one turn may take together"""
+    max_calls: PositiveInt = 8
+    """calls in one turn; further ones are refused"""
+    max_chars: PositiveInt = 2000
+    """characters of a result; the rest is cut"""
+    train_tasks: PositiveInt = 1000
+    """questions of the example to train on, where train_files is empty"""
+    val_tasks: PositiveInt = 128
+    """questions of the example held out, where val_files is empty"""
+    task_seed: NonNegativeInt = 0
+    """seed of the questions of the example, of both splits"""
+
+    def known_tasks(self, split: str) -> int | None:
+        """How many questions of the example ``split`` has; None for files."""
+        if self.val_files if split == "val" else self.train_files:
+            return None
+        return self.val_tasks if split == "val" else self.train_tasks

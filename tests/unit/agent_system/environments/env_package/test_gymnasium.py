@@ -1,0 +1,231 @@
+"""Gymnasium: told in words, won through the collector, restored by replay, split by seeds; what
+cannot be told is refused with the way out.
+"""
+
+import pytest
+
+pytest.importorskip("minigrid")
+
+from agent_system.environments.env_package.gymnasium.package import PACKAGE, GymnasiumEnv
+from agent_system.environments.env_package.gymnasium.worlds import NotTold, known_ids, telling_of
+from agent_system.environments.env_registry import env_settings
+from agent_system.environments.manager import make_envs
+from tests.helpers.play import make_config
+from tests.helpers.winning import plan, wins
+
+read = PACKAGE.read
+SMALL = {"train_tasks": 12, "val_tasks": 4, "placement": "inline"}
+
+
+def table_plan(section):
+    """A policy that finds the shortest way in the transition table of a toy text."""
+
+    def policy(task):
+        env = GymnasiumEnv(read(section))
+        env.reset(task, 0)
+        world = env.world.unwrapped
+        ways = {int(world.s): []}
+        edge = [int(world.s)]
+        for place in edge:  # grows while it is read: breadth first
+            for name, number in env.numbers.items():
+                (_, after, paid, ended) = world.P[place][number][0]
+                way = [*ways[place], name]
+                if ended and (env.telling.won_by == "end" or paid > 0):
+                    return plan(way)
+                if after not in ways and not ended:
+                    ways[after] = way
+                    edge.append(after)
+        raise AssertionError("there is no way")
+
+    return policy
+
+
+def bot_plan(section):
+    """A policy that asks BabyAI's own bot."""
+    from minigrid.utils.baby_ai_bot import BabyAIBot
+
+    def policy(task):
+        env = GymnasiumEnv(read(section))
+        env.reset(task, 0)
+        bot = BabyAIBot(env.world)
+        actions = []
+        done = False
+        while not done:
+            action = bot.replan()
+            assert action is not None
+            actions.append(env.telling.actions[int(action)])
+            done = env.step(actions[-1])[2]
+        return plan(actions)
+
+    return policy
+
+
+STILL = {"is_slippery": False}
+
+
+@pytest.mark.parametrize(
+    ("env_id", "policy", "options"),
+    [
+        ("Taxi-v4", table_plan, {}),
+        ("CliffWalking-v1", table_plan, {}),
+        ("FrozenLake-v1", table_plan, STILL),
+        ("BabyAI-GoToLocal-v0", bot_plan, {}),
+        ("BabyAI-UnlockPickup-v0", bot_plan, {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_it_is_won_through_the_collector(env_id, policy, options):
+    section = {"env_id": env_id, "options": options, **SMALL}
+    data = wins("gymnasium", policy(section), max_steps=80, levels=env_id == "Taxi-v4", **section)
+    assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
+
+
+def test_the_splits_have_other_seeds_and_groups_start_alike():
+    config = make_config("gymnasium/MiniGrid-DoorKey-5x5-v0", kwargs=SMALL, n=3)
+    train, val = make_envs(config)
+    train.reset(train.gen_batch(1, 3))  # raises GroupMismatch unless they start alike
+    train.close()
+    seeds = {task["reset_seed"] for task in train.tasks}
+    assert len(seeds) == 12 and not seeds & {task["reset_seed"] for task in val.tasks}
+    more = read({"env_id": "MiniGrid-DoorKey-5x5-v0", "train_tasks": 20, "val_tasks": 4})
+    assert PACKAGE.tasks(more, "train")[:12] == train.tasks, "more tasks are further tasks"
+
+
+def episode(env, task, seed, actions):
+    start = env.reset(task, seed)
+    seen: list[tuple[object, ...]] = [(start.text, start.state)]
+    for action in actions:
+        observation, reward, done, info = env.step(action)
+        seen.append((observation.text, observation.state, reward, done, info))
+        if done:
+            break
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("env_id", "action"),
+    [("FrozenLake-v1", "right"), ("MiniGrid-Dynamic-Obstacles-6x6-v0", "turn left")],
+)
+def test_chance_after_the_start_follows_the_environment_seed(env_id, action):
+    env = GymnasiumEnv(read({"env_id": env_id}))
+    task, other = PACKAGE.tasks(env.settings, "train")[:2]
+    first = episode(env, task, 5, [action] * 8)
+    episode(env, other, 6, [action] * 8)
+    assert episode(env, task, 5, [action] * 8) == first
+    others = [episode(env, task, seed, [action] * 8) for seed in range(6)]
+    assert {start[0] for start in others} == {first[0]}, "the task says where it starts"
+    assert any(seen != first for seen in others)
+
+
+@pytest.mark.parametrize("action", ["", "fly", "3", "go forwards", "x" * 400])
+def test_what_is_no_action_changes_nothing(action):
+    env = GymnasiumEnv(read({"env_id": "Taxi-v4"}))
+    start = env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
+    observation, reward, done, info = env.step(action)
+    assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": False})
+    assert observation.anchor == start.anchor and observation.text != start.text
+
+
+def test_a_grid_is_drawn_and_said():
+    env = GymnasiumEnv(read({"env_id": "MiniGrid-Empty-5x5-v0"}))
+    start = env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
+    lines = start.text.splitlines()
+    assert lines[:2] == [
+        "Mission: get to the green goal square",
+        "You face east and carry nothing.",
+    ]
+    assert lines[2:9] == [
+        *["# # # # # # #"] * 4,
+        "# # # . . G #",
+        "# # # . . . #",
+        "# # # A . . #",
+    ]
+    assert lines[9] == "You see: goal 2 ahead and 2 right."
+    seen, _, _, _ = env.step("Turn Right")
+    assert "You face south" in seen.text and seen.state != start.state
+    for _ in range(3):
+        seen, *_ = env.step("turn right")
+    assert (seen.text, seen.state) == (start.text, start.state)
+
+
+def test_taxi_says_which_sides_are_free():
+    env = GymnasiumEnv(read({"env_id": "Taxi-v4"}))
+    for task in PACKAGE.tasks(env.settings, "val")[:20]:
+        env.reset(task, 0)
+        for action in ("south", "north", "east", "west"):
+            before = env.reset(task, 0)
+            sides = before.text.partition("Free sides: ")[2].partition(".")[0].split(", ")
+            moved = env.step(action)[0].state != before.state
+            assert moved == (action in sides), (before.text, action)
+
+
+def test_rewards_are_those_of_gymnasium_where_they_are_asked_for():
+    task = PACKAGE.tasks(read({}), "train")[0]
+    for reward, expected in (("won", 0.0), ("gym", -1.0)):
+        env = GymnasiumEnv(read({"reward": reward}))
+        env.reset(task, 0)
+        _, paid, _, info = env.step("south")
+        assert (paid, info["score"]) == (expected, -1.0)
+
+
+def test_a_pole_that_stands_until_the_last_step_has_won():
+    env = GymnasiumEnv(read({"env_id": "CartPole-v1", "max_steps": 6}))
+    env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
+    infos = [env.step(action)[2:] for action in ("left", "right") * 3]
+    assert [done for done, _ in infos] == [False] * 5 + [True] and infos[-1][1]["won"]
+    env = GymnasiumEnv(read({"env_id": "CartPole-v1", "max_steps": 100}))
+    env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
+    while not (outcome := env.step("left"))[2]:
+        pass
+    assert outcome[1] == 0.0 and not outcome[3]["won"]
+
+
+def test_words_names_and_rules_of_the_users_own(tmp_path):
+    file = tmp_path / "words.py"
+    file.write_text(
+        "def describe(observation, info, env):\n"
+        "    return f'cell {observation} of {env.observation_space.n}'\n"
+    )
+    section = {
+        "env_id": "FrozenLake-v1",
+        "describe": {"path": str(file)},
+        "actions": ["w", "s", "e", "n"],
+        "rules": "Walk.",
+        "options": STILL,
+    }
+    env = GymnasiumEnv(read(section))
+    assert env.reset(PACKAGE.tasks(env.settings, "train")[0], 0).text == "cell 0 of 16"
+    assert env.step("e")[0].text == "cell 1 of 16"
+    said = PACKAGE.prompts(read(section)).system(False)
+    assert said is not None and said.startswith("Walk.\nActions: w, s, e, n.")
+
+
+def test_an_environment_that_nobody_told_is_played_in_numbers():
+    section = read({"env_id": "tests.helpers.bare_world:Bare-v0"})
+    env = GymnasiumEnv(section)
+    assert env.reset(PACKAGE.tasks(section, "train")[0], 0).text == "place: 0; left: 0.5 2"
+    observation, reward, done, _ = env.step("1")
+    assert (observation.text, reward, done) == ("place: 1; left: 0.5 1", 0.0, False)
+    assert env.step("1")[1:3] == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"env_id": "Taxy-v4"}, r"env_id='Taxy-v4'.*did you mean 'Taxi-v4'.*fix"),
+        ({"env_id": "Pendulum-v1"}, r"its actions are Box.*allowed: discrete"),
+        ({"actions": ["a", "b"]}, r"actions=\['a', 'b'\]: Taxi-v4 has 6 actions.*allowed: 6 names"),
+        ({"env_id": "Taxi-v4", "options": {"wings": 2}}, r"env_id='Taxi-v4'.*wings"),
+        ({"env_id": "tests.helpers.bare_world:Drawn-v0"}, r"observations are Box.*describe.path"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(section, said):
+    with pytest.raises(NotTold, match=said):
+        telling_of(read(section))
+
+
+def test_the_name_chooses_and_the_list_is_long():
+    names = known_ids()
+    assert len(names) == len(set(names)) > 150 and "BabyAI-GoToLocal-v0" in names
+    settings = env_settings(make_config("gymnasium/Blackjack-v1", kwargs={}).env)
+    assert getattr(settings, "env_id", None) == "Blackjack-v1"

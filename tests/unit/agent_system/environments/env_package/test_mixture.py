@@ -1,0 +1,188 @@
+"""A mixture: parts by weight and by turns, each with its own settings, prompts and projection."""
+
+from collections import Counter
+
+import pytest
+
+from agent_system.environments.base import Observation, prompts_for
+from agent_system.environments.env_package.mixture.package import PACKAGE, MixturePrompts
+from agent_system.environments.env_package.mixture.settings import MixtureSettings
+from agent_system.environments.env_registry import UnknownEnvironment, env_settings, get_package
+from agent_system.environments.manager import make_envs
+from agent_system.environments.tasks import Schedule, interleaved, turns
+from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
+from tests.helpers.gold import GOLD
+from tests.helpers.play import make_config
+from tests.helpers.winning import plan, play_episodes
+from verl.trainer.launch.extensions import load_config
+from verl.utils.settings import ConfigError
+
+PARTS = {"frozen_lake": 2, "number_line": 1, "tools": 1}
+KWARGS = {
+    "frozen_lake": {"size": 3, "train_maps": 24, "val_maps": 6},
+    "number_line": {"size": 6},
+    "tools": {"train_tasks": 30, "val_tasks": 5},
+}
+SECTION = {"parts": PARTS, "kwargs": KWARGS, "placement": "inline"}
+
+
+def managers(**env):
+    return make_envs(make_config("mixture", kwargs=SECTION, **{"n": 2, **env}))
+
+
+def parts_of(batch, size):
+    return Counter(task["part"] for task in batch.non_tensor_batch["task"].tolist()[::size])
+
+
+def test_a_round_holds_every_part_as_often_as_its_weight_and_evenly():
+    assert turns({"a": 2, "b": 1}) == ["a", "b", "a"]
+    assert turns({"a": 1, "b": 1, "c": 1}) == ["a", "b", "c"]
+    round_ = turns({"rare": 1, "often": 7})
+    assert Counter(round_) == {"rare": 1, "often": 7}
+    assert turns({}) == []
+
+
+def test_every_batch_has_its_share_of_every_part_whatever_their_sizes():
+    train, _ = managers()
+    seen: Counter = Counter()
+    for step in range(1, 9):
+        batch = train.gen_batch(step, 4)
+        assert parts_of(batch, 2) == PARTS
+        seen.update(task["task_id"] for task in batch.non_tensor_batch["task"].tolist()[::2])
+    lakes = [name for name in seen if "frozen_lake" in name]
+    assert len(lakes) == 16 and set(seen.values()) == {1}, "an epoch of a part repeats nothing"
+
+
+def test_a_small_part_comes_round_again_and_again():
+    tasks = [{"task_id": f"{p}{n}", "part": p} for p, c in (("a", 3), ("b", 50)) for n in range(c)]
+    schedule = Schedule(tasks, {"a": 1, "b": 1}, shuffle=True, seed=(0, "train"))
+    played = [schedule.task(number)["task_id"] for number in range(24)]
+    epochs = [played[0:24:2][i : i + 3] for i in range(0, 12, 3)]
+    assert all(sorted(epoch) == ["a0", "a1", "a2"] for epoch in epochs)
+    assert len(set(played[1:24:2])) == 12
+
+
+def test_a_batch_depends_on_no_earlier_one():
+    first, again = managers()[0], managers()[0]
+    for step in range(1, 7):
+        first.gen_batch(step, 3)
+    expected = first.gen_batch(7, 3).non_tensor_batch["task_id"].tolist()
+    assert again.gen_batch(7, 3).non_tensor_batch["task_id"].tolist() == expected
+    other = managers(seed=1)[0].gen_batch(7, 3).non_tensor_batch["task_id"].tolist()
+    assert other != expected
+
+
+def test_the_panel_is_shared_by_weight_too():
+    _, val = managers(val_tasks=12)
+    counts = Counter(task["part"] for task, _ in val.panel)
+    assert counts == {"frozen_lake": 4, "number_line": 5, "tools": 3} or counts == {
+        "frozen_lake": 6,
+        "number_line": 3,
+        "tools": 3,
+    }
+    assert managers(val_tasks=12, seed=3)[1].panel_hash == val.panel_hash
+
+
+def test_parts_that_have_no_more_are_left_out():
+    parts = {"a": [{"task_id": "a0"}], "b": [{"task_id": f"b{n}"} for n in range(3)]}
+    names = [task["task_id"] for task in interleaved(parts, {"a": 1, "b": 1})]
+    assert names == ["a0", "b0", "b1", "b2"]
+
+
+def test_no_part_is_starved_by_a_limit_on_tasks():
+    train, _ = managers(train_tasks=8)
+    assert Counter(task["part"] for task in train.tasks) == {
+        "frozen_lake": 4,
+        "number_line": 2,
+        "tools": 2,
+    }
+    with pytest.raises(ValueError, match=r"no train tasks of 'number_line', 'tools'; fix: more"):
+        managers(train_tasks=1)
+
+
+def solve_line(task):
+    way = "right" if task["target"] > task["start"] else "left"
+    return plan([way] * abs(task["target"] - task["start"]))
+
+
+def solve_tools(task):
+    return plan([f"<answer>{task['ground_truth']}</answer>"])
+
+
+def policy(task):
+    solve = {"frozen_lake": GOLD["frozen_lake"], "number_line": solve_line, "tools": solve_tools}
+    return solve[task["part"]](task["task"])
+
+
+@pytest.mark.parametrize(("history", "levels"), [("append", False), ("window", True)])
+def test_all_parts_are_won_through_the_collector_and_success_is_told_by_kind(history, levels):
+    data = play_episodes(
+        "mixture", policy, groups=4, n=2, history=history, levels=levels, **SECTION
+    )
+    metrics = data.meta_info["metrics"]
+    for source in ("frozen_lake", "number_line", "tools/shelf"):
+        assert metrics[f"episode/{source}/success_rate"] == 1.0
+    actions = {step.action for steps in data.non_tensor_batch["steps"] for step in steps}
+    assert "right" in actions and any(action.startswith("<answer>") for action in actions)
+
+
+def test_each_part_speaks_with_its_own_prompts_and_settings():
+    train, _ = managers()
+    observations, infos = train.reset(train.gen_batch(1, 4))
+    train.close()
+    assert isinstance(train.settings, MixtureSettings)
+    prompts = MixturePrompts(train.settings)
+    assert prompts.system(False) is None
+    systems = {}
+    for text, info in zip(observations["text"], infos, strict=True):
+        said = prompts_for(prompts, Observation(text, info=info)).system(False)
+        systems[info["part"]] = (said, text)
+    assert set(systems) == set(PARTS)
+    assert "frozen lake" in systems["frozen_lake"][0] and "<tools>" in systems["tools"][0]
+    assert len(systems["frozen_lake"][1].splitlines()) == 3, "a lake of the size that was asked for"
+
+
+def test_sections_of_parts_are_read_as_before():
+    words = [
+        "env.env_name=mixture",
+        "env.mixture.parts={frozen_lake: 2, reasoning_gym/gcd: 1}",
+        "env.frozen_lake.size=7",
+        "env.reasoning_gym.val_tasks=3",
+        "env.max_steps=9",
+    ]
+    settings = env_settings(load_config("ppo_trainer", words).env)
+    kwargs = settings.model_dump()["kwargs"]
+    assert kwargs["frozen_lake"]["size"] == 7 and kwargs["frozen_lake"]["max_steps"] == 9
+    assert kwargs["reasoning_gym/gcd"]["task"] == "gcd"
+    assert kwargs["reasoning_gym/gcd"]["val_tasks"] == 3
+
+
+@pytest.mark.parametrize(
+    ("section", "error", "said"),
+    [
+        ({"parts": {}}, ConfigError, "env.mixture.parts.*at least one"),
+        ({"parts": {"mixture": 1}}, ConfigError, "no mixture among them"),
+        ({"parts": {"sokoban": 0}}, ConfigError, "env.mixture.parts"),
+        ({"parts": ["sokobann"]}, UnknownEnvironment, "did you mean 'sokoban'"),
+        (
+            {"parts": ["sokoban"], "kwargs": {"sokoban": {"walls": 3}}},
+            ConfigError,
+            "env.sokoban.walls=3: unknown key",
+        ),
+    ],
+)
+def test_wrong_parts_are_refused(section, error, said):
+    with pytest.raises(error, match=said):
+        env_settings(make_config("mixture", kwargs=section).env)
+
+
+def test_what_a_part_lacks_the_mixture_lacks():
+    config = make_config("mixture", kwargs={"parts": ["sokoban", "dataset"]}, levels=True)
+    with pytest.raises(ValueError, match="no prompt of it asks for thinking levels"):
+        check_prompts(config, get_package("mixture"))
+    both = {"parts": ["sokoban", "reasoning_gym"]}
+    config = make_config("mixture", kwargs=both)
+    played = PlaySettings.from_config(config, get_package("mixture"), is_train=True)
+    assert played.stop == ("</action>", "</answer>")
+    images = PACKAGE.read({"parts": ["sokoban"], "kwargs": {"sokoban": {"mode": "image"}}})
+    assert PACKAGE.images(images) == ("parts", "sokoban", "parts whose observations are text")

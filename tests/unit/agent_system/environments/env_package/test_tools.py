@@ -1,0 +1,296 @@
+"""Tools: calls in parallel, errors as observations, a graded answer; Python functions and MCP."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_system.environments.env_package.tools import example
+from agent_system.environments.env_package.tools.calls import (
+    BadCall,
+    Call,
+    project,
+    read_call,
+    written_call,
+)
+from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEnv
+from agent_system.environments.env_package.tools.toolbox import PythonTool
+from agent_system.environments.manager import make_envs
+from tests.helpers.play import make_config
+from tests.helpers.winning import plan, wins
+
+read = PACKAGE.read
+ROOT = Path(__file__).resolve().parents[5]
+RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>")
+SMALL = {"train_tasks": 24, "val_tasks": 6, "placement": "inline"}
+
+
+def solve(task):
+    """Look everything up at once, compute, answer."""
+    extra = task["extra_info"]
+    lookups = [written_call("lookup", item=i, field=f) for i, f in extra["lookups"]]
+    compute = written_call("calculator", expression=extra["sum"])
+    return plan(["".join(lookups), compute, f"<answer>{task['ground_truth']}</answer>"])
+
+
+def first(section, split="train"):
+    env = ToolsEnv(read(section))
+    task = PACKAGE.tasks(env.settings, split)[0]
+    return env, env.reset(task, 0), task
+
+
+def answers(observation):
+    return [json.loads(text) for text in RESPONSE.findall(observation.text)]
+
+
+@pytest.mark.parametrize(("history", "levels"), [("append", False), ("window", True)])
+def test_the_example_is_won_through_the_collector(history, levels):
+    data = wins("tools", solve, history=history, levels=levels, **SMALL)
+    assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
+
+
+def test_train_and_validation_ask_about_other_pairs():
+    train, val = make_envs(make_config("tools", kwargs={**SMALL, "train_tasks": 400}, n=2))
+    pairs = [{frozenset(t["task_id"].split("-")[1:3]) for t in e.tasks} for e in (train, val)]
+    assert len(train.tasks) == 400 and len(val.tasks) == 6 and not pairs[0] & pairs[1]
+
+
+def test_every_question_is_answered_by_its_lookups():
+    for task in example.tasks(read({}), "train")[:60]:
+        extra = task["extra_info"]
+        found = {str(example.lookup(item, field)) for item, field in extra["lookups"]}
+        assert found <= set(re.findall(r"\d+", extra["sum"])), task
+        assert str(example.calculator(extra["sum"])) == task["ground_truth"]
+
+
+def test_parallel_calls_are_answered_in_their_order_and_errors_are_observations():
+    env, _, _ = first({})
+    action = "".join(
+        [
+            written_call("lookup", item="lamp", field="price"),
+            written_call("lookup", item="dragon", field="price"),
+            written_call("lookup", item="lamp", field="colour"),
+            written_call("fly", to="the moon"),
+            "<tool_call>{broken</tool_call>",
+            written_call("calculator", expression="2 * 3"),
+        ]
+    )
+    observation, reward, done, info = env.step(action)
+    told = answers(observation)
+    price = example.shelf()["lamp"]["price"]
+    assert told[0] == {"name": "lookup", "result": price}
+    assert "no 'dragon' on the shelf" in told[1]["error"]
+    assert told[2]["error"].startswith("arguments of lookup: field")
+    assert told[3]["error"] == "there is no function 'fly'; calculator, lookup"
+    assert told[4]["error"].startswith("not JSON") and "name" not in told[4]
+    assert told[5] == {"name": "calculator", "result": 6}
+    assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": False})
+
+
+def test_an_error_of_the_function_is_no_invalid_action():
+    env, start, task = first({})
+    observation, *_, info = env.step(written_call("calculator", expression="1 / 0"))
+    assert "ZeroDivisionError" in observation.text and info["is_action_valid"]
+    assert start.text in observation.state
+    _, reward, done, info = env.step("I believe it is <answer>-1</answer>")
+    assert (reward, done, info["won"]) == (0.0, True, False)
+    env.reset(task, 0)
+    assert env.step(f"<answer>{task['ground_truth']}</answer>")[1:3] == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os')",
+        "().__class__",
+        "9 ** 9",
+        "10000000 * 10000000",
+        "x",
+        "1 +",
+        "'a' * 9",
+        "",
+    ],
+)
+def test_the_calculator_computes_and_nothing_else(expression):
+    env, _, _ = first({})
+    told = answers(env.step(written_call("calculator", expression=expression))[0])
+    assert set(told[0]) == {"name", "error"}
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "formed"),
+    [
+        ("<think>2 + 2</think> 4", "4", True),
+        ("", "", False),
+        ("<think>never ends", "", False),
+        ('<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', True),
+        ('<tool_call>{"name": "f"}', '<tool_call>{"name": "f"}', False),
+        ("<level>2</level><think>so</think><action>4</action>", "4", True),
+        (
+            "<tool_call>{}</tool_call><tool_response>7</tool_response> 7",
+            "<tool_call>{}</tool_call>",
+            True,
+        ),
+    ],
+)
+def test_thoughts_and_made_up_results_are_no_action(text, action, formed):
+    assert project(text) == (action, formed)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "a call is an object"),
+        ('{"arguments": {}}', "a call is an object"),
+        ('{"name": "f", "arguments": [1]}', "arguments are a list"),
+        ('{"name": "f", "arguments": "{"}', "arguments are not JSON"),
+    ],
+)
+def test_a_text_that_is_no_call_is_refused(text, said):
+    with pytest.raises(BadCall, match=said):
+        read_call(text)
+
+
+def test_arguments_may_come_as_text():
+    assert read_call('{"name": "f", "arguments": "{\\"a\\": 1}"}') == Call("f", {"a": 1})
+
+
+def sample(count: int, names: list[str] | None = None, loud: bool = False) -> str:
+    """Says it."""
+    return f"{count} {names} {loud}"
+
+
+def test_the_schema_is_that_of_the_signature():
+    tool = PythonTool(sample, None)
+    function = tool.schema["function"]
+    assert (function["name"], function["description"]) == ("sample", "Says it.")
+    parameters = function["parameters"]
+    assert parameters["required"] == ["count"] and "title" not in json.dumps(parameters)
+    assert parameters["properties"]["count"] == {"type": "integer"}
+    assert parameters["properties"]["loud"] == {"default": False, "type": "boolean"}
+    assert tool.run(tool.check({"count": 1, "names": ["a"]})) == "1 ['a'] False"
+    with pytest.raises(BadCall, match=r"arguments of sample: .*count: Field required.*more: Extra"):
+        tool.check({"more": 1})
+
+
+OWN = '''
+import time
+
+
+def wait(seconds: float) -> str:
+    """Waits."""
+    time.sleep(seconds)
+    return "done"
+
+
+def shout(word: str) -> str:
+    """Loud."""
+    return word.upper() * 100
+
+
+def greedy(*words):
+    """No names."""
+'''
+
+
+def test_functions_of_the_users_own_have_a_time_limit_and_long_results_are_cut(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    places = [f"{tmp_path}/own.py:{name}" for name in ("wait", "shout")]
+    section = {
+        "functions": places,
+        "call_timeout_s": 0.2,
+        "max_chars": 30,
+        "max_calls": 2,
+        "schemas": {"shout": {"type": "object"}},
+    }
+    env, _, _ = first(section)
+    calls = [written_call("wait", seconds=30), written_call("shout", word="ab")]
+    told = answers(env.step("".join([*calls, calls[1]]))[0])
+    assert told[0]["error"] == "no answer within 0.2 s"
+    assert told[1]["result"] == f"{'AB' * 15} ... (170 characters cut)"
+    assert told[2]["error"] == "more than 2 calls in one turn"
+    assert env.toolbox.schemas[1]["function"]["parameters"] == {"type": "object"}
+    said = PACKAGE.prompts(env.settings).system(False)
+    assert said is not None and '"name": "wait"' in said and "lookup" not in said
+
+
+@pytest.mark.parametrize(
+    ("places", "error", "said"),
+    [
+        (["own.py"], ValueError, "names no function.*fix: env.tools.functions"),
+        (["nowhere.py:f"], FileNotFoundError, "no such file"),
+        (["{own}:howl"], AttributeError, "'howl' is not defined"),
+        (["{own}:greedy"], TypeError, r"greedy takes \*words"),
+        (["{own}:wait", "{own}:wait"], ValueError, "two tools are called 'wait'"),
+    ],
+)
+def test_wrong_places_of_functions_are_refused(tmp_path, places, error, said):
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    with pytest.raises(error, match=said):
+        ToolsEnv(read({"functions": [place.format(own=own) for place in places]}))
+
+
+def test_questions_from_files_keep_their_own_system_message(tmp_path):
+    rows = [
+        {
+            "prompt": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "2 + 2?"},
+            ],
+            "reward_model": {"ground_truth": "4"},
+        }
+    ]
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = {f"{split}_files": [str(tmp_path / f"{split}.jsonl")] for split in ("train", "val")}
+    env, start, task = first(files)
+    assert (start.text, task["task_id"]) == ("2 + 2?", "tools/train/0")
+    assert start.opening[0]["content"].startswith("Be brief.\n\nYou answer a question")
+    assert env.step(r"It is \boxed{4}")[1:3] == (1.0, True)
+
+
+def mcp(**server):
+    command = {"command": sys.executable, "args": ["-m", "tests.helpers.mcp_server"]}
+    return {"mcp_servers": [{**command, "env": {"PYTHONPATH": str(ROOT)}, **server}]}
+
+
+def test_tools_of_an_mcp_server_are_called_and_its_process_ends():
+    pytest.importorskip("mcp")
+    env, _, _ = first({**mcp(), "call_timeout_s": 2.0})
+    assert sorted(env.toolbox.tools) == ["add", "fail", "sleep"]
+    function = env.toolbox.schemas[0]["function"]
+    assert function["name"] == "add" and set(function["parameters"]["required"]) == {"a", "b"}
+    calls = [
+        written_call("add", a=1, b=2),
+        written_call("fail", reason="too late"),
+        written_call("add", a="x"),
+        written_call("sleep", seconds=60),
+    ]
+    told = answers(env.step("".join(calls))[0])
+    assert told[0] == {"name": "add", "result": 3}
+    assert "too late" in told[1]["error"] and "error" in told[2]
+    assert told[3]["error"] == "no answer within 2 s"
+    env.close()
+    listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, timeout=20)
+    children = [line for line in listed.stdout.splitlines() if line.split()[0] == str(os.getpid())]
+    assert not [line for line in children if "tests.helpers.mcp_server" in line]
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ({"command": "/no/such/program"}, "/no/such/program"),
+        ({"args": ["-c", "pass"]}, "python"),
+        ({"tools": ["add", "fly"]}, "has no tool fly; allowed: add, fail, sleep"),
+    ],
+)
+def test_a_server_that_does_not_offer_what_is_asked_is_refused(server, said):
+    pytest.importorskip("mcp")
+    with pytest.raises(RuntimeError, match=said):
+        ToolsEnv(read(mcp(**server)))
