@@ -132,7 +132,7 @@ class EnvConfig(Protocol):
     def train_tasks(self) -> int | None: ...
 
     @property
-    def val_tasks(self) -> int: ...
+    def val_tasks(self) -> int | None: ...
 
     @property
     def allow_retokenized(self) -> bool: ...
@@ -193,6 +193,9 @@ class CustomRewardConfig(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def reward_kwargs(self) -> dict[str, Any]: ...
+
 
 class TasksConfig(Protocol):
     """What the environment manager reads."""
@@ -215,6 +218,9 @@ class RewardConfig(Protocol):
 
     @property
     def custom_reward_function(self) -> CustomRewardConfig: ...
+
+    @property
+    def env(self) -> EnvConfig: ...
 
 
 class CollectorConfig(TasksConfig, Protocol):

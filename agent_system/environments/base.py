@@ -258,6 +258,8 @@ class EnvPackage(Generic[S]):
     # What follows an action would be invented: the environment has not answered yet.
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
+    # What was cut by length is no action; of a turn that is the whole episode it is the answer.
+    plays_cut_turns: bool = False
     expert: Expert[S] | None = None
 
     def read(self, section: Mapping[str, Any] | None = None) -> S:

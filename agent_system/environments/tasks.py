@@ -17,8 +17,8 @@ def epoch_order(count: int, *parts: int | str) -> list[int]:
     return sorted(range(count), key=lambda index: derive_seed(*parts, index))
 
 
-def panel_of(tasks: Sequence[Task], size: int) -> list[tuple[Task, int]]:
-    """The validation panel: ``size`` tasks (all if fewer) with their environment seeds.
+def panel_of(tasks: Sequence[Task], size: int | None) -> list[tuple[Task, int]]:
+    """The validation panel: ``size`` tasks (all if fewer, or None) with their environment seeds.
 
     It depends on the tasks alone, not on the run's seed, so runs with different seeds are measured
     on the same panel.

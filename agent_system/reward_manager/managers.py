@@ -12,6 +12,7 @@ to the outcome of its whole trajectory*:
 estimators read them.
 """
 
+import functools
 import inspect
 import logging
 import numbers
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from agent_system.config import RewardConfig
+from agent_system.environments.env_registry import settings_class
 from agent_system.reward_manager.custom import check_arguments, load_function
 from verl.protocol import DataProto, object_array
 from verl.utils.torch_functional import last_selected
@@ -223,11 +225,8 @@ def load_reward_manager(config: RewardConfig) -> EpisodeRewardManager:
             "fix: name one of them"
         )
     actor = config.actor_rollout_ref.actor
-    custom = config.custom_reward_function
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
-    function = load_function(custom.path, custom.name) if custom.path else None
-    if function is not None and custom.path:
-        check_arguments(function, custom.path, SCORE_ARGUMENTS)
+    function = _trajectory_function(config)
     manager = REWARD_MANAGERS[name]
     kwargs = config.reward_model.reward_kwargs
     try:
@@ -241,6 +240,19 @@ def load_reward_manager(config: RewardConfig) -> EpisodeRewardManager:
             "fix: leave the others out"
         ) from error
     return manager(penalty, function, **kwargs)
+
+
+def _trajectory_function(config: RewardConfig) -> ScoreFunction | None:
+    """The user's function of whole plays; None where there is none, and where the environment is
+    handed the function, which then grades answers.
+    """
+    custom = config.custom_reward_function
+    if not custom.path or settings_class(config.env.env_name).data_keys:
+        return None
+    function = load_function(custom.path, custom.name)
+    kwargs = custom.reward_kwargs
+    check_arguments(function, custom.path, (*SCORE_ARGUMENTS, *kwargs))
+    return functools.wraps(function)(functools.partial(function, **kwargs)) if kwargs else function
 
 
 def _finite(score: object, who: str) -> float:

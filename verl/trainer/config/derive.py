@@ -3,7 +3,7 @@ no ``None``.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from verl.names import GROUP_ESTIMATORS
@@ -32,6 +32,16 @@ class CountsTasks(Protocol):
         ...
 
 
+@runtime_checkable
+class PlaysFiles(Protocol):
+    """The settings of an environment that plays rows of files."""
+
+    @property
+    def data_keys(self) -> Mapping[str, str]:
+        """The keys of the configuration that say which, and what they are called below ``env``."""
+        ...
+
+
 def trajectories_per_iteration(cfg: PPOConfig) -> int:
     """Plays per iteration: tasks times group size."""
     return cfg.data.train_batch_size * cfg.env.rollout.n
@@ -40,6 +50,19 @@ def trajectories_per_iteration(cfg: PPOConfig) -> int:
 def is_placeholder(files: Sequence[str]) -> bool:
     """Whether ``files`` are there only because a job script has to name some."""
     return bool(files) and all(PLACEHOLDER.search(file) for file in files)
+
+
+def data_keys(cfg: PPOConfig) -> Mapping[str, str]:
+    """Which keys of ``cfg`` the environment is handed because it plays rows of files: path of the
+    key, and its name in the environment's section; none for other environments.
+    """
+    settings = cfg.env.settings
+    return settings.data_keys if isinstance(settings, PlaysFiles) else {}
+
+
+def plays_files(cfg: PPOConfig) -> bool:
+    """Whether the tasks are rows of files."""
+    return bool(data_keys(cfg))
 
 
 def group_estimators() -> tuple[str, ...]:

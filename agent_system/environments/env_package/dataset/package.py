@@ -58,4 +58,5 @@ PACKAGE = EnvPackage(
     prompts=prompts,
     project=project,
     stop=(),
+    plays_cut_turns=True,
 )

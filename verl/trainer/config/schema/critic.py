@@ -71,9 +71,15 @@ class RewardModelConfig(AcceptedRewardModel):
 
 
 class CustomRewardFunction(Section):
-    """A reward function of the user's own."""
+    """A reward function of the user's own.
+
+    Of a row of data.train_files it is handed data_source, solution_str, ground_truth and
+    extra_info, of an environment's play data_source, steps and extra_info.
+    """
 
     path: str | None = None
     """Python file that defines the reward function"""
     name: str = "compute_score"
     """name of the reward function in its file"""
+    reward_kwargs: dict[str, Any] = {}
+    """further arguments of the reward function"""
