@@ -237,6 +237,16 @@ class Expert(Generic[S]):
     tells_needed_level: Callable[[S], bool] = says_no_level
 
 
+@dataclass(frozen=True, slots=True)
+class TaskText:
+    """Of tasks that say themselves what is shown first: ``shows(task)``, and the task that shows
+    ``text`` in its place, ``retold(task, text)``.
+    """
+
+    shows: Callable[[Task], Observation]
+    retold: Callable[[Task, str], Task]
+
+
 @dataclass(frozen=True)
 class EnvPackage(Generic[S]):
     """Everything the agent system needs to know about one kind of environment.
@@ -260,6 +270,8 @@ class EnvPackage(Generic[S]):
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
     # What was cut by length is no action; of a turn that is the whole episode it is the answer.
     plays_cut_turns: bool = False
+    # None: what is shown first is known when the environment is reset.
+    task_text: TaskText | None = None
     expert: Expert[S] | None = None
 
     def read(self, section: Mapping[str, Any] | None = None) -> S:

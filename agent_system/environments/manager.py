@@ -104,6 +104,13 @@ class EnvironmentManagerBase(VectorisedPlay):
         """
         return panel_digest(self.panel)
 
+    def take(self, tasks: list[Task]) -> None:
+        """Play ``tasks`` in place of all that there are; the panel is drawn from them."""
+        self.tasks = tasks
+        self._order = ((), [])
+        if self.split == "val":
+            self.panel = panel_of(tasks, self.env_config.val_tasks)
+
     def _epoch(self, draw: int, epoch: int) -> list[int]:
         key = (self.env_config.seed, self.split, "order", draw, epoch)
         # Only the last epoch is kept: steps come in order, and any other one can be made again.

@@ -5,7 +5,7 @@ A play whose grader fails is broken, not lost: it is left out of its group like 
 (``env.on_abort``).
 """
 
-from agent_system.environments.base import EnvPackage, Observation, Step, Task
+from agent_system.environments.base import EnvPackage, Observation, Step, Task, TaskText
 from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env_package.dataset.grading import Grader
 from agent_system.environments.env_package.dataset.rows import NAME, tasks
@@ -25,8 +25,7 @@ class DatasetEnv:
         """The messages of ``task``; the seed changes nothing."""
         del seed  # the task says it all
         self.task = task
-        *opening, last = task["messages"]
-        return Observation(last["content"], opening=opening)
+        return shows(task)
 
     def step(self, action: str) -> Step:
         """Grade the answer; always done. Raises what the grader raises, and ``NoGrade``."""
@@ -36,6 +35,18 @@ class DatasetEnv:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def shows(task: Task) -> Observation:
+    """The last message of a row, and those in front of it."""
+    *opening, last = task["messages"]
+    return Observation(last["content"], opening=opening)
+
+
+def retold(task: Task, text: str) -> Task:
+    """``task`` with ``text`` as its last message."""
+    *opening, last = task["messages"]
+    return {**task, "messages": [*opening, {**last, "content": text}]}
 
 
 def prompts(settings: DatasetSettings) -> SingleTurnPrompts:
@@ -59,4 +70,5 @@ PACKAGE = EnvPackage(
     project=project,
     stop=(),
     plays_cut_turns=True,
+    task_text=TaskText(shows, retold),
 )

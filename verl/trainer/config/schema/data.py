@@ -36,7 +36,8 @@ class DataConfig(AcceptedData):
     filter_overlong_prompts: bool = False
     """leave out rows of files whose prompt is longer than max_prompt_length"""
     truncation: Literal["error", "left", "right", "middle"] = "error"
-    """what happens to a row of a file whose prompt is longer than max_prompt_length"""
+    """what else happens to a row of a file whose prompt is longer than max_prompt_length: the run
+    is refused, or its last message is cut at the left, at the right or in the middle"""
     train_batch_size: PositiveInt = 16
     """tasks per iteration; each is played env.rollout.n times"""
     max_prompt_length: PositiveInt = 2048
