@@ -4,7 +4,7 @@ The fields are described where they are set: ``python -m verl.trainer.main_ppo -
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import rlvcr.config
 from rlvcr.names import LevelRuleName
@@ -189,6 +189,9 @@ class RewardModelConfig(Protocol):
     @property
     def reward_kwargs(self) -> dict[str, Any]: ...
 
+    @property
+    def weights(self) -> Mapping[str, float]: ...
+
 
 class CustomRewardConfig(Protocol):
     """``custom_reward_function``: a function of the user's own, none where ``path`` is empty."""
@@ -201,6 +204,23 @@ class CustomRewardConfig(Protocol):
 
     @property
     def reward_kwargs(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class GradesAnswers(Protocol):
+    """The settings of an environment that is handed keys of the configuration, the function that
+    grades answers among them.
+    """
+
+    @property
+    def data_keys(self) -> Mapping[str, str]: ...
+
+
+class GradedEnvConfig(Protocol):
+    """``env``: whether it grades answers itself."""
+
+    @property
+    def settings(self) -> object: ...
 
 
 class TasksConfig(Protocol):
@@ -226,7 +246,7 @@ class RewardConfig(Protocol):
     def custom_reward_function(self) -> CustomRewardConfig: ...
 
     @property
-    def env(self) -> EnvConfig: ...
+    def env(self) -> GradedEnvConfig: ...
 
 
 class CollectorConfig(TasksConfig, Protocol):

@@ -245,6 +245,7 @@ class TrajectoryPlayer:
         self.trajectory.reward += turn.reward
         # Overwritten at each step: what counts is how the episode ended.
         self.trajectory.won = bool(info.get("won", False))
+        self.trajectory.reward_parts = info.get("reward_parts", {})
         return observation
 
     async def _waiting_for_env(self, call: Awaitable[T]) -> T:

@@ -170,6 +170,7 @@ def derive(cfg: Config) -> Config:
         for path, rule in PPO_RULES:
             _fill(cfg, path, rule)
         _let(_choose_correction, cfg)
+        _let(_choose_rewards, cfg)
     if isinstance(cfg, PPOConfig | SFTConfig):
         for extension in EXTENSIONS.values():
             _let(extension.derive, cfg)
@@ -202,6 +203,15 @@ def _choose_correction(cfg: PPOConfig) -> None:
     comparable = not correction.bypass_mode and not cfg.env.allow_retokenized
     less_precise = cfg.actor_rollout_ref.rollout.dtype != "float32"
     correction.rollout_is = "token" if comparable and less_precise else None
+
+
+def _choose_rewards(cfg: PPOConfig) -> None:
+    """The rewards that are weighed are those that gdpo normalises, where it is told no others."""
+    algorithm = cfg.algorithm
+    weights = cfg.reward_model.weights
+    if not algorithm.gdpo_reward_keys and not algorithm.gdpo_reward_weights:
+        algorithm.gdpo_reward_keys = list(weights)
+        algorithm.gdpo_reward_weights = list(weights.values())
 
 
 def _let(derive_more: Callable[[Config], None], cfg: Config) -> None:

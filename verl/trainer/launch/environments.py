@@ -5,12 +5,13 @@ from typing import Any
 
 from agent_system.environments.env_registry import REGISTRY, canonical, settings_class
 from agent_system.environments.settings import EnvSettings
-from verl.trainer.config.derive import is_placeholder
+from verl.records import REWARD_PARTS
+from verl.trainer.config.derive import is_placeholder, plays_files
 from verl.trainer.config.plugged import Extension
 from verl.trainer.config.problems import Context, Problems
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.launch.forks import FORK_KEYS
-from verl.utils.settings import Section
+from verl.utils.settings import Section, lookup
 from verl.utils.settings.reading import from_text, read
 
 Tree = dict[str, Any]
@@ -111,11 +112,18 @@ def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
         yield from read(cls, from_text(env.kwargs, cls), "env.kwargs").problems.values()
 
 
+def columns(cfg: PPOConfig) -> dict[str, str]:
+    """Rewards by name, where a function of the user's own grades rows of files."""
+    graded = plays_files(cfg) and lookup(cfg.env.settings, "reward.path")
+    return {REWARD_PARTS: ""} if graded else {}
+
+
 ENVIRONMENTS = Extension(
     "environments",
     sources={"env": EnvironmentSections()},
     settle=settle,
     derive=derive,
     check=check,
+    columns=columns,
     meanings=FORK_KEYS,
 )

@@ -10,11 +10,10 @@ import torch
 
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.reward_manager import load_reward_manager
-from agent_system.reward_manager.managers import REWARD_PARTS
 from verl.algos import get_adv_estimator_fn, missing_inputs
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto, object_array
-from verl.records import StepRecord
+from verl.records import REWARD_PARTS, StepRecord
 from verl.trainer.config.derive import plays_files
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
@@ -36,9 +35,9 @@ def rehearsal_problems(cfg: PPOConfig) -> list[str]:
     """Messages about what a run would stumble over once it plays and learns."""
     # Where there is a tokenizer, the environment was opened to measure prompts.
     found = list(environment_problems(cfg)) if tokenizer_directory(cfg) is None else []
-    if plays_files(cfg) and not found:
-        found += _grader_problems(cfg)
     data = made_up_rows()
+    if plays_files(cfg) and not found:
+        found += _grader_problems(cfg, data)
     return [*found, *_reward_problems(cfg, data), *_learning_problems(cfg, data)]
 
 
@@ -98,15 +97,18 @@ def _step(won: bool) -> StepRecord:
     )
 
 
-def _grader_problems(cfg: PPOConfig) -> Iterator[str]:
-    """The first row of the files is graded, whatever the grade of a made-up answer is."""
+def _grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+    """The first row of the files is graded, whatever the grade of a made-up answer is; its rewards
+    by name become those of ``data``.
+    """
     settings = env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
     first = package.tasks(settings, "train")[0]
     env = package.make(settings)
     env.reset(first, 0)
     try:
-        env.step("a made-up answer")
+        _, _, _, info = env.step("a made-up answer")
+        data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * ROWS)
     except Exception as error:  # may be the user's own code
         key = REWARD if cfg.custom_reward_function.path else "env.env_name"
         why = f"called once on row {first['task_id']} it failed: {_brief(error)}"

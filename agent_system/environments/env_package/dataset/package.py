@@ -5,6 +5,8 @@ A play whose grader fails is broken, not lost: it is left out of its group like 
 (``env.on_abort``).
 """
 
+from typing import Any
+
 from agent_system.environments.base import EnvPackage, Observation, Step, Task, TaskText
 from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env_package.dataset.grading import Grader
@@ -30,7 +32,9 @@ class DatasetEnv:
     def step(self, action: str) -> Step:
         """Grade the answer; always done. Raises what the grader raises, and ``NoGrade``."""
         grade = self.grader(self.task, action)
-        info = {"won": grade.right, "is_action_valid": bool(action)}
+        info: dict[str, Any] = {"won": grade.right, "is_action_valid": bool(action)}
+        if grade.parts:
+            info["reward_parts"] = dict(grade.parts)
         return Observation(""), grade.score, True, info
 
     def close(self) -> None:

@@ -25,6 +25,9 @@ class RewardFromFile(FunctionFromFile):
     """name of the function in its file"""
     reward_kwargs: dict[str, Any] = {}
     """further arguments of the function"""
+    weights: dict[str, float] = {}
+    """weights of the rewards that the function returns by name, which sum to the score; {}: it is
+    the one called score"""
 
 
 class DatasetSettings(EnvSettings):
@@ -41,6 +44,7 @@ class DatasetSettings(EnvSettings):
         "custom_reward_function.path": "reward.path",
         "custom_reward_function.name": "reward.name",
         "custom_reward_function.reward_kwargs": "reward.reward_kwargs",
+        "reward_model.weights": "reward.weights",
     }
 
     train_files: list[str] = []

@@ -9,6 +9,8 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.algos.gdpo import compute_gdpo_outcome_advantage
+from verl.trainer.ppo.metrics import named_rewards
 
 GRADERS = """
 def parts(data_source, solution_str, ground_truth, extra_info):
@@ -28,7 +30,7 @@ def play(tmp_path):
     collectors = []
     (tmp_path / "graders.py").write_text(GRADERS)
 
-    def run(answers, grader, rows=1, n=2, **env):
+    def run(answers, grader, rows=1, n=2, weights=None, **env):
         lines = [
             {"prompt": f"{k}?", "ground_truth": "yes", "data_source": "d"} for k in range(rows)
         ]
@@ -38,7 +40,11 @@ def play(tmp_path):
         config.env.kwargs = {
             "train_files": [str(tmp_path / "rows.jsonl")],
             "val_files": [str(tmp_path / "val.jsonl")],
-            "reward": {"path": str(tmp_path / "graders.py"), "name": grader},
+            "reward": {
+                "path": str(tmp_path / "graders.py"),
+                "name": grader,
+                "weights": weights or {},
+            },
             "placement": "inline",
         }
         said = iter(answers)
@@ -58,6 +64,33 @@ def test_an_answer_cut_by_length_is_graded_as_it_stands(play):
     assert list(columns["truncated"]) == ["length", "length"]
     assert columns["episode_rewards"].tolist() == [1.0, 1.0] and all(columns["won"])
     assert data.batch["response_mask"].sum(-1).tolist() == [6, 6]
+
+
+def test_several_rewards_come_with_the_row_and_are_weighed(play):
+    data = play(["yes", "no"], "parts")
+    columns = data.non_tensor_batch
+    assert columns["episode_rewards"].tolist() == [1.0, 0.0]
+    assert [(p["accuracy"], p["length"]) for p in columns["reward_parts"]] == [(1.0, 3), (0.0, 2)]
+    # What is no number is a remark.
+    assert set(columns["reward_parts"][0]) == {"score", "accuracy", "length"}
+    weights = {"accuracy": 1.0, "length": 0.5}
+    data = play(["yes", "no"], "parts", weights=weights)
+    assert data.non_tensor_batch["episode_rewards"].tolist() == [2.5, 1.0]
+    assert named_rewards(data)["reward/score/mean"] == 1.75
+    assert named_rewards(data)["reward/accuracy/max"] == 1.0
+    advantages = compute_gdpo_outcome_advantage(
+        data.batch["response_mask"],
+        data.non_tensor_batch["uid"],
+        data.non_tensor_batch["reward_parts"],
+        list(weights),
+        list(weights.values()),
+    )[0]
+    assert advantages[0, 0] > 0 > advantages[1, 0]
+
+
+def test_a_weight_of_a_reward_that_is_not_given_leaves_nothing_to_train_on(play):
+    with pytest.raises(RuntimeError, match="nothing is left to train on"):
+        play(["yes"] * 20, "parts", weights={"acuracy": 1.0})
 
 
 @pytest.mark.parametrize("answer", ["crash", "nan", "empty"])

@@ -65,9 +65,13 @@ class RewardModelConfig(AcceptedRewardModel):
     enable: bool = False
     """run a reward model (refused: none can be run)"""
     reward_manager: str = "episode"
-    """how an episode's rewards are placed on tokens"""
+    """how an episode's rewards are placed on tokens: a registered name (naive and prime are
+    episode), or the place of a class, module:Class or FILE.py:Class"""
     reward_kwargs: dict[str, Any] = {}
     """arguments of the reward manager"""
+    weights: dict[str, float] = {}
+    """weights of the rewards that custom_reward_function returns by name, as {accuracy: 1, format:
+    0.2}, which sum to the score; {}: it is the one called score"""
 
 
 class CustomRewardFunction(Section):

@@ -142,6 +142,7 @@ def job(tmp_path):
         "    return float(solution_str == ground_truth) + bonus\n"
         "def crash(**kwargs): raise RuntimeError('grader down')\n"
         "def nothing(**kwargs): return None\n"
+        "def parts(**kwargs): return {'accuracy': 1, 'format': 0.5, 'why': 'so'}\n"
         "def trajectory(data_source, steps, extra_info, scale): return scale * len(steps)\n"
     )
     return [
@@ -172,3 +173,29 @@ def test_further_arguments_reach_the_function_of_plays_as_well(job):
     assert score is not None and score(data_source="d", steps=[1, 2], extra_info={}) == 6
     with pytest.raises(TypeError, match="missing a required argument: 'scale'"):
         load_reward_manager(config(*words))
+
+
+GDPO = "algorithm.adv_estimator=gdpo"
+
+
+def test_weights_join_several_rewards_and_gdpo_reads_the_same(job):
+    words = [*job, "custom_reward_function.name=parts", GDPO]
+    cfg = config(*words, "+reward_model.weights={accuracy: 1, format: 0.2}")
+    assert cfg.env.dataset.reward.weights == {"accuracy": 1.0, "format": 0.2}
+    assert cfg.algorithm.gdpo_reward_keys == ["accuracy", "format"]
+    assert cfg.algorithm.gdpo_reward_weights == [1.0, 0.2]
+    assert rehearsal_problems(cfg) == []
+    (found,) = rehearsal_problems(config(*words[:-1], "+reward_model.weights={fromat: 1}"))
+    assert "names 'fromat', which it did not return; allowed: accuracy, format" in found
+    (found,) = rehearsal_problems(config(*words[:-1]))
+    assert "or name what counts in reward_model.weights" in found
+    own = config(*words, "algorithm.gdpo_reward_keys=[format]", "+reward_model.weights={format: 2}")
+    assert own.algorithm.gdpo_reward_weights == []
+
+
+def test_weights_without_a_function_are_refused():
+    for words in ([], ["data.train_files=a.jsonl"], ["env.env_name=number_line"]):
+        (found,) = problems(*words, "+reward_model.weights={accuracy: 1}")
+        assert found.startswith("reward_model.weights={'accuracy': 1.0}: no function is named")
+    own = ["data.train_files=a.jsonl", "env.dataset.reward.path=g.py"]
+    assert problems(*own, "+reward_model.weights={accuracy: 1}") == []
