@@ -4,7 +4,7 @@ The fields are described where they are set: ``python -m verl.trainer.main_ppo -
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import rlvcr.config
 from rlvcr.names import LevelRuleName
@@ -138,7 +138,7 @@ class EnvConfig(Protocol):
     def train_tasks(self) -> int | None: ...
 
     @property
-    def val_tasks(self) -> int: ...
+    def val_tasks(self) -> int | None: ...
 
     @property
     def allow_retokenized(self) -> bool: ...
@@ -155,6 +155,12 @@ class DataConfig(Protocol):
 
     @property
     def shuffle(self) -> bool: ...
+
+    @property
+    def filter_overlong_prompts(self) -> bool: ...
+
+    @property
+    def truncation(self) -> str: ...
 
     @property
     def apply_chat_template_kwargs(self) -> dict[str, Any]: ...
@@ -189,6 +195,9 @@ class RewardModelConfig(Protocol):
     @property
     def reward_kwargs(self) -> dict[str, Any]: ...
 
+    @property
+    def weights(self) -> Mapping[str, float]: ...
+
 
 class CustomRewardConfig(Protocol):
     """``custom_reward_function``: a function of the user's own, none where ``path`` is empty."""
@@ -198,6 +207,26 @@ class CustomRewardConfig(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def reward_kwargs(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class GradesAnswers(Protocol):
+    """The settings of an environment that is handed keys of the configuration, the function that
+    grades answers among them.
+    """
+
+    @property
+    def data_keys(self) -> Mapping[str, str]: ...
+
+
+class GradedEnvConfig(Protocol):
+    """``env``: whether it grades answers itself."""
+
+    @property
+    def settings(self) -> object: ...
 
 
 class TasksConfig(Protocol):
@@ -221,6 +250,9 @@ class RewardConfig(Protocol):
 
     @property
     def custom_reward_function(self) -> CustomRewardConfig: ...
+
+    @property
+    def env(self) -> GradedEnvConfig: ...
 
 
 class CollectorConfig(TasksConfig, Protocol):

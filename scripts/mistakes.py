@@ -34,9 +34,9 @@ class Mistake:
 MISTAKES = (
     Mistake(
         "prompts of files, where an environment would be played instead",
-        ("data.train_files=gsm8k/train.parquet",),
+        (POLICY, "env.env_name=alfworld", "data.train_files=gsm8k/train.parquet"),
         "data.train_files=['gsm8k/train.parquet']",
-        "env.env_name=",
+        "or leave env.env_name out",
     ),
     Mistake(
         "questions of one's own where the environment reads another key",

@@ -12,6 +12,7 @@ A method that knows more of a step than this derives its own record from ``StepR
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
+REWARD_PARTS = "reward_parts"  # column [B]: rewards of the row's trajectory by name, or none
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: what a token's loss weighs
 
 

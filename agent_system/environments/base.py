@@ -264,6 +264,16 @@ class Mixture(Generic[S]):
     stop: Callable[[S], tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class TaskText:
+    """Of tasks that say themselves what is shown first: ``shows(task)``, and the task that shows
+    ``text`` in its place, ``retold(task, text)``.
+    """
+
+    shows: Callable[[Task], Observation]
+    retold: Callable[[Task, str], Task]
+
+
 @dataclass(frozen=True)
 class EnvPackage(Generic[S]):
     """Everything the agent system needs to know about one kind of environment.
@@ -288,6 +298,10 @@ class EnvPackage(Generic[S]):
     # What follows an action would be invented: the environment has not answered yet.
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
+    # What was cut by length is no action; of a turn that is the whole episode it is the answer.
+    plays_cut_turns: bool = False
+    # None: what is shown first is known when the environment is reset.
+    task_text: TaskText | None = None
     expert: Expert[S] | None = None
     variants: Callable[[], Sequence[str]] = no_variants
     mixture: Mixture[S] | None = None

@@ -123,6 +123,14 @@ class EnvironmentManagerBase(VectorisedPlay):
                 f"{', '.join(map(repr, empty))}; fix: more tasks (env.train_tasks), or another part"
             )
 
+    def take(self, tasks: list[Task]) -> None:
+        """Play ``tasks`` in place of all that there are; the panel is drawn from them."""
+        self.tasks = tasks
+        if self.split == "val":
+            self.panel = panel_of(
+                tasks, self.env_config.val_tasks, self.package.weights(self.settings)
+            )
+
     def _rows(self, groups: list[Group], members: int) -> "DataProto":
         rows = [
             (task, seed, uid, member) for task, seed, uid in groups for member in range(members)

@@ -1,5 +1,6 @@
 """What the settings of every environment have in common."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import ConfigDict, Strict, model_validator
@@ -27,6 +28,11 @@ class EnvSettings(Section):
     model_config = ConfigDict(frozen=True)
     # The key that a variant of the environment's name sets (``env_name=NAME/VARIANT``).
     variant_key: ClassVar[str] = ""
+    # Every episode has one step.
+    one_step: ClassVar[bool] = False
+    # Keys of the whole configuration that are handed on to keys of this section, by dotted path: it
+    # plays the rows of files that jobs about data name.
+    data_keys: ClassVar[Mapping[str, str]] = {}
 
     max_steps: PositiveInt | None = None
     """steps after which the environment itself may end an episode; null: env.max_steps"""

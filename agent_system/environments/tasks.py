@@ -95,10 +95,10 @@ class Schedule:
 
 
 def panel_of(
-    tasks: Sequence[Task], size: int, weights: Mapping[str, int] | None = None
+    tasks: Sequence[Task], size: int | None, weights: Mapping[str, int] | None = None
 ) -> list[tuple[Task, int]]:
-    """The validation panel: ``size`` tasks (all if fewer) with their environment seeds; of the
-    parts of a mixture by ``weights``.
+    """The validation panel: ``size`` tasks (all if fewer, or None) with their environment seeds;
+    of the parts of a mixture by ``weights``.
 
     It depends on the tasks alone, not on the run's seed, so runs with different seeds are measured
     on the same panel.

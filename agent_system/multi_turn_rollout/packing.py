@@ -24,7 +24,8 @@ from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.ledger import TokenLedger
 from rlvcr.records import ThinkingStep
 from rlvcr.scoring import RowStep
-from verl.protocol import DataProto
+from verl.protocol import DataProto, object_array
+from verl.records import REWARD_PARTS
 
 logger = logging.getLogger(__name__)
 ON_ABORT = ("drop_group", "keep_rest")
@@ -174,6 +175,9 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     seen = [[turn.image for turn in row.turns if turn.image is not None] for row in rows]
     if any(seen):
         columns["multi_modal_data"] = [{"image": images} for images in seen]
+    parts = [row.trajectory.reward_parts for row in rows]
+    if any(parts):
+        columns[REWARD_PARTS] = object_array(parts)
     return columns | {
         "uid": [job.uid for job in jobs],
         "traj_uid": [job.traj_uid for job in jobs],

@@ -92,7 +92,8 @@ class Turn:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One rollout of ``job``. ``reward`` is the return; times are seconds.
+    """One rollout of ``job``. ``reward`` is the return, ``reward_parts`` the rewards by name that
+    it is made of, where the environment gives several; times are seconds.
 
     ``truncated`` says why the episode was ended before the environment was done: ``steps``,
     ``length`` (a turn was cut) or ``budget`` (no room for another turn). ``aborted`` says what
@@ -104,6 +105,7 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False
+    reward_parts: dict[str, float] = field(default_factory=dict)
     truncated: str | None = None
     aborted: str | None = None
     abort_detail: str = ""

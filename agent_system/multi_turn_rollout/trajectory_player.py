@@ -5,8 +5,8 @@ again.
         ▲                               └──▶ alternatives (RLVCR), while it steps    │
         └────────────────────────────── observation ◀────────────────────────────────┘
 
-A turn cut by length never reaches the environment. Whatever breaks is noted in the trajectory: a
-broken trajectory is data.
+A turn cut by length never reaches the environment, unless its package says that it is graded as it
+stands. Whatever breaks is noted in the trajectory: a broken trajectory is data.
 """
 
 import asyncio
@@ -146,9 +146,11 @@ class TrajectoryPlayer:
                 return
             # The turn joins the trajectory before it is played: a break in the step cannot lose it.
             turn = await self._sample(conversation, observation, step)
-            # What was cut is no action; the turn itself has been noted and is trained on.
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
+                # What was cut is no action; the turn itself has been noted and is trained on.
+                if context.package.plays_cut_turns:
+                    await self._step(env, turn)
                 return
             observation = await self._step(env, turn)
             if turn.done:
@@ -244,6 +246,7 @@ class TrajectoryPlayer:
         self.trajectory.reward += turn.reward
         # Overwritten at each step: what counts is how the episode ended.
         self.trajectory.won = bool(info.get("won", False))
+        self.trajectory.reward_parts = info.get("reward_parts", {})
         return observation
 
     async def _waiting_for_env(self, call: Awaitable[T]) -> T:

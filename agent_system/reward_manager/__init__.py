@@ -5,9 +5,11 @@ from verl.utils.lazy import lazy
 __getattr__, __all__ = lazy(
     __name__,
     {
-        "REWARD_MANAGERS": "managers",
+        "REWARD_MANAGERS": "registry",
         "EpisodeRewardManager": "managers",
         "StepRewardManager": "managers",
-        "load_reward_manager": "managers",
+        "RewardManager": "registry",
+        "load_reward_manager": "loading",
+        "register": "registry",
     },
 )

@@ -12,28 +12,22 @@ to the outcome of its whole trajectory*:
 estimators read them.
 """
 
-import inspect
-import logging
-import numbers
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 
-from agent_system.config import RewardConfig
-from agent_system.reward_manager.custom import check_arguments, load_function
+from agent_system.reward_manager.registry import register
+from agent_system.reward_manager.scores import finite
 from verl.protocol import DataProto, object_array
+from verl.records import REWARD_PARTS
 from verl.utils.torch_functional import last_selected
 
-logger = logging.getLogger(__name__)
 ScoreFunction = Callable[..., float | Mapping[str, float]]
-SCORE_ARGUMENTS = ("data_source", "steps", "extra_info")
-REWARD_PARTS = "reward_parts"
-# Scores become float32; what is larger would be infinite there.
-LARGEST = torch.finfo(torch.float32).max
 
 
+@register("episode", "naive", "prime")
 class EpisodeRewardManager:
     """The trajectory's outcome on the last sampled token of each of its rows.
 
@@ -157,8 +151,8 @@ class EpisodeRewardManager:
         name = getattr(score_of, "__name__", repr(score_of))
         who = f"custom_reward_function {name}, task_id {extra['task_id']!r}"
         if not isinstance(score, Mapping):
-            return _finite(score, who)
-        parts = {key: _finite(value, f"{who}, {key!r}") for key, value in score.items()}
+            return finite(score, who)
+        parts = {key: finite(value, f"{who}, {key!r}") for key, value in score.items()}
         if "score" not in parts:
             raise ValueError(f"{who}: the dictionary it returned has no 'score'")
         for row in rows:
@@ -166,6 +160,7 @@ class EpisodeRewardManager:
         return parts["score"]
 
 
+@register("step")
 class StepRewardManager(EpisodeRewardManager):
     """Each step's reward on the last token sampled for it; the penalty of an invalid action at its
     own step.
@@ -201,64 +196,6 @@ class StepRewardManager(EpisodeRewardManager):
                 last = int((step_ids == step).nonzero()[-1])
                 scores[row, last] = reward
         return scores
-
-
-REWARD_MANAGERS: dict[str, type[EpisodeRewardManager]] = {
-    "episode": EpisodeRewardManager,
-    "step": StepRewardManager,
-}
-
-
-def load_reward_manager(config: RewardConfig) -> EpisodeRewardManager:
-    """The reward manager that ``config`` (the whole typed configuration) asks for.
-
-    Raises ``ValueError`` for an unknown manager or arguments that it does not take, and what
-    ``load_function`` raises for a custom function.
-    """
-    name = config.reward_model.reward_manager
-    if name not in REWARD_MANAGERS:
-        known = ", ".join(REWARD_MANAGERS)
-        raise ValueError(
-            f"reward_model.reward_manager={name!r}: unknown; allowed: {known}; "
-            "fix: name one of them"
-        )
-    actor = config.actor_rollout_ref.actor
-    custom = config.custom_reward_function
-    penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
-    function = load_function(custom.path, custom.name) if custom.path else None
-    if function is not None and custom.path:
-        check_arguments(function, custom.path, SCORE_ARGUMENTS)
-    manager = REWARD_MANAGERS[name]
-    kwargs = config.reward_model.reward_kwargs
-    try:
-        # Bound without being called: a ``TypeError`` from inside the manager is no wrong setting.
-        inspect.signature(manager).bind(penalty, function, **kwargs)
-    except TypeError as error:
-        allowed = ", ".join(list(inspect.signature(manager).parameters)[2:]) or "none"
-        raise ValueError(
-            f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (what "
-            f"{manager.__name__} takes beside the penalty and the function); "
-            "fix: leave the others out"
-        ) from error
-    return manager(penalty, function, **kwargs)
-
-
-def _finite(score: object, who: str) -> float:
-    """The number that ``who`` returned, a Python one or a scalar of numpy or torch, if float32 can
-    hold it.
-    """
-    if isinstance(score, (np.generic, np.ndarray, torch.Tensor)) and score.ndim == 0:
-        score = score.item()
-    if not isinstance(score, numbers.Real):
-        raise TypeError(f"{who}: it returned a {type(score).__name__}, not a number")
-    try:
-        value = float(score)
-    except OverflowError:  # an integer beyond float64
-        value = float("inf")
-    # Not ``>``: NaN compares false with everything and must be refused too.
-    if not abs(value) <= LARGEST:
-        raise ValueError(f"{who}: it returned {score}, not a finite number")
-    return value
 
 
 def _reward_parts(data: DataProto) -> np.ndarray:

@@ -149,7 +149,8 @@ def _row(cfg: PPOConfig) -> Iterator[str]:
 
 def _panel(cfg: PPOConfig) -> Iterator[str]:
     plays = cfg.actor_rollout_ref.rollout.val_kwargs.n
-    yield f"{cfg.env.val_tasks} tasks at most x {plays} plays, all at once, per validation"
+    size = "all" if cfg.env.val_tasks is None else f"at most {cfg.env.val_tasks}"
+    yield f"{size} tasks x {plays} plays, all at once, per validation"
 
 
 def _every(cfg: PPOConfig) -> Iterator[str]:

@@ -3,7 +3,7 @@ no ``None``.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from verl.names import GROUP_ESTIMATORS
@@ -32,6 +32,16 @@ class CountsTasks(Protocol):
         ...
 
 
+@runtime_checkable
+class PlaysFiles(Protocol):
+    """The settings of an environment that plays rows of files."""
+
+    @property
+    def data_keys(self) -> Mapping[str, str]:
+        """The keys of the configuration that say which, and what they are called below ``env``."""
+        ...
+
+
 def trajectories_per_iteration(cfg: PPOConfig) -> int:
     """Plays per iteration: tasks times group size."""
     return cfg.data.train_batch_size * cfg.env.rollout.n
@@ -40,6 +50,19 @@ def trajectories_per_iteration(cfg: PPOConfig) -> int:
 def is_placeholder(files: Sequence[str]) -> bool:
     """Whether ``files`` are there only because a job script has to name some."""
     return bool(files) and all(PLACEHOLDER.search(file) for file in files)
+
+
+def data_keys(cfg: PPOConfig) -> Mapping[str, str]:
+    """Which keys of ``cfg`` the environment is handed because it plays rows of files: path of the
+    key, and its name in the environment's section; none for other environments.
+    """
+    settings = cfg.env.settings
+    return settings.data_keys if isinstance(settings, PlaysFiles) else {}
+
+
+def plays_files(cfg: PPOConfig) -> bool:
+    """Whether the tasks are rows of files."""
+    return bool(data_keys(cfg))
 
 
 def group_estimators() -> tuple[str, ...]:
@@ -147,6 +170,7 @@ def derive(cfg: Config) -> Config:
         for path, rule in PPO_RULES:
             _fill(cfg, path, rule)
         _let(_choose_correction, cfg)
+        _let(_choose_rewards, cfg)
     if isinstance(cfg, PPOConfig | SFTConfig):
         for extension in EXTENSIONS.values():
             _let(extension.derive, cfg)
@@ -180,6 +204,15 @@ def _choose_correction(cfg: PPOConfig) -> None:
     less_precise = cfg.actor_rollout_ref.rollout.dtype != "float32"
     older = cfg.trainer.rollout_overlap != "off"
     correction.rollout_is = "token" if comparable and (less_precise or older) else None
+
+
+def _choose_rewards(cfg: PPOConfig) -> None:
+    """The rewards that are weighed are those that gdpo normalises, where it is told no others."""
+    algorithm = cfg.algorithm
+    weights = cfg.reward_model.weights
+    if not algorithm.gdpo_reward_keys and not algorithm.gdpo_reward_weights:
+        algorithm.gdpo_reward_keys = list(weights)
+        algorithm.gdpo_reward_weights = list(weights.values())
 
 
 def _let(derive_more: Callable[[Config], None], cfg: Config) -> None:

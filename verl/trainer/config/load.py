@@ -1,6 +1,6 @@
 """Configs by name: compose, read, derive, and say which keys change nothing here.
 
-files and overrides ─▶ one tree ─▶ interpolations ─▶ sections, checked ─▶ derived values
+files and overrides ─▶ one tree ─▶ settled ─▶ interpolations ─▶ sections, checked ─▶ derived values
 """
 
 import logging
@@ -14,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.compose import compose_tree
-from verl.trainer.config.derive import derive
+from verl.trainer.config.derive import derive, plays_files
 from verl.trainer.config.plugged import (
+    EXTENSIONS,
     plugged_class,
     plugged_keys,
     plugged_names,
@@ -66,6 +67,8 @@ def read_config(
         tree.cold_start.enable = False
     # Unresolved: a reference may lead to a default, and the defaults are merged in below.
     written: Any = OmegaConf.to_container(tree, resolve=False)
+    for extension in EXTENSIONS.values():
+        extension.settle(written, schema)
     draft = _draft(written, schema)
     draft.problems = [*problems, *draft.problems]
     return draft
@@ -332,6 +335,11 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
             found[key.path] = key.unused.why
         elif device == "cpu":
             found[key.path] = "there is no GPU here"
+    if isinstance(cfg, PPOConfig) and not plays_files(cfg):
+        keys = ("data.filter_overlong_prompts", "data.truncation")
+        why = "prompts come from the environment, and one that is too long is refused"
+        defaults = keys_of(PPOConfig)
+        found |= {key: why for key in keys if lookup(cfg, key) != defaults[key].default}
     return found
 
 

@@ -41,6 +41,10 @@ def _nothing_to_say(_cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
     return iter(())
 
 
+def _nothing_to_settle(_tree: dict[str, Any], _schema: type[Section]) -> None:
+    pass
+
+
 def _no_columns(_cfg: PPOConfig) -> Mapping[str, str]:
     return {}
 
@@ -55,16 +59,19 @@ class Extension:
 
     ``sources`` maps a section of the schema to the sections that may stand below it, ``keys`` to
     keys that stand there beside the declared ones (the section must be an ``OpenSection``).
-    ``derive`` fills in values that follow from others, ``check`` finds combinations that cannot
-    work. ``columns`` are columns of the batch, each with "" where the config gives it, else how to
-    get it. ``group_estimators`` compare the plays of a task. ``sampled_tokens`` counts,
-    by what they are of, the tokens that are sampled besides the turns of so many steps, at most.
+    ``settle`` is handed what files and command line write, before anything is read, and may write
+    what follows from it. ``derive`` fills in values that follow from others, ``check`` finds
+    combinations that cannot work. ``columns`` are columns of the batch, each with "" where the
+    config gives it, else how to get it. ``group_estimators`` compare the plays of a task.
+    ``sampled_tokens`` counts, by what they are of, the tokens that are sampled besides the turns of
+    so many steps, at most.
     ``meanings`` say what keys of other projects are called here, by pattern.
     """
 
     name: str
     sources: Mapping[str, SectionSource] = field(default_factory=dict)
     keys: Mapping[str, type[Section]] = field(default_factory=dict)
+    settle: Callable[[dict[str, Any], type[Section]], None] = _nothing_to_settle
     derive: Callable[[PPOConfig | SFTConfig], None] = _nothing_to_derive
     check: Callable[[PPOConfig | SFTConfig, Context], Problems] = _nothing_to_say
     columns: Callable[[PPOConfig], Mapping[str, str]] = _no_columns

@@ -4,12 +4,21 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from agent_system.environments.env_registry import REGISTRY, canonical, settings_class
+from agent_system.environments.settings import EnvSettings
+from verl.records import REWARD_PARTS
+from verl.trainer.config.derive import is_placeholder, plays_files
 from verl.trainer.config.plugged import Extension
 from verl.trainer.config.problems import Context, Problems
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.launch.forks import FORK_KEYS
-from verl.utils.settings import Section
+from verl.utils.settings import Section, lookup
 from verl.utils.settings.reading import from_text, read
+
+Tree = dict[str, Any]
+DEFAULT = "alfworld"
+DATA = "dataset"  # plays the rows of files
+FILES = ("data.train_files", "data.val_files")
+GROUP = "actor_rollout_ref.rollout.n"
 
 
 class EnvironmentSections:
@@ -19,7 +28,7 @@ class EnvironmentSections:
         """The registered names."""
         return list(REGISTRY)
 
-    def section(self, name: str) -> type[Section] | None:
+    def section(self, name: str) -> type[EnvSettings] | None:
         """The settings of the package; None where a module that it needs is not installed."""
         try:
             return settings_class(name)
@@ -31,6 +40,63 @@ class EnvironmentSections:
         # Variants (after the slash) share the section of their environment.
         name = canonical(str(values.get("env_name", ""))).split("/", 1)[0]
         return (name,) if name in REGISTRY else ()
+
+
+def settle(tree: Tree, schema: type[Section]) -> None:
+    """Choose the environment where none is named: a job that names files plays their rows, and what
+    it says of them is handed on. Where every episode has one step, that is the limit.
+    """
+    if schema is not PPOConfig or not isinstance(tree.setdefault("env", {}), dict):
+        return
+    env = tree["env"]
+    if not env.get("env_name"):
+        env["env_name"] = DATA if _names_files(tree) else DEFAULT
+    name = canonical(str(env["env_name"])).split("/", 1)[0]
+    settings = EnvironmentSections().section(name) if name in REGISTRY else None
+    if settings is None:
+        return
+    if settings.one_step:
+        env.setdefault("max_steps", 1)
+    if settings.data_keys:
+        # All rows of the files are validated on.
+        env.setdefault("val_tasks", None)
+        _hand_on(tree, GROUP, "env.rollout.n")
+    for source, target in settings.data_keys.items():
+        _hand_on(tree, source, f"env.{name}.{target}")
+
+
+def _names_files(tree: Tree) -> bool:
+    return any(_written(tree, key) and not _is_placeholder(_written(tree, key)) for key in FILES)
+
+
+def _is_placeholder(value: Any) -> bool:
+    files = value if isinstance(value, list) else [value]
+    return is_placeholder([str(file) for file in files])
+
+
+def _written(tree: Tree, path: str) -> Any:
+    """What is written at dotted ``path``; None where nothing is."""
+    found: Any = tree
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _hand_on(tree: Tree, source: str, target: str) -> None:
+    """Write at ``target`` what is written at ``source``, where nothing is written there."""
+    value = _written(tree, source)
+    if value is None or _written(tree, target) is not None:
+        return
+    if source in FILES and _is_placeholder(value):
+        return
+    *above, name = target.split(".")
+    place = tree
+    for section in above:
+        place = place.setdefault(section, {})
+        # Written as a value, which is refused when it is read.
+        if not isinstance(place, dict):
+            return
+    place[name] = value
 
 
 def derive(cfg: PPOConfig | SFTConfig) -> None:
@@ -46,10 +112,18 @@ def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
         yield from read(cls, from_text(env.kwargs, cls), "env.kwargs").problems.values()
 
 
+def columns(cfg: PPOConfig) -> dict[str, str]:
+    """Rewards by name, where a function of the user's own grades rows of files."""
+    graded = plays_files(cfg) and lookup(cfg.env.settings, "reward.path")
+    return {REWARD_PARTS: ""} if graded else {}
+
+
 ENVIRONMENTS = Extension(
     "environments",
     sources={"env": EnvironmentSections()},
+    settle=settle,
     derive=derive,
     check=check,
+    columns=columns,
     meanings=FORK_KEYS,
 )

@@ -24,6 +24,7 @@ import rlvcr.sections  # noqa: F401  (console figures, report sections, validati
 from agent_system.environments import EnvironmentManagerBase, make_envs
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
+from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.models.hub import model_directory, pinned
 from verl.record.journal import Journal
@@ -80,8 +81,6 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run, run.resumable():
         setup_logging(run.logs / "driver.log")
         envs, val_envs = environments_of(cfg)
-        # Now that the tasks are counted, and before the workers get their copies of the config.
-        fill_schedule(cfg, len(envs.tasks))
         made = ensure_policy(cfg)
         # After config.yaml, which stays true when its directory is moved, and before any worker.
         make_absolute(cfg)
@@ -91,6 +90,10 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         )
         if made:
             refuse(prompt_problems(cfg, tokenizer))
+        for manager in (envs, val_envs):
+            fit_prompts(cfg, tokenizer, manager)
+        # Now that the tasks are counted, and before the workers get their copies of the config.
+        fill_schedule(cfg, len(envs.tasks))
         collector = TrajectoryCollector(cfg, tokenizer)
         with contextlib.ExitStack() as stack:
             # The stack unwinds in reverse: the journal is finished first, Ray ends last.

@@ -15,11 +15,13 @@ from agent_system.environments.env_registry import (
 )
 from agent_system.environments.failure import EnvFailure, WorkerStartError
 from agent_system.environments.jvm import JavaMissing
-from agent_system.environments.manager import EnvironmentManagerBase
+from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import first_observations, first_prompt_lengths
 from agent_system.multi_turn_rollout.play_settings import check_prompts, refuse_images
+from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
+from verl.trainer.config.derive import plays_files
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.preflight_machine import machine_problems
@@ -62,6 +64,9 @@ def prompt_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]
     """
     seen, problems = _opened(cfg)
     yield from problems
+    if plays_files(cfg) and not problems:
+        yield from _row_problems(cfg, tokenizer)
+        return
     lengths = first_prompt_lengths(cfg, tokenizer, seen)
     longest = max(lengths, default=0)
     limit = cfg.data.max_prompt_length
@@ -72,6 +77,15 @@ def prompt_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]
             f"out; the longest has {longest} tokens"
         )
         yield problem(cfg, PROMPT, why, f"{longest} or more", f"{PROMPT}={_rounded(longest)}")
+
+
+def _row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
+    """Of files every prompt is measured: what does not fit is left out, cut or refused."""
+    try:
+        for envs in make_envs(cfg):
+            fit_prompts(cfg, tokenizer, envs)
+    except ValueError as error:
+        yield str(error)
 
 
 def _opened(cfg: PPOConfig) -> tuple[list[Observation], list[str]]:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 import torch
 
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.reward_manager import load_reward_manager
-from agent_system.reward_manager.managers import REWARD_PARTS
 from verl.algos import get_adv_estimator_fn, missing_inputs
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto, object_array
-from verl.records import StepRecord
+from verl.records import REWARD_PARTS, StepRecord
+from verl.trainer.config.derive import plays_files
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.preflight import environment_problems
@@ -35,6 +36,8 @@ def rehearsal_problems(cfg: PPOConfig) -> list[str]:
     # Where there is a tokenizer, the environment was opened to measure prompts.
     found = list(environment_problems(cfg)) if tokenizer_directory(cfg) is None else []
     data = made_up_rows()
+    if plays_files(cfg) and not found:
+        found += _grader_problems(cfg, data)
     return [*found, *_reward_problems(cfg, data), *_learning_problems(cfg, data)]
 
 
@@ -92,6 +95,26 @@ def _step(won: bool) -> StepRecord:
         stop_reason="stop",
         span=(PROMPT, PROMPT + RESPONSE),
     )
+
+
+def _grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+    """The first row of the files is graded, whatever the grade of a made-up answer is; its rewards
+    by name become those of ``data``.
+    """
+    settings = env_settings(cfg.env)
+    package = get_package(cfg.env.env_name)
+    first = package.tasks(settings, "train")[0]
+    env = package.make(settings)
+    env.reset(first, 0)
+    try:
+        _, _, _, info = env.step("a made-up answer")
+        data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * ROWS)
+    except Exception as error:  # may be the user's own code
+        key = REWARD if cfg.custom_reward_function.path else "env.env_name"
+        why = f"called once on row {first['task_id']} it failed: {_brief(error)}"
+        yield problem(cfg, key, why, "a finite number for every answer", "mend the function")
+    finally:
+        env.close()
 
 
 def _reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.records import REWARD_PARTS
 from verl.sections import batch_metrics
 from verl.utils.repeats import best_at_k, maj_at_k, pass_at_k, powers_up_to
 from verl.utils.statistics import bootstrap_interval
@@ -43,6 +44,23 @@ def data_metrics(batch: DataProto) -> dict[str, float]:
     }
     if "values" in batch.tensor_keys():
         result |= summary("critic/values", batch.batch["values"][mask])
+    return result | named_rewards(batch)
+
+
+def named_rewards(batch: DataProto) -> dict[str, float]:
+    """``reward/<name>/mean, max, min`` of the rewards that were given by name, each trajectory
+    counted once; those that lack one are not counted in it.
+    """
+    column = batch.non_tensor_batch.get(REWARD_PARTS)
+    if column is None:
+        return {}
+    found: dict[str, list[float]] = {}
+    for parts in column[first_rows(batch)]:
+        for name, value in parts.items():
+            found.setdefault(name, []).append(value)
+    result: dict[str, float] = {}
+    for name, values in found.items():
+        result |= summary(f"reward/{name}", torch.tensor(values))
     return result
 
 
@@ -120,7 +138,8 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
         result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
-    return result | repeated_plays(batch, rows) | batch_metrics(batch, "val")
+    named = {f"val/{name}": value for name, value in named_rewards(batch).items()}
+    return result | named | repeated_plays(batch, rows) | batch_metrics(batch, "val")
 
 
 def repeated_plays(batch: DataProto, rows: np.ndarray) -> dict[str, float]:

@@ -5,18 +5,16 @@ by math-verify, so that 0.5 is 1/2; words as words.
 """
 
 import logging
-import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from agent_system.environments.base import Task
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.expert_episode import now
 from agent_system.reward_manager.custom import load_function
+from agent_system.reward_manager.scores import finite, is_number, weighed
 
 # Where an answer says itself that it is the answer; the last of them counts.
 _ANNOUNCED = re.compile(r"\\boxed\{([^{}]*)\}|####\s*([^\n]+)|<answer>(.*?)</answer>", re.DOTALL)
@@ -30,10 +28,11 @@ class NoGrade(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A finite score, and whether the answer is right."""
+    """A finite score, whether the answer is right, and the rewards by name, where there are any."""
 
     score: float
     right: bool
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class Grader:
@@ -41,6 +40,7 @@ class Grader:
 
     def __init__(self, reward: RewardFromFile) -> None:
         self._kwargs = reward.reward_kwargs
+        self._weights = reward.weights
         self._grade: Callable[..., Any] = compare_with_truth
         if reward.path is not None:
             self._grade = load_function(
@@ -58,25 +58,38 @@ class Grader:
             extra_info=task["extra_info"],
             **self._kwargs,
         )
-        return read_grade(now(found), task["task_id"])
+        return read_grade(now(found), task["task_id"], self._weights)
 
 
-def read_grade(found: Any, task_id: str) -> Grade:
-    """The grade in what a grader returned: a number, or a dictionary with ``score`` and perhaps
-    ``acc``, which says whether the answer is right; else it is with a score of 1 or more.
+def read_grade(found: Any, task_id: str, weights: Mapping[str, float] | None = None) -> Grade:
+    """The grade in what a grader returned: a number, or a dictionary of rewards with ``score`` and
+    perhaps ``acc``, which says whether the answer is right; else it is with a score of 1 or more.
 
+    ``weights`` make the score of other rewards of the dictionary; what is no number is no reward.
     Raises ``NoGrade`` for anything else, NaN and infinity included.
     """
-    score = found.get("score") if isinstance(found, Mapping) else found
-    if isinstance(score, np.generic | np.ndarray) and score.ndim == 0:
-        score = score.item()
-    if not isinstance(score, int | float) or not math.isfinite(score):
+    rewards = found if isinstance(found, Mapping) else {"score": found}
+    who = f"{task_id}: the grader returned {str(found)[:80]!r}"
+    try:
+        parts = {name: finite(value, who) for name, value in rewards.items() if is_number(value)}
+    except ValueError as error:
+        raise NoGrade(f"{error}; allowed: finite numbers") from error
+    if weights:
+        parts["score"] = _weighed(parts, weights, who)
+    if "score" not in parts:
         raise NoGrade(
-            f"{task_id}: the grader returned {str(found)[:80]!r}; allowed: a finite number, or a "
-            "dictionary with one as score"
+            f"{who}; allowed: a finite number, or a dictionary with one as score; fix: return one, "
+            "or name what counts in reward_model.weights"
         )
-    right = found.get("acc", score >= FULL) if isinstance(found, Mapping) else score >= FULL
-    return Grade(float(score), bool(right))
+    right = bool(rewards.get("acc", parts["score"] >= FULL))
+    return Grade(parts["score"], right, parts if isinstance(found, Mapping) else {})
+
+
+def _weighed(parts: Mapping[str, float], weights: Mapping[str, float], who: str) -> float:
+    try:
+        return weighed(parts, weights, who)
+    except ValueError as error:
+        raise NoGrade(str(error)) from error
 
 
 def compare_with_truth(

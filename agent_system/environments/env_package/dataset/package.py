@@ -5,7 +5,9 @@ A play whose grader fails is broken, not lost: it is left out of its group like 
 (``env.on_abort``).
 """
 
-from agent_system.environments.base import EnvPackage, Observation, Step, Task
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Step, Task, TaskText
 from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env_package.dataset.grading import Grader
 from agent_system.environments.env_package.dataset.rows import NAME, tasks
@@ -25,17 +27,30 @@ class DatasetEnv:
         """The messages of ``task``; the seed changes nothing."""
         del seed  # the task says it all
         self.task = task
-        *opening, last = task["messages"]
-        return Observation(last["content"], opening=opening)
+        return shows(task)
 
     def step(self, action: str) -> Step:
         """Grade the answer; always done. Raises what the grader raises, and ``NoGrade``."""
         grade = self.grader(self.task, action)
-        info = {"won": grade.right, "is_action_valid": bool(action)}
+        info: dict[str, Any] = {"won": grade.right, "is_action_valid": bool(action)}
+        if grade.parts:
+            info["reward_parts"] = dict(grade.parts)
         return Observation(""), grade.score, True, info
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def shows(task: Task) -> Observation:
+    """The last message of a row, and those in front of it."""
+    *opening, last = task["messages"]
+    return Observation(last["content"], opening=opening)
+
+
+def retold(task: Task, text: str) -> Task:
+    """``task`` with ``text`` as its last message."""
+    *opening, last = task["messages"]
+    return {**task, "messages": [*opening, {**last, "content": text}]}
 
 
 def prompts(settings: DatasetSettings) -> SingleTurnPrompts:
@@ -58,4 +73,6 @@ PACKAGE = EnvPackage(
     prompts=prompts,
     project=project,
     stop=(),
+    plays_cut_turns=True,
+    task_text=TaskText(shows, retold),
 )

@@ -36,8 +36,8 @@ def tasks(settings: DatasetSettings, split: str) -> list[Task]:
     files = settings.val_files if split == "val" else settings.train_files
     if not files:
         raise ValueError(
-            f"env.{NAME}.{split}_files=[]: no file of {split} prompts; allowed: Parquet or "
-            f"JSON-lines files; fix: env.{NAME}.{split}_files=[FILE]"
+            f"data.{split}_files=[]: no file of {split} prompts; allowed: Parquet or JSON-lines "
+            f"files; fix: data.{split}_files=[FILE] (or env.{NAME}.{split}_files)"
         )
     return [
         _task(row, f"{split}/{number}", where, settings)
@@ -69,7 +69,9 @@ def read_file(path: Path) -> list[dict[str, Any]]:
             "fix: convert it"
         )
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; fix: env.dataset.train_files=[FILE]")
+        raise FileNotFoundError(
+            f"{path}: no such file; fix: mend the path in data.train_files or val_files"
+        )
     if path.suffix == ".parquet":
         return _read_parquet(path)
     return [
@@ -117,7 +119,7 @@ def _messages(row: Mapping[str, Any], key: str, where: str) -> list[Message]:
     if not isinstance(prompt, list) or not prompt:
         raise BadRow(
             f"{where}: column {key!r} holds {str(prompt)[:80]!r}; allowed: messages or a text; "
-            f"fix: env.dataset.prompt_key=COLUMN, one of {', '.join(map(str, row))}"
+            f"fix: data.prompt_key=COLUMN, one of {', '.join(map(str, row))}"
         )
     for message in prompt:
         known = isinstance(message, Mapping) and message.get("role") in ROLES

@@ -1,6 +1,7 @@
 """The ``env.dataset`` section."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
 
@@ -10,12 +11,31 @@ class RewardFromFile(FunctionFromFile):
     which returns a number or a dictionary with ``score``, or a coroutine of one.
     """
 
+    name: str | None = "compute_score"
+    """name of the function in its file"""
     reward_kwargs: dict[str, Any] = {}
     """further arguments of the function"""
+    weights: dict[str, float] = {}
+    """weights of the rewards that the function returns by name, which sum to the score; {}: it is
+    the one called score"""
 
 
 class DatasetSettings(EnvSettings):
-    """Which files, which columns, and who grades."""
+    """Which files, which columns, and who grades. A job says it with the keys of ``data_keys``."""
+
+    one_step: ClassVar[bool] = True
+    data_keys: ClassVar[Mapping[str, str]] = {
+        "data.train_files": "train_files",
+        "data.val_files": "val_files",
+        "data.prompt_key": "prompt_key",
+        "data.reward_fn_key": "reward_fn_key",
+        "data.custom_cls.path": "custom_cls.path",
+        "data.custom_cls.name": "custom_cls.name",
+        "custom_reward_function.path": "reward.path",
+        "custom_reward_function.name": "reward.name",
+        "custom_reward_function.reward_kwargs": "reward.reward_kwargs",
+        "reward_model.weights": "reward.weights",
+    }
 
     train_files: list[str] = []
     """Parquet or JSON-lines files to train on"""

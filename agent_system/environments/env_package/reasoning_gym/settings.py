@@ -10,6 +10,7 @@ class ReasoningGymSettings(EnvSettings):
     """Which generator asks, and how often."""
 
     variant_key: ClassVar[str] = "task"
+    one_step: ClassVar[bool] = True
 
     task: str = "chain_sum"
     """reasoning-gym's name of the generator, as in env.env_name=reasoning_gym/countdown"""

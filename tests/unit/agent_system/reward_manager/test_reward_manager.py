@@ -12,12 +12,12 @@ import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.reward_manager.custom import load_function
+from agent_system.reward_manager.loading import load_reward_manager
 from agent_system.reward_manager.managers import (
-    REWARD_MANAGERS,
     EpisodeRewardManager,
     StepRewardManager,
-    load_reward_manager,
 )
+from agent_system.reward_manager.registry import REWARD_MANAGERS, register
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
@@ -160,13 +160,71 @@ def test_custom_function_by_path_sees_the_whole_trajectory(tokenizer, tmp_path):
 def test_bad_settings_are_refused(tmp_path):
     config = make_config()
     config.reward_model.reward_manager = "epsiode"
-    with pytest.raises(ValueError, match="episode, step"):
+    with pytest.raises(ValueError, match="episode, naive, prime, step"):
         load_reward_manager(config)
     with pytest.raises(FileNotFoundError, match="no such file"):
         load_function(str(tmp_path / "none.py"), "f")
     (tmp_path / "value.py").write_text("f = 3\n")
     with pytest.raises(TypeError, match="not a function"):
         load_function(str(tmp_path / "value.py"), "f")
+
+
+def test_an_unknown_manager_is_refused_with_the_nearest_and_all_names():
+    config = make_config()
+    config.reward_model.reward_manager = "niave"
+    with pytest.raises(ValueError, match=r"did you mean 'naive'\?.*episode, naive, prime, step"):
+        load_reward_manager(config)
+
+
+def test_managers_are_registered_by_name_or_named_by_their_place(tmp_path, monkeypatch):
+    monkeypatch.setattr("agent_system.reward_manager.registry.REWARD_MANAGERS", {})
+
+    @register("mine", "also")
+    class Mine(EpisodeRewardManager):
+        """Of this test."""
+
+    monkeypatch.setitem(REWARD_MANAGERS, "mine", Mine)
+    text = (
+        "from agent_system.reward_manager import EpisodeRewardManager\n"
+        "class Placed(EpisodeRewardManager): pass\n"
+    )
+    (tmp_path / "placed_rewards.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = make_config()
+    for name, made in (
+        ("mine", "Mine"),
+        ("also", "Mine"),
+        (f"{tmp_path}/placed_rewards.py:Placed", "Placed"),
+        ("placed_rewards:Placed", "Placed"),
+    ):
+        config.reward_model.reward_manager = name
+        assert type(load_reward_manager(config)).__name__ == made
+    for name, error in (("placed_rewards:Plaiced", AttributeError), ("nowhere:X", ImportError)):
+        config.reward_model.reward_manager = name
+        with pytest.raises(error):
+            load_reward_manager(config)
+    assert REWARD_MANAGERS["naive"] is EpisodeRewardManager
+
+
+def test_weights_join_the_rewards_of_a_function(tokenizer, tmp_path):
+    (tmp_path / "parts.py").write_text(
+        "def parts(data_source, steps, extra_info):\n"
+        "    return {'accuracy': extra_info['won'], 'brevity': 1 / len(steps)}\n"
+    )
+    config = make_config()
+    config.custom_reward_function.path = str(tmp_path / "parts.py")
+    config.custom_reward_function.name = "parts"
+    config.reward_model.weights = {"accuracy": 2.0, "brevity": -1.0}
+    data = played(tokenizer, "append")
+    scores = load_reward_manager(config)(data).sum(-1).tolist()
+    lengths = data.non_tensor_batch["episode_lengths"].tolist()
+    assert scores == pytest.approx([2.0 - 1 / length for length in lengths])
+    parts = data.non_tensor_batch["reward_parts"][0]
+    assert parts == {"accuracy": 1.0, "brevity": 1 / lengths[0], "score": parts["score"]}
+    assert parts["score"] == pytest.approx(2.0 - 1 / lengths[0])
+    config.reward_model.weights = {"acuracy": 1.0}
+    with pytest.raises(ValueError, match=r"names 'acuracy'.*allowed: accuracy, brevity"):
+        load_reward_manager(config)(data)
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +353,9 @@ def test_a_custom_file_that_raises_is_named_and_leaves_no_module(tmp_path):
 
 def test_penalty_is_read_from_the_actor_section():
     config = make_config()
-    assert load_reward_manager(config).invalid_action_penalty == 0.0
+    manager: Any = load_reward_manager(config)
+    assert manager.invalid_action_penalty == 0.0
     config.actor_rollout_ref.actor.use_invalid_action_penalty = True
     config.actor_rollout_ref.actor.invalid_action_penalty_coef = 0.5
-    assert load_reward_manager(config).invalid_action_penalty == 0.5
+    manager = load_reward_manager(config)
+    assert manager.invalid_action_penalty == 0.5

@@ -1,7 +1,7 @@
 """Lengths, batches and sampling: what is played and updated, and in which pieces."""
 
 from verl.trainer.config.checks.no_effect import names_data
-from verl.trainer.config.derive import trajectories_per_iteration
+from verl.trainer.config.derive import plays_files, trajectories_per_iteration
 from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.schema import PPOConfig
 from verl.utils.settings import lookup
@@ -116,11 +116,26 @@ def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(
             cfg, f"{prefix}.engine_kwargs", "the engine hf takes none", "{}", f"{prefix}.name=vllm"
         )
-    # It would be ignored, and groups would silently have another size than the script says. In a
-    # job about data it means what it says, and no fix must make another job of it.
-    if rollout.n > 1 and not names_data(cfg):
-        fix = f"env.rollout.n={rollout.n} {prefix}.n=1"
-        yield problem(cfg, f"{prefix}.n", "an environment's group size is env.rollout.n", "1", fix)
+    yield from _group_size_problems(cfg)
+
+
+def _group_size_problems(cfg: PPOConfig) -> Problems:
+    """The engine's ``n`` is not passed over: groups would have another size than the script says.
+
+    Of rows of files it is the group size.
+    """
+    key = "actor_rollout_ref.rollout.n"
+    n = cfg.actor_rollout_ref.rollout.n
+    group = cfg.env.rollout.n
+    if n == 1 or (plays_files(cfg) and n == group):
+        return
+    if plays_files(cfg):
+        why = f"env.rollout.n={group} says another group size"
+        yield problem(cfg, key, why, "one group size", "leave env.rollout.n out")
+    # Of files that are refused, no fix must make a job about an environment.
+    elif not names_data(cfg):
+        fix = f"env.rollout.n={n} {key}=1"
+        yield problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
 
 
 def _truncation_problems(cfg: PPOConfig, where: str, trained: bool) -> Problems:

@@ -114,7 +114,7 @@ def check_gdpo(cfg: PPOConfig, _ctx: Context) -> Problems:
     keys = algorithm.gdpo_reward_keys
     weights = algorithm.gdpo_reward_weights
     if not keys:
-        fix = "algorithm.gdpo_reward_keys=[accuracy,format]"
+        fix = "algorithm.gdpo_reward_keys=[accuracy,format], or reward_model.weights"
         allowed = "names of rewards that the function returns"
         yield problem(cfg, "algorithm.gdpo_reward_keys", "gdpo has no reward", allowed, fix)
     if weights and len(weights) != len(keys):

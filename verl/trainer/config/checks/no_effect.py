@@ -2,12 +2,18 @@
 
 from typing import Protocol, runtime_checkable
 
-from verl.trainer.config.derive import is_placeholder
+from verl.trainer.config.derive import data_keys, is_placeholder, plays_files
 from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.settings import MissingKey, keys_of, lookup
 
 SPLITS = {"data.train_files": "train", "data.val_files": "val"}
+COLUMNS = (
+    "data.prompt_key",
+    "data.reward_fn_key",
+    "data.custom_cls.path",
+    "data.custom_cls.name",
+)
 
 
 @runtime_checkable
@@ -39,8 +45,38 @@ def check_no_effect(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
 
 
 def check_data_files(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """Prompts of files are not passed over for the tasks of an environment."""
+    """Prompts of files are not passed over for the tasks of an environment, and files and columns
+    are named in one way.
+    """
+    yield from _contradictions(cfg) if plays_files(cfg) else _files_of_no_use(cfg)
+
+
+def _contradictions(cfg: PPOConfig) -> Problems:
+    """The section of the environment says what the keys that are handed on to it say."""
+    keys = keys_of(PPOConfig)
+    settings = cfg.env.settings
+    for key, name in data_keys(cfg).items():
+        value = lookup(cfg, key)
+        own = lookup(settings, name)
+        if value != keys[key].default and value != own and not _passed_over(key, value):
+            where = f"env.{cfg.env.name}.{name}"
+            why = f"{where}={own!r} says something else"
+            yield problem(cfg, key, why, "one of them, or both alike", f"leave {where} out")
+
+
+def _passed_over(key: str, value: object) -> bool:
+    return key in SPLITS and isinstance(value, list) and is_placeholder(value)
+
+
+def _files_of_no_use(cfg: PPOConfig) -> Problems:
+    """An environment is played, and the job names no files or columns."""
     env = cfg.env
+    keys = keys_of(PPOConfig)
+    for key in COLUMNS:
+        if lookup(cfg, key) != keys[key].default:
+            why = f"tasks and their texts come from the environment {env.env_name}, not from files"
+            fix = "leave it out; rows of files are played where data.train_files names some"
+            yield problem(cfg, key, why, f"{keys[key].default!r}", fix)
     for key, split in SPLITS.items():
         files = lookup(cfg, key)
         if not files or is_placeholder(files):
@@ -53,10 +89,16 @@ def check_data_files(cfg: PPOConfig, _ctx: Context) -> Problems:
         else:
             why = f"the tasks of the environment {env.env_name} would be played in their place"
             fix = (
-                f"env.env_name=dataset env.dataset.{split}_files={files} for single-turn data; if "
-                f"an environment is meant, leave {key} out and name it: env.env_name=NAME"
+                f"leave {key} out, and the environment is played; or leave env.env_name out, and "
+                "the rows of the files are (--config-name ppo_trainer, where a config names it)"
             )
         yield problem(cfg, key, why, "none, where an environment is played", fix)
+
+
+def _grades_files(cfg: PPOConfig) -> bool:
+    """Whether a function of the user's own grades rows of files, wherever it was named."""
+    own = data_keys(cfg).get("custom_reward_function.path")
+    return own is not None and lookup(cfg.env.settings, own) is not None
 
 
 def check_pairs(cfg: PPOConfig, _ctx: Context) -> Problems:
@@ -66,6 +108,10 @@ def check_pairs(cfg: PPOConfig, _ctx: Context) -> Problems:
         key = "custom_reward_function.name"
         why = "no file is named that defines it, and rewards would be the environment's"
         yield problem(cfg, key, why, "a function of a file", "custom_reward_function.path=FILE")
+    if cfg.reward_model.weights and reward.path is None and not _grades_files(cfg):
+        key = "reward_model.weights"
+        why = "no function is named that returns several rewards"
+        yield problem(cfg, key, why, "{}", "custom_reward_function.path=FILE")
     if cfg.trainer.resume_from_path and cfg.trainer.resume_mode == "auto":
         why = "resume_mode=auto continues from the run's own newest checkpoint, not from this one"
         key = "trainer.resume_from_path"

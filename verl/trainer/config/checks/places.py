@@ -106,7 +106,7 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
         if lookup(cfg, key) <= 0:
             yield problem(cfg, key, "every call would be late", "more than 0", f"{key}=30")
     held_out = declared_tasks(env, "val")
-    if held_out is not None and env.val_tasks > held_out:
+    if held_out is not None and env.val_tasks is not None and env.val_tasks > held_out:
         why = f"only {held_out} tasks are held out"
         fix = f"a smaller panel, or more tasks (env.{env.name})"
         yield problem(cfg, "env.val_tasks", why, f"at most {held_out}", fix)

@@ -14,16 +14,11 @@ from verl.utils.settings import NonNegative, PositiveInt, Section, Unused
 
 VERL = "verl's examples"
 VERL_AGENT = "verl-agent's examples"
-NO_FILES = Unused("tasks and their texts come from the environment", VERL)
 WHOLE_PANEL = Unused("the whole panel plays at once; its size is env.val_tasks", VERL)
-PROMPTS = Unused(
-    "prompts come from the environment, and one that is longer than max_prompt_length is refused",
+TEXT_ONLY = Unused(
+    "prompts of files are text; images come from environments",
     VERL,
-)
-OF_FILES = Unused(
-    "tasks and their texts come from the environment, not from files",
-    VERL,
-    instead="leave it out; tasks of your own are an environment (docs/environments.md)",
+    instead="leave it out",
 )
 PACKED = Unused("rows are always packed", VERL)
 NOT_SPLIT = Unused("rows are not split over devices", VERL)
@@ -38,41 +33,17 @@ REWARD_NETWORK = Unused(
 IN_A_POOL = Unused("environments run in processes of a pool (env.num_workers)", VERL_AGENT)
 
 
-class CustomClass(Section):
-    """``data.custom_cls``: a dataset class of the user's own."""
-
-    path: Annotated[str | None, OF_FILES] = None
-    """Python file that defines the dataset class"""
-    name: Annotated[str | None, OF_FILES] = None
-    """name of the dataset class in its file"""
-
-
 class AcceptedData(Section):
-    """Below ``data``: files of single-turn prompts."""
+    """Below ``data``: how rows are read and kept."""
 
-    train_files: Annotated[list[str], NO_FILES] = []
-    """files of single-turn prompts: refused, for tasks come from the environment; the placeholders
-    that job scripts for environments name are passed over"""
-    val_files: Annotated[list[str], NO_FILES] = []
-    """files of single-turn prompts for validation: as data.train_files"""
     val_batch_size: Annotated[
         PositiveInt | None, Unused("the whole panel plays at once; its size is env.val_tasks", VERL)
     ] = None
     """tasks validated at once; null: the whole panel"""
-    filter_overlong_prompts: Annotated[bool, PROMPTS] = False
-    """drop prompts of files that are longer than max_prompt_length"""
-    truncation: Annotated[Literal["error", "left", "right", "middle"], PROMPTS] = "error"
-    """what happens to a prompt longer than max_prompt_length"""
     return_raw_chat: Annotated[bool, Unused("messages are always kept", VERL_AGENT)] = False
     """keep the message list beside the tokens"""
-    prompt_key: Annotated[str, OF_FILES] = "prompt"
-    """column of the files that holds the messages"""
-    reward_fn_key: Annotated[str, OF_FILES] = "data_source"
-    """column that tells the reward function what kind of prompt a row is"""
-    image_key: Annotated[str, OF_FILES] = "images"
+    image_key: Annotated[str, TEXT_ONLY] = "images"
     """column of the files that holds images"""
-    custom_cls: CustomClass = CustomClass()
-    """a dataset class of the user's own"""
 
 
 class AcceptedModel(Section):

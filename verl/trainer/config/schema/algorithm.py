@@ -134,8 +134,10 @@ class AlgorithmConfig(OpenSection):
     hgpo: HGPOConfig = HGPOConfig()
     """credit in a hierarchy of contexts"""
     gdpo_reward_keys: list[str] = []
-    """gdpo: rewards of custom_reward_function that count, each normalised by itself"""
+    """gdpo: rewards of custom_reward_function that count, each normalised by itself; none: those of
+    reward_model.weights"""
     gdpo_reward_weights: list[float] = []
-    """gdpo: weights of these rewards, in the same order; none: 1 each"""
+    """gdpo: weights of these rewards, in the same order; none: those of reward_model.weights, or 1
+    each where keys are named"""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     """dynamic sampling"""

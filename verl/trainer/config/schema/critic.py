@@ -65,15 +65,25 @@ class RewardModelConfig(AcceptedRewardModel):
     enable: bool = False
     """run a reward model (refused: none can be run)"""
     reward_manager: str = "episode"
-    """how an episode's rewards are placed on tokens"""
+    """how an episode's rewards are placed on tokens: a registered name (naive and prime are
+    episode), or the place of a class, module:Class or FILE.py:Class"""
     reward_kwargs: dict[str, Any] = {}
     """arguments of the reward manager"""
+    weights: dict[str, float] = {}
+    """weights of the rewards that custom_reward_function returns by name, as {accuracy: 1, format:
+    0.2}, which sum to the score; {}: it is the one called score"""
 
 
 class CustomRewardFunction(Section):
-    """A reward function of the user's own."""
+    """A reward function of the user's own.
+
+    Of a row of data.train_files it is handed data_source, solution_str, ground_truth and
+    extra_info, of an environment's play data_source, steps and extra_info.
+    """
 
     path: str | None = None
     """Python file that defines the reward function"""
     name: str = "compute_score"
     """name of the reward function in its file"""
+    reward_kwargs: dict[str, Any] = {}
+    """further arguments of the reward function"""

@@ -37,7 +37,8 @@ class EnvConfig(AcceptedEnv, OpenSection):
 
     env_name: str = ""
     """name in the environment registry, with a variant after a slash (NAME/VARIANT), or
-    the place of a package: module:ATTRIBUTE"""
+    the place of a package: module:ATTRIBUTE; empty: rows of data.train_files where the job names
+    files, else the launcher's default"""
     # Apart from trainer.seed: runs with other weights and samples can choose the same tasks.
     seed: NonNegativeInt = 0
     """seed of the choice of tasks"""
@@ -66,8 +67,9 @@ class EnvConfig(AcceptedEnv, OpenSection):
     """Ray actors that play trajectories"""
     train_tasks: PositiveInt | None = None
     """training tasks used; null: all of them"""
-    val_tasks: PositiveInt = 128
-    """tasks of the frozen validation panel, at most"""
+    val_tasks: PositiveInt | None = 128
+    """tasks of the frozen validation panel, at most; null: all of them, which is the default for
+    rows of files"""
     allow_retokenized: bool = False
     """train on text that had to be tokenised again"""
     kwargs: dict[str, Any] = {}

@@ -101,7 +101,7 @@ def test_a_row_that_is_no_task_is_named(tmp_path, row, complaint):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"env.dataset.val_files=\[\].*fix: env.dataset"):
+    with pytest.raises(ValueError, match=r"data.val_files=\[\].*fix: data.val_files"):
         PACKAGE.tasks(PACKAGE.read({"train_files": ["a.jsonl"]}), "val")
     with pytest.raises(FileNotFoundError, match=r"nowhere.parquet: no such file"):
         read_file(tmp_path / "nowhere.parquet")

@@ -55,7 +55,7 @@ def test_a_key_is_explained_in_tasks_trajectories_rows_and_tokens():
     assert "16 tasks x 8 plays = 128 trajectories" in explain(cfg, "data.train_batch_size")
     assert "2,048 + 512 = 2,560 tokens" in explain(cfg, "data.max_prompt_length")
     assert "8 rows = 20,480 tokens" in explain(cfg, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
-    assert "refused: " in explain(cfg, "data.prompt_key")
+    assert "refused: " in explain(cfg, "data.image_key")
     assert "no effect: " in explain(cfg, "actor_rollout_ref.model.use_liger")
     assert "not in this configuration" in explain(cfg, "env.frozen_lake.size")
 

@@ -176,7 +176,7 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
         (["ray_init.address=auto", "ray_init.num_cpus=4"], "ray_init.num_cpus"),
         (["trainer.resume_mode=resume_path"], "trainer.resume_from_path"),
         (["data.custom_cls.path=mine.py"], "data.custom_cls.path"),
-        (["data.train_files=gsm8k/train.parquet"], "data.train_files"),
+        (["env.env_name=shop", "data.train_files=gsm8k/train.parquet"], "data.train_files"),
         (
             [
                 "env.env_name=search",
@@ -184,7 +184,8 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
             ],
             "data.train_files",
         ),
-        (["data.val_files=gsm8k/test.parquet"], "data.val_files"),
+        (["env.env_name=shop", "data.val_files=gsm8k/test.parquet"], "data.val_files"),
+        (["data.train_files=a.jsonl", "data.image_key=pictures"], "data.image_key"),
         (["data.prompt_key=question"], "data.prompt_key"),
         (["reward_model.model.path=org/judge"], "reward_model.model"),
         (["critic.model.tokenizer_path=org/critic"], "critic.model.tokenizer_path"),
@@ -320,9 +321,11 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(tmp_path):
         load_config("mine", config_path=str(tmp_path))
 
 
-def test_a_data_job_is_refused_once_and_not_led_into_an_environment():
-    (found,) = problems("data.train_files=gsm8k/train.parquet", f"{ROLLOUT}.n=5")
-    assert "fix: env.env_name=dataset env.dataset.train_files=['gsm8k/train.parquet']" in found
+def test_a_data_job_with_an_environment_is_refused_once_with_both_ways_out():
+    words = ["env.env_name=shop", "data.train_files=gsm8k/train.parquet", f"{ROLLOUT}.n=5"]
+    (found,) = problems(*words)
+    assert "fix: leave data.train_files out" in found and "or leave env.env_name out" in found
+    assert problems(*words[1:]) == []
     (found,) = problems("env.env_name=search", "data.val_files=nq/dev.jsonl")
     assert "fix: env.search.val_questions=nq/dev.jsonl data.val_files=[]" in found
 

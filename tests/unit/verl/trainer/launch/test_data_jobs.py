@@ -1,0 +1,201 @@
+"""A job that names data files plays their rows: in one step, graded by the function it names."""
+
+import json
+
+import pytest
+
+from agent_system.reward_manager import load_reward_manager
+from verl.trainer import main_ppo
+from verl.trainer.config import to_dict, to_yaml
+from verl.trainer.config.load import without_effect
+from verl.trainer.config.validate import find_problems
+from verl.trainer.launch.extensions import load_config, read_config, rehearsal_problems
+
+POLICY = "actor_rollout_ref.model.path=some/policy"
+GROUP = "actor_rollout_ref.rollout.n"
+PLACEHOLDER = "data.train_files=/root/data/verl-agent/text/train.parquet"
+
+
+def config(*words):
+    return load_config("ppo_trainer", [POLICY, *words])
+
+
+def problems(*words):
+    return find_problems(config(*words), check_files=False)
+
+
+def test_what_the_job_says_of_its_files_reaches_the_environment():
+    cfg = config(
+        "data.train_files=[a.parquet,b.parquet]",
+        "data.val_files=c.jsonl",
+        "data.prompt_key=question",
+        "data.reward_fn_key=from",
+        "data.custom_cls.path=rows.py",
+        "data.custom_cls.name=Rows",
+        "custom_reward_function.path=grade.py",
+        "custom_reward_function.name=grade",
+        "+custom_reward_function.reward_kwargs.bonus=2",
+        f"{GROUP}=5",
+    )
+    played = cfg.env.dataset
+    assert (cfg.env.env_name, cfg.env.max_steps, cfg.env.rollout.n) == ("dataset", 1, 5)
+    assert (played.train_files, played.val_files) == (["a.parquet", "b.parquet"], ["c.jsonl"])
+    assert (played.prompt_key, played.reward_fn_key) == ("question", "from")
+    assert (played.custom_cls.path, played.custom_cls.name) == ("rows.py", "Rows")
+    assert (played.reward.path, played.reward.name) == ("grade.py", "grade")
+    assert played.reward.reward_kwargs == {"bonus": 2}
+    assert cfg.env.val_tasks is None
+    assert find_problems(cfg, check_files=False) == []
+
+
+def test_where_no_files_are_named_the_default_is_played():
+    for words in ([], [PLACEHOLDER], ["env.env_name="]):
+        cfg = config(*words)
+        assert (cfg.env.env_name, cfg.env.max_steps, cfg.env.val_tasks) == ("alfworld", 50, 128)
+    explicit = config("env.env_name=dataset", PLACEHOLDER, "env.max_steps=2", "env.val_tasks=7")
+    assert (explicit.env.dataset.train_files, explicit.env.max_steps) == ([], 2)
+    assert explicit.env.val_tasks == 7
+    assert config("env.env_name=reasoning_gym").env.max_steps == 1
+
+
+def test_a_dumped_config_is_read_as_it_was(tmp_path):
+    cfg = config("data.train_files=a.jsonl", "env.dataset.prompt_key=q", "env.rollout.n=3")
+    (tmp_path / "again.yaml").write_text(to_yaml(cfg))
+    again = load_config("again", config_path=str(tmp_path))
+    assert to_dict(again) == to_dict(cfg) and find_problems(again, check_files=False) == []
+
+
+@pytest.mark.parametrize(
+    "words, key, fix",
+    [
+        (
+            ["data.train_files=a.jsonl", "env.dataset.train_files=[b.jsonl]"],
+            "data.train_files=['a.jsonl']",
+            "leave env.dataset.train_files out",
+        ),
+        (
+            [
+                "data.train_files=a.jsonl",
+                "custom_reward_function.path=a.py",
+                "env.dataset.reward.path=b.py",
+            ],
+            "custom_reward_function.path='a.py'",
+            "leave env.dataset.reward.path out",
+        ),
+        (
+            ["data.train_files=a.jsonl", f"{GROUP}=5", "env.rollout.n=4"],
+            f"{GROUP}=5",
+            "leave env.rollout.n out",
+        ),
+        (
+            ["env.env_name=number_line", "data.reward_fn_key=source"],
+            "data.reward_fn_key='source'",
+            "leave it out; rows of files are played where data.train_files names some",
+        ),
+        (
+            ["env.env_name=number_line", "data.train_files=a.jsonl"],
+            "data.train_files=['a.jsonl']",
+            "leave data.train_files out, and the environment is played; or leave env.env_name out",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(words, key, fix):
+    (found,) = problems(*words)
+    assert found.startswith(f"{key}: ") and f"fix: {fix}" in found
+
+
+def test_a_value_that_is_no_file_is_refused_as_a_value():
+    draft = read_config("ppo_trainer", [POLICY, "data.train_files=3", "env.dataset=4"])
+    assert any(found.startswith("data.train_files=3") for found in draft.problems)
+
+
+def test_the_filter_of_prompts_is_noted_where_it_filters_nothing():
+    words = ["data.filter_overlong_prompts=true", "data.truncation=left"]
+    assert set(without_effect(config(*words), "cpu")) >= {
+        "data.filter_overlong_prompts",
+        "data.truncation",
+    }
+    assert without_effect(config("data.train_files=a.jsonl", words[0]), "cpu") == {}
+
+
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        ([], "quickstart"),
+        ([PLACEHOLDER], "quickstart"),
+        (["data.train_files=[a.parquet]"], "ppo_trainer"),
+        (["+data.train_files='a.parquet'"], "ppo_trainer"),
+        ([POLICY], "ppo_trainer"),
+    ],
+)
+def test_a_command_that_names_files_starts_from_the_neutral_config(words, name):
+    assert main_ppo.default_config_name(words) == name
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Words of a job about one row, graded by ``grade.py``."""
+    row = {"prompt": "6 x 7?", "ground_truth": "42", "data_source": "sums"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (tmp_path / "grade.py").write_text(
+        "def ok(data_source, solution_str, ground_truth, extra_info=None, bonus=0):\n"
+        "    return float(solution_str == ground_truth) + bonus\n"
+        "def crash(**kwargs): raise RuntimeError('grader down')\n"
+        "def nothing(**kwargs): return None\n"
+        "def parts(**kwargs): return {'accuracy': 1, 'format': 0.5, 'why': 'so'}\n"
+        "def trajectory(data_source, steps, extra_info, scale): return scale * len(steps)\n"
+    )
+    return [
+        f"data.train_files={tmp_path}/rows.jsonl",
+        f"custom_reward_function.path={tmp_path}/grade.py",
+    ]
+
+
+def test_the_function_grades_answers_and_not_plays(job):
+    cfg = config(*job, "custom_reward_function.name=ok")
+    assert load_reward_manager(cfg).compute_score is None
+    assert rehearsal_problems(cfg) == []
+
+
+@pytest.mark.parametrize(
+    "name, why", [("crash", "RuntimeError: grader down"), ("nothing", "the grader returned 'None'")]
+)
+def test_a_grader_that_fails_is_found_before_the_start(job, name, why):
+    (found,) = rehearsal_problems(config(*job, f"custom_reward_function.name={name}"))
+    assert "called once on row dataset/train/0 it failed" in found and why in found
+    assert found.startswith("custom_reward_function.path=")
+
+
+def test_further_arguments_reach_the_function_of_plays_as_well(job):
+    words = ["env.env_name=number_line", job[1], "custom_reward_function.name=trajectory"]
+    cfg = config(*words, "+custom_reward_function.reward_kwargs.scale=3")
+    score = load_reward_manager(cfg).compute_score
+    assert score is not None and score(data_source="d", steps=[1, 2], extra_info={}) == 6
+    with pytest.raises(TypeError, match="missing a required argument: 'scale'"):
+        load_reward_manager(config(*words))
+
+
+GDPO = "algorithm.adv_estimator=gdpo"
+
+
+def test_weights_join_several_rewards_and_gdpo_reads_the_same(job):
+    words = [*job, "custom_reward_function.name=parts", GDPO]
+    cfg = config(*words, "+reward_model.weights={accuracy: 1, format: 0.2}")
+    assert cfg.env.dataset.reward.weights == {"accuracy": 1.0, "format": 0.2}
+    assert cfg.algorithm.gdpo_reward_keys == ["accuracy", "format"]
+    assert cfg.algorithm.gdpo_reward_weights == [1.0, 0.2]
+    assert rehearsal_problems(cfg) == []
+    (found,) = rehearsal_problems(config(*words[:-1], "+reward_model.weights={fromat: 1}"))
+    assert "names 'fromat', which it did not return; allowed: accuracy, format" in found
+    (found,) = rehearsal_problems(config(*words[:-1]))
+    assert "or name what counts in reward_model.weights" in found
+    own = config(*words, "algorithm.gdpo_reward_keys=[format]", "+reward_model.weights={format: 2}")
+    assert own.algorithm.gdpo_reward_weights == []
+
+
+def test_weights_without_a_function_are_refused():
+    for words in ([], ["data.train_files=a.jsonl"], ["env.env_name=number_line"]):
+        (found,) = problems(*words, "+reward_model.weights={accuracy: 1}")
+        assert found.startswith("reward_model.weights={'accuracy': 1.0}: no function is named")
+    own = ["data.train_files=a.jsonl", "env.dataset.reward.path=g.py"]
+    assert problems(*own, "+reward_model.weights={accuracy: 1}") == []
