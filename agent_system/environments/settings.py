@@ -1,6 +1,6 @@
 """What the settings of every environment have in common."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Strict, model_validator
 
@@ -38,6 +38,17 @@ class EnvSettings(Section):
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if value is not None}
         return values
+
+    @classmethod
+    def variants(cls) -> tuple[str, ...]:
+        """What can stand behind the slash of the environment's name: the values of ``variant_key``
+        where they are written down, else none. A class that asks a library for them raises
+        ``ModuleNotFoundError`` where that is not installed.
+        """
+        if not cls.variant_key:
+            return ()
+        values = get_args(cls.model_fields[cls.variant_key].annotation)
+        return tuple(value for value in values if isinstance(value, str))
 
     def known_tasks(self, split: str) -> int | None:
         """How many tasks ``split`` has, as far as the settings say; None where only the package

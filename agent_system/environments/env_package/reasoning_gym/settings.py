@@ -1,5 +1,6 @@
 """The ``env.reasoning_gym`` section."""
 
+import warnings
 from typing import Any, ClassVar, Literal
 
 from agent_system.environments.settings import EnvSettings
@@ -24,6 +25,16 @@ class ReasoningGymSettings(EnvSettings):
     prompt: Literal["full", "compact"] = "full"
     """full: the question and how to answer, for chat models; compact: the question alone, its
     numbers digit by digit, for policies made by imitation"""
+
+    @classmethod
+    def variants(cls) -> tuple[str, ...]:
+        """reasoning-gym's generators. Raises ``ModuleNotFoundError``."""
+        with warnings.catch_warnings():
+            # A library behind one generator compares numbers with ``is``, and says so.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            from reasoning_gym.factory import DATASETS
+
+        return tuple(sorted(DATASETS))
 
     def known_tasks(self, split: str) -> int | None:
         """How many questions ``split`` has, at most."""

@@ -1,6 +1,6 @@
 """The ``env.textarena`` section."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
@@ -10,6 +10,8 @@ from verl.utils.settings import PositiveInt
 
 class TextArenaSettings(EnvSettings):
     """Which game is played; a number that shapes another game changes nothing."""
+
+    variant_key: ClassVar[str] = "game"
 
     game: Literal["GuessTheNumber", "FrozenLake", "LightsOut", "Mastermind"] = "GuessTheNumber"
     """TextArena's name of the game"""

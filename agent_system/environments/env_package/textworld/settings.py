@@ -1,6 +1,6 @@
 """The ``env.textworld`` section."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 from pydantic import model_validator
@@ -11,6 +11,8 @@ from verl.utils.settings import NonNegativeInt, PositiveInt, Refusal
 
 class TextWorldSettings(EnvSettings):
     """Which games TextWorld makes; a key that shapes another game changes nothing."""
+
+    variant_key: ClassVar[str] = "game"
 
     game: Literal["coin_collector", "treasure_hunter", "simple", "cooking"] = "treasure_hunter"
     """kind of game"""

@@ -1,7 +1,7 @@
 """The ``env.textworld_express`` section."""
 
 import re
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from annotated_types import Ge
 from pydantic import field_validator
@@ -24,6 +24,8 @@ PARAM = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
 
 class TextWorldExpressSettings(EnvSettings):
     """Which game is played, and the JVM that plays it."""
+
+    variant_key: ClassVar[str] = "game"
 
     game: Game = "coin"
     """kind of game"""
