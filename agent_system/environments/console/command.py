@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status: 0, 1 where a check found something wrong, 2 where the
     words cannot be followed.
     """
-    words = _parser().parse_args(argv)
+    words = _read(argv)
     if words.command == "list":
         print("\n".join(every_name()))
         return 0
@@ -68,6 +68,17 @@ def read_keys(words: Sequence[str]) -> dict[str, Any]:
             inner = inner.setdefault(part, {})
         inner[last] = yaml.safe_load(text)
     return section
+
+
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    # argparse gives up on positional words behind an option; they are keys as well.
+    words, behind = parser.parse_known_args(argv)
+    if behind and (words.command == "list" or any(word.startswith("-") for word in behind)):
+        parser.error(f"unrecognized arguments: {' '.join(behind)}")
+    if behind:
+        words.key += behind
+    return words
 
 
 def _parser() -> argparse.ArgumentParser:

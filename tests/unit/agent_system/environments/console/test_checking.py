@@ -17,7 +17,7 @@ POLICIES = ["oracle", "random", "empty", "repeating", "injecting"]
 
 
 def test_a_sound_environment_passes_and_its_returns_are_shown(capsys):
-    assert main(["check", "Number_Line", "size=6", "--tasks", "3", "--steps", "12"]) == 0
+    assert main(["check", "Number_Line", "--tasks", "3", "size=6", "--steps", "12"]) == 0
     shown = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line.split()[1:4] for line in shown[2:-1]}
     assert list(rows) == POLICIES
@@ -65,6 +65,13 @@ def test_where_nobody_knows_how_to_win_that_is_said_and_no_fault():
 def test_words_that_cannot_be_followed_are_refused_with_a_way_out(words, said, capsys):
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["list", "all"], ["check", "x", "--task", "a=1", "--no"], []])
+def test_words_that_are_none_end_with_the_usage(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and "usage: " in capsys.readouterr().err
 
 
 def test_keys_below_keys_are_read_as_values():
