@@ -3,10 +3,14 @@
 ``append``: one conversation for the whole trajectory; nothing is rendered or encoded again.
 ``window``: every turn gets a conversation of its own, with a prompt that shows the last turns.
 
+What an environment says enters prompts as text (``ChatBridge.as_text``): it can spell tags and
+control tokens, and be neither.
+
 What the tokens are, and whether the next turn fits, is decided in
 ``agent_system.tokens.conversation``.
 """
 
+from dataclasses import replace
 from typing import Protocol
 
 from agent_system.environments.base import Observation, Prompts, prompts_for
@@ -47,6 +51,15 @@ class _Conversations:
         self._bridge = bridge
         self._prompts = prompts
 
+    def _as_text(self, observation: Observation) -> Observation:
+        """``observation`` with all that prompts show of it as text."""
+        as_text = self._bridge.as_text
+        info = observation.info
+        if info.get("admissible_actions"):
+            info = {**info, "admissible_actions": [*map(as_text, info["admissible_actions"])]}
+        opening = [{**said, "content": as_text(said["content"])} for said in observation.opening]
+        return replace(observation, text=as_text(observation.text), info=info, opening=opening)
+
     def _begin(self, first: Observation, user: str, step: int) -> TokenConversation | None:
         opening = list(first.opening)
         system = prompts_for(self._prompts, first).system(self._settings.levels)
@@ -69,6 +82,7 @@ class AppendHistory(_Conversations):
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
         """See ``History``."""
+        observation = self._as_text(observation)
         if self._conversation is None:
             first = self._prompts.first(observation, self._settings.levels)
             self._conversation = self._begin(observation, first, step)
@@ -90,6 +104,7 @@ class WindowHistory(_Conversations):
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
         """See ``History``."""
+        observation = self._as_text(observation)
         if self._first is None:
             self._first = observation
         levels = self._settings.levels
@@ -98,4 +113,5 @@ class WindowHistory(_Conversations):
 
     def close_turn(self, turn: Turn) -> None:
         """See ``History``."""
-        self._memory.add(turn.observation, turn.action)
+        as_text = self._bridge.as_text
+        self._memory.add(as_text(turn.observation), as_text(turn.action))

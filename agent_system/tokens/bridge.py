@@ -7,7 +7,9 @@
 
 The template's own text is found once by anchors (``template.ChatTemplate``) and encoded once.
 Content is encoded with ``split_special_tokens=True``, and cut inside the added tokens that the
-template writes: no text of an environment can act as a control token.
+template writes: no text can act as a control token. Text of an environment (``as_text``) is cut
+inside every other added token as well, so that what it writes is never the tag that a prompt's own
+words and the policy write.
 """
 
 import contextlib
@@ -20,10 +22,12 @@ from typing import Any
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported
-from agent_system.tokens.tokenizer import ChatTokenizer, end_of_sequence
+from agent_system.tokens.tokenizer import AddedToken, ChatTokenizer, end_of_sequence
 
 # Prompts show these as the policy says them.
 TAG = re.compile(r"</?(level|think|action)>")
+# Where a text of an environment is cut; Unicode keeps it free for such use. Nobody else reads it.
+CUT = "\ufdd0"
 # Distinct texts whose tokens are remembered: observations repeat within a group.
 ENCODED_TEXTS = 8192
 
@@ -136,38 +140,86 @@ class ChatBridge:
             said, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
+    def as_text(self, said: str) -> str:
+        """``said`` by an environment, marked so that none of it becomes an added token: the same
+        text, in the tokens of its letters.
+        """
+        plain = said.replace(CUT, "")
+        return self._added.sub(lambda found: f"{found[0][0]}{CUT}{found[0][1:]}", plain)
+
+    @cached_property
+    def _added(self) -> re.Pattern[str]:
+        """Every added token that is not white space, and the tags; the longest first."""
+        contents = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
+        # A token of one character has no inside to cut: it is a letter like any other.
+        texts = [text for text in contents if text.strip() and len(text) > 1]
+        longest = sorted(texts, key=lambda text: (-len(text), text))
+        return re.compile("|".join([*map(re.escape, longest), TAG.pattern]))
+
     def _content(self, message: Message) -> tuple[int, ...]:
         text = message["content"]
         # As the template would have trimmed it, which never sees the real text.
         return self.encode_text(text.strip() if self.template.trims else text)
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(token for part in text.split(CUT) for token in self._encode_part(part))
+
+    def _encode_part(self, text: str) -> list[int]:
         cuts: list[int] = []
         if self._unmarked is not None:
             # One character in, so that neither part spells the token.
             cuts = [found.start() + 1 for found in self._unmarked.finditer(text)]
         ids: list[int] = []
         for start, end in pairwise([0, *cuts, len(text)]):
-            part = text[start:end]
-            encoded = self.tokenizer(part, add_special_tokens=False, split_special_tokens=True)
-            ids.extend(encoded["input_ids"])
-        return tuple(ids)
+            ids.extend(self._split(text[start:end]))
+        if self._meant_only.isdisjoint(ids):
+            return ids
+        # A tokenizer that tidies letters up found one in what is not spelled like it.
+        return [token for letter in text for token in self._split(letter)]
+
+    def _split(self, text: str) -> list[int]:
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return encoded["input_ids"]
+
+    @cached_property
+    def _meant_only(self) -> frozenset[int]:
+        """Control tokens: no text becomes one of them."""
+        added = self.tokenizer.added_tokens_decoder
+        special = {number for number, token in added.items() if token.special}
+        written = {
+            number
+            for number, token in added.items()
+            if number in self._written and self._controls(token)
+        }
+        # What a tokenizer does not know it says with a special token of its own.
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        return frozenset(number for number in special | written if number != unknown)
+
+    @cached_property
+    def _written(self) -> set[int | None]:
+        """Tokens that the template writes, and the end of the sequence."""
+        pieces = [piece for piece in self.template.pieces(("user",)) if isinstance(piece, str)]
+        with contextlib.suppress(TemplateUnsupported):
+            pieces += self.template.between()
+        return {end_of_sequence(self.tokenizer)}.union(*map(self.encode_template, pieces))
+
+    @staticmethod
+    def _controls(token: AddedToken) -> bool:
+        """Whether ``token``, which the template writes, is no white space and no tag of ours: those
+        may stay whole.
+        """
+        return bool(token.content.strip()) and TAG.fullmatch(token.content) is None
 
     @cached_property
     def _unmarked(self) -> re.Pattern[str] | None:
         """Control tokens that the tokenizer does not mark as special, and so would not split; None:
         there are none.
         """
-        pieces = [piece for piece in self.template.pieces(("user",)) if isinstance(piece, str)]
-        with contextlib.suppress(TemplateUnsupported):
-            pieces += self.template.between()
-        written = {end_of_sequence(self.tokenizer)}.union(*map(self.encode_template, pieces))
-        texts: list[str] = []
-        for number, token in self.tokenizer.added_tokens_decoder.items():
-            # Special ones are split by the tokenizer; white space and our own tags may stay whole.
-            splits = token.special or not token.content.strip() or TAG.fullmatch(token.content)
-            if number in written and not splits:
-                texts.append(token.content)
+        texts = [
+            token.content
+            for number, token in self.tokenizer.added_tokens_decoder.items()
+            if number in self._written and not token.special and self._controls(token)
+        ]
         return re.compile("|".join(map(re.escape, sorted(texts)))) if texts else None
 
     def _encode_template(self, text: str) -> tuple[int, ...]:

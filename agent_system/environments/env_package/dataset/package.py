@@ -37,6 +37,11 @@ class DatasetEnv:
             info["reward_parts"] = dict(grade.parts)
         return Observation(""), grade.score, True, info
 
+    def gold_path(self, task: Task) -> list[str]:
+        """The truth of ``task``, marked as its answer."""
+        truth = task["ground_truth"]
+        return [f"\\boxed{{{truth[0] if isinstance(truth, list) else truth}}}"]
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -25,6 +25,14 @@ NAME = "scienceworld"
 UNKNOWN = "No known action matches that input."
 # The simulator's own command would plan the whole solution again, which takes up to 30 s.
 REPLAY = "reset task"
+# The simulator keeps what a container holds in hash sets of objects that have no hash of their own:
+# the JVM draws one for each, and a look lists them in another order every time. With one hash for
+# all objects a set keeps the order in which it was filled.
+STEADY = (
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "-XX:+UnlockExperimentalVMOptions",
+    "-XX:hashCode=2",
+)
 RULES = """\
 You do an experiment in a house described in text. Actions (replace OBJ by something you know \
 of): look around, look at OBJ, look in OBJ, inventory, go to OBJ, open OBJ, close OBJ, pick up \
@@ -49,7 +57,7 @@ class ScienceWorldEnv:
         from scienceworld.constants import JAR_PATH
 
         self.settings = settings
-        options = tuple(self.settings.java_options.split())
+        options = (*STEADY, *self.settings.java_options.split())
         self._jvm = jvm.attach(NAME, JAR_PATH, self.settings.heap_mb, options)
         self._server: Any = self._jvm.new("scienceworld.runtime.pythonapi.PythonInterface")
         self._score = 0.0

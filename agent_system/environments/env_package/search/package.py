@@ -82,6 +82,11 @@ class SearchEnv:
         said = "That is right." if won else "That is not the answer."
         return self._look(said), reward, True, {"won": won, "is_action_valid": True}
 
+    def gold_path(self, task: Task) -> list[str]:
+        """Actions that win ``task``: the searches that lead to the answer, then the answer."""
+        searches = [f"search[{title}]" for title in task.get("support", ())]
+        return [*searches, f"answer[{task['answers'][0]}]"]
+
     def close(self) -> None:
         """Nothing to free."""
 

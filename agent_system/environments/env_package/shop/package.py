@@ -8,7 +8,7 @@ from typing import Any
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
 from agent_system.environments.env_package.shop.catalogue import catalogue, find, goal, score
-from agent_system.environments.env_package.shop.pages import BUY, Page
+from agent_system.environments.env_package.shop.pages import BUY, NEXT, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
 from verl.utils.seeds import derive_seed
 
@@ -64,6 +64,18 @@ class Shop:
         valid = self._do(verb, target)
         observation = self._look("" if valid else "That cannot be done on this page.\n")
         return observation, 0.0, False, {"won": False, "is_action_valid": valid}
+
+    def gold_path(self, task: Task) -> list[str]:
+        """Actions that buy what ``task`` asks for; none where no search that is tried finds it."""
+        wish = task["goal"]
+        words = f"{wish['kind']} {' '.join(wish['attributes'])} {wish['options']['color']}"
+        products = find(self.settings.products, words, self.settings.results)
+        found = [product.item_id for product in products]
+        if wish["item_id"] not in found:
+            return []
+        turned = found.index(wish["item_id"]) // self.settings.page_size
+        clicks = [*[NEXT] * turned, wish["item_id"], *wish["options"].values(), BUY]
+        return [f"search[{words}]", *(f"click[{target}]" for target in clicks)]
 
     def _do(self, verb: str, target: str) -> bool:
         """Go where the action leads, if it can be done here."""

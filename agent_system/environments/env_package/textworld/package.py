@@ -26,6 +26,15 @@ RULES = """\
 You play a text adventure. Each turn you see what happened and which commands are possible. \
 Reach the goal in as few turns as you can. Copy your command exactly from the list of \
 possible actions."""
+# What the interpreter itself obeys: it would write files, ask back, or describe less from then on.
+_INTERPRETER = """quit q restart restore save undo script transcript noscript unscript recording
+replay verbose long brief normal superbrief short notify"""
+OUT_OF_GAME = frozenset(_INTERPRETER.split())
+NOT_UNDERSTOOD = "That's not a verb I recognise."
+# A backslash is a key of the interpreter, which waits for another one for ever; so does it after a
+# null character.
+_PLAIN = re.compile(r"[\w ,.;:!?'\"&()-]*")
+_WORD = re.compile(r"[\w-]+")
 # What the game prints below its answer: score, moves, place.
 _PROMPT_LINE = re.compile(r"\n>\s.*\Z", re.DOTALL)
 _FAREWELL = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
@@ -81,9 +90,14 @@ class TextWorldEnv:
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Play ``action``; done when the game is won or lost.
 
-        An action is valid when it was admissible.
+        An action is valid when it was admissible. What speaks to the interpreter instead of the
+        game is not understood, and costs a move of the episode alone.
         """
         before = self._state
+        if action not in before.admissible_commands and not is_in_game(action):
+            observation = self._observe(NOT_UNDERSTOOD)
+            observation.info["is_action_valid"] = False
+            return observation, 0.0, False, observation.info
         self._state, _, done = self._engine.step(action)
         # A game without points has a highest score of 0.
         reward = (self._state.score - before.score) / max(1, self._state.max_score)
@@ -111,6 +125,13 @@ class TextWorldEnv:
             "score": state.score,
         }
         return Observation(_tidy(text), anchor=anchor, info=info)
+
+
+def is_in_game(action: str) -> bool:
+    """Whether ``action`` is plain text without a command to the interpreter."""
+    words = _WORD.findall(action.lower())
+    spoken_to = any(word in OUT_OF_GAME or word.startswith("tw-") for word in words)
+    return not spoken_to and _PLAIN.fullmatch(action) is not None
 
 
 def _tidy(text: str) -> str:

@@ -26,6 +26,9 @@ NAME = "textworld_express"
 NOT_ISOLATED = ("sorting",)
 # As the library numbers the games of its folds; a test compares them.
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
+# Games that ask for one thing by its name: with two of that name only one is right, and nothing
+# says which.
+NEEDS_NAMES = ("peckingorder",)
 BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
 RULES = """\
 You play a text game. Each turn you see what happened and which actions are possible. Reach \
@@ -101,6 +104,13 @@ class TextWorldExpressEnv:
             self._walk(state, seen)
         return hashlib.blake2b(json.dumps(seen, sort_keys=True).encode(), digest_size=8).hexdigest()
 
+    def is_ambiguous(self, task: Task) -> bool:
+        """Whether two things that can be acted on at the start of ``task`` bear the same name. Ends
+        the episode that is under way.
+        """
+        possible = self._start(task)["validActions"]
+        return len(set(possible)) < len(possible)
+
     def _walk(self, state: dict[str, Any], seen: dict[str, Any], back: str = "") -> list[str]:
         """Note in ``seen`` what this room and all behind it look like, doors open; the moves that
         lead back here.
@@ -143,8 +153,8 @@ class TextWorldExpressEnv:
         return json.loads(self._server.generateNewGameJSON(task["number"], task["fold"], gold))
 
     def _observe(self, state: dict[str, Any], text: str) -> Observation:
-        # The engine's order differs from run to run.
-        self._possible = sorted(state["validActions"])
+        # The engine's order differs from run to run, and what bears the same name comes twice.
+        self._possible = sorted(set(state["validActions"]))
         anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
         return Observation(
             text, anchor=anchor, info={"won": False, "admissible_actions": self._possible}
@@ -184,6 +194,8 @@ def _different_games(settings: TextWorldExpressSettings) -> dict[str, list[Task]
         for number in FOLDS[fold]
     ]
     with contextlib.closing(TextWorldExpressEnv(settings)) as env:
+        if settings.game in NEEDS_NAMES:
+            drawn = [task for task in drawn if not env.is_ambiguous(task)]
         starts = [env.content(task) for task in drawn]
         # Games that start alike are not always the same: what differs may lie behind a door.
         alike = Counter(starts)

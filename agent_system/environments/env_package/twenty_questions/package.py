@@ -85,6 +85,10 @@ class TwentyQuestionsGame:
             *await loop.run_in_executor(_ASKING, game.play, self.state, action, self.gamemaster)
         )
 
+    def gold_path(self, task: Task) -> list[str]:
+        """The guess that wins ``task``."""
+        return [f"[{task['solution']}]"]
+
     def _seen(self, state: game.State, reward: float, done: bool, info: dict[str, Any]) -> tuple:
         self.state = state
         return self._look(), reward, done, info

@@ -14,6 +14,7 @@ from agent_system.environments.env_package.textworld import store as store_modul
 from agent_system.environments.env_package.textworld.package import (
     PACKAGE,
     TextWorldEnv,
+    is_in_game,
     store_of,
     tasks,
 )
@@ -159,3 +160,46 @@ def test_impossible_settings_are_refused():
         tasks(read({"level": 31}), "train")
     with pytest.raises(ValueError, match=r"env.textworld.take=2: .*at most env.textworld.recipe=1"):
         tasks(read({"game": "cooking", "take": 2}), "train")
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "save",
+        "script on",
+        "look. transcript",
+        "QUIT",
+        "restart",
+        "tw-extra-infos all",
+        "\\help",
+        "a\0b",
+    ],
+)
+def test_what_speaks_to_the_interpreter_is_not_understood(action):
+    """It would write files into the working directory, ask back, or wait for ever."""
+    assert not is_in_game(action)
+
+
+def test_a_command_to_the_interpreter_changes_nothing_and_writes_no_file(
+    section, tmp_path, monkeypatch
+):
+    settings = read(section(data_dir=str(tmp_path / "games")))
+    env, task = TextWorldEnv(settings), tasks(settings, "val")[0]
+    start = env.reset(task)
+    monkeypatch.chdir(tmp_path)
+    for action in ("save", "script on", "played.txt", "\\boxed{}"):
+        observation, reward, done, info = env.step(action)
+        assert (reward, done, info["is_action_valid"]) == (0.0, False, False)
+        assert (
+            observation.text == "That's not a verb I recognise."
+            and observation.anchor == start.anchor
+        )
+    env.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["games"]
+
+
+@pytest.mark.parametrize(
+    "action", ["", "look", "take the milk", 'say "hi, there!"', "go north; wait"]
+)
+def test_what_speaks_to_the_game_is_handed_on(action):
+    assert is_in_game(action)

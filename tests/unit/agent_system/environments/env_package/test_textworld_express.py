@@ -202,3 +202,16 @@ def test_prompts_list_the_possible_actions_unless_they_are_not_wanted(env):
     assert "Possible actions: " not in PACKAGE.prompts(read({"list_actions": False})).first(
         observation, levels=False
     )
+
+
+def test_a_game_of_two_things_with_one_name_is_no_task_where_names_are_asked_for():
+    """Game 10412 has two cucumbers: the first is taken, the second was meant."""
+    settings = read({"game": "peckingorder"})
+    env = PACKAGE.make(settings)
+    ambiguous = {**drawn("peckingorder"), "fold": "dev", "number": 10412}
+    assert env.is_ambiguous(ambiguous)
+    listed = env.reset(ambiguous, 0).info["admissible_actions"]
+    assert listed.count("take cucumber") == 1
+    env.close()
+    numbers = {task["number"] for task in tasks(settings, "val")}
+    assert 10412 not in numbers and len(numbers) > 800

@@ -1,0 +1,10 @@
+"""Look at environments from the command line: ``python -m agent_system.environments list``,
+``check NAME`` and ``play NAME``.
+"""
+
+import sys
+
+from agent_system.environments.console.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

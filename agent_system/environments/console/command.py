@@ -1,0 +1,104 @@
+"""The words of ``python -m agent_system.environments``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from agent_system.environments.console.checking import Findings, check, returns_table
+from agent_system.environments.console.names import every_name
+from agent_system.environments.console.playing import play
+from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
+from agent_system.environments.failure import WorkerStartError
+from agent_system.environments.jvm import JavaMissing
+
+WIDTH = 100  # columns where no terminal says how wide it is
+REFUSED = (UnknownEnvironment, MissingExtra, WorkerStartError, JavaMissing, ValueError, OSError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status: 0, 1 where a check found something wrong, 2 where the
+    words cannot be followed.
+    """
+    words = _read(argv)
+    if words.command == "list":
+        print("\n".join(every_name()))
+        return 0
+    try:
+        kwargs = read_keys(words.key)
+        if words.command == "play":
+            play(words.name, kwargs, words.split, words.task, words.steps)
+            return 0
+        return report(check(words.name, kwargs, words.split, words.tasks, words.steps))
+    except REFUSED as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def report(findings: Findings, console: Console | None = None) -> int:
+    """Print what a check found; 0 where nothing is wrong, else 1."""
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH, file=console.file)
+    console.print(returns_table(findings))
+    for sentence in findings.left_open:
+        console.print(f"open: {sentence}", markup=False)
+    for sentence in findings.wrong:
+        console.print(f"WRONG: {sentence}", markup=False, soft_wrap=True)
+    if not findings.wrong:
+        console.print("nothing is wrong; every play went the same way in another process")
+    return 1 if findings.wrong else 0
+
+
+def read_keys(words: Sequence[str]) -> dict[str, Any]:
+    """``["size=5", "reward.path=f.py"]`` as the section they write. Raises ``ValueError``."""
+    section: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{word!r}: allowed: KEY=VALUE, a key of the environment's section")
+        inner = section
+        *outer, last = key.split(".")
+        for part in outer:
+            inner = inner.setdefault(part, {})
+        inner[last] = yaml.safe_load(text)
+    return section
+
+
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    # argparse gives up on positional words behind an option; they are keys as well.
+    words, behind = parser.parse_known_args(argv)
+    if behind and (words.command == "list" or any(word.startswith("-") for word in behind)):
+        parser.error(f"unrecognized arguments: {' '.join(behind)}")
+    if behind:
+        words.key += behind
+    return words
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m agent_system.environments",
+        description="The environments: their names, whether their rewards can be believed, a play.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="every name, one a line")
+    checked = commands.add_parser("check", help="play it with policies that must and must not win")
+    _common(checked)
+    checked.add_argument("--tasks", type=int, default=8, help="tasks that each policy plays")
+    played = commands.add_parser("play", help="play it yourself, an action a line")
+    _common(played)
+    played.add_argument("--task", type=int, default=0, help="which one, from 0")
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="a name of the list, in any case")
+    parser.add_argument("key", nargs="*", help="keys of its section, such as size=5")
+    parser.add_argument("--split", choices=("train", "val"), default="val", help="of which split")
+    parser.add_argument("--steps", type=int, default=50, help="actions of an episode, at most")

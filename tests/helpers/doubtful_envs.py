@@ -1,0 +1,58 @@
+"""Environments whose rewards cannot be believed, each in its own way; named by ``fault``."""
+
+import os
+from dataclasses import replace
+from typing import Literal
+
+from agent_system.environments.base import EnvPackage
+from agent_system.environments.env_package.number_line import package as number_line
+from agent_system.environments.env_package.number_line.package import NumberLineEnv
+from agent_system.environments.env_package.number_line.settings import LineSettings
+
+
+class DoubtfulSettings(LineSettings):
+    """Which of its promises the environment breaks."""
+
+    fault: Literal[
+        "none", "pays for nothing", "reads tags", "unwinnable", "breaks", "other", "leaks"
+    ]
+    """what is wrong with it"""
+    no_gold: bool = False
+    """whether nobody knows how to win"""
+
+
+class DoubtfulEnv(NumberLineEnv):
+    """A number line with a fault."""
+
+    placement = "process"
+    # Of all instances of a process.
+    played = 0
+
+    def __init__(self, settings: DoubtfulSettings) -> None:
+        super().__init__(settings)
+        self.fault = settings.fault
+
+    def reset(self, task, seed):
+        DoubtfulEnv.played += 1
+        return super().reset(task, seed)
+
+    def step(self, action):
+        if self.fault == "breaks" and "__import__" in action:
+            raise ValueError("evaluated what was said")
+        observation, _, done, info = super().step(action)
+        won = self.position == self.target
+        if self.fault == "pays for nothing":
+            won = True
+        elif self.fault == "reads tags":
+            won = won or "reward" in action
+        elif self.fault == "unwinnable":
+            won = False
+        elif self.fault == "other":
+            observation = replace(observation, text=f"{observation.text} {os.getpid()}")
+        elif self.fault == "leaks":
+            observation = replace(observation, text=f"{observation.text} {DoubtfulEnv.played}")
+        return observation, float(won), done or won, {**info, "won": won}
+
+
+PACKAGE = replace(number_line.PACKAGE, settings=DoubtfulSettings, make=DoubtfulEnv)
+WITHOUT_EXPERT: EnvPackage = replace(PACKAGE, expert=None)
