@@ -66,11 +66,13 @@ def words(estimator: str, place: Path, args: argparse.Namespace) -> list[str]:
     ]
 
 
-def run(estimator: str, place: Path, args: argparse.Namespace) -> list[dict]:
-    """Run ``main_ppo`` in ``place`` and return the metrics of every step but the first."""
+def run(name: str, place: Path, line: Sequence[str]) -> list[dict]:
+    """Run ``main_ppo`` with the words of ``line``, which make ``place`` its run directory, and
+    return the metrics of every step but the first; ``name`` is for the message when it fails.
+    """
     place.mkdir(parents=True)
     log = place.with_suffix(".log")
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *words(estimator, place, args)]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *line]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("wb") as out:
         status = subprocess.run(
@@ -78,8 +80,7 @@ def run(estimator: str, place: Path, args: argparse.Namespace) -> list[dict]:
         ).returncode
     if status:
         raise SystemExit(
-            f"{estimator} ended with exit status {status}; the last of {log}:\n"
-            f"{log.read_text()[-3000:]}"
+            f"{name} ended with exit status {status}; the last of {log}:\n{log.read_text()[-3000:]}"
         )
     steps = [
         line for line in jsonl.read(RunDirectory(place).metrics_path) if "timing_s/step" in line
@@ -167,7 +168,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             # In turn, and the order changes from round to round: whoever comes second finds files
             # in memory.
             for estimator in ESTIMATORS if number % 2 == 0 else reversed(ESTIMATORS):
-                measured[estimator] += run(estimator, places[estimator], args)
+                place = places[estimator]
+                measured[estimator] += run(estimator, place, words(estimator, place, args))
         same, compared = agreement(places, args.steps)
     shown = " ".join([args.config_name, *args.overrides])
     print(f"{shown}; {len(measured['rlvcr'])} steps of each\n\n{table(measured)}\n")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agent_system.multi_turn_rollout.packing import pack
-from scripts.bench import collector, exactness, iteration, scoring
+from scripts.bench import collector, exactness, iteration, overlap, scoring
 from scripts.bench.play import Workload
 from tests.helpers.play import walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -263,3 +263,46 @@ def test_lock_step_plays_the_same_and_asks_for_all_at_once(tmp_path):
     assert engine.submits == rounds[0] + rounds[1], (
         "each message holds the turns of all who still play"
     )
+
+
+def test_overlap_compares_what_an_iteration_waits_for():
+    def step(gen: float, wait: float, whole: float, stale: float) -> dict:
+        times = {"gen": gen, "wait_for_plays": wait, "update_actor": 2.0, "step": whole}
+        timing = {f"timing_s/{name}": value for name, value in times.items()}
+        return timing | {"training/staleness": stale}
+
+    measured = {"off": [step(4.0, 0.0, 6.5, 0.0)] * 3, "one_step": [step(0.5, 1.5, 5.0, 1.0)] * 3}
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:5]]
+        for line in overlap.table(measured).splitlines()
+    ]
+    assert ["waiting for plays", "4.00", "2.00", "2.00"] in rows
+    assert ["update", "2.00", "2.00", "1.00"] in rows
+    assert ["**whole iteration**", "6.50", "5.00", "1.30"] in rows
+    assert ["updates since the plays", "0.00", "1.00", ""] in rows
+
+
+def test_overlap_plays_both_modes_and_leaves_out_the_steps_that_warm_up(monkeypatch, capsys):
+    lines: list[list[str]] = []
+
+    def run(name: str, place: object, line: list[str]) -> list[dict]:
+        assert f"trainer.default_local_dir={place}" in line
+        lines.append(line)
+        times = [9.0, 2.0 if name == "off" else 1.0]
+        return [{"timing_s/step": seconds, "training/staleness": 0.0} for seconds in times]
+
+    monkeypatch.setattr(overlap, "run", run)
+    overlap.main(["--steps", "3", "env.rollout.carry_over=2"])
+    modes = [
+        [word for word in line if word.startswith("trainer.rollout_overlap")] for line in lines
+    ]
+    assert modes == [["trainer.rollout_overlap=off"], ["trainer.rollout_overlap=one_step"]]
+    assert ["env.rollout.carry_over=2" in line for line in lines] == [False, True]
+    assert "| **whole iteration** | 2.00 | 1.00 | 2.00 |" in capsys.readouterr().out
+    from verl.trainer.config import load_config
+
+    for mode in overlap.MODES:
+        name, *words = lines[overlap.MODES.index(mode)][1:]
+        assert load_config(name, words).trainer.rollout_overlap == mode
+    with pytest.raises(SystemExit):
+        overlap.main(["--steps", "2"])
