@@ -17,11 +17,8 @@ import numpy as np
 import torch
 
 from verl.algos import (
-    KLController,
-    factorize,
     get_adv_estimator_fn,
     get_kl_controller,
-    kl_penalty,
     missing_inputs,
     row_shares,
 )
@@ -30,6 +27,7 @@ from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.correction import correct_rollout
+from verl.trainer.ppo.dealing import deal_update
 from verl.trainer.ppo.interfaces import (
     Checkpoints,
     Collector,
@@ -38,12 +36,13 @@ from verl.trainer.ppo.interfaces import (
     TaskSource,
     Workers,
 )
+from verl.trainer.ppo.kl_penalty import apply_kl_penalty
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.trainer.ppo.weight_sync import has_moved
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.utils.settings import lookup
 from verl.utils.timing import Stopwatch
-from verl.utils.torch_functional import last_selected, masked_mean
+from verl.utils.torch_functional import masked_mean
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
@@ -74,33 +73,6 @@ def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
         measured = estimator.metrics(data.batch["advantages"], data.batch["returns"], **arguments)
         data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | measured
     return data
-
-
-def apply_kl_penalty(
-    data: DataProto, kl_ctrl: KLController, kl_penalty_type: str = "kl"
-) -> tuple[DataProto, dict[str, float]]:
-    """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token,
-    and adapt beta.
-
-    Where an episode has several rows, each carries the whole return; so its last sampled token also
-    pays for the KL of the episode's other rows, and the sum over a row does not depend on how the
-    episode was cut.
-    """
-    mask = data.batch["response_mask"].float()
-    per_token = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
-    divergence = torch.where(mask.bool(), per_token, 0.0)
-    own = divergence.sum(-1)
-    episode = factorize(data.non_tensor_batch["traj_uid"])
-    whole = torch.zeros(len(data)).index_add(0, episode, own)[episode]
-    rows, last = last_selected(mask)
-    # What the episode's other rows diverged by is paid where this row ends.
-    penalty = divergence.clone()
-    penalty[rows, last] += (whole - own)[rows]
-    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * penalty
-    mean_kl = (own / mask.sum(-1).clamp(min=1)).mean().item()
-    measured = {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
-    kl_ctrl.update(current_kl=mean_kl, n_steps=len(set(data.non_tensor_batch["traj_uid"])))
-    return data, measured
 
 
 class RayPPOTrainer(Generic[TasksT]):
@@ -277,7 +249,7 @@ class RayPPOTrainer(Generic[TasksT]):
                 batch = batch.union(self.workers.compute_ref_log_prob(batch))
         if self.workers.critic is not None:
             with self.clock.measure("values"):
-                batch = batch.union(self.workers.critic.compute_values(batch))
+                batch = batch.union(self.workers.compute_values(batch))
         return batch
 
     def add_old_log_probs(self, batch: DataProto) -> DataProto:
@@ -324,7 +296,7 @@ class RayPPOTrainer(Generic[TasksT]):
         if self.workers.critic is None:
             return
         with self.clock.measure("update_critic"):
-            answer = self.workers.critic.update_critic(batch)
+            answer = self.workers.critic.update_critic(self.dealt(batch, "critic"))
         self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
 
     def update_actor(self, batch: DataProto) -> None:
@@ -332,10 +304,16 @@ class RayPPOTrainer(Generic[TasksT]):
         if self.global_step <= self.config.trainer.critic_warmup:
             return
         with self.clock.measure("update_actor"):
-            answer = self.workers.actor.update_actor(batch)
+            answer = self.workers.actor.update_actor(self.dealt(batch, "actor"))
         measured = M.reduce_metrics(answer.meta_info["metrics"])
         self.moved = has_moved(measured)
         self.metrics |= measured
+
+    def dealt(self, batch: DataProto, role: str) -> DataProto:
+        """What the update of ``role`` reads, dealt so that no rank waits for another."""
+        return deal_update(
+            batch, self.config, role, self.global_step, self.workers.data_parallel_size
+        )
 
     def weigh(self, batch: DataProto) -> None:
         """Say what part of a sequence every row is, for losses that are means over sequences."""
