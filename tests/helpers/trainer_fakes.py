@@ -103,6 +103,10 @@ class Workers:
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         raise NotImplementedError(data)
 
+    def compute_values(self, data: DataProto) -> DataProto:
+        assert self.critic is not None
+        return self.critic.compute_values(data)
+
     def engine_metrics(self) -> dict[str, float]:
         self.calls.append("metrics")
         return {}

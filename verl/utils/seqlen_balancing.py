@@ -12,9 +12,12 @@ __getattr__, _kept = lazy(
     "verl.compat",
     {"get_reverse_idx": "micro_batches", "rearrange_micro_batches": "micro_batches"},
 )
-__all__ = ["get_seqlen_balanced_partitions"]
+__all__ = ["get_seqlen_balanced_partitions", "spread_rows"]
 __all__ += _kept
 
+# Rows times parts up to which the differencing method takes less than some 10 ms; largest-first,
+# which is tried as well, takes 1 ms for a thousand rows and is as good where they are many.
+FEW = 1 << 15
 Part = tuple[int, list[int]]  # summed length and the indices it is made of
 State = tuple[int, int, list[Part]]  # spread of its parts, tie breaker, parts
 
@@ -51,6 +54,32 @@ def get_seqlen_balanced_partitions(
         merged = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(first, reversed(second), strict=True)]
         _push(heap, merged, tie_breaker)
     return _fill_empty([sorted(indices) for _, indices in heap[0][2]], seqlen_list)
+
+
+def spread_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Deal indices ``0..n-1`` to ``parts``, of which some get none where there are fewer of them,
+    so that the heaviest part is light; as many as one likes, and each part is sorted.
+    """
+    found = _largest_first(lengths, parts)
+    if parts <= len(lengths) and len(lengths) * parts <= FEW:
+        other = get_seqlen_balanced_partitions(lengths, parts)
+        found = min(found, other, key=lambda split: _heaviest(split, lengths))
+    return found
+
+
+def _largest_first(lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Each index, longest first, to the part that is lightest so far (Graham, 1969)."""
+    found: list[list[int]] = [[] for _ in range(parts)]
+    heap = [(0, part) for part in range(parts)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        load, part = heap[0]
+        found[part].append(index)
+        heapq.heapreplace(heap, (load + lengths[index], part))
+    return [sorted(part) for part in found]
+
+
+def _heaviest(split: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
+    return max(sum(lengths[i] for i in part) for part in split)
 
 
 def _push(heap: list[State], parts: list[Part], tie_breaker: "count[int]") -> None:

@@ -193,21 +193,16 @@ class ActorWorker(TrainingWorker):
     # ------------------------------------------------------------------ weights and state
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def export_weights(self) -> list[tuple[str, np.ndarray | torch.Tensor]]:
-        """All weights under their Hugging Face names, float32, LoRA merged, on rank 0; an empty
-        list elsewhere.
-
-        Tied weights appear once. On CPU the values are numpy arrays, on CUDA tensors in host
-        memory.
+    def export_weights(self) -> list[tuple[str, np.ndarray]]:
+        """All weights under their Hugging Face names, float32, LoRA merged, in host memory of rank
+        0; an empty list elsewhere. Tied weights appear once.
         """
         weights = self._hf_weights()
         self._handed_out = WeightSketch(
             {name: fingerprint(tensor, torch.float32) for name, tensor in weights.items()}
         )
-        if self.device_name == "cpu":
-            # Ray ships numpy arrays through shared memory without a copy
-            return [(name, tensor.float().numpy()) for name, tensor in weights.items()]
-        return list(weights.items())
+        # Ray ships numpy arrays through shared memory without a copy, and tensors by pickle.
+        return [(name, tensor.float().numpy()) for name, tensor in weights.items()]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight_sketch(self) -> WeightSketch:

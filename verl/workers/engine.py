@@ -2,7 +2,7 @@
 one rank and many.
 
     rows ──pack──▶ [1, T] tokens ──forward──▶ scores ──loss──▶ backward
-                                                                  │ last micro-batch
+                                                                  │ reduced over ranks
                                                                   ▼
                                                         clip, AdamW, schedule
 
@@ -155,13 +155,16 @@ class TrainEngine:
     # ------------------------------------------------------------------ training
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Accumulate the gradient of this rank's share of the mini-batch loss; ``last`` reduces
-        over ranks.
+        """Accumulate the gradient of this rank's share of the mini-batch loss; ``last`` of the
+        mini-batch. It is reduced over ranks every time, or, without
+        ``fsdp.reduce_every_micro_batch``, the last time.
 
         Losses of all micro-batches and ranks *add up*: each is divided by the mini-batch's global
         denominator before.
         """
-        self._sharded[-1].set_requires_gradient_sync(last)  # the root: it tells its layers
+        # One rank holds the whole gradient either way, and has nobody to reduce it with.
+        every = world_size() > 1 and (self.fsdp is None or self.fsdp.reduce_every_micro_batch)
+        self._sharded[-1].set_requires_gradient_sync(last or every)  # the root tells its layers
         # FSDP averages over ranks, so that the sum needs the factor back
         (loss * world_size()).backward()
 

@@ -146,8 +146,9 @@ def _load_moments(
             if parameter not in parameters:
                 raise ValueError(f"the optimizer state names '{parameter}', which the model lacks")
             target = parameters[parameter]
-            # the step counter is a scalar that AdamW keeps on the host
-            value = tensor if tensor.dim() == 0 else _like(tensor, target)
+            # The step counter is a scalar: on the host, or, for a fused step, beside its parameter.
+            place = target.device if optimizer.defaults["fused"] else tensor.device
+            value = tensor.to(place) if tensor.dim() == 0 else _like(tensor, target)
             optimizer.state[target][key] = value
 
 

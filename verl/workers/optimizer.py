@@ -1,7 +1,7 @@
 """AdamW with warm-up and a constant or cosine schedule; state as tensors and JSON."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -26,9 +26,20 @@ def build_optimizer(
     if vectors:
         groups.append({"params": vectors, "weight_decay": 0.0})
     first, second = optim.betas
+    fused = fuses(trained)
     return torch.optim.AdamW(
-        groups, lr=float(optim.lr), betas=(first, second), eps=float(optim.eps), foreach=True
+        groups,
+        lr=float(optim.lr),
+        betas=(first, second),
+        eps=float(optim.eps),
+        foreach=not fused,
+        fused=fused,
     )
+
+
+def fuses(parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Whether one kernel takes the step, which reads and writes each number once: on CUDA."""
+    return bool(parameters) and all(p.device.type == "cuda" for p in parameters)
 
 
 def warmup_steps(optim: OptimSection, total_steps: int) -> int:

@@ -206,6 +206,12 @@ class PolicyLoss:
         }
 
 
+def learnt_rows(section: PolicyLossSection, data: DataProto) -> list[int]:
+    """The rows of ``data`` that an update computes, as far as one row tells."""
+    bonus = data.meta_info.get("choice_bonus") if CHOICE_MASK in data.tensor_keys() else None
+    return PolicyLoss(section, bonus).rows_with_gradient(data, list(range(len(data))))
+
+
 def weighed_advantages(batch: TensorDict) -> torch.Tensor:
     """Advantages [B, R] times the weights of the rollout correction, where there are any.
 

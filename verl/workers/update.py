@@ -32,8 +32,17 @@ def plan_mini_batches(
     update take the same mini-batches.
     """
     for epoch in range(section.ppo_epochs or 1):
-        number = derive_seed(*seed, epoch if section.shuffle else 0)
-        yield from mini_batches(data, number, section.ppo_mini_batch_size, section.ppo_mini_batches)
+        yield from epoch_mini_batches(data, section, epoch, *seed)
+
+
+def epoch_mini_batches(
+    data: DataProto, section: UpdateSection, epoch: int, *seed: int | str
+) -> list[list[int]]:
+    """This rank's rows of every optimizer step of one epoch; where there are no ranks, as on the
+    driver, all rows.
+    """
+    number = derive_seed(*seed, epoch if section.shuffle else 0)
+    return mini_batches(data, number, section.ppo_mini_batch_size, section.ppo_mini_batches)
 
 
 def optimizer_step(
@@ -61,7 +70,6 @@ def optimizer_step(
     for number in range(passes):
         cut = cuts[number] if number < len(cuts) else []
         loss, measured = share([part[i] for i in cut])
-        # gradients travel once per step, with the last micro-batch
         engine.backward(loss, last=number == passes - 1)
         for name, value in measured.items():
             sums[name] = sums[name] + value.float().cpu()

@@ -16,8 +16,10 @@ RANK_ZERO         rank 0 alone: all arguments                 rank 0's answer
 ================  ==========================================  ==================================
 
 DP_COMPUTE_PROTO pads the table to a multiple of the world size with repeated rows and drops them
-from the answer. Each shard says in ``meta_info["padding_rows"]`` how many of its last rows are such
-copies, so that a worker which sums over rows (a loss, a metric) can leave them out.
+from the answer; a table whose ``meta_info["rows_per_rank"]`` says how many rows each rank gets is
+cut there, and a rank without any gets a copy. Each shard says in ``meta_info["padding_rows"]`` how
+many of its last rows are such copies, so that a worker which sums over rows (a loss, a metric) can
+leave them out.
 """
 
 from collections.abc import Callable
@@ -31,6 +33,8 @@ from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
 # Key of meta_info: how many of the last rows are copies that only even out the ranks.
 PADDING_ROWS = "padding_rows"
+# Key of meta_info: how many rows of the table each rank gets, in order; absent: all as many.
+ROWS_PER_RANK = "rows_per_rank"
 _ATTRIBUTE = "__group_registration__"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one rank
@@ -174,19 +178,38 @@ def _dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, 
             f"DP_COMPUTE_PROTO needs tables of one length among its arguments, found {found}"
         )
     size = sizes.pop() if sizes else 0
-    padding = -size % world_size
-    dealt_args = [_shards(v, world_size) for v in args]
-    dealt_kwargs = {k: _shards(v, world_size) for k, v in kwargs.items()}
+    counts = _rows_per_rank(tables, size, world_size)
+    dealt_args = [_shards(v, world_size, counts) for v in args]
+    dealt_kwargs = {k: _shards(v, world_size, counts) for k, v in kwargs.items()}
 
     def collect(answers: list[Any]) -> Any:
-        return _join_tables(answers, size, padding)
+        if counts is not None:
+            return _join_counted(answers, counts)
+        return _join_tables(answers, size, -size % world_size)
 
     return _dealt(world_size, tuple(dealt_args), dealt_kwargs), collect
 
 
-def _shards(value: object, world_size: int) -> list[Any]:
+def _rows_per_rank(tables: list[DataProto], size: int, world_size: int) -> list[int] | None:
+    """How many rows each rank gets, where a table says so."""
+    said = [table.meta_info[ROWS_PER_RANK] for table in tables if ROWS_PER_RANK in table.meta_info]
+    if not said:
+        return None
+    counts = list(said[0])
+    if any(list(other) != counts for other in said[1:]):
+        raise ValueError(f"the tables of one call say different {ROWS_PER_RANK}: {said}")
+    if len(counts) != world_size or sum(counts) != size or min(counts) < 0:
+        raise ValueError(
+            f"{ROWS_PER_RANK}={counts} does not deal {size} rows to {world_size} ranks"
+        )
+    return counts
+
+
+def _shards(value: object, world_size: int, counts: list[int] | None) -> list[Any]:
     if not isinstance(value, DataProto):
         return [value] * world_size
+    if counts is not None and value.keys():
+        return _counted_shards(value, counts)
     # Copied rows, marked below: a rank without rows could not join the collective calls.
     padded, padding = pad_dataproto_to_divisor(value, world_size)
     rows = len(padded) // world_size
@@ -195,6 +218,33 @@ def _shards(value: object, world_size: int) -> list[Any]:
         behind = (world_size - 1 - rank) * rows  # rows of the ranks after this one
         shard.meta_info[PADDING_ROWS] = int(np.clip(padding - behind, 0, rows))
     return shards
+
+
+def _counted_shards(table: DataProto, counts: list[int]) -> list[DataProto]:
+    shards: list[DataProto] = []
+    start = 0
+    for count in counts:
+        # A copied row where a rank has none: without it, it could not join the collective calls.
+        shard = table[start : start + count] if count else table[:1]
+        shard.meta_info.pop(ROWS_PER_RANK, None)
+        shard.meta_info[PADDING_ROWS] = int(not count)
+        shards.append(shard)
+        start += count
+    return shards
+
+
+def _join_counted(answers: list[Any], counts: list[int]) -> Any:
+    if not all(isinstance(answer, DataProto) for answer in answers):
+        return answers
+    if all(answer.keys() for answer in answers):
+        pairs = list(zip(answers, counts, strict=True))
+        wrong = [(len(answer), count) for answer, count in pairs if len(answer) != max(1, count)]
+        if wrong:
+            raise ValueError(f"a worker returned {wrong[0][0]} rows for {wrong[0][1]} of its own")
+        answers = [answer for answer, count in pairs if count] or answers[:1]
+    joined = DataProto.concat(answers)
+    joined.meta_info.pop(PADDING_ROWS, None)
+    return joined
 
 
 def _join_tables(answers: list[Any], size: int, padding: int) -> Any:

@@ -43,16 +43,27 @@ def gather(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list
     values: dict[Any, Any] = {}
     pending = list(label_of)
     while pending:
-        ready, pending = ray.wait(
-            pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic())
-        )
+        ready, pending = _ready(pending, max(0.0, deadline - time.monotonic()))
         if not ready:
             late = ", ".join(label_of[ref] for ref in pending)
             raise WorkerTimeoutError(f"no answer after {timeout_s:g} s from: {late}")
-        error = _fetch(ready[0], label_of[ready[0]], max(0.0, deadline - time.monotonic()), values)
-        if error is not None:
-            raise _root_cause(error, pending, label_of)
+        for done in ready:
+            error = _fetch(done, label_of[done], max(0.0, deadline - time.monotonic()), values)
+            if error is not None:
+                raise _root_cause(error, pending, label_of)
     return [values[ref] for ref in refs]
+
+
+def _ready(pending: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
+    """All of ``pending`` that are done, at least one of them unless ``timeout_s`` passes, and the
+    others.
+    """
+    first, others = ray.wait(pending, num_returns=1, timeout=timeout_s)
+    if not first or not others:
+        return first, others
+    # What else is there by now, in one call: a call looks at all that is pending.
+    more, others = ray.wait(others, num_returns=len(others), timeout=0)
+    return [*first, *more], others
 
 
 def is_done(refs: Sequence[Any]) -> bool:

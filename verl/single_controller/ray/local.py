@@ -35,7 +35,8 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     returns facts.
 
     ``ray_init_cfg`` is the ``ray_init`` section (an object or a mapping) of which ``address``,
-    ``num_cpus``, ``num_gpus``, ``object_store_gb`` and ``log_to_driver`` are read where present;
+    ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``log_to_driver`` and ``runtime_env`` (Ray's:
+    what every worker finds, its environment variables above all) are read where present;
     ``overrides`` take precedence. A Ray that runs in this process already is left as it is. The
     facts: ``address``, ``started`` (a new local Ray), ``node_ip``, ``loopback_only``, ``num_cpus``,
     ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
@@ -56,6 +57,8 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_token(create=local)
     common = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
+    if options["runtime_env"]:
+        common["runtime_env"] = dict(options["runtime_env"])
     if local:
         common |= {
             "num_cpus": options["num_cpus"],
@@ -81,6 +84,7 @@ def _options(cfg: object, overrides: Mapping[str, object]) -> dict[str, Any]:
         "num_gpus": None,
         "object_store_gb": OBJECT_STORE_GB,
         "log_to_driver": False,
+        "runtime_env": None,
     }
     unknown = sorted(set(overrides) - set(options))
     if unknown:

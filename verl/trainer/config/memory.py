@@ -62,6 +62,8 @@ def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     if cfg.critic.enable and not _rests_on_host(cfg.critic.model.fsdp_config):
         held += parameters * RESTING_BYTES / _sharers(cfg, cfg.critic.model.fsdp_config)
     held += _reference(cfg, parameters)
+    if not cfg.actor_rollout_ref.actor.fsdp_config.reduce_every_micro_batch:
+        held += parameters * WEIGHT_BYTES  # the gradient of all, until it is reduced
     gathered = (
         2 * parameters / (size.layers or parameters) * BYTES[cfg.actor_rollout_ref.actor.dtype]
     )

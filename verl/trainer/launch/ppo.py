@@ -234,7 +234,7 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     rollout_workers = start_rollout_workers(cfg, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
-    workers = TrainingWorkers.start(specs, pools, rollout_workers)
+    workers = TrainingWorkers.start(specs, pools, rollout_workers, cfg.trainer.balance_batch)
     stack.callback(workers.shutdown)
     return workers
 

@@ -29,6 +29,7 @@ from verl.trainer.ppo.credit import (
     compares_with_greedy_play,
     compute_advantage,
 )
+from verl.trainer.ppo.dealing import deal_update
 from verl.trainer.ppo.interfaces import (
     Checkpoints,
     Collector,
@@ -241,7 +242,7 @@ class RayPPOTrainer(Generic[TasksT]):
                 batch = batch.union(self.workers.compute_ref_log_prob(batch))
         if self.workers.critic is not None:
             with self.clock.measure("values"):
-                batch = batch.union(self.workers.critic.compute_values(batch))
+                batch = batch.union(self.workers.compute_values(batch))
         return batch
 
     def add_old_log_probs(self, batch: DataProto) -> DataProto:
@@ -288,7 +289,7 @@ class RayPPOTrainer(Generic[TasksT]):
         if self.workers.critic is None:
             return
         with self.clock.measure("update_critic"):
-            answer = self.workers.critic.update_critic(batch)
+            answer = self.workers.critic.update_critic(self.dealt(batch, "critic"))
         self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
 
     def update_actor(self, batch: DataProto) -> None:
@@ -296,10 +297,16 @@ class RayPPOTrainer(Generic[TasksT]):
         if self.global_step <= self.config.trainer.critic_warmup:
             return
         with self.clock.measure("update_actor"):
-            answer = self.workers.actor.update_actor(batch)
+            answer = self.workers.actor.update_actor(self.dealt(batch, "actor"))
         measured = M.reduce_metrics(answer.meta_info["metrics"])
         self.moved = has_moved(measured)
         self.metrics |= measured
+
+    def dealt(self, batch: DataProto, role: str) -> DataProto:
+        """What the update of ``role`` reads, dealt so that no rank waits for another."""
+        return deal_update(
+            batch, self.config, role, self.global_step, self.workers.data_parallel_size
+        )
 
     def weigh(self, batch: DataProto) -> None:
         """Say what part of a sequence every row is, for losses that are means over sequences."""

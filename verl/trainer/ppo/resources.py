@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -12,6 +12,7 @@ from verl.protocol import DataProto
 from verl.records import WeightSketch, WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.calls import gather
+from verl.trainer.ppo.dealing import ASKED, SCORED, narrowed, score_on_ranks
 from verl.trainer.ppo.interfaces import ActorGroup, CriticGroup, ReferenceGroup
 from verl.trainer.ppo.weight_sync import prove_arrival, prove_movement
 
@@ -77,7 +78,8 @@ class TrainingWorkers:
     """The worker groups of a run and what the trainer and the collector ask of them.
 
     ``actor`` trains the policy, ``ref`` (optional) is the frozen reference, ``critic`` (optional)
-    the value function; ``rollout_workers`` are the handles of the engines that sample.
+    the value function; ``rollout_workers`` are the handles of the engines that sample. Rows that
+    are scored are spread over the ranks by their tokens where ``balanced``.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class TrainingWorkers:
         rollout_workers: Sequence[Any],
         ref: ReferenceGroup | None = None,
         critic: CriticGroup | None = None,
+        balanced: bool = True,
     ) -> None:
         self.actor = actor
         self.rollout_workers = rollout_workers
         self.ref = ref
         self.critic = critic
+        self.balanced = balanced
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
         self._handed_out: WeightSketch | None = None
@@ -101,6 +105,7 @@ class TrainingWorkers:
         specs: Mapping[Role, RayClassWithInitArgs],
         pools: ResourcePoolManager,
         rollout_workers: Sequence[Any],
+        balanced: bool = True,
     ) -> "TrainingWorkers":
         """Start a group per role, load the models, and wait for the engines, which load at the same
         time.
@@ -125,7 +130,7 @@ class TrainingWorkers:
         for pending in [group.submit("init_model") for group in groups.values()]:
             pending.get()
         call_engines(rollout_workers, "ready")
-        return cls(actor, rollout_workers, ref, critic)
+        return cls(actor, rollout_workers, ref, critic, balanced)
 
     @property
     def data_parallel_size(self) -> int:
@@ -139,13 +144,22 @@ class TrainingWorkers:
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Old log-probs and entropies of rows, and branch scores where rows carry branches."""
-        return self.actor.compute_log_prob(data)
+        return self._score(self.actor.compute_log_prob, narrowed(data, SCORED, ASKED))
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Log-probs under the reference policy; raises ``ValueError`` where there is none."""
         if self.ref is None:
             raise ValueError("this run has no reference policy")
-        return self.ref.compute_ref_log_prob(data)
+        return self._score(self.ref.compute_ref_log_prob, narrowed(data, SCORED, ()))
+
+    def compute_values(self, data: DataProto) -> DataProto:
+        """Values of the states of rows; raises ``ValueError`` where there is no critic."""
+        if self.critic is None:
+            raise ValueError("this run has no critic")
+        return self._score(self.critic.compute_values, narrowed(data, SCORED, ()))
+
+    def _score(self, call: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
+        return score_on_ranks(call, data, self.data_parallel_size, self.balanced)
 
     def sleep_engines(self) -> None:
         """Let every engine give its device memory to the training groups, until weights are

@@ -9,6 +9,7 @@ from verl.utils.fingerprint import fingerprint
 from verl.workers.rollout.base import EngineError, Weights
 
 SHOWN = 3  # names in a message
+READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Arrival:
@@ -28,8 +29,9 @@ class Arrival:
         for name, value in self._weights:
             self.taken[name] = fingerprint(value, torch.float32)
             place = self._held.get(name)
-            # What an engine keeps fused, repacked or quantised has another shape or type.
-            if place is not None and place.shape == value.shape and place.is_floating_point():
+            # What an engine keeps fused or repacked has another shape, what is quantised a type
+            # that a cast alone does not lead to.
+            if place is not None and place.shape == value.shape and place.dtype in READABLE:
                 self._expected[name] = fingerprint(value, place.dtype)
             yield name, value
 

@@ -213,6 +213,8 @@ class HFEngine:
     def sleep(self) -> None:
         """Move the model to host memory."""
         _move(self._model, "cpu")
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # or this process would keep what it no longer uses
 
     def wake(self) -> None:
         """Move the model back."""

@@ -17,6 +17,7 @@ from verl.models.packed_attention import layout_of_rows
 from verl.models.policy import PolicyModel
 from verl.models.token_scores import Targets, full_logits
 from verl.trainer.config.schema.model import OptimConfig
+from verl.workers import optimizer
 from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights, load_engine, save_engine
@@ -159,6 +160,27 @@ def test_state_continues_exactly(policy, tmp_path):
     assert second.steps == 4
     for name, tensor in full_weights(first).items():
         torch.testing.assert_close(full_weights(second)[name], tensor, atol=0, rtol=0)
+
+
+def test_a_fused_step_is_the_same_step_and_its_state_continues(policy, tmp_path, monkeypatch):
+    """One kernel, as on CUDA; PyTorch has it for CPUs too."""
+
+    def train(engine, seeds):
+        for seed in seeds:
+            engine.backward(-loss_of(engine, random_rows(rows=4, seed=seed)), last=True)
+            engine.step()
+        return full_weights(engine)
+
+    plain = train(engine_of(policy, OptimConfig(lr=1e-2)), range(3))
+    monkeypatch.setattr(optimizer, "fuses", lambda _: True)
+    first = engine_of(policy, OptimConfig(lr=1e-2))
+    train(first, range(2))
+    save_engine(first, tmp_path)
+    second = engine_of(policy, OptimConfig(lr=1e-2))
+    load_engine(second, tmp_path)
+    assert second.optimizer is not None and second.optimizer.defaults["fused"]
+    for name, tensor in train(second, [2]).items():
+        torch.testing.assert_close(tensor, plain[name], atol=1e-6, rtol=1e-5)
 
 
 def test_state_of_another_model_is_refused(policy, untied_policy, tmp_path):

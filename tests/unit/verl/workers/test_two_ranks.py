@@ -14,7 +14,12 @@ from tests.helpers.policy_rows import add_branches, critic_config, policy_config
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.protocol import DataProto
 from verl.records import ChoiceBonus
-from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
+from verl.single_controller.base.decorator import (
+    ROWS_PER_RANK,
+    Dispatch,
+    Registration,
+    plan_calls,
+)
 from verl.trainer.config.schema.actor import PolicyLossConfig
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import rank
@@ -29,7 +34,8 @@ PLAIN = (
 )  # advantages are the only term of the loss
 LONE = "one row"  # the second rank has nothing but a copy of it
 PICKING = "kl_cov"  # a loss that picks tokens by what all ranks hold
-MODES = ("token-mean", "seq-mean-token-mean", *PLAIN, LONE, PICKING)
+DEALT = "five rows and two"  # as rows are dealt by their tokens
+MODES = ("token-mean", "seq-mean-token-mean", *PLAIN, LONE, PICKING, DEALT)
 
 
 def batch(mode: str) -> DataProto:
@@ -48,7 +54,7 @@ def batch(mode: str) -> DataProto:
 
 
 def settings(path, mode):
-    aggregation = "token-mean" if mode in (LONE, PICKING) else mode
+    aggregation = "token-mean" if mode in (LONE, PICKING, DEALT) else mode
     terms = {
         "loss_agg_mode": aggregation,
         "ppo_mini_batches": 3,
@@ -61,6 +67,7 @@ def settings(path, mode):
         terms["policy_loss"] = PolicyLossConfig(loss_mode=PICKING, kl_cov_ratio=0.2)
     config = policy_config(path, **terms)
     config.actor.optim.eps = EPS
+    config.actor.fsdp_config.reduce_every_micro_batch = mode != "token-mean"
     return config
 
 
@@ -104,7 +111,10 @@ def run_rank(number, path, directory, port):
     }
     registration = Registration(Dispatch.DP_COMPUTE_PROTO)
     for mode in MODES:
-        calls, _ = plan_calls(registration, 2, (batch(mode),), {})
+        data = batch(mode)
+        if mode == DEALT:
+            data.meta_info[ROWS_PER_RANK] = [5, 2]
+        calls, _ = plan_calls(registration, 2, (data,), {})
         (data,), _ = calls[number]
         place = directory / mode
         place.mkdir(exist_ok=True)

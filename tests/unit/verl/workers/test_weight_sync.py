@@ -21,6 +21,7 @@ from verl.utils.fingerprint import fingerprint
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
 from verl.workers.rollout import EngineError, RolloutWorker, create_engine
+from verl.workers.rollout.arrival import Arrival
 from verl.workers.rollout.hf import HFEngine
 
 
@@ -203,6 +204,22 @@ def test_an_engine_of_somebody_elses_that_shows_no_weights_is_believed(policy):
     engine: Any = Closed()
     start(policy, engine).sync_weights(0)
     assert engine.policy_version == len(engine_of(policy).held_weights()) - 1  # a tied head
+
+
+def test_what_is_fused_repacked_or_quantised_is_not_read_back():
+    sent = [(name, torch.ones(2, 2)) for name in ("same", "fused", "fp8", "elsewhere", "stale")]
+    held = {
+        "same": torch.ones(2, 2).bfloat16(),
+        "fused": torch.zeros(6, 2),
+        "fp8": torch.zeros(2, 2, dtype=torch.float8_e4m3fn),
+        "stale": torch.zeros(2, 2),
+    }
+    arrival = Arrival(sent, held)
+    assert len(list(arrival)) == len(arrival.taken) == 5
+    with pytest.raises(EngineError, match="1 of 2 that can be read back are not the new ones: sta"):
+        arrival.check(held)
+    held["stale"] = torch.ones(2, 2)
+    assert arrival.check(held) == 2
 
 
 # ---------------------------------------------------------------- movement

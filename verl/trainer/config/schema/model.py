@@ -46,6 +46,9 @@ class FSDPConfig(Section):
     """let FSDP2 offload parameters, gradients and optimiser state"""
     reshard_after_forward: bool = True
     """free gathered parameters between forward and backward"""
+    reduce_every_micro_batch: bool = True
+    """reduce gradients after every micro-batch, so that a device holds its share of them only;
+    false: once per optimizer step, which sends less and holds a whole gradient on every device"""
     fsdp_size: int = -1
     """ranks that share one copy of the parameters; -1: all of them"""
 

@@ -1,6 +1,6 @@
 """``trainer``, ``ray_init`` and ``cold_start``: how long, on what, where to."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge
 from pydantic import BeforeValidator
@@ -83,6 +83,9 @@ class RayInitConfig(Section):
     """GPUs a Ray of its own may hand out; null: all of them"""
     object_store_gb: Annotated[float, Ge(0.1)] | None = None
     """object store of a Ray of its own, GB; null: 1"""
+    runtime_env: dict[str, Any] = {}
+    """what every worker finds, as Ray's runtime_env: {env_vars: {HF_HOME: /shared/hf}}; workers of
+    a cluster that is joined have the variables of `ray start`, not those of the driver"""
     log_to_driver: bool = False
     """show what the workers print on the terminal as well"""
 

@@ -140,7 +140,7 @@ class KeepingCheckpoints(Checkpoints):
         super().__init__()
         self.states: dict[int, dict[str, Any]] = {}
 
-    def save(self, step: int, writer: Callable[[Path], None], state: dict[str, Any]) -> Path:
+    def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         self.states[step] = state
         return super().save(step, writer, state)
 

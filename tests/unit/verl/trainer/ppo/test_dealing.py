@@ -1,0 +1,199 @@
+"""Rows go to ranks so that none waits long for another; nothing changes but who computes them."""
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.bench import balance
+from tests.helpers.policy_rows import add_branches, random_rows
+from tests.helpers.trainer_fakes import make_fake_run
+from verl.protocol import DataProto, object_array
+from verl.single_controller.base.decorator import (
+    ROWS_PER_RANK,
+    Dispatch,
+    Registration,
+    plan_calls,
+)
+from verl.trainer.ppo.dealing import (
+    deal_mini_batches,
+    deal_update,
+    dealt,
+    row_sizes,
+    score_on_ranks,
+)
+from verl.utils.seqlen_balancing import spread_rows
+from verl.workers.update import epoch_mini_batches
+
+TO_RANKS = Registration(Dispatch.DP_COMPUTE_PROTO)
+
+
+def numbered(rows: int) -> DataProto:
+    return DataProto.from_dict(
+        {"x": torch.arange(rows)}, {"name": [f"row {i}" for i in range(rows)]}
+    )
+
+
+def call_on(ranks: int, data: DataProto) -> tuple[list[DataProto], DataProto]:
+    """What each rank gets of ``data``, and the joined answers of ranks that double ``x``."""
+    calls, collect = plan_calls(TO_RANKS, ranks, (data,), {})
+    shards = [args[0] for args, _ in calls]
+    return shards, collect([DataProto.from_dict({"y": 2 * shard.batch["x"]}) for shard in shards])
+
+
+# ---------------------------------------------------------------- spreading
+
+
+def test_rows_are_spread_by_what_they_cost():
+    # Differencing ends at 14 and 16, longest first at 13 and 17.
+    assert sorted(spread_rows([8, 7, 6, 5, 4], 2)) == [[0, 2], [1, 3, 4]]
+    parts = spread_rows([5, 0, 9], 5)
+    assert sorted(map(len, parts)) == [0, 0, 1, 1, 1] and spread_rows([], 2) == [[], []]
+
+
+@pytest.mark.parametrize("case", [c for c in balance.CASES if c.steps < 8], ids=str)
+def test_updates_are_efficient_at_8_64_and_1024_ranks(case):
+    before, now, best = balance.measure(case)
+    assert now >= 0.95 and before < 0.65 and best >= now
+
+
+def test_where_ranks_outnumber_long_rows_the_longest_row_decides():
+    before, now, best = balance.measure(balance.Case(1024, 10240, 8))
+    assert before < 0.25 and now > 0.99 * best and best < 0.85
+
+
+# ---------------------------------------------------------------- dispatch
+
+
+def test_every_rank_gets_the_rows_that_are_its_own():
+    shards, answer = call_on(3, dealt(numbered(4), [[2, 0], [], [1, 3]]))
+    assert [shard.batch["x"].tolist() for shard in shards] == [[2, 0], [2], [1, 3]]
+    assert [shard.meta_info["padding_rows"] for shard in shards] == [0, 1, 0]
+    assert not any(ROWS_PER_RANK in shard.meta_info for shard in shards)
+    assert answer.batch["y"].tolist() == [4, 0, 2, 6]
+
+
+@pytest.mark.parametrize("counts", [[2, 3], [4], [5, -1], [1, 1, 2]])
+def test_counts_that_do_not_fit_are_refused(counts):
+    data = numbered(4)
+    data.meta_info[ROWS_PER_RANK] = counts
+    with pytest.raises(ValueError, match="does not deal 4 rows to 2 ranks"):
+        call_on(2, data)
+
+
+def test_an_answer_of_too_few_rows_is_refused():
+    _, collect = plan_calls(TO_RANKS, 2, (dealt(numbered(4), [[0], [1, 2, 3]]),), {})
+    with pytest.raises(ValueError, match="returned 1 rows for 3"):
+        collect([numbered(1), numbered(1)])
+
+
+def test_figures_without_rows_are_joined():
+    _, collect = plan_calls(TO_RANKS, 2, (dealt(numbered(2), [[0, 1], []]),), {})
+    joined = collect([DataProto(meta_info={"metrics": {"n": rank}}) for rank in range(2)])
+    assert set(joined.meta_info) == {"metrics"} and len(joined.meta_info["metrics"]["n"]) == 2
+
+
+# ---------------------------------------------------------------- scoring
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("balanced", [True, False])
+def test_answers_come_back_in_the_order_of_the_rows(ranks, balanced):
+    data = random_rows(rows=7)
+    data.batch["x"] = torch.arange(7)
+    seen = []
+
+    def call(given: DataProto) -> DataProto:
+        shards, answer = call_on(ranks, given)
+        seen.extend(shards)
+        return answer
+
+    answer = score_on_ranks(call, data, ranks, balanced)
+    assert answer.batch["y"].tolist() == [2 * row for row in range(7)] and len(seen) == ranks
+
+
+def test_branches_count_as_tokens():
+    data = add_branches(random_rows(rows=4))
+    plain = random_rows(rows=4).batch["attention_mask"].sum(-1).tolist()
+    asked = [sum(len(b.token_ids) for b in row) for row in data.non_tensor_batch["branches"]]
+    assert sum(asked) > 0
+    assert row_sizes(data) == [own + more for own, more in zip(plain, asked, strict=True)]
+
+
+def test_a_row_with_many_branches_gets_a_rank_for_itself():
+    data = random_rows(rows=4)
+    long = type("Long", (), {"token_ids": [0] * 5000})
+    data.non_tensor_batch["branches"] = object_array([[], [long], [], []])
+    data.batch["x"] = torch.arange(4)
+    found = []
+
+    def call(given: DataProto) -> DataProto:
+        shards, answer = call_on(2, given)
+        found.extend(sorted(shard.batch["x"].tolist()) for shard in shards)
+        return answer
+
+    score_on_ranks(call, data, 2)
+    assert sorted(found) == [[0, 2, 3], [1]]
+
+
+# ---------------------------------------------------------------- updates
+
+
+def update_rows(rows: int = 24) -> DataProto:
+    data = random_rows(rows=rows, group=4)
+    data.non_tensor_batch["steps"] = object_array([["a long text"]] * rows)
+    return data
+
+
+def test_an_update_is_dealt_mini_batch_by_mini_batch():
+    trainer, *_ = make_fake_run()
+    config = trainer.config
+    actor = config.actor_rollout_ref.actor
+    actor.ppo_mini_batches = 3
+    actor.use_kl_loss = True  # every row is computed
+    data = update_rows()
+    sent = deal_update(data, config, "actor", 5, 4)
+    counts = sent.meta_info[ROWS_PER_RANK]
+    assert sum(counts) == len(data) == len(sent)
+    seed = ("update_actor", config.trainer.seed, 5)
+    parts = epoch_mini_batches(sent, actor, 0, *seed)
+    # The same trajectories make the same steps, whoever has them.
+    names = [sorted(sent.non_tensor_batch["traj_uid"][part]) for part in parts]
+    plain = epoch_mini_batches(data, actor, 0, *seed)
+    assert names == [sorted(data.non_tensor_batch["traj_uid"][part]) for part in plain]
+    bounds = np.cumsum([0, *counts])
+    sizes = row_sizes(sent)
+    loads = [
+        [sum(sizes[row] for row in part if bounds[r] <= row < bounds[r + 1]) for r in range(4)]
+        for part in parts
+    ]
+    longest = max(sizes)
+    assert all(max(load) - min(load) <= longest for load in loads)
+
+
+def test_rows_without_a_gradient_cost_nothing():
+    trainer, *_ = make_fake_run()
+    config = trainer.config
+    config.actor_rollout_ref.actor.ppo_mini_batches = 1
+    data = update_rows(8)
+    data.batch["advantages"][2:] = 0.0  # two rows are left, one for each rank
+    sent = deal_update(data, config, "actor", 1, 2)
+    counts = sent.meta_info[ROWS_PER_RANK]
+    learnt = (sent.batch["advantages"] != 0).any(-1)
+    assert [int(part.sum()) for part in learnt.split(counts)] == [1, 1]
+
+
+def test_texts_stay_with_the_driver_and_one_rank_gets_rows_as_they_come():
+    trainer, *_ = make_fake_run()
+    data = update_rows()
+    data.batch["position_ids"] = data.batch["input_ids"].clone()
+    sent = deal_update(data, trainer.config, "critic", 1, 1)
+    assert sorted(sent.non_tensor_batch) == ["traj_uid", "uid"]
+    assert set(data.tensor_keys()) - set(sent.tensor_keys()) == {"position_ids"}
+    assert ROWS_PER_RANK not in sent.meta_info
+    trainer.config.trainer.balance_batch = False
+    assert ROWS_PER_RANK not in deal_update(data, trainer.config, "actor", 1, 2).meta_info
+
+
+def test_a_mini_batch_of_fewer_rows_than_ranks_leaves_some_without():
+    shares = deal_mini_batches([[3, 1], [0, 2]], [1, 1, 1, 1], 3)
+    assert sorted(row for share in shares for row in share) == [0, 1, 2, 3] and [] in shares
