@@ -21,6 +21,7 @@ __all__ = [
     "Pending",
     "ReferenceGroup",
     "RewardFunction",
+    "RewardGroup",
     "StepJournal",
     "TaskSource",
     "WorkerGroupLike",
@@ -113,6 +114,13 @@ class CriticGroup(WorkerGroupLike, Protocol):
     def update_critic(self, data: DataProto, /) -> DataProto: ...
     def save_checkpoint(self, directory: str, /) -> object: ...
     def load_checkpoint(self, directory: str, /) -> object: ...
+
+
+@runtime_checkable
+class RewardGroup(WorkerGroupLike, Protocol):
+    """A group of ``verl.workers.reward_model.RewardModelWorker``."""
+
+    def compute_rm_score(self, data: DataProto, /) -> DataProto: ...
 
 
 class Workers(Protocol):

@@ -11,7 +11,12 @@ from typing import Any
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.calls import gather
-from verl.trainer.ppo.interfaces import ActorGroup, CriticGroup, ReferenceGroup
+from verl.trainer.ppo.interfaces import (
+    ActorGroup,
+    CriticGroup,
+    ReferenceGroup,
+    RewardGroup,
+)
 
 logger = logging.getLogger(__name__)
 SYNC_TIMEOUT_S = 600.0  # for an engine to load, to take new weights, to sleep or to wake
@@ -24,6 +29,7 @@ class Role(Enum):
     Rollout = "rollout"
     Critic = "critic"
     RefPolicy = "ref"
+    RewardModel = "reward_model"
 
 
 @dataclass
@@ -75,7 +81,8 @@ class TrainingWorkers:
     """The worker groups of a run and what the trainer and the collector ask of them.
 
     ``actor`` trains the policy, ``ref`` (optional) is the frozen reference, ``critic`` (optional)
-    the value function; ``rollout_workers`` are the handles of the engines that sample.
+    the value function, ``reward_model`` (optional) scores plays; ``rollout_workers`` are the
+    handles of the engines that sample.
     """
 
     def __init__(
@@ -84,11 +91,13 @@ class TrainingWorkers:
         rollout_workers: Sequence[Any],
         ref: ReferenceGroup | None = None,
         critic: CriticGroup | None = None,
+        reward_model: RewardGroup | None = None,
     ) -> None:
         self.actor = actor
         self.rollout_workers = rollout_workers
         self.ref = ref
         self.critic = critic
+        self.reward_model = reward_model
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
 
@@ -111,6 +120,7 @@ class TrainingWorkers:
         actor = groups[Role.Actor]
         ref = groups.get(Role.RefPolicy)
         critic = groups.get(Role.Critic)
+        reward_model = groups.get(Role.RewardModel)
         # Groups gain their methods when they start; from here on they are what their role says.
         if not isinstance(actor, ActorGroup):
             raise TypeError(f"{actor.worker_cls.__name__} lacks methods of an ActorGroup")
@@ -118,11 +128,13 @@ class TrainingWorkers:
             raise TypeError(f"{ref.worker_cls.__name__} lacks methods of a ReferenceGroup")
         if critic is not None and not isinstance(critic, CriticGroup):
             raise TypeError(f"{critic.worker_cls.__name__} lacks methods of a CriticGroup")
+        if reward_model is not None and not isinstance(reward_model, RewardGroup):
+            raise TypeError(f"{reward_model.worker_cls.__name__} lacks methods of a RewardGroup")
         # All of them load at the same time.
         for pending in [group.submit("init_model") for group in groups.values()]:
             pending.get()
         call_engines(rollout_workers, "ready")
-        return cls(actor, rollout_workers, ref, critic)
+        return cls(actor, rollout_workers, ref, critic, reward_model)
 
     @property
     def data_parallel_size(self) -> int:
@@ -197,6 +209,6 @@ class TrainingWorkers:
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """End all groups; those that are busy get ``timeout_s`` together to come to an end."""
         deadline = time.monotonic() + timeout_s
-        for group in (self.actor, self.ref, self.critic):
+        for group in (self.actor, self.ref, self.critic, self.reward_model):
             if group is not None:
                 group.shutdown(max(0.1, deadline - time.monotonic()))
