@@ -15,7 +15,8 @@ from agent_system.environments.env_package.dataset.grading import (
     read_grade,
 )
 from agent_system.environments.env_package.dataset.package import PACKAGE
-from agent_system.environments.env_package.dataset.rows import BadRow, read_file
+from agent_system.environments.env_package.dataset.rows import BadRow
+from verl.utils.tables import read_rows
 
 ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6 x 7?"}]
 ROW = {
@@ -104,18 +105,18 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"data.val_files=\[\].*fix: data.val_files"):
         PACKAGE.tasks(PACKAGE.read({"train_files": ["a.jsonl"]}), "val")
     with pytest.raises(FileNotFoundError, match=r"nowhere.parquet: no such file"):
-        read_file(tmp_path / "nowhere.parquet")
+        list(read_rows(tmp_path / "nowhere.parquet"))
     with pytest.raises(ValueError, match=r"table.csv: unknown kind of file; allowed: .parquet"):
-        read_file(tmp_path / "table.csv")
+        list(read_rows(tmp_path / "table.csv"))
     broken = tmp_path / "broken.parquet"
     broken.write_text("no table")
     with pytest.raises(ValueError, match=r"broken.parquet: not a Parquet file"):
-        read_file(broken)
+        list(read_rows(broken))
     lines = tmp_path / "lines.jsonl"
     for text, complaint in (("{}\n{", "line 2: not JSON"), ("[]", "line 1: a list, not an object")):
         lines.write_text(text)
         with pytest.raises(ValueError, match=complaint):
-            read_file(lines)
+            list(read_rows(lines))
 
 
 @pytest.mark.parametrize(
