@@ -172,10 +172,36 @@ def test_what_a_grader_may_return(found, score, right):
     assert (grade.score, grade.right) == (pytest.approx(score), right)
 
 
-@pytest.mark.parametrize("found", [None, "1", float("nan"), float("inf"), {}, {"score": None}])
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        "1",
+        float("nan"),
+        float("inf"),
+        10**400,
+        {},
+        {"score": None},
+        {"score": float("nan")},
+        {"score": 1.0, "format": float("nan")},
+    ],
+)
 def test_what_is_no_grade(found):
     with pytest.raises(NoGrade, match="t: the grader returned"):
         read_grade(found, "t")
+
+
+def test_weights_make_the_score_of_other_rewards():
+    found = {"accuracy": True, "format": 0.5, "note": "fine"}
+    grade = read_grade(found, "t", {"accuracy": 1.0, "format": 0.2})
+    assert grade.score == pytest.approx(1.1) and grade.right
+    assert set(grade.parts) == {"accuracy", "format", "score"}
+    assert read_grade(found | {"acc": False}, "t", {"format": 4.0}).right is False
+    for weights in ({"fromat": 1.0}, {"note": 1.0}):
+        with pytest.raises(NoGrade, match="did not return; allowed: accuracy, format"):
+            read_grade(found, "t", weights)
+    with pytest.raises(NoGrade, match="names 'accuracy'"):
+        read_grade(0.5, "t", {"accuracy": 1.0})
 
 
 def test_an_episode_shows_the_row_and_ends_with_the_grade(tmp_path):
