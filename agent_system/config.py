@@ -255,8 +255,18 @@ class RewardConfig(Protocol):
     def env(self) -> GradedEnvConfig: ...
 
 
+class ModelRewardConfig(Protocol):
+    """``reward_model``: whether a model scores plays."""
+
+    @property
+    def enable(self) -> bool: ...
+
+
 class CollectorConfig(TasksConfig, Protocol):
     """What the collector reads."""
+
+    @property
+    def reward_model(self) -> ModelRewardConfig: ...
 
     @property
     def actor_rollout_ref(self) -> PolicyConfig: ...

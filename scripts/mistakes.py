@@ -51,10 +51,10 @@ MISTAKES = (
         "env.rollout.n=8",
     ),
     Mistake(
-        "a reward network",
-        (*LINE, "reward_model.enable=true", "reward_model.model.path=org/judge"),
-        "reward_model.enable=True",
-        "custom_reward_function.path",
+        "a reward model that gives several numbers",
+        (*LINE, "reward_model.enable=true", f"reward_model.model.path={SCRATCH}/judge"),
+        f"reward_model.model.path='{SCRATCH}/judge'",
+        "name one",
     ),
     Mistake(
         "a reward function with other arguments",
@@ -203,10 +203,27 @@ def prepare(scratch: Path) -> None:
     policy = build_policy(scratch / "policy", texts, tags=TAGS, vocab_size=400, hidden=32)
     untemplated = build_policy(scratch / "untemplated", texts, tags=TAGS, vocab_size=400, hidden=32)
     (untemplated / "chat_template.jinja").unlink()
+    _make_judge(scratch / "judge", policy)
     (scratch / "empty").mkdir()
     (scratch / "broken.yaml").write_text("trainer: {seed: 1\nenv: [\n")
     (scratch / "reward.py").write_text("def compute_score(answer):\n    return 1.0\n")
     assert (policy / "config.json").is_file()
+
+
+def _make_judge(directory: Path, policy: Path) -> None:
+    """A classifier of two labels with the tokenizer of ``policy``."""
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+
+    config = Qwen2Config(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    Qwen2ForSequenceClassification(config).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(directory)
 
 
 def said(mistake: Mistake, scratch: Path) -> tuple[int | None, str]:

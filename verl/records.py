@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 REWARD_PARTS = "reward_parts"  # column [B]: rewards of the row's trajectory by name, or none
+MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
+MODEL_SCORES = "rm_scores"  # column [B]: what a reward model says of the conversation, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: what a token's loss weighs
 
 

@@ -18,14 +18,18 @@ from agent_system.memory import WindowMemory
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Turn
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import TokenConversation
+from agent_system.tokens.conversation import TokenConversation, with_user
 from agent_system.tokens.ledger import TokenLedger
+from agent_system.tokens.template import Message
 
 
 class History(Protocol):
-    """The conversations of one trajectory, turn by turn."""
+    """The conversations of one trajectory, turn by turn. ``heard`` is what the last of them was
+    told: the messages before the first turn, then one before each later turn.
+    """
 
     ledgers: list[TokenLedger]
+    heard: list[Message]
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
         """The conversation that turn ``step`` continues; None where that turn would not fit."""
@@ -47,6 +51,7 @@ class _Conversations:
 
     def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
         self.ledgers: list[TokenLedger] = []
+        self.heard: list[Message] = []
         self._settings = settings
         self._bridge = bridge
         self._prompts = prompts
@@ -70,6 +75,7 @@ class _Conversations:
         if not conversation.hear(user, step):
             return None
         self.ledgers.append(conversation.ledger)
+        self.heard[:] = with_user(opening, user)
         return conversation
 
 
@@ -87,8 +93,11 @@ class AppendHistory(_Conversations):
             first = self._prompts.first(observation, self._settings.levels)
             self._conversation = self._begin(observation, first, step)
             return self._conversation
-        fits = self._conversation.hear(self._prompts.turn(observation), step)
-        return self._conversation if fits else None
+        said = self._prompts.turn(observation)
+        if not self._conversation.hear(said, step):
+            return None
+        self.heard.append({"role": "user", "content": said})
+        return self._conversation
 
     def close_turn(self, turn: Turn) -> None:
         """See ``History``; the conversation already holds the turn."""

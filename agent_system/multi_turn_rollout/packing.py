@@ -22,6 +22,7 @@ import torch
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.ledger import TokenLedger
+from agent_system.tokens.template import Message
 from rlvcr.records import ThinkingStep
 from rlvcr.scoring import RowStep
 from verl.protocol import DataProto, object_array
@@ -195,6 +196,28 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
         "truncated": [row.trajectory.truncated or "" for row in rows],
         "steps": [[step_record(turn) for turn in row.turns] for row in rows],
     }
+
+
+def conversations(rows: Sequence[Row]) -> list[list[Message]]:
+    """Of every row [B] the messages of its trajectory's last conversation, in the last row of each
+    trajectory; none in the others.
+    """
+    last = {id(row.trajectory): number for number, row in enumerate(rows)}
+    return [
+        _conversation(row) if last[id(row.trajectory)] == number else []
+        for number, row in enumerate(rows)
+    ]
+
+
+def _conversation(row: Row) -> list[Message]:
+    heard = row.trajectory.heard
+    first = len(heard) - (len(row.turns) - 1)
+    messages = list(heard[:first])
+    for number, turn in enumerate(row.turns):
+        if number:
+            messages.append(heard[first + number - 1])
+        messages.append({"role": "assistant", "content": turn.response})
+    return messages
 
 
 def step_record(turn: Turn) -> ThinkingStep:

@@ -26,6 +26,7 @@ from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
 from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
 from agent_system.multi_turn_rollout.packing import (
     Row,
+    conversations,
     groups_with_spread,
     pack,
     played_in,
@@ -47,7 +48,8 @@ from rlvcr.level_metrics import CollapseWatch
 from rlvcr.level_rules import FREE, LevelRule
 from rlvcr.levels import LevelCodec
 from rlvcr.scoring import hold_up_levels, score_rows
-from verl.protocol import DataProto
+from verl.protocol import DataProto, object_array
+from verl.records import MESSAGES
 
 logger = logging.getLogger(__name__)
 REDRAWS = 3  # batches of other tasks in place of one that broke as a whole
@@ -345,6 +347,8 @@ class TrajectoryCollector:
         # Validation rows are measured and never trained on.
         may_be_text = self.config.env.allow_retokenized or not is_train
         data = pack(rows, padding_token(self.tokenizer), allow_retokenized=may_be_text)
+        if self.config.reward_model.enable and is_train:
+            data.non_tensor_batch[MESSAGES] = object_array(conversations(rows))
         data.meta_info["metrics"] = {
             **rollout_metrics(played.trajectories, played.play_s),
             **episode_metrics(played.trajectories),

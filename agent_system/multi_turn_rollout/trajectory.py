@@ -9,6 +9,7 @@ from typing import Any
 
 from agent_system.environments.base import Task
 from agent_system.tokens.ledger import TokenLedger
+from agent_system.tokens.template import Message
 from rlvcr.alternatives import StepAlternatives
 from rlvcr.levels import ParsedStep
 from verl.protocol import DataProto
@@ -103,6 +104,9 @@ class Trajectory:
     job: Job
     ledgers: list[TokenLedger] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    # What the policy was told in the last conversation: messages before its first turn, then one
+    # before each later turn.
+    heard: list[Message] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False
     reward_parts: dict[str, float] = field(default_factory=dict)

@@ -136,6 +136,7 @@ class TrajectoryPlayer:
         trajectory = self.trajectory
         history = make_history(context.settings, context.bridge, context.prompts)
         trajectory.ledgers = history.ledgers
+        trajectory.heard = history.heard
         job = trajectory.job
         observation = await self._waiting_for_env(env.reset(job.task, job.env_seed))
         trajectory.start_state = (observation.text, observation.state)

@@ -156,6 +156,8 @@ PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
     ("critic.forward_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu"),
     ("critic.forward_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"),
     ("critic.model.path", "actor_rollout_ref.model.path"),
+    ("reward_model.dtype", f"{ACTOR}.dtype"),
+    ("reward_model.rule_weight", lambda cfg: 0.0 if cfg.reward_model.enable else 1.0),
     ("env.max_turn_tokens", "data.max_response_length"),
 )
 

@@ -16,7 +16,7 @@ from verl.trainer.config.checks.losses import (
 )
 from verl.trainer.config.checks.no_effect import check_data_files, check_no_effect, check_pairs
 from verl.trainer.config.checks.places import check_devices, check_env, check_ray, check_run
-from verl.trainer.config.checks.policy import check_estimator, check_model
+from verl.trainer.config.checks.policy import check_estimator, check_model, check_reward_model
 from verl.trainer.config.checks.sft import check_sft
 from verl.trainer.config.load import guess_device
 from verl.trainer.config.plugged import EXTENSIONS
@@ -30,6 +30,7 @@ PPO_CHECKS = (
     check_no_effect,
     check_pairs,
     check_model,
+    check_reward_model,
     check_names,
     check_estimator,
     check_columns,

@@ -17,11 +17,11 @@ from agent_system.tokens.plain import PlainBridge
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import model_directory
 from verl.trainer.config.schema.tools import GenerationConfig
-from verl.trainer.sft.rows import read_records
 from verl.utils import jsonl
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
 from verl.utils.settings import ConfigError
+from verl.utils.tables import read_rows
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.engine_registry import create_engine
 
@@ -87,7 +87,7 @@ def output_path(cfg: GenerationConfig) -> Path:
 
 def _records(path: Path, prompt_key: str) -> list[Record]:
     try:
-        records = list(read_records(path))
+        records = list(read_rows(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"data.path={str(path)!r}: {error}; fix: data.path=FILE.jsonl") from error
     if not records:

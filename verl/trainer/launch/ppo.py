@@ -34,11 +34,14 @@ from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.trainer.config.schema.critic import RewardNetworkConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
 from verl.trainer.launch.paths import make_absolute
 from verl.trainer.launch.placement import device_of, nodes_of, placement_problems
 from verl.trainer.launch.preflight import prompt_problems
 from verl.trainer.launch.sft import run_sft
+from verl.trainer.ppo.interfaces import RewardFunction
+from verl.trainer.ppo.model_reward import ModelRewards
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
@@ -49,6 +52,7 @@ from verl.utils.threads import threads_per_process
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import resolve_device
 from verl.workers.critic import CriticWorker
+from verl.workers.reward_model import RewardModelWorker
 from verl.workers.rollout import RolloutWorker
 
 logger = logging.getLogger(__name__)
@@ -107,7 +111,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
                 collector=collector,
                 envs=envs,
                 val_envs=val_envs,
-                reward_fn=load_reward_manager(cfg),
+                reward_fn=rewards_of(cfg, workers),
                 journal=journal,
                 checkpoints=CheckpointManager(run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep),
             )
@@ -116,6 +120,13 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             )
             yield OpenRun(trainer, collector)
         logger.info("report: %s", run.report_path)
+
+
+def rewards_of(cfg: PPOConfig, workers: TrainingWorkers) -> RewardFunction:
+    """Rewards of the environment or a function, joined with a reward model's where there is one."""
+    rules = load_reward_manager(cfg)
+    group = workers.reward_model
+    return rules if group is None else ModelRewards(rules, group, cfg.reward_model)
 
 
 def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
@@ -143,11 +154,13 @@ def ensure_policy(cfg: PPOConfig) -> bool:
     Raises ``ConfigError`` for a policy that is nowhere, ``RuntimeError`` when the cold start fails.
     """
     policy = cfg.actor_rollout_ref.model
-    models: list[tuple[str, ModelConfig | CriticModelConfig]] = [
+    models: list[tuple[str, ModelConfig | CriticModelConfig | RewardNetworkConfig]] = [
         ("actor_rollout_ref.model.path", policy)
     ]
     if cfg.critic.enable:
         models.append(("critic.model.path", cfg.critic.model))
+    if cfg.reward_model.enable:
+        models.append(("reward_model.model.path", cfg.reward_model.model))
     made = cfg.cold_start.enable and not Path(str(policy.path)).exists()
     if made:
         make_policy(cfg)
@@ -274,6 +287,8 @@ def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
         specs[Role.RefPolicy] = spec(ActorWorker, policy, role="ref")
     if cfg.critic.enable:
         specs[Role.Critic] = spec(CriticWorker, cfg.critic)
+    if cfg.reward_model.enable:
+        specs[Role.RewardModel] = spec(RewardModelWorker, cfg.reward_model)
     return specs
 
 

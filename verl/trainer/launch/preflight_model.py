@@ -25,6 +25,7 @@ from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
+from verl.trainer.launch.preflight_reward import reward_model_problems
 from verl.utils.hints import did_you_mean, nearest_name
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -36,7 +37,7 @@ NO_TOKENIZER = (OSError, ValueError, KeyError, TypeError, ImportError)
 
 
 def model_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Messages of all checks of policy and critic."""
+    """Messages of all checks of policy, critic and reward model."""
     models: dict[str, ModelConfig | CriticModelConfig] = {POLICY: cfg.actor_rollout_ref.model}
     if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
         models["critic.model"] = cfg.critic.model
@@ -55,6 +56,7 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
             continue
         yield from _config_problems(cfg, section, model, directory)
     yield from _tokenizer_problems(cfg)
+    yield from reward_model_problems(cfg)
 
 
 # ---- configs ---------------------------------------------------------------------------------

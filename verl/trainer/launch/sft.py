@@ -30,10 +30,11 @@ from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.launch.sft_ranks import SFTJob, train_on_ranks
-from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, read_records, token_row
+from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, token_row
 from verl.utils.logging import setup_logging
 from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.settings import ConfigError
+from verl.utils.tables import read_rows
 from verl.utils.threads import available_cpus
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
         needed_level_share=data.needed_level_share,
         window=cfg.env.history_length if data.history == "window" else None,
     )
-    return hold_out(list(read_records(path)), data.val_episodes)
+    return hold_out(list(read_rows(path)), data.val_episodes)
 
 
 def check_expert(cfg: SFTConfig) -> None:
@@ -134,7 +135,7 @@ def hold_out(records: list[Record], count: int) -> tuple[list[Record], list[Reco
 
 
 def _read_all(files: Iterable[str]) -> list[Record]:
-    return [record for file in files for record in read_records(file)]
+    return [record for file in files for record in read_rows(file)]
 
 
 def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTRow]:

@@ -22,6 +22,7 @@ __all__ = [
     "Pending",
     "ReferenceGroup",
     "RewardFunction",
+    "RewardGroup",
     "RolloutGroup",
     "StepJournal",
     "TaskSource",
@@ -131,6 +132,13 @@ class CriticGroup(WorkerGroupLike, Protocol):
     def update_critic(self, data: DataProto, /) -> DataProto: ...
     def save_checkpoint(self, directory: str, /) -> Sequence[WrittenFiles]: ...
     def load_checkpoint(self, directory: str, /) -> object: ...
+
+
+@runtime_checkable
+class RewardGroup(WorkerGroupLike, Protocol):
+    """A group of ``verl.workers.reward_model.RewardModelWorker``."""
+
+    def compute_rm_score(self, data: DataProto, /) -> DataProto: ...
 
 
 class Workers(RolloutGroup, Protocol):

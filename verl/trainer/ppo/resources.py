@@ -13,7 +13,12 @@ from verl.records import WeightSketch, WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.calls import gather
 from verl.trainer.ppo.dealing import ASKED, SCORED, narrowed, score_on_ranks
-from verl.trainer.ppo.interfaces import ActorGroup, CriticGroup, ReferenceGroup
+from verl.trainer.ppo.interfaces import (
+    ActorGroup,
+    CriticGroup,
+    ReferenceGroup,
+    RewardGroup,
+)
 from verl.trainer.ppo.weight_sync import prove_arrival, prove_movement
 
 logger = logging.getLogger(__name__)
@@ -27,6 +32,7 @@ class Role(Enum):
     Rollout = "rollout"
     Critic = "critic"
     RefPolicy = "ref"
+    RewardModel = "reward_model"
 
 
 @dataclass
@@ -78,8 +84,9 @@ class TrainingWorkers:
     """The worker groups of a run and what the trainer and the collector ask of them.
 
     ``actor`` trains the policy, ``ref`` (optional) is the frozen reference, ``critic`` (optional)
-    the value function; ``rollout_workers`` are the handles of the engines that sample. Rows that
-    are scored are spread over the ranks by their tokens where ``balanced``.
+    the value function, ``reward_model`` (optional) scores plays; ``rollout_workers`` are the
+    handles of the engines that sample. Rows that are scored are spread over the ranks by their
+    tokens where ``balanced``.
     """
 
     def __init__(
@@ -89,12 +96,14 @@ class TrainingWorkers:
         ref: ReferenceGroup | None = None,
         critic: CriticGroup | None = None,
         balanced: bool = True,
+        reward_model: RewardGroup | None = None,
     ) -> None:
         self.actor = actor
         self.rollout_workers = rollout_workers
         self.ref = ref
         self.critic = critic
         self.balanced = balanced
+        self.reward_model = reward_model
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
         self._handed_out: WeightSketch | None = None
@@ -119,6 +128,7 @@ class TrainingWorkers:
         actor = groups[Role.Actor]
         ref = groups.get(Role.RefPolicy)
         critic = groups.get(Role.Critic)
+        reward_model = groups.get(Role.RewardModel)
         # Groups gain their methods when they start; from here on they are what their role says.
         if not isinstance(actor, ActorGroup):
             raise TypeError(f"{actor.worker_cls.__name__} lacks methods of an ActorGroup")
@@ -126,11 +136,13 @@ class TrainingWorkers:
             raise TypeError(f"{ref.worker_cls.__name__} lacks methods of a ReferenceGroup")
         if critic is not None and not isinstance(critic, CriticGroup):
             raise TypeError(f"{critic.worker_cls.__name__} lacks methods of a CriticGroup")
+        if reward_model is not None and not isinstance(reward_model, RewardGroup):
+            raise TypeError(f"{reward_model.worker_cls.__name__} lacks methods of a RewardGroup")
         # All of them load at the same time.
         for pending in [group.submit("init_model") for group in groups.values()]:
             pending.get()
         call_engines(rollout_workers, "ready")
-        return cls(actor, rollout_workers, ref, critic, balanced)
+        return cls(actor, rollout_workers, ref, critic, balanced, reward_model)
 
     @property
     def data_parallel_size(self) -> int:
@@ -226,6 +238,6 @@ class TrainingWorkers:
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """End all groups; those that are busy get ``timeout_s`` together to come to an end."""
         deadline = time.monotonic() + timeout_s
-        for group in (self.actor, self.ref, self.critic):
+        for group in (self.actor, self.ref, self.critic, self.reward_model):
             if group is not None:
                 group.shutdown(max(0.1, deadline - time.monotonic()))

@@ -1,10 +1,8 @@
-"""Rows of supervised training, the files they are read from, and the batches they are cut into."""
+"""Rows of supervised training, and the batches they are cut into."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,28 +30,6 @@ class SFTRow:
 
     def __len__(self) -> int:
         return len(self.input_ids)
-
-
-def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The records of a ``.jsonl`` or ``.parquet`` file.
-
-    Raises ``ValueError`` for another suffix or a broken line.
-    """
-    path = Path(path)
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet  # an optional format: imported where it is read
-
-        for batch in parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-        return
-    if path.suffix != ".jsonl":
-        raise ValueError(f"{path}: files of .jsonl or .parquet rows are read, not '{path.suffix}'")
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
 
 
 def token_row(record: dict[str, Any]) -> SFTRow:

@@ -8,7 +8,6 @@ The columns are the usual ones of single-turn data::
     extra_info    {...}, optional: handed to the grader
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from agent_system.environments.base import Task
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.reward_manager.custom import load_function
 from agent_system.tokens.template import Message
+from verl.utils.tables import read_rows
 
 NAME = "dataset"
 ROLES = ("system", "user", "assistant")
-FILES = (".parquet", ".jsonl", ".json")
 
 
 class BadRow(ValueError):
@@ -57,48 +56,8 @@ def _rows(
         return
     for name in files:
         path = Path(name).expanduser()
-        for number, row in enumerate(read_file(path)):
+        for number, row in enumerate(read_rows(path)):
             yield row, f"{path}, row {number}"
-
-
-def read_file(path: Path) -> list[dict[str, Any]]:
-    """The rows of a Parquet or JSON-lines file. Raises ``FileNotFoundError``, ``ValueError``."""
-    if path.suffix not in FILES:
-        raise ValueError(
-            f"{path}: unknown kind of file; allowed: {', '.join(FILES)} (JSON: an object a line); "
-            "fix: convert it"
-        )
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; fix: mend the path in data.train_files or val_files"
-        )
-    if path.suffix == ".parquet":
-        return _read_parquet(path)
-    return [
-        _parsed(line, path, number)
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        if line.strip()
-    ]
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path}: not a Parquet file: {error}; fix: write it again") from error
-
-
-def _parsed(line: str, path: Path, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{path}, line {number}: a {type(row).__name__}, not an object")
-    return row
 
 
 def _task(row: Mapping[str, Any], place: str, where: str, settings: DatasetSettings) -> Task:

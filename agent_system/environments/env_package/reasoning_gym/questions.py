@@ -78,8 +78,7 @@ def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
 def tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
     """Questions of ``split`` by number; of a small generator fewer than asked for."""
     questions = questions_of(settings)
-    held_out = range(settings.val_tasks)
-    asked = {number: questions[number]["question"] for number in held_out}
+    asked = _asked(questions, settings.val_tasks)
     if split == "val":
         return [_task(settings, number) for number in _firsts(asked)]
     known = set(asked.values())
@@ -92,7 +91,13 @@ def tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
     return found
 
 
-def _firsts(asked: dict[int, str]) -> list[int]:
+@lru_cache(maxsize=4)
+def _asked(questions: Questions, count: int) -> Mapping[int, str]:
+    """The first ``count`` questions by number: validation asks them, training leaves them out."""
+    return {number: questions[number]["question"] for number in range(count)}
+
+
+def _firsts(asked: Mapping[int, str]) -> list[int]:
     """The numbers under which a question is asked for the first time."""
     first: dict[str, int] = {}
     for number, question in asked.items():

@@ -483,3 +483,23 @@ def test_an_engine_failure_ends_the_run(tokenizer):
             envs.gen_batch(1, 2), Group([DeadEngine(tokenizer, walking_policy())]), envs
         )
     collector.close()
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_a_reward_model_is_handed_the_last_conversation_of_every_play(play, history):
+    config = make_config(history=history, history_length=2)
+    config.reward_model.enable = True
+    data, _ = play(config)
+    columns = data.non_tensor_batch
+    last = {traj: row for row, traj in enumerate(columns["traj_uid"])}
+    for row, messages in enumerate(columns["messages"]):
+        if last[columns["traj_uid"][row]] != row:
+            assert messages == []
+            continue
+        steps = columns["steps"][row]
+        roles = [message["role"] for message in messages]
+        assert roles == ["system", *["user", "assistant"] * len(steps)]
+        said = [message["content"] for message in messages if message["role"] == "assistant"]
+        assert said == [step.response for step in steps] and steps[-1].done
+        heard = [message["content"] for message in messages if message["role"] == "user"]
+        assert all(step.observation in text for step, text in zip(steps, heard, strict=True))

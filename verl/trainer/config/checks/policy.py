@@ -6,7 +6,7 @@ from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import group_estimators
 from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.schema import PPOConfig
-from verl.utils.settings import ConfigError
+from verl.utils.settings import ConfigError, lookup
 
 
 def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -23,14 +23,34 @@ def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
     # Composed here already: its mistakes would otherwise show only after the tasks were made.
     if cfg.cold_start.enable and path is not None:
         yield from _cold_start_problems(cfg, ctx)
-    if cfg.reward_model.enable:
+
+
+def check_reward_model(cfg: PPOConfig, ctx: Context) -> Problems:
+    """A reward model that is named is run, and one that is run is named; nothing reads rewards
+    without its scores.
+    """
+    section = cfg.reward_model
+    key = "reward_model.model.path"
+    if not section.enable:
+        for name, value in (("model.path", None), ("weight", 1.0), ("rule_weight", 1.0)):
+            if lookup(section, name) != value:
+                why = "no reward model is run"
+                fix = f"reward_model.enable=true, or leave reward_model.{name} out"
+                yield problem(cfg, f"reward_model.{name}", why, f"{value}", fix)
+        return
+    if section.model.path is None:
         yield problem(
-            cfg,
-            "reward_model.enable",
-            "no reward model can be run",
-            "false",
-            "give rewards by a function: custom_reward_function.path=FILE",
+            cfg, key, "no reward model is named", "a directory or a hub name", f"{key}=DIR"
         )
+    yield from check_directory(cfg, key, ctx)
+    if cfg.algorithm.filter_groups.enable:
+        why = "groups are filtered by what environments pay, before the reward model scores plays"
+        filtered = "algorithm.filter_groups.enable"
+        yield problem(cfg, filtered, why, "false", f"{filtered}=false")
+    if cfg.algorithm.adv_estimator == "remax":
+        why = "greedy plays are not scored by the reward model, and would be no baseline"
+        estimator = "algorithm.adv_estimator"
+        yield problem(cfg, estimator, why, "another estimator", f"{estimator}=rloo")
 
 
 def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:

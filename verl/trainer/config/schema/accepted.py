@@ -7,7 +7,7 @@ from these classes, so that their own modules hold only what counts; when a key 
 something, it moves there.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from verl.names import Strategy
 from verl.utils.settings import NonNegative, PositiveInt, Section, Unused
@@ -22,13 +22,10 @@ TEXT_ONLY = Unused(
 )
 PACKED = Unused("rows are always packed", VERL)
 NOT_SPLIT = Unused("rows are not split over devices", VERL)
-NO_REWARD_MODEL = Unused(
-    "no reward model is run; environments and custom_reward_function give the reward", VERL
-)
-REWARD_NETWORK = Unused(
-    "no reward model is run, and rewards would be the environment's",
-    VERL,
-    instead="custom_reward_function.path=FILE, a function that gives the reward",
+WHOLE_ON_EACH = Unused("every rank holds the whole reward model", VERL)
+BY_ROWS = Unused("it scores reward_model.micro_batch_size_per_gpu conversations at once", VERL)
+OWN_TEMPLATE = Unused(
+    "conversations come as messages, which the reward model's own tokenizer renders", VERL
 )
 IN_A_POOL = Unused("environments run in processes of a pool (env.num_workers)", VERL_AGENT)
 
@@ -97,22 +94,38 @@ class AcceptedCritic(Section):
 
 
 class AcceptedRewardModel(Section):
-    """Below ``reward_model``: how a network that gives rewards would run."""
+    """Below ``reward_model``: how its work is split."""
 
-    strategy: Annotated[Strategy, NO_REWARD_MODEL] = "fsdp2"
+    strategy: Annotated[Strategy, WHOLE_ON_EACH] = "fsdp2"
     """how the model is sharded"""
-    micro_batch_size_per_gpu: Annotated[PositiveInt | None, NO_REWARD_MODEL] = None
-    """rows per forward"""
-    use_dynamic_bsz: Annotated[bool | None, NO_REWARD_MODEL] = None
+    use_dynamic_bsz: Annotated[bool | None, BY_ROWS] = None
     """micro-batches by tokens"""
-    forward_max_token_len_per_gpu: Annotated[int | None, NO_REWARD_MODEL] = None
+    forward_max_token_len_per_gpu: Annotated[int | None, BY_ROWS] = None
     """tokens per forward"""
-    max_length: Annotated[int | None, NO_REWARD_MODEL] = None
-    """longest input"""
     launch_reward_fn_async: Annotated[bool, Unused("rewards are immediate", VERL)] = False
     """score while other work goes on"""
-    model: Annotated[dict[str, Any], REWARD_NETWORK] = {}
-    """the network of the reward model: path, input_tokenizer, ..."""
+
+
+class RewardShards(Section):
+    """``reward_model.model.fsdp_config``."""
+
+    param_offload: Annotated[bool, WHOLE_ON_EACH] = False
+    """keep parameters in host memory between passes"""
+    reshard_after_forward: Annotated[bool, WHOLE_ON_EACH] = True
+    """free gathered parameters between passes"""
+    fsdp_size: Annotated[int, WHOLE_ON_EACH] = -1
+    """ranks that share one copy of the parameters"""
+
+
+class AcceptedRewardNetwork(Section):
+    """Below ``reward_model.model``."""
+
+    input_tokenizer: Annotated[str | None, OWN_TEMPLATE] = None
+    """the policy's tokenizer"""
+    use_remove_padding: Annotated[bool, Unused("rows are padded on the right", VERL)] = False
+    """compute on real tokens only"""
+    fsdp_config: RewardShards = RewardShards()
+    """how the model is sharded"""
 
 
 class AcceptedTrainer(Section):

@@ -7,7 +7,11 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from verl.names import LossAggMode, Strategy, TrainDtype
-from verl.trainer.config.schema.accepted import AcceptedCritic, AcceptedRewardModel
+from verl.trainer.config.schema.accepted import (
+    AcceptedCritic,
+    AcceptedRewardModel,
+    AcceptedRewardNetwork,
+)
 from verl.trainer.config.schema.model import (
     CheckpointConfig,
     CriticModelConfig,
@@ -59,11 +63,34 @@ class CriticConfig(AcceptedCritic):
     """what a checkpoint holds"""
 
 
+class RewardNetworkConfig(AcceptedRewardNetwork):
+    """The network of a reward model: one that transformers loads for sequence classification, with
+    one label.
+    """
+
+    path: str | None = None
+    """directory (or hub name) of the reward model"""
+    trust_remote_code: bool = False
+    """run Python code that ships with the model"""
+
+
 class RewardModelConfig(AcceptedRewardModel):
     """Rewards that a model or a manager gives."""
 
     enable: bool = False
-    """run a reward model (refused: none can be run)"""
+    """run a reward model: it scores the conversation of every play"""
+    model: RewardNetworkConfig = RewardNetworkConfig()
+    """the network of the reward model"""
+    dtype: Derived[TrainDtype] = NULL
+    """dtype of the reward model; null: actor.dtype"""
+    micro_batch_size_per_gpu: PositiveInt = 8
+    """conversations per forward and device"""
+    max_length: PositiveInt | None = None
+    """longest conversation, in tokens: of a longer one its end is read; null: any"""
+    weight: float = 1.0
+    """weight of the reward model's score"""
+    rule_weight: Derived[float] = NULL
+    """weight of what the environment or a function gives; null: 0 beside a reward model, else 1"""
     reward_manager: str = "episode"
     """how an episode's rewards are placed on tokens: a registered name (naive and prime are
     episode), or the place of a class, module:Class or FILE.py:Class"""

@@ -15,7 +15,8 @@ from agent_system.environments.env_package.dataset.grading import (
     read_grade,
 )
 from agent_system.environments.env_package.dataset.package import PACKAGE
-from agent_system.environments.env_package.dataset.rows import BadRow, read_file
+from agent_system.environments.env_package.dataset.rows import BadRow
+from verl.utils.tables import read_rows
 
 ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6 x 7?"}]
 ROW = {
@@ -104,18 +105,18 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"data.val_files=\[\].*fix: data.val_files"):
         PACKAGE.tasks(PACKAGE.read({"train_files": ["a.jsonl"]}), "val")
     with pytest.raises(FileNotFoundError, match=r"nowhere.parquet: no such file"):
-        read_file(tmp_path / "nowhere.parquet")
+        list(read_rows(tmp_path / "nowhere.parquet"))
     with pytest.raises(ValueError, match=r"table.csv: unknown kind of file; allowed: .parquet"):
-        read_file(tmp_path / "table.csv")
+        list(read_rows(tmp_path / "table.csv"))
     broken = tmp_path / "broken.parquet"
     broken.write_text("no table")
     with pytest.raises(ValueError, match=r"broken.parquet: not a Parquet file"):
-        read_file(broken)
+        list(read_rows(broken))
     lines = tmp_path / "lines.jsonl"
     for text, complaint in (("{}\n{", "line 2: not JSON"), ("[]", "line 1: a list, not an object")):
         lines.write_text(text)
         with pytest.raises(ValueError, match=complaint):
-            read_file(lines)
+            list(read_rows(lines))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +172,36 @@ def test_what_a_grader_may_return(found, score, right):
     assert (grade.score, grade.right) == (pytest.approx(score), right)
 
 
-@pytest.mark.parametrize("found", [None, "1", float("nan"), float("inf"), {}, {"score": None}])
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        "1",
+        float("nan"),
+        float("inf"),
+        10**400,
+        {},
+        {"score": None},
+        {"score": float("nan")},
+        {"score": 1.0, "format": float("nan")},
+    ],
+)
 def test_what_is_no_grade(found):
     with pytest.raises(NoGrade, match="t: the grader returned"):
         read_grade(found, "t")
+
+
+def test_weights_make_the_score_of_other_rewards():
+    found = {"accuracy": True, "format": 0.5, "note": "fine"}
+    grade = read_grade(found, "t", {"accuracy": 1.0, "format": 0.2})
+    assert grade.score == pytest.approx(1.1) and grade.right
+    assert set(grade.parts) == {"accuracy", "format", "score"}
+    assert read_grade(found | {"acc": False}, "t", {"format": 4.0}).right is False
+    for weights in ({"fromat": 1.0}, {"note": 1.0}):
+        with pytest.raises(NoGrade, match="did not return; allowed: accuracy, format"):
+            read_grade(found, "t", weights)
+    with pytest.raises(NoGrade, match="names 'accuracy'"):
+        read_grade(0.5, "t", {"accuracy": 1.0})
 
 
 def test_an_episode_shows_the_row_and_ends_with_the_grade(tmp_path):

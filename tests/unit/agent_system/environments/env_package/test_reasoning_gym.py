@@ -6,6 +6,7 @@ import re
 import pytest
 
 from agent_system.environments.base import EpisodeStart, Noise
+from agent_system.environments.env_package.reasoning_gym import questions as questions_module
 from agent_system.environments.env_package.reasoning_gym.expert import AnswerPlayer, one_digit_off
 from agent_system.environments.env_package.reasoning_gym.package import PACKAGE, project
 from agent_system.environments.env_package.reasoning_gym.questions import questions_of
@@ -149,3 +150,25 @@ def test_an_unknown_generator_or_option_says_what_there_is():
     wrong = settings(options={"chain_sum": {"terms": 3}})
     with pytest.raises(ValueError, match=r"options.chain_sum=\{'terms': 3\}.*max_terms.*fix:"):
         PACKAGE.tasks(wrong, "val")
+
+
+class Counted:
+    """Questions that count how often they are made."""
+
+    def __init__(self):
+        self.made = 0
+
+    def __getitem__(self, number):
+        self.made += 1
+        return {"question": f"{number}?"}
+
+    def score_answer(self, answer, entry):
+        raise NotImplementedError(answer, entry)
+
+
+def test_held_out_questions_are_made_once_for_both_splits(monkeypatch):
+    counted = Counted()
+    monkeypatch.setattr(questions_module, "questions_of", lambda _settings: counted)
+    chosen = PACKAGE.read({"train_tasks": 2, "val_tasks": 3})
+    assert len(PACKAGE.tasks(chosen, "val")) == 3 and counted.made == 3
+    assert len(PACKAGE.tasks(chosen, "train")) == 2 and counted.made == 5

@@ -15,6 +15,7 @@ CARRY = "env.rollout.carry_over"
 OVERLAP = "trainer.rollout_overlap=one_step"
 GDPO = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[accuracy,format]"]
 ROLLOUT = "actor_rollout_ref.rollout"
+JUDGE = ["reward_model.enable=true", "reward_model.model.path=org/judge"]
 PATH = "actor_rollout_ref.model.path=some/policy"
 
 
@@ -32,7 +33,13 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
     ("overrides", "where"),
     [
         (["actor_rollout_ref.model.path=null"], "actor_rollout_ref.model.path"),
-        (["reward_model.enable=true"], "reward_model.enable"),
+        (["reward_model.enable=true"], "reward_model.model.path"),
+        (["reward_model.weight=0.5"], "reward_model.weight"),
+        (
+            [*JUDGE, "algorithm.adv_estimator=remax"],
+            "algorithm.adv_estimator",
+        ),
+        ([*JUDGE, "algorithm.filter_groups.enable=true"], "algorithm.filter_groups.enable"),
         (["algorithm.adv_estimator=gpro"], "algorithm.adv_estimator"),
         ([f"{ACTOR}.policy_loss.loss_mode=vanila"], f"{ACTOR}.policy_loss.loss_mode"),
         ([f"{ROLLOUT}.name=vlm"], f"{ROLLOUT}.name"),
@@ -187,7 +194,7 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
         (["env.env_name=shop", "data.val_files=gsm8k/test.parquet"], "data.val_files"),
         (["data.train_files=a.jsonl", "data.image_key=pictures"], "data.image_key"),
         (["data.prompt_key=question"], "data.prompt_key"),
-        (["reward_model.model.path=org/judge"], "reward_model.model"),
+        ([JUDGE[1]], "reward_model.model.path"),
         (["critic.model.tokenizer_path=org/critic"], "critic.model.tokenizer_path"),
         (["custom_reward_function.name=mine"], "custom_reward_function.name"),
         (["trainer.resume_from_path=a/global_step_1"], "trainer.resume_from_path"),
@@ -448,3 +455,11 @@ def test_names_agree_with_the_registries():
     assert set(POLICY_LOSSES) == set(names.policy_losses) and set(ENGINES) == set(names.engines)
     assert {name.removesuffix("+") for name in KL_ESTIMATORS} == set(kl._FORMS)
     assert set(LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)
+
+
+def test_beside_a_reward_model_rules_count_only_where_they_are_weighed():
+    assert load_config("ppo_trainer").reward_model.rule_weight == 1.0
+    cfg = load_config("ppo_trainer", JUDGE)
+    assert (cfg.reward_model.weight, cfg.reward_model.rule_weight) == (1.0, 0.0)
+    assert cfg.reward_model.dtype == cfg.actor_rollout_ref.actor.dtype
+    assert problems(*JUDGE, "reward_model.rule_weight=0.5") == []

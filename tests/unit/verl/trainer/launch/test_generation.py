@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.trainer import main_generation
-from verl.trainer.sft.rows import read_records
+from verl.utils.tables import read_rows
 
 ROWS = [
     {"prompt": "Where is the mug?", "id": 7},
@@ -37,7 +37,7 @@ def test_answers_stand_beside_the_prompts(policy, tmp_path, capsys):
     assert main_generation.main(words(policy, path, "data.n_samples=3")) == 0
     target = tmp_path / "asked.generated.jsonl"
     assert capsys.readouterr().out == f"{target}\n"
-    found = list(read_records(target))
+    found = list(read_rows(target))
     assert [{k: row[k] for k in ("prompt", "id")} for row in found] == ROWS
     assert [len(row["responses"]) for row in found] == [3, 3]
     first = found[0]["responses"]
@@ -47,9 +47,9 @@ def test_answers_stand_beside_the_prompts(policy, tmp_path, capsys):
     # The same seed gives the same answers, another one others.
     again = ["data.n_samples=3", f"data.output_path={tmp_path / 'again.jsonl'}"]
     assert main_generation.main(words(policy, path, *again)) == 0
-    assert list(read_records(tmp_path / "again.jsonl")) == found
+    assert list(read_rows(tmp_path / "again.jsonl")) == found
     assert main_generation.main(words(policy, path, *again, "rollout.seed=1")) == 0
-    assert list(read_records(tmp_path / "again.jsonl")) != found
+    assert list(read_rows(tmp_path / "again.jsonl")) != found
 
 
 def test_parquet_in_and_out_and_greedy(policy, tmp_path):
@@ -62,7 +62,7 @@ def test_parquet_in_and_out_and_greedy(policy, tmp_path):
     target = ("data.response_key=said",)
     command = words(policy, tmp_path / "asked.parquet", *options, *target)
     assert main_generation.main(command) == 0
-    found = list(read_records(tmp_path / "asked.generated.parquet"))
+    found = list(read_rows(tmp_path / "asked.generated.parquet"))
     assert [row["question"] for row in found] == [row["question"] for row in rows]
     assert all(len(row["said"]) == 2 and len(set(row["said"])) == 1 for row in found)
 
@@ -92,4 +92,4 @@ def test_the_prompts_are_not_written_over(policy, tmp_path, capsys):
     path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
     assert main_generation.main(words(policy, path, f"data.output_path={path}")) == 2
     assert "not written over" in capsys.readouterr().err
-    assert list(read_records(path)) == ROWS
+    assert list(read_rows(path)) == ROWS

@@ -26,10 +26,11 @@ from verl.trainer.launch.sft import (
     starting_policy,
 )
 from verl.trainer.launch.sft_ranks import save_policy
-from verl.trainer.sft.rows import SFTRow, plan_batches, read_records
+from verl.trainer.sft.rows import SFTRow, plan_batches
 from verl.trainer.sft.trainer import SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.settings import ConfigError
+from verl.utils.tables import read_rows
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
 
@@ -202,9 +203,9 @@ def test_broken_rows_and_files_are_refused(tmp_path):
             SFTRow(ids, weights)
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"a"')
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2"):
-        list(read_records(tmp_path / "rows.jsonl"))
+        list(read_rows(tmp_path / "rows.jsonl"))
     with pytest.raises(ValueError, match="csv"):
-        list(read_records(tmp_path / "rows.csv"))
+        list(read_rows(tmp_path / "rows.csv"))
 
 
 def test_the_policy_directory_is_replaced_whole(policy, tmp_path, monkeypatch):

@@ -1,0 +1,47 @@
+"""What is refused with the reward model's config and tokenizer at hand, before anything starts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_system.tokens.tokenizer import is_chat_tokenizer
+from verl.models.hub import description_directory
+from verl.models.loader import read_config
+from verl.trainer.config.problems import problem
+from verl.trainer.config.schema import PPOConfig
+
+PATH = "reward_model.model.path"
+KIND = "a model for sequence classification with one label"
+
+
+def reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
+    """The reward model is there, gives one number, and can render a conversation."""
+    model = cfg.reward_model.model
+    if not cfg.reward_model.enable or model.path is None:
+        return
+    # By call: its import takes seconds, which a run without a reward model does not need.
+    from transformers import AutoTokenizer
+
+    allowed = "a directory in Hugging Face format, or a hub name"
+    try:
+        directory = Path(description_directory(model.path))
+    except FileNotFoundError as error:
+        yield problem(cfg, PATH, str(error), allowed, "mend the path")
+        return
+    try:
+        config = read_config(directory, model.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=model.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        yield problem(cfg, PATH, why, "a model and a tokenizer that transformers load", "mend it")
+        return
+    architectures = config.architectures or []
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+        why = f"it is a {', '.join(architectures) or config.model_type}"
+        yield problem(cfg, PATH, why, KIND, "name one")
+    elif config.num_labels != 1:
+        yield problem(cfg, PATH, f"it has {config.num_labels} labels", KIND, "name one")
+    if not is_chat_tokenizer(tokenizer):
+        why = "its tokenizer has no chat template, with which conversations are rendered"
+        yield problem(cfg, PATH, why, "a chat template", "a chat_template.jinja in its directory")

@@ -1,0 +1,133 @@
+"""RewardModelWorker: one rank of a model that says with one number how good a conversation is.
+
+    messages ──▶ its own chat template ──▶ tokens, padded on the right ──▶ score of the last token
+
+Every rank holds the whole model and scores its own rows; nothing is sharded and nothing is learnt.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl.models.loader import check_model_dir, has_weights
+from verl.protocol import DataProto
+from verl.records import MESSAGES, MODEL_SCORES
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.base.worker import Worker
+from verl.workers.collectives import resolve_device
+from verl.workers.rows import micro_batches
+from verl.workers.sections import RewardModelSection
+
+
+class RewardModelWorker(Worker):
+    """A sequence-classification model with one label.
+
+    Args:
+        config: the ``reward_model`` section.
+        seed: unused, for nothing is random here; every worker is made with one.
+        num_threads: CPU threads of this rank; None leaves PyTorch's choice.
+        device: ``auto``, ``cpu`` or ``cuda``.
+    """
+
+    def __init__(
+        self,
+        config: RewardModelSection,
+        seed: int = 0,
+        num_threads: int | None = None,
+        device: str = "auto",
+    ) -> None:
+        del seed  # nothing is drawn
+        self.config = config
+        self.device_name = resolve_device(device)
+        self._model: Any = None
+        self._tokenizer: Any = None
+        if num_threads:
+            torch.set_num_threads(num_threads)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Load model and tokenizer.
+
+        Raises ``FileNotFoundError`` for a missing directory, ``ValueError`` for a model that gives
+        more than one number.
+        """
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        directory = check_model_dir(self.config.model.path)
+        if not has_weights(directory):
+            raise FileNotFoundError(f"'{directory}' has a config.json but no weights")
+        local = {
+            "local_files_only": True,
+            "trust_remote_code": self.config.model.trust_remote_code,
+        }
+        dtype = getattr(torch, self.config.dtype or "float32")
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            directory, dtype=dtype, output_loading_info=True, **local
+        )
+        _refuse_untrained_head(directory, model.config.num_labels, loading["missing_keys"])
+        self._tokenizer = AutoTokenizer.from_pretrained(directory, **local)
+        self._model = model.to(self.device_name).eval()
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_rm_score(self, data: DataProto) -> DataProto:
+        """``rm_scores`` [B] float32 of the conversations in the column ``messages``; NaN for rows
+        that have none.
+        """
+        scores = torch.full((len(data),), torch.nan)
+        conversations = data.non_tensor_batch[MESSAGES]
+        rows = [row for row, messages in enumerate(conversations) if len(messages)]
+        tokens = [self._tokens(conversations[row]) for row in rows]
+        size = self.config.micro_batch_size_per_gpu
+        for part in micro_batches([len(ids) for ids in tokens], max_rows=size):
+            found = last_token_scores(self._model, [tokens[index] for index in part])
+            scores[[rows[index] for index in part]] = found
+        return DataProto.from_dict({MODEL_SCORES: scores})
+
+    def _tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        text = self._tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=False
+        )
+        # The template writes the special tokens itself.
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        limit = self.config.max_length
+        # The answer stands at the end.
+        return ids if limit is None else ids[-limit:]
+
+
+@torch.no_grad()
+def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The scores [N] float32 that ``model`` gives the last token of each of ``rows``.
+
+    transformers looks for the last token that is not the padding token. Often that is also the one
+    that ends a turn, and the score would be read a token too early: rows are padded with a token
+    that none of them holds.
+    """
+    width = max(len(row) for row in rows)
+    held = {token for row in rows for token in row}
+    padding = next(token for token in range(model.config.vocab_size) if token not in held)
+    ids = torch.full((len(rows), width), padding, dtype=torch.long)
+    attention = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row)
+        attention[number, : len(row)] = 1
+    device = next(model.parameters()).device
+    before = model.config.pad_token_id
+    model.config.pad_token_id = padding
+    try:
+        logits = model(input_ids=ids.to(device), attention_mask=attention.to(device)).logits
+    finally:
+        model.config.pad_token_id = before
+    return logits.squeeze(-1).float().cpu()
+
+
+def _refuse_untrained_head(directory: Path, labels: int, missing: Sequence[str]) -> None:
+    """Raise ``ValueError`` for a model that gives several numbers, or random ones."""
+    key = f"reward_model.model.path={str(directory)!r}"
+    fix = "name a model for sequence classification with one label"
+    if labels != 1:
+        raise ValueError(f"{key}: it has {labels} labels; allowed: one; fix: {fix}")
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise ValueError(f"{key}: it has no weights of {names}; allowed: all of them; fix: {fix}")
