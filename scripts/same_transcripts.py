@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 from agent_system.environments.env_registry import REGISTRY, playable_names
 from agent_system.environments.replay import episode
 
-# The questions of a dataset are files of one's own; webshop is another name of shop.
-LEFT_OUT = ("dataset", "webshop")
+# Files and servers of one's own are needed for the first two; webshop is another name of shop.
+LEFT_OUT = ("dataset", "openenv", "webshop")
 LIMIT_S = 120  # for a name
 
 
