@@ -58,16 +58,21 @@ def play_here(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str,
 def play_there(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> dict[str, str]:
     """Play the names in a process of their own: digest or error by name."""
     command = [sys.executable, __file__, "--child", f"--seed={seed}", f"--steps={steps}"]
-    child = subprocess.run(
-        command,
-        input="\n".join(names),
+    found: dict[str, str] = {}
+    with subprocess.Popen(
+        [*command, *names],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=LIMIT_S * (len(names) + 1),
-    )
-    lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
-    return {line["name"]: line.get("digest") or f"! {line['error']}" for line in lines}
+    ) as child:
+        for line in child.stdout or ():
+            # Some libraries print.
+            if not line.startswith("{"):
+                continue
+            played = json.loads(line)
+            found[played["name"]] = played.get("digest") or f"! {played['error']}"
+            sys.stderr.write(f"{len(found)} of {len(names)}: {line}")
+    return found
 
 
 def main() -> int:
@@ -81,7 +86,7 @@ def main() -> int:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        for line in play_here(sys.stdin.read().splitlines(), args.seed, args.steps):
+        for line in play_here(args.names, args.seed, args.steps):
             sys.stdout.write(f"\n{json.dumps(line)}\n")
             sys.stdout.flush()
         return 0
