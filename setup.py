@@ -52,6 +52,7 @@ EXTRAS = {
         "textarena",
         "textworld[pddl]",
         "textworld-express",
+        "websockets",
     ],
     "trl": ["trl>=1.16"],
     "dev": [

@@ -43,6 +43,7 @@ REGISTRY: dict[str, Entry] = {
     "gymnasium": _shipped("gymnasium", "GymnasiumSettings", extra="envs"),
     "mixture": _shipped("mixture", "MixtureSettings"),
     "number_line": _shipped("number_line", "LineSettings"),
+    "openenv": _shipped("openenv", "OpenEnvSettings", extra="envs"),
     "reasoning_gym": _shipped("reasoning_gym", "ReasoningGymSettings", extra="envs"),
     "relay": _shipped("relay", "RelaySettings"),
     "scienceworld": _shipped("scienceworld", "ScienceWorldSettings", extra="envs"),

@@ -49,9 +49,16 @@ class ReasoningGymEnv:
         """Grade the answer; always done."""
         answer = together(action) if self.spelt else action
         # Without an answer there is nothing to grade: some graders pay a little for any text.
-        grade = float(self.questions.score_answer(answer, self.entry)) if answer else 0.0
+        grade = self._grade(answer) if answer else 0.0
         won = grade >= FULL
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
+
+    def _grade(self, answer: str) -> float:
+        try:
+            return float(self.questions.score_answer(answer, self.entry))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            # Some graders read numbers where a policy may write anything.
+            return 0.0
 
     def close(self) -> None:
         """Nothing to free."""

@@ -17,6 +17,14 @@ from verl.utils.hints import did_you_mean
 
 NAME = "reasoning_gym"
 TRIES = 4  # training questions drawn per question wanted: small generators repeat themselves
+_HASHED = "its questions follow from Python's hash seed, which every process has its own of"
+# Generators that are no variants of their own, and why.
+UNLISTED = {
+    "composite": "it needs options: the generators to choose from",
+    "isomorphic_strings": _HASHED,
+    "polynomial_multiplication": _HASHED,
+    "ransom_note": _HASHED,
+}
 
 
 class Questions(Protocol):
@@ -39,8 +47,10 @@ def questions_of(settings: ReasoningGymSettings) -> Questions:
 
 
 def generators() -> list[str]:
-    """reasoning-gym's names of its generators. Raises ``ModuleNotFoundError``."""
-    return sorted(_library())
+    """reasoning-gym's names of its generators, without those of ``UNLISTED``. Raises
+    ``ModuleNotFoundError``.
+    """
+    return sorted(name for name in _library() if name not in UNLISTED)
 
 
 def _library() -> Mapping[str, Any]:

@@ -97,8 +97,7 @@ class TextArenaEnv:
             if not broken:
                 self._let_others_move()
         over = state.done
-        # Rewards exist only once the game is over.
-        score = float((state.rewards or {}).get(self.seat, 0.0)) if over else 0.0
+        score = self._score() if over else 0.0
         won = over and not broken and self._wins(score)
         done = over or self.turns >= (self.max_turns or self.turns + 1)
         observation = self._observe(state.game_info[self.seat].get("reason") or "" if over else "")
@@ -150,6 +149,11 @@ class TextArenaEnv:
             else:
                 move = random_move(self.game, [*self._read, self.kind.hints], self._dice)
             self.game.step(move)
+
+    def _score(self) -> float:
+        paid = (self.game.state.rewards or {}).get(self.seat)
+        # Some games put the reason of a loss in the place of the reward.
+        return float(paid) if isinstance(paid, int | float) else 0.0
 
     def _wins(self, score: float) -> bool:
         if self.players == 1:

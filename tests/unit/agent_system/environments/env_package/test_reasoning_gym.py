@@ -172,3 +172,16 @@ def test_held_out_questions_are_made_once_for_both_splits(monkeypatch):
     chosen = PACKAGE.read({"train_tasks": 2, "val_tasks": 3})
     assert len(PACKAGE.tasks(chosen, "val")) == 3 and counted.made == 3
     assert len(PACKAGE.tasks(chosen, "train")) == 2 and counted.made == 5
+
+
+def test_an_answer_that_the_grader_cannot_read_earns_nothing():
+    chosen = settings(task="prime_factorization", train_tasks=3, val_tasks=3)
+    env = PACKAGE.make(chosen)
+    env.reset(PACKAGE.tasks(chosen, "train")[0], 0)
+    _, reward, done, info = env.step("of")
+    assert (reward, done, info["won"]) == (0.0, True, False)
+
+
+def test_what_cannot_be_played_as_it_is_or_does_not_repeat_itself_is_not_listed():
+    listed = PACKAGE.variants()
+    assert "ransom_note" not in listed and "composite" not in listed and "gcd" in listed

@@ -1,0 +1,104 @@
+"""OpenEnv: environments made for it, as text.
+
+A task is a seed. What is played, and whether a seed determines it, is the environment's own affair.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agent_system.environments.base import EnvPackage, Observation, Prompts, Step, Task
+from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env_package.openenv.sessions import (
+    NAME,
+    InvalidAction,
+    open_session,
+)
+from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
+from agent_system.environments.tasks import SEED_BITS
+from verl.utils.seeds import derive_seed
+
+
+class OpenEnvEnv:
+    """One episode at a time; won is what ends with a reward above 0."""
+
+    placement = "process"  # somebody else's code, or somebody else's server
+
+    def __init__(self, settings: OpenEnvSettings) -> None:
+        self.settings = settings
+        self.session = open_session(settings)
+        self._last = ""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start the seed of ``task``; the environment seed changes nothing."""
+        del seed  # the task says it all
+        seen = self.session.reset({**self.settings.reset_options, "seed": task["seed"]})
+        self._last = self._text(seen.observation)
+        return Observation(self._last)
+
+    def step(self, action: str) -> Step:
+        """Send ``action``; one without the right fields changes nothing and is not valid."""
+        try:
+            seen = self.session.step(self._fields(action))
+        except InvalidAction as error:
+            text = f"That is no action: {error}\n{self._last}"
+            observation = Observation(text, anchor=self._last)
+            return observation, 0.0, False, {"won": False, "is_action_valid": False}
+        self._last = self._text(seen.observation)
+        won = seen.done and seen.reward > 0
+        reward = float(won) if self.settings.reward == "won" else seen.reward
+        return Observation(self._last), reward, seen.done, {"won": won, "is_action_valid": True}
+
+    def close(self) -> None:
+        """End the session."""
+        self.session.close()
+
+    def _fields(self, action: str) -> Mapping[str, Any]:
+        if self.settings.action_field:
+            return {self.settings.action_field: action}
+        try:
+            fields = json.loads(action)
+        except ValueError as error:
+            raise InvalidAction(f"not JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise InvalidAction("not a JSON object")
+        return fields
+
+    def _text(self, fields: Mapping[str, Any]) -> str:
+        key = self.settings.text_field
+        if key is None:
+            return json.dumps(fields, sort_keys=True)
+        if key not in fields:
+            raise KeyError(
+                f"env.{NAME}.text_field={key!r}: the observation has {', '.join(sorted(fields))}"
+            )
+        return str(fields[key])
+
+
+def tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
+    """Seeds by number: the first ones are held out."""
+    first = 0 if split == "val" else settings.val_tasks
+    count = settings.val_tasks if split == "val" else settings.train_tasks
+    return [
+        {
+            "task_id": f"{NAME}/{settings.source}/{number}",
+            "data_source": settings.source,
+            "seed": derive_seed(NAME, settings.task_seed, number) & SEED_BITS,
+        }
+        for number in range(first, first + count)
+    ]
+
+
+def prompts(settings: OpenEnvSettings) -> Prompts:
+    """The rules that the settings say."""
+    return ChatPrompts(settings.rules, settings.example, keep_first=True)
+
+
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=OpenEnvSettings,
+    make=OpenEnvEnv,
+    tasks=tasks,
+    prompts=prompts,
+    project=project,
+)

@@ -1,0 +1,177 @@
+"""One episode after another of an OpenEnv environment, here or behind its server.
+
+The server speaks JSON over a WebSocket at ``/ws``, a line each way::
+
+    {"type": "reset", "data": {"seed": 3}}           {"type": "step", "data": {"message": "look"}}
+    {"type": "observation", "data": {"observation": {...}, "reward": 1.0, "done": false}}
+    {"type": "error", "data": {"message": "...", "code": "VALIDATION_ERROR"}}
+"""
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
+from agent_system.environments.expert_episode import now
+
+NAME = "openenv"
+MAX_BYTES = 64 * 1024 * 1024
+# Of an observation; they are told apart from its fields.
+_OUTSIDE = ("done", "reward", "metadata")
+
+
+class InvalidAction(ValueError):
+    """The action does not have the fields that the environment asks for; the message says why."""
+
+
+class ServerFailed(RuntimeError):
+    """The server answered with an error, or with nothing that can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What came of a reset or a step."""
+
+    observation: dict[str, Any]
+    reward: float
+    done: bool
+
+
+class Session(Protocol):
+    """An environment, wherever it is."""
+
+    def reset(self, options: Mapping[str, Any]) -> Seen:
+        """Begin an episode."""
+        ...
+
+    def step(self, action: Mapping[str, Any]) -> Seen:
+        """Act. Raises ``InvalidAction``."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+def open_session(settings: OpenEnvSettings) -> Session:
+    """The environment that ``settings`` name. Raises ``ValueError`` where they name none or two,
+    and what importing it raises.
+    """
+    if (settings.url is None) == (settings.environment is None):
+        raise ValueError(
+            f"env.{NAME}.url={settings.url!r} and env.{NAME}.environment="
+            f"{settings.environment!r}; allowed: one of them; fix: env.{NAME}.url="
+            "http://127.0.0.1:8000"
+        )
+    return ServerSession(settings) if settings.url is not None else LocalSession(settings)
+
+
+class LocalSession:
+    """The class of an environment, in this process."""
+
+    def __init__(self, settings: OpenEnvSettings) -> None:
+        if settings.action is None:
+            raise ValueError(
+                f"env.{NAME}.action=null with env.{NAME}.environment={settings.environment!r}; "
+                f"allowed: the class of its actions; fix: env.{NAME}.action=MODULE:CLASS"
+            )
+        self._action = _imported(settings.action, "action")
+        self._env = _imported(settings.environment or "", "environment")(**settings.options)
+
+    def reset(self, options: Mapping[str, Any]) -> Seen:
+        """See ``Session``."""
+        return _seen(now(self._env.reset(**options)))
+
+    def step(self, action: Mapping[str, Any]) -> Seen:
+        """See ``Session``."""
+        try:
+            made = self._action.model_validate(dict(action))
+        except ValidationError as error:
+            raise InvalidAction(str(error)) from error
+        return _seen(now(self._env.step(made)))
+
+    def close(self) -> None:
+        """See ``Session``."""
+        close = getattr(self._env, "close", None)
+        if close is not None:
+            close()
+
+
+def _imported(place: str, key: str) -> Any:
+    module, colon, name = place.partition(":")
+    if not colon:
+        raise ValueError(
+            f"env.{NAME}.{key}={place!r} names no class; allowed: MODULE:CLASS; "
+            f"fix: env.{NAME}.{key}={place}:CLASS"
+        )
+    return getattr(importlib.import_module(module), name)
+
+
+def _seen(observation: Any) -> Seen:
+    fields = observation.model_dump(mode="json", exclude=set(_OUTSIDE))
+    return Seen(fields, float(observation.reward or 0.0), bool(observation.done))
+
+
+class ServerSession:
+    """The environment behind a server; connected at the first reset, and again after a failure."""
+
+    def __init__(self, settings: OpenEnvSettings) -> None:
+        self._url = _socket_url(settings.url or "")
+        self._timeout_s = settings.timeout_s
+        self._socket: Any = None
+
+    def reset(self, options: Mapping[str, Any]) -> Seen:
+        """See ``Session``. Raises ``ServerFailed``, and ``OSError`` where nobody answers."""
+        if self._socket is None:
+            self._socket = self._connected()
+        return self._asked({"type": "reset", "data": dict(options)})
+
+    def step(self, action: Mapping[str, Any]) -> Seen:
+        """See ``Session``. Raises ``ServerFailed``."""
+        return self._asked({"type": "step", "data": dict(action)})
+
+    def close(self) -> None:
+        """See ``Session``."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
+
+    def _connected(self) -> Any:
+        from websockets.sync.client import connect
+
+        # No proxy: the address is the user's own.
+        return connect(self._url, open_timeout=self._timeout_s, max_size=MAX_BYTES, proxy=None)
+
+    def _asked(self, message: dict[str, Any]) -> Seen:
+        if self._socket is None:
+            raise ServerFailed("step before reset")
+        try:
+            self._socket.send(json.dumps(message))
+            answer = json.loads(self._socket.recv(timeout=self._timeout_s))
+            kind, data = answer["type"], answer["data"]
+            if kind == "observation":
+                reward = float(data.get("reward") or 0.0)
+                return Seen(data["observation"], reward, bool(data.get("done")))
+        except Exception as error:  # the environment boundary
+            self.close()
+            raise ServerFailed(f"{self._url}: {error!r}") from error
+        if kind == "error" and data.get("code") == "VALIDATION_ERROR":
+            raise InvalidAction(str(data.get("message")))
+        self.close()
+        raise ServerFailed(f"{self._url}: {str(answer)[:300]}")
+
+
+def _socket_url(url: str) -> str:
+    """``http://host:1`` as ``ws://host:1/ws``."""
+    scheme, _, rest = url.rstrip("/").partition("://")
+    schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+    if scheme not in schemes or not rest:
+        raise ValueError(
+            f"env.{NAME}.url={url!r}; allowed: {', '.join(f'{known}://...' for known in schemes)}; "
+            f"fix: env.{NAME}.url=http://127.0.0.1:8000"
+        )
+    return f"{schemes[scheme]}://{rest}/ws"

@@ -1,0 +1,105 @@
+"""OpenEnv: the same environment in this process and behind a server of its protocol."""
+
+import json
+from contextlib import ExitStack
+
+import pytest
+
+from agent_system.environments.env_package.openenv.package import PACKAGE, OpenEnvEnv
+from agent_system.environments.env_package.openenv.sessions import ServerFailed
+from agent_system.environments.manager import make_envs
+from tests.helpers.open_world import GuessWorld, served
+from tests.helpers.play import make_config
+from tests.helpers.winning import plan, wins
+
+read = PACKAGE.read
+LOCAL = {
+    "environment": "tests.helpers.open_world:GuessWorld",
+    "action": "tests.helpers.open_world:Guess",
+}
+SMALL = {"train_tasks": 6, "val_tasks": 3, "text_field": "text", "placement": "inline"}
+
+
+@pytest.fixture(params=["local", "server"])
+def section(request):
+    with ExitStack() as stack:
+        where = LOCAL if request.param == "local" else {"url": stack.enter_context(served())}
+        yield {**SMALL, **where}
+
+
+def solve(task):
+    world = GuessWorld()
+    world.reset(seed=task["seed"])
+    wrong = 1 if world.hidden != 1 else 2
+    return plan([str(wrong), str(world.hidden)])
+
+
+def test_it_is_won_through_the_collector(section):
+    data = wins("openenv", solve, groups=1, n=2, **section)
+    assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
+
+
+def test_here_and_there_the_same_is_seen():
+    def seen(where):
+        env = OpenEnvEnv(read({**SMALL, "text_field": None, **where}))
+        task = PACKAGE.tasks(env.settings, "train")[0]
+        found = [env.reset(task, 0).text, *(env.step(str(n))[:3] for n in range(1, 4))]
+        env.close()
+        return found
+
+    with served() as url:
+        assert seen({"url": url}) == seen(LOCAL)
+
+
+def test_an_action_without_the_right_fields_changes_nothing(section):
+    env = OpenEnvEnv(read({**section, "action_field": ""}))
+    start = env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
+    for action in ("7", "{", '{"massage": "7"}'):
+        observation, reward, done, info = env.step(action)
+        assert (reward, done, info["is_action_valid"]) == (0.0, False, False)
+        assert observation.state == start.state and observation.text != start.text
+    _, _, _, info = env.step(json.dumps({"message": "0"}))
+    assert info["is_action_valid"]
+    env.close()
+
+
+def test_an_environment_that_breaks_breaks_the_play_and_can_be_played_again(section):
+    env = OpenEnvEnv(read(section))
+    task = PACKAGE.tasks(env.settings, "train")[0]
+    env.reset(task, 0)
+    with pytest.raises(RuntimeError, match="crashed"):
+        env.step("crash")
+    assert env.reset(task, 0).text == "1 to 8"
+    env.close()
+
+
+def test_a_server_that_is_not_there_and_one_that_is_silent():
+    env = OpenEnvEnv(read({"url": "http://127.0.0.1:9", "timeout_s": 1.0}))
+    task = PACKAGE.tasks(env.settings, "train")[0]
+    with pytest.raises(OSError):
+        env.reset(task, 0)
+    with pytest.raises(ServerFailed, match="step before reset"):
+        env.step("1")
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({}, r"allowed: one of them; fix: env.openenv.url="),
+        ({"url": "http://127.0.0.1:1", **LOCAL}, "allowed: one of them"),
+        ({"url": "127.0.0.1:8000"}, r"env.openenv.url='127.0.0.1:8000'; allowed: http://"),
+        ({"environment": LOCAL["environment"]}, "fix: env.openenv.action=MODULE:CLASS"),
+        ({"environment": "nowhere", "action": LOCAL["action"]}, "names no class"),
+    ],
+)
+def test_settings_that_name_no_environment_are_refused(section, said):
+    with pytest.raises(ValueError, match=said):
+        OpenEnvEnv(read(section))
+
+
+def test_the_splits_have_other_seeds_and_rewards_can_be_those_of_winning():
+    train, val = make_envs(make_config("openenv", kwargs={**LOCAL, **SMALL}, n=2))
+    assert not {t["seed"] for t in train.tasks} & {t["seed"] for t in val.tasks}
+    env = OpenEnvEnv(read({**LOCAL, "reward": "won", "text_field": "color"}))
+    with pytest.raises(KeyError, match="the observation has text, tries"):
+        env.reset(train.tasks[0], 0)
