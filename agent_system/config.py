@@ -193,6 +193,9 @@ class CustomRewardConfig(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def timeout_s(self) -> float: ...
+
 
 class TasksConfig(Protocol):
     """What the environment manager reads."""

@@ -12,11 +12,13 @@ to the outcome of its whole trajectory*:
 estimators read them.
 """
 
+import functools
 import inspect
 import logging
 import numbers
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ import torch
 from agent_system.config import RewardConfig
 from agent_system.reward_manager.custom import check_arguments, load_function
 from verl.protocol import DataProto, object_array
+from verl.utils.limits import TimeLimit, time_limit
 from verl.utils.torch_functional import last_selected
 
 logger = logging.getLogger(__name__)
@@ -117,9 +120,21 @@ class EpisodeRewardManager:
 
     def outcomes(self, data: DataProto) -> list[float]:
         """The outcome of each row's trajectory [B]."""
-        rows = rows_of_trajectories(data)
-        by_trajectory = {traj: self._outcome(data, members) for traj, members in rows.items()}
-        return [by_trajectory[traj] for traj in data.non_tensor_batch["traj_uid"]]
+        found: dict[str, float] = {}
+        late: list[tuple[str, str]] = []  # trajectory and group
+        scored: dict[str, list[float]] = defaultdict(list)  # by group
+        for traj, members in rows_of_trajectories(data).items():
+            uid = data.non_tensor_batch["uid"][members[0]]
+            try:
+                found[traj] = self._outcome(data, members)
+                scored[uid].append(found[traj])
+            except TimeLimit as error:
+                logger.warning("%s; the play counts as the mean of its group", error)
+                late.append((traj, uid))
+        for traj, uid in late:
+            # Neither won nor lost: it moves no baseline and has no advantage.
+            found[traj] = float(np.mean(scored[uid])) if scored[uid] else 0.0
+        return [found[traj] for traj in data.non_tensor_batch["traj_uid"]]
 
     def _outcome(self, data: DataProto, rows: list[int]) -> float:
         columns = data.non_tensor_batch
@@ -228,6 +243,7 @@ def load_reward_manager(config: RewardConfig) -> EpisodeRewardManager:
     function = load_function(custom.path, custom.name) if custom.path else None
     if function is not None and custom.path:
         check_arguments(function, custom.path, SCORE_ARGUMENTS)
+        function = bounded(function, custom.timeout_s)
     manager = REWARD_MANAGERS[name]
     kwargs = config.reward_model.reward_kwargs
     try:
@@ -241,6 +257,19 @@ def load_reward_manager(config: RewardConfig) -> EpisodeRewardManager:
             "fix: leave the others out"
         ) from error
     return manager(penalty, function, **kwargs)
+
+
+def bounded(function: ScoreFunction, seconds: float) -> ScoreFunction:
+    """``function``, whose calls raise ``TimeLimit`` once they have taken ``seconds``."""
+    name = getattr(function, "__name__", repr(function))
+
+    @functools.wraps(function)
+    def within(**arguments: Any) -> float | Mapping[str, float]:
+        task_id = arguments["extra_info"]["task_id"]
+        with time_limit(seconds, f"custom_reward_function {name}, task_id {task_id!r},"):
+            return function(**arguments)
+
+    return within
 
 
 def _finite(score: object, who: str) -> float:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import GradedSettings
 from verl.utils.settings import Section
 
 
@@ -24,7 +24,7 @@ class RewardFromFile(FunctionFromFile):
     """further arguments of the function"""
 
 
-class DatasetSettings(EnvSettings):
+class DatasetSettings(GradedSettings):
     """Which files, which columns, and who grades."""
 
     train_files: list[str] = []

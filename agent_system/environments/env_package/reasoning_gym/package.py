@@ -9,6 +9,7 @@ from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
+from agent_system.environments.env_package.reasoning_gym.answers import as_graded
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.questions import (
     NAME,
@@ -18,6 +19,7 @@ from agent_system.environments.env_package.reasoning_gym.questions import (
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.env_package.reasoning_gym.spelling import apart, together
 from rlvcr.levels import level_instructions
+from verl.utils.limits import time_limit
 
 FULL = 1.0 - 1e-6  # the grade of a right answer; graders compute in floating point
 PLAIN = (
@@ -34,6 +36,7 @@ class ReasoningGymEnv:
     placement = "process"  # graders run what was answered against rules, some of them for long
 
     def __init__(self, settings: ReasoningGymSettings) -> None:
+        self.settings = settings
         self.spelt = settings.prompt == "compact"
         self.questions = questions_of(settings)
         self.entry: dict[str, Any] = {}
@@ -45,10 +48,14 @@ class ReasoningGymEnv:
         return Observation(self.entry["question"])
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Grade the answer; always done."""
+        """Grade the answer; always done. Raises ``TimeLimit``."""
         answer = together(action) if self.spelt else action
         # Without an answer there is nothing to grade: some graders pay a little for any text.
-        grade = float(self.questions.score_answer(answer, self.entry)) if answer else 0.0
+        grade = 0.0
+        shown = as_graded(answer, self.settings.task, self.entry) if answer else None
+        if shown is not None:
+            with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
+                grade = float(self.questions.score_answer(shown, self.entry))
         won = grade >= FULL
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
 

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from agent_system.reward_manager.managers import (
     REWARD_MANAGERS,
     EpisodeRewardManager,
     StepRewardManager,
+    bounded,
     load_reward_manager,
 )
 from tests.helpers.play import make_config, make_world, walking_policy
@@ -299,3 +301,41 @@ def test_penalty_is_read_from_the_actor_section():
     config.actor_rollout_ref.actor.use_invalid_action_penalty = True
     config.actor_rollout_ref.actor.invalid_action_penalty_coef = 0.5
     assert load_reward_manager(config).invalid_action_penalty == 0.5
+
+
+def test_a_play_that_takes_too_long_to_score_counts_as_the_mean_of_its_group(
+    tokenizer, tmp_path, caplog
+):
+    data = played(tokenizer, "append")
+    late = data.non_tensor_batch["traj_uid"][0]
+    path = tmp_path / "scores.py"
+    path.write_text(
+        "import time\n"
+        "calls = []\n"
+        "def compute_score(data_source, steps, extra_info):\n"
+        "    calls.append(1)\n"
+        "    while len(calls) == 1:\n"
+        "        time.sleep(0.01)\n"
+        "    return 0.25 * len(calls)\n"
+    )
+    config = make_config()
+    config.custom_reward_function.path = str(path)
+    config.custom_reward_function.timeout_s = 0.2
+    outcomes = load_reward_manager(config).outcomes(data)
+    uids = data.non_tensor_batch["uid"].tolist()
+    peers = [
+        o
+        for o, uid, t in zip(outcomes, uids, data.non_tensor_batch["traj_uid"], strict=True)
+        if uid == uids[0] and t != late
+    ]
+    assert outcomes[0] == sum(peers) / len(peers) == 0.5 and outcomes[2:] == [0.75, 1.0]
+    assert "compute_score, task_id 'number_line" in caplog.text and "took over 0.2 s" in caplog.text
+
+
+def test_a_group_without_a_single_score_counts_nothing(episode):
+    def endless(data_source, steps, extra_info):
+        time.sleep(60)
+        return 1.0
+
+    manager = EpisodeRewardManager(compute_score=bounded(endless, 0.05))
+    assert manager.outcomes(episode) == [0.0] * len(episode)

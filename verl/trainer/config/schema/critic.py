@@ -4,7 +4,7 @@ from.
 
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 
 from verl.names import LossAggMode, Strategy, TrainDtype
 from verl.trainer.config.schema.accepted import AcceptedCritic, AcceptedRewardModel
@@ -77,3 +77,6 @@ class CustomRewardFunction(Section):
     """Python file that defines the reward function"""
     name: str = "compute_score"
     """name of the reward function in its file"""
+    timeout_s: Annotated[float, Gt(0)] = 30.0
+    """seconds that scoring one play may take; a play that takes longer counts as the mean of its
+    group"""
