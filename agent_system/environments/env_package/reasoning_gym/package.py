@@ -22,6 +22,8 @@ from rlvcr.levels import level_instructions
 from verl.utils.limits import time_limit
 
 FULL = 1.0 - 1e-6  # the grade of a right answer; graders compute in floating point
+# What graders raise on an answer that has not the form they expect: it is a wrong one.
+UNREADABLE = (ValueError, TypeError, SyntaxError, LookupError, ArithmeticError, AttributeError)
 PLAIN = (
     "First think about it, between <think> and </think>. "
     "Then write the answer alone between <action> and </action>."
@@ -54,10 +56,16 @@ class ReasoningGymEnv:
         grade = 0.0
         shown = as_graded(answer, self.settings.task, self.entry) if answer else None
         if shown is not None:
-            with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
-                grade = float(self.questions.score_answer(shown, self.entry))
+            grade = self._grade(shown)
         won = grade >= FULL
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
+
+    def _grade(self, answer: str) -> float:
+        with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
+            try:
+                return float(self.questions.score_answer(answer, self.entry))
+            except UNREADABLE:
+                return 0.0
 
     def close(self) -> None:
         """Nothing to free."""

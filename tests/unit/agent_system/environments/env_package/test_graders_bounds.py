@@ -109,3 +109,16 @@ def test_questions_that_draw_from_pythons_own_generator_hang_on_their_number_alo
             [_made("list_functions", "{}", 8, 0)[number]["question"] for number in range(8)]
         )
     assert asked[0] == asked[1]
+
+
+def test_an_answer_that_a_grader_cannot_read_is_wrong_and_breaks_nothing():
+    pytest.importorskip("reasoning_gym")
+    from agent_system.environments.env_package.reasoning_gym.package import (
+        PACKAGE,
+        ReasoningGymEnv,
+    )
+
+    env = ReasoningGymEnv(PACKAGE.read({"task": "prime_factorization", "val_tasks": 2}))
+    env.reset({"number": 0}, 0)
+    _, reward, done, info = env.step("two * many")
+    assert (reward, done, info["won"]) == (0.0, True, False)
