@@ -211,6 +211,9 @@ class CustomRewardConfig(Protocol):
     @property
     def reward_kwargs(self) -> dict[str, Any]: ...
 
+    @property
+    def timeout_s(self) -> float: ...
+
 
 @runtime_checkable
 class GradesAnswers(Protocol):

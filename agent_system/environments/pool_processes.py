@@ -153,6 +153,9 @@ class WorkerProcess(asyncio.Protocol):
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         # Many workers share the cores: threads of numpy in each would only get in their way.
         environ.setdefault("OMP_NUM_THREADS", "1")
+        # Libraries draw from sets of texts: with a hash seed of its own every worker would play
+        # another game.
+        environ.setdefault("PYTHONHASHSEED", "0")
         module = f"{__package__}.pool_worker"
         with theirs:
             self._process = subprocess.Popen(

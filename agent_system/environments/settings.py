@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
+from annotated_types import Ge, Gt
 from pydantic import ConfigDict, Strict, model_validator
 
 from verl.utils.settings import NonNegativeInt, PositiveInt, Section
@@ -79,3 +80,14 @@ class EnvSettings(Section):
         """
         del split
         return None
+
+
+class GradedSettings(EnvSettings):
+    """Settings of an environment that runs code of others on what a policy said: how long and with
+    how much memory.
+    """
+
+    grade_s: Annotated[float, Gt(0)] = 10.0
+    """seconds that grading an answer may take; then its play is broken, and its neighbours go on"""
+    memory_gb: Annotated[float, Ge(1)] = 8.0
+    """address space of a worker process, in gigabytes; what asks for more breaks its play"""

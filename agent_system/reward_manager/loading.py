@@ -11,6 +11,7 @@ from agent_system.reward_manager.custom import check_arguments, load_function
 from agent_system.reward_manager.managers import ScoreFunction
 from agent_system.reward_manager.registry import RewardManager, reward_manager_class
 from agent_system.reward_manager.scores import finite, weighed
+from verl.utils.limits import time_limit
 
 SCORE_ARGUMENTS = ("data_source", "steps", "extra_info")
 
@@ -51,6 +52,7 @@ def trajectory_function(config: RewardConfig) -> ScoreFunction | None:
     function = load_function(custom.path, custom.name)
     kwargs = custom.reward_kwargs
     check_arguments(function, custom.path, (*SCORE_ARGUMENTS, *kwargs))
+    function = bounded(function, custom.timeout_s)
     weights = config.reward_model.weights
     if not kwargs and not weights:
         return function
@@ -61,6 +63,19 @@ def trajectory_function(config: RewardConfig) -> ScoreFunction | None:
         return _joined(found, weights, custom.name) if weights else found
 
     return called
+
+
+def bounded(function: ScoreFunction, seconds: float) -> ScoreFunction:
+    """``function``, whose calls raise ``TimeLimit`` once they have taken ``seconds``."""
+    name = getattr(function, "__name__", repr(function))
+
+    @functools.wraps(function)
+    def within(**arguments: Any) -> float | Mapping[str, float]:
+        task_id = arguments["extra_info"]["task_id"]
+        with time_limit(seconds, f"custom_reward_function {name}, task_id {task_id!r},"):
+            return function(**arguments)
+
+    return within
 
 
 def _joined(found: Any, weights: Mapping[str, float], name: str) -> dict[str, float]:

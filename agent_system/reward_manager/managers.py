@@ -12,6 +12,7 @@ to the outcome of its whole trajectory*:
 estimators read them.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
@@ -22,8 +23,10 @@ from agent_system.reward_manager.registry import register
 from agent_system.reward_manager.scores import finite
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS
+from verl.utils.limits import TimeLimit
 from verl.utils.torch_functional import last_selected
 
+logger = logging.getLogger(__name__)
 ScoreFunction = Callable[..., float | Mapping[str, float]]
 
 
@@ -111,9 +114,21 @@ class EpisodeRewardManager:
 
     def outcomes(self, data: DataProto) -> list[float]:
         """The outcome of each row's trajectory [B]."""
-        rows = rows_of_trajectories(data)
-        by_trajectory = {traj: self._outcome(data, members) for traj, members in rows.items()}
-        return [by_trajectory[traj] for traj in data.non_tensor_batch["traj_uid"]]
+        found: dict[str, float] = {}
+        late: list[tuple[str, str]] = []  # trajectory and group
+        scored: dict[str, list[float]] = defaultdict(list)  # by group
+        for traj, members in rows_of_trajectories(data).items():
+            uid = data.non_tensor_batch["uid"][members[0]]
+            try:
+                found[traj] = self._outcome(data, members)
+                scored[uid].append(found[traj])
+            except TimeLimit as error:
+                logger.warning("%s; the play counts as the mean of its group", error)
+                late.append((traj, uid))
+        for traj, uid in late:
+            # Neither won nor lost: it moves no baseline and has no advantage.
+            found[traj] = float(np.mean(scored[uid])) if scored[uid] else 0.0
+        return [found[traj] for traj in data.non_tensor_batch["traj_uid"]]
 
     def _outcome(self, data: DataProto, rows: list[int]) -> float:
         columns = data.non_tensor_batch

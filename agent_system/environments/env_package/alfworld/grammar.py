@@ -6,6 +6,7 @@ symbols immutable and carries the context beside them; the texts are the same
 (``tests/unit/agent_system/environments/env_package/test_alfworld_engine.py`` compares them).
 """
 
+import ast
 import functools
 import json
 import re
@@ -22,9 +23,39 @@ parse_symbols = functools.lru_cache(maxsize=4096)(
     functools.partial(textgen._parse_and_convert, rule_name="symbols")
 )
 parse_query = functools.lru_cache(maxsize=1024)(Rule.parse_conjunctive_query)
-_compiled = functools.lru_cache(maxsize=1024)(
-    functools.partial(compile, filename="<grammar>", mode="eval")
+# What the expressions of ALFWorld's grammar are made of: ``r.name or r.id``, ``'a ' + o.name``.
+_KNOWN = (
+    ast.Expression,
+    ast.Name,
+    ast.Attribute,
+    ast.Constant,
+    ast.BinOp,
+    ast.Add,
+    ast.BoolOp,
+    ast.Or,
+    ast.Load,
 )
+
+
+class UnsafeGame(ValueError):
+    """The text of a game holds an expression that could do more than name things."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(expression: str) -> Any:
+    """The code of an expression of a game's file. Raises ``UnsafeGame`` for one that calls,
+    imports or reaches below the surface of things.
+    """
+    tree = ast.parse(expression.strip(), filename="<grammar>", mode="eval")
+    for node in ast.walk(tree):
+        private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
+        if private or not isinstance(node, _KNOWN):
+            raise UnsafeGame(
+                f"a game's grammar holds the expression {expression[:80]!r}, which would run as "
+                "code; allowed: names, their attributes, texts, + and or; fix: take the game from "
+                "ALFWorld's own release"
+            )
+    return compile(tree, filename="<grammar>", mode="eval")
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,6 +12,7 @@ from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env_package.dataset.grading import Grader
 from agent_system.environments.env_package.dataset.rows import NAME, tasks
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
+from verl.utils.limits import time_limit
 
 
 class DatasetEnv:
@@ -20,6 +21,7 @@ class DatasetEnv:
     placement = "process"  # graders are the user's own code, or compute with what was answered
 
     def __init__(self, settings: DatasetSettings) -> None:
+        self.settings = settings
         self.grader = Grader(settings.reward)
         self.task: Task = {}
 
@@ -30,8 +32,11 @@ class DatasetEnv:
         return shows(task)
 
     def step(self, action: str) -> Step:
-        """Grade the answer; always done. Raises what the grader raises, and ``NoGrade``."""
-        grade = self.grader(self.task, action)
+        """Grade the answer; always done. Raises what the grader raises, ``NoGrade`` and
+        ``TimeLimit``.
+        """
+        with time_limit(self.settings.grade_s, f"grading {self.task['task_id']}"):
+            grade = self.grader(self.task, action)
         info: dict[str, Any] = {"won": grade.right, "is_action_valid": bool(action)}
         if grade.parts:
             info["reward_parts"] = dict(grade.parts)

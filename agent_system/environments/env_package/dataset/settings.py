@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from agent_system.environments.settings import EnvSettings, FunctionFromFile
+from agent_system.environments.settings import FunctionFromFile, GradedSettings
 
 
 class RewardFromFile(FunctionFromFile):
@@ -20,7 +20,7 @@ class RewardFromFile(FunctionFromFile):
     the one called score"""
 
 
-class DatasetSettings(EnvSettings):
+class DatasetSettings(GradedSettings):
     """Which files, which columns, and who grades. A job says it with the keys of ``data_keys``."""
 
     one_step: ClassVar[bool] = True

@@ -6,6 +6,7 @@ remove.
 """
 
 import random
+from typing import Any
 
 from agent_system.environments.base import Decision, EpisodeStart, Expert, Observation, Task
 from agent_system.environments.env_package.reasoning_gym.questions import questions_of
@@ -55,10 +56,16 @@ def demonstrated(settings: ReasoningGymSettings, count: int) -> list[Task]:
     return questions(settings.model_copy(update={"train_tasks": count}), "train")
 
 
+def key(settings: ReasoningGymSettings) -> list[Any]:
+    """What shapes demonstrations: all settings but the bounds of grading."""
+    return ["reasoning_gym", 1, settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"})]
+
+
 EXPERT = Expert(
     AnswerPlayer,
     levels=(),
     tasks=demonstrated,
     words=lambda: [f" {digit}" for digit in DIGITS],
     keeps_lost=True,
+    key=key,
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
+from agent_system.environments.env_package.reasoning_gym.answers import as_graded
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.questions import (
     NAME,
@@ -19,8 +20,11 @@ from agent_system.environments.env_package.reasoning_gym.questions import (
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.env_package.reasoning_gym.spelling import apart, together
 from rlvcr.levels import level_instructions
+from verl.utils.limits import time_limit
 
 FULL = 1.0 - 1e-6  # the grade of a right answer; graders compute in floating point
+# What graders raise on an answer that has not the form they expect: it is a wrong one.
+UNREADABLE = (ValueError, TypeError, SyntaxError, LookupError, ArithmeticError, AttributeError)
 PLAIN = (
     "First think about it, between <think> and </think>. "
     "Then write the answer alone between <action> and </action>."
@@ -35,6 +39,7 @@ class ReasoningGymEnv:
     placement = "process"  # graders run what was answered against rules, some of them for long
 
     def __init__(self, settings: ReasoningGymSettings) -> None:
+        self.settings = settings
         self.spelt = settings.prompt == "compact"
         self.questions = questions_of(settings)
         self.entry: dict[str, Any] = {}
@@ -46,19 +51,22 @@ class ReasoningGymEnv:
         return Observation(self.entry["question"])
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Grade the answer; always done."""
+        """Grade the answer; always done. Raises ``TimeLimit``."""
         answer = together(action) if self.spelt else action
         # Without an answer there is nothing to grade: some graders pay a little for any text.
-        grade = self._grade(answer) if answer else 0.0
+        grade = 0.0
+        shown = as_graded(answer, self.settings.task, self.entry) if answer else None
+        if shown is not None:
+            grade = self._grade(shown)
         won = grade >= FULL
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
 
     def _grade(self, answer: str) -> float:
-        try:
-            return float(self.questions.score_answer(answer, self.entry))
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            # Some graders read numbers where a policy may write anything.
-            return 0.0
+        with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
+            try:
+                return float(self.questions.score_answer(answer, self.entry))
+            except UNREADABLE:
+                return 0.0
 
     def close(self) -> None:
         """Nothing to free."""

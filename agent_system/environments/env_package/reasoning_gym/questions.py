@@ -6,6 +6,7 @@ generator asks the same twice: training leaves out what is asked in validation.
 """
 
 import json
+import random
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
@@ -32,6 +33,27 @@ class Questions(Protocol):
 
     def __getitem__(self, number: int, /) -> dict[str, Any]: ...
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
+
+
+class _Seeded:
+    """Questions that depend on their number alone: some generators draw from Python's process-wide
+    generator as well.
+    """
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+
+    def __getitem__(self, number: int, /) -> dict[str, Any]:
+        before = random.getstate()
+        random.seed(number)
+        try:
+            return self._questions[number]
+        finally:
+            random.setstate(before)
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        """The grade of ``answer`` to ``entry``, from 0 to 1."""
+        return self._questions.score_answer(answer, entry)
 
 
 def questions_of(settings: ReasoningGymSettings) -> Questions:
@@ -76,7 +98,7 @@ def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
 
     options = json.loads(options_json)
     try:
-        return reasoning_gym.create_dataset(task, **options, size=size, seed=seed)
+        return _Seeded(reasoning_gym.create_dataset(task, **options, size=size, seed=seed))
     except (TypeError, AssertionError, ValueError) as error:
         known = sorted(set(vars(known_tasks[task][1]())) - {"size", "seed"})
         raise ValueError(

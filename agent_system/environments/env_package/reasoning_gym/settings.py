@@ -2,11 +2,11 @@
 
 from typing import Any, ClassVar, Literal
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import GradedSettings
 from verl.utils.settings import NonNegativeInt, PositiveInt
 
 
-class ReasoningGymSettings(EnvSettings):
+class ReasoningGymSettings(GradedSettings):
     """Which generator asks, and how often."""
 
     variant_key: ClassVar[str] = "task"

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.reward_manager.custom import load_function
-from agent_system.reward_manager.loading import load_reward_manager
+from agent_system.reward_manager.loading import bounded, load_reward_manager
 from agent_system.reward_manager.managers import (
     EpisodeRewardManager,
     StepRewardManager,
@@ -359,3 +360,42 @@ def test_penalty_is_read_from_the_actor_section():
     config.actor_rollout_ref.actor.invalid_action_penalty_coef = 0.5
     manager = load_reward_manager(config)
     assert manager.invalid_action_penalty == 0.5
+
+
+def test_a_play_that_takes_too_long_to_score_counts_as_the_mean_of_its_group(
+    tokenizer, tmp_path, caplog
+):
+    data = played(tokenizer, "append")
+    late = data.non_tensor_batch["traj_uid"][0]
+    path = tmp_path / "scores.py"
+    path.write_text(
+        "import time\n"
+        "calls = []\n"
+        "def compute_score(data_source, steps, extra_info):\n"
+        "    calls.append(1)\n"
+        "    while len(calls) == 1:\n"
+        "        time.sleep(0.01)\n"
+        "    return 0.25 * len(calls)\n"
+    )
+    config = make_config()
+    config.custom_reward_function.path = str(path)
+    config.custom_reward_function.timeout_s = 0.2
+    manager: Any = load_reward_manager(config)
+    outcomes = manager.outcomes(data)
+    uids = data.non_tensor_batch["uid"].tolist()
+    peers = [
+        o
+        for o, uid, t in zip(outcomes, uids, data.non_tensor_batch["traj_uid"], strict=True)
+        if uid == uids[0] and t != late
+    ]
+    assert outcomes[0] == sum(peers) / len(peers) == 0.5 and outcomes[2:] == [0.75, 1.0]
+    assert "compute_score, task_id 'number_line" in caplog.text and "took over 0.2 s" in caplog.text
+
+
+def test_a_group_without_a_single_score_counts_nothing(episode):
+    def endless(data_source, steps, extra_info):
+        time.sleep(60)
+        return 1.0
+
+    manager = EpisodeRewardManager(compute_score=bounded(endless, 0.05))
+    assert manager.outcomes(episode) == [0.0] * len(episode)

@@ -4,7 +4,7 @@ from.
 
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 
 from verl.names import LossAggMode, Strategy, TrainDtype
 from verl.trainer.config.schema.accepted import (
@@ -114,3 +114,6 @@ class CustomRewardFunction(Section):
     """name of the reward function in its file"""
     reward_kwargs: dict[str, Any] = {}
     """further arguments of the reward function"""
+    timeout_s: Annotated[float, Gt(0)] = 30.0
+    """seconds that scoring one play may take; a play that takes longer counts as the mean of its
+    group"""

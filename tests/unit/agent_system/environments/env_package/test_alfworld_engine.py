@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("alfworld")
 
-from agent_system.environments.env_package.alfworld import games
+from agent_system.environments.env_package.alfworld import games, grammar
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 
@@ -151,3 +151,24 @@ def test_environment_protocol(tmp_path):
     assert env.reset(tasks[1], 0).text != first.text
     env.close()
     twin.close()
+
+
+@pytest.mark.parametrize("expression", ["r.name or r.id", " 'a ' + o.name", "r"])
+def test_expressions_of_the_grammar_are_compiled(expression):
+    assert grammar._compiled(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os').system('id')",
+        "r.__class__",
+        "[x for x in r]",
+        "r.name()",
+        "(lambda: r)",
+        "r[0]",
+    ],
+)
+def test_a_game_whose_text_would_run_as_code_is_refused(expression):
+    with pytest.raises(grammar.UnsafeGame, match="which would run as code; allowed: names"):
+        grammar._compiled(expression)

@@ -143,7 +143,7 @@ def test_what_a_container_holds_is_listed_in_the_same_order_in_every_jvm(env):
     """
     task = {"name": "find-animal", "variation": 220}
     other = PACKAGE.make(read({"java_options": "-Dother=jvm"}))
-    looks = {one.reset(task).text for one in (env, other, env, other, env)}
+    looks = {one.reset(task, 0).text for one in (env, other, env, other, env)}
     other.close()
     assert len(looks) == 1 and "(containing blue paint)" in looks.pop()
 

@@ -206,8 +206,8 @@ def test_prompts_list_the_possible_actions_unless_they_are_not_wanted(env):
 
 def test_a_game_of_two_things_with_one_name_is_no_task_where_names_are_asked_for():
     """Game 10412 has two cucumbers: the first is taken, the second was meant."""
-    settings = read({"game": "peckingorder"})
-    env = PACKAGE.make(settings)
+    settings = TextWorldExpressSettings(game="peckingorder")
+    env = TextWorldExpressEnv(settings)
     ambiguous = {**drawn("peckingorder"), "fold": "dev", "number": 10412}
     assert env.is_ambiguous(ambiguous)
     listed = env.reset(ambiguous, 0).info["admissible_actions"]

@@ -1,0 +1,105 @@
+"""Write the plays of a run as one Parquet file, a row per step, for notebooks.
+
+python scripts/export_plays.py runs/rlvcr/quickstart plays.parquet
+
+pandas.read_parquet("plays.parquet").query("not won").groupby("task_id").action.agg(list)
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from verl.utils import jsonl
+
+TEXT, NUMBER = pyarrow.string(), pyarrow.float64()
+WHOLE, FLAG = pyarrow.int64(), pyarrow.bool_()
+PLAY = {
+    "uid": TEXT,
+    "traj_uid": TEXT,
+    "task_id": TEXT,
+    "data_source": TEXT,
+    "won": FLAG,
+    "return": NUMBER,
+    "length": WHOLE,
+    "aborted": FLAG,
+    "prompt": TEXT,
+}
+STEP = {
+    "step": WHOLE,
+    "observation": TEXT,
+    "response": TEXT,
+    "action": TEXT,
+    "is_action_valid": FLAG,
+    "reward": NUMBER,
+    "done": FLAG,
+    "num_tokens": WHOLE,
+    "stop_reason": TEXT,
+    "level": WHOLE,
+    "advantage": NUMBER,
+}
+CREDIT = {"tokens": pyarrow.list_(TEXT), "token_advantages": pyarrow.list_(NUMBER)}
+# Of a play: training step or validation; of a step: what else the file has, as JSON.
+SCHEMA = pyarrow.schema({"split": TEXT, "iteration": WHOLE, **PLAY, **STEP, **CREDIT, "more": TEXT})
+
+
+def rows_of(file: Path) -> Iterator[dict[str, Any]]:
+    """A row for every step of a rollout file (``12.jsonl``, ``val_12.jsonl``)."""
+    split, _, number = file.stem.rpartition("_")
+    where = {"split": split or "train", "iteration": int(number)}
+    for line in jsonl.read(file):
+        play = {name: line.get(name) for name in PLAY}
+        for step in line["steps"]:
+            credit = step.get("token_credit") or []
+            more = {key: step[key] for key in step if key not in STEP and key != "token_credit"}
+            yield {
+                **where,
+                **play,
+                **{name: step.get(name) for name in STEP},
+                "tokens": [text for text, _ in credit],
+                "token_advantages": [value for _, value in credit],
+                "more": json.dumps(more),
+            }
+
+
+def export(run: Path, out: Path) -> int:
+    """Write ``out`` and return how many steps it has, a rollout file at a time. Raises
+    ``FileNotFoundError`` for a run without plays.
+    """
+    files = [path for path in (run / "rollouts").glob("*.jsonl") if path.stem[-1].isdigit()]
+    if not files:
+        raise FileNotFoundError(f"{run}/rollouts: no plays; fix: name a run directory")
+    files.sort(key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
+    count = 0
+    with pyarrow.parquet.ParquetWriter(out, SCHEMA, compression="zstd") as writer:
+        for file in files:
+            rows = list(rows_of(file))
+            writer.write_table(pyarrow.Table.from_pylist(rows, SCHEMA))
+            count += len(rows)
+    return count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description="The plays of a run as Parquet, a row per step.")
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("out", type=Path, help="file to write")
+    words = parser.parse_args(argv)
+    try:
+        count = export(words.run, words.out)
+    except FileNotFoundError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    print(f"{count} steps in {words.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

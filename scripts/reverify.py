@@ -1,0 +1,141 @@
+"""Play the stored plays of a run again, action by action, and say which rewards differ.
+
+    python scripts/reverify.py runs/rlvcr/quickstart                  # every rollout file
+    python scripts/reverify.py runs/rlvcr/quickstart --file val_30 --limit 20
+
+Task, seed and settings are those of the run. Plays that broke are left out, and so are turns that
+were cut: the environment never heard them. Status 1 where something differs.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from agent_system.environments.base import Task
+from agent_system.environments.console.names import Choice
+from agent_system.environments.env_registry import canonical, env_settings, get_package
+from agent_system.environments.failure import EnvFailure
+from agent_system.environments.pool import EnvironmentPool
+from agent_system.environments.tasks import SEED_BITS
+from verl.utils import jsonl
+from verl.utils.seeds import derive_seed
+
+CLOSE = 1e-6  # rewards are stored as they were, but computed in floating point
+PLAYED = "stop"  # the reason of a turn that was not cut
+
+
+@dataclass(slots=True)
+class StoredPlay:
+    """A play of a rollout file: the rows of one trajectory, with their steps in order."""
+
+    row: dict[str, Any]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+
+def stored_plays(path: Path) -> Iterator[StoredPlay]:
+    """The plays of a rollout file that did not break."""
+    plays: dict[str, StoredPlay] = {}
+    for row in jsonl.read(path):
+        if not row.get("aborted"):
+            play = plays.setdefault(row["traj_uid"], StoredPlay(row))
+            play.steps += row["steps"]
+    for play in plays.values():
+        # A row may hold a step alone, and rows come in any order.
+        play.steps.sort(key=lambda step: step["step"])
+        yield play
+
+
+def seed_of(row: dict[str, Any], run_seed: int) -> int:
+    """The seed of the environment of a row's group, from the group's name. Raises ``ValueError``
+    for a name that tells none.
+    """
+    uid = str(row["uid"])
+    if uid.startswith("panel-"):
+        return derive_seed("panel", row["task_id"], "env") & SEED_BITS
+    split, *numbers = uid.split("-")
+    if len(numbers) != 3 or not all(number.isdigit() for number in numbers):
+        raise ValueError(f"group {uid!r}: its name does not tell the seed of its environment")
+    return derive_seed(run_seed, split, *map(int, numbers)) & SEED_BITS
+
+
+async def played_again(pool: EnvironmentPool, task: Task, seed: int, play: StoredPlay) -> str:
+    """Where ``play`` goes another way now; empty where it does not."""
+    earned, won = 0.0, False
+    try:
+        async with pool.session() as env:
+            seen = (await env.reset(task, seed)).text
+            for step in play.steps:
+                if seen != step["observation"]:
+                    return f"step {step['step']} shows something else"
+                if step["stop_reason"] != PLAYED:
+                    break
+                observation, reward, _, info = await env.step(step["action"])
+                seen, won = observation.text, bool(info.get("won", False))
+                earned += reward
+                if abs(reward - step["reward"]) > CLOSE:
+                    return f"step {step['step']} earned {step['reward']:g}, now {reward:g}"
+    except EnvFailure as failure:
+        return str(failure)
+    if won != bool(play.row["won"]):
+        return f"it was {'won' if play.row['won'] else 'lost'}, and is not now"
+    if abs(earned - play.row["return"]) > CLOSE:
+        return f"the return was {play.row['return']:g}, and is {earned:g} now"
+    return ""
+
+
+async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple[int, list[str]]:
+    """How many plays of ``files`` were played again, and a sentence for each that differs."""
+    section = yaml.safe_load((run / "config.yaml").read_text())["env"]
+    name = canonical(section["env_name"])
+    kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
+    settings = env_settings(Choice(name, kwargs, section["max_steps"], section["seed"]))
+    package = get_package(name)
+    listed = [task for split in ("train", "val") for task in package.tasks(settings, split)]
+    tasks = {task["task_id"]: task for task in listed}
+    pool = EnvironmentPool(name, settings, placement="process")
+    await pool.start()
+    count, wrong = 0, []
+    try:
+        for file in files:
+            for play in list(stored_plays(file))[:limit]:
+                row, where = play.row, f"{file.name} {play.row['traj_uid']}"
+                count += 1
+                if row["task_id"] not in tasks:
+                    wrong.append(f"{where}: there is no task {row['task_id']!r} any more")
+                    continue
+                seed = seed_of(row, section["seed"])
+                parts = await played_again(pool, tasks[row["task_id"]], seed, play)
+                wrong += [f"{where}, {row['task_id']}: {parts}"] if parts else []
+    finally:
+        await pool.close()
+    return count, wrong
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Play stored plays again; say what differs.")
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--file", action="append", help="of rollouts/, such as 12 or val_30")
+    parser.add_argument("--limit", type=int, help="plays of each file, at most")
+    words = parser.parse_args(argv)
+    names = words.file or ["*"]
+    found = (words.run / "rollouts").glob
+    files = sorted(path for name in names for path in found(f"{name.removesuffix('.jsonl')}.jsonl"))
+    if not files or not (words.run / "config.yaml").is_file():
+        sys.stderr.write(f"{words.run}: no config.yaml, or no rollouts/{'|'.join(names)}.jsonl\n")
+        return 2
+    count, wrong = asyncio.run(reverify(words.run, files, words.limit))
+    print("\n".join([*wrong, f"{count} plays, {len(wrong)} differ"]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Calls and processes of others are bounded, and what was armed before stays armed."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from verl.utils.limits import TimeLimit, time_limit
+
+
+def spin():
+    while True:
+        time.sleep(0.01)
+
+
+def test_a_call_that_hangs_is_ended_and_named():
+    with (
+        pytest.raises(TimeLimit, match=r"the grader took over 0\.1 s"),
+        time_limit(0.1, "the grader"),
+    ):
+        spin()
+
+
+def test_what_swallows_the_first_alarm_gets_another_one(monkeypatch):
+    monkeypatch.setattr("verl.utils.limits.AGAIN_S", 0.05)
+    rung = []
+    with pytest.raises(TimeLimit), time_limit(0.05, "it"):
+        while len(rung) < 2:
+            try:
+                spin()
+            except TimeLimit:
+                rung.append(1)
+        spin()
+
+
+def test_a_call_in_time_leaves_no_alarm_and_the_one_before_armed():
+    before = signal.getsignal(signal.SIGALRM)
+    left = signal.setitimer(signal.ITIMER_REAL, 1000)
+    with time_limit(50, "it"):
+        pass
+    again = signal.setitimer(signal.ITIMER_REAL, *left)
+    assert signal.getsignal(signal.SIGALRM) is before and again[0] > 900
+
+
+def test_in_another_thread_the_block_runs_unbounded():
+    done = []
+
+    def work():
+        with time_limit(0.01, "it"):
+            time.sleep(0.05)
+        done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def test_a_process_gets_no_more_memory_than_its_bound():
+    code = (
+        "from verl.utils.limits import limit_memory\n"
+        "limit_memory(1)\n"
+        "bytearray(2**29)\n"
+        "try: bytearray(2**31)\n"
+        "except MemoryError: print('refused')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "refused\n", ran.stderr
