@@ -56,13 +56,20 @@ def words(estimator: str, place: Path, args: argparse.Namespace) -> list[str]:
         "env.levels=true",
         # Nothing is learnt, so that the second step of both still has the same policy.
         "actor_rollout_ref.actor.optim.lr=0",
-        f"trainer.total_training_steps={args.steps}",
+        *nothing_but(args.steps, place),
+        *args.overrides,
+    ]
+
+
+def nothing_but(steps: int, place: Path) -> list[str]:
+    """Words for ``steps`` training steps in ``place`` and no validation, checkpoint or resume."""
+    return [
+        f"trainer.total_training_steps={steps}",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
         "trainer.resume_mode=disable",
         f"trainer.default_local_dir={place}",
-        *args.overrides,
     ]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.bench.iteration import middle, run
+from scripts.bench.iteration import middle, nothing_but, run
 
 MODES = ("off", "one_step")
 PARTS = {
@@ -44,12 +44,7 @@ def words(mode: str, place: Path, args: argparse.Namespace) -> list[str]:
         "env.max_steps=12",
         "algorithm.adv_estimator=grpo",
         f"trainer.rollout_overlap={mode}",
-        f"trainer.total_training_steps={args.steps}",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "trainer.resume_mode=disable",
-        f"trainer.default_local_dir={place}",
+        *nothing_but(args.steps, place),
         # What goes on over steps needs the overlap.
         *(args.overrides if mode != "off" else own),
     ]
