@@ -71,7 +71,7 @@ def bounded(function: ScoreFunction, seconds: float) -> ScoreFunction:
 
     @functools.wraps(function)
     def within(**arguments: Any) -> float | Mapping[str, float]:
-        task_id = arguments["extra_info"]["task_id"]
+        task_id = arguments["extra_info"].get("task_id")
         with time_limit(seconds, f"custom_reward_function {name}, task_id {task_id!r},"):
             return function(**arguments)
 
