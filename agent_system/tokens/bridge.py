@@ -8,8 +8,8 @@
 The template's own text is found once by anchors (``template.ChatTemplate``) and encoded once.
 Content is encoded with ``split_special_tokens=True``, and cut inside the added tokens that the
 template writes: no text can act as a control token. Text of an environment (``as_text``) is cut
-inside every other added token as well, so that what it writes is never the tag that a prompt's own
-words and the policy write.
+inside every other added token that is a mark (``<tool_call>``), so that what it writes is never the
+tag that a prompt's own words and the policy write.
 """
 
 import contextlib
@@ -26,6 +26,8 @@ from agent_system.tokens.tokenizer import AddedToken, ChatTokenizer, end_of_sequ
 
 # Prompts show these as the policy says them.
 TAG = re.compile(r"</?(level|think|action)>")
+# What an added token looks like that is no word: <tool_call>, [INST], <|vision_start|>.
+MARK = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
 # Where a text of an environment is cut; Unicode keeps it free for such use. Nobody else reads it.
 CUT = "\ufdd0"
 # Distinct texts whose tokens are remembered: observations repeat within a group.
@@ -149,8 +151,14 @@ class ChatBridge:
 
     @cached_property
     def _added(self) -> re.Pattern[str]:
-        """Every added token that is not white space, and the tags; the longest first."""
-        contents = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
+        """Every added token that is a mark, and the tags; the longest first. Others are words: a
+        small policy's tokenizer may have those of its environment.
+        """
+        contents = {
+            token.content
+            for number, token in self.tokenizer.added_tokens_decoder.items()
+            if number in self._meant_only or MARK.fullmatch(token.content)
+        }
         # A token of one character has no inside to cut: it is a letter like any other.
         texts = [text for text in contents if text.strip() and len(text) > 1]
         longest = sorted(texts, key=lambda text: (-len(text), text))

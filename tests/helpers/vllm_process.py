@@ -97,12 +97,13 @@ def lost_update(weights: list, taken: bool) -> tuple[int, str]:
         except RuntimeError as error:
             return 0, str(error)
 
-    real = engine._engine.collective_rpc
+    real, version = engine._engine.collective_rpc, engine.policy_version
     engine._engine.collective_rpc = drop
     try:
         return asyncio.run(main())
     finally:
         engine._engine.collective_rpc = real
+        engine.policy_version = version  # other tests share the engine
 
 
 def refusal(method: str, *args) -> str:
