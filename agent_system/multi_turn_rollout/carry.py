@@ -8,6 +8,7 @@ later.
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ import numpy as np
 from agent_system.multi_turn_rollout.trajectory import Trajectory
 from verl.protocol import DataProto
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 FIRST_DRAW = 4  # of the tasks that are under way beside the first batch; lower ones replace broken
 
@@ -96,22 +98,33 @@ class TaskSource(Protocol):
 
 
 class CarriedGroups:
-    """The groups that go on from step to step, ``number`` of them, by uid and step; kept where the
-    trainer is, which saves them.
+    """The groups that go on from step to step, ``number`` of them; kept where the trainer is, which
+    saves them.
+
+    A name is the uid, and how many groups the batch had that it came with: ``train-3-0-5@16``.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._under_way: dict[str, None] = {}
+        self._under_way: dict[str, str] = {}  # uid and name
         self._again: list[str] = []
 
     def names(self) -> list[str]:
-        """The uids of groups that are under way."""
-        return [*self._under_way, *self._again]
+        """The groups that are under way."""
+        return [*self._under_way.values(), *self._again]
 
     def resume(self, names: Sequence[str]) -> None:
-        """Have the groups called ``names`` played from their beginning with the next batch."""
-        self._again = list(names)
+        """Have the groups called ``names`` played from their beginning with the next batch;
+        ``number`` of them, where it has become smaller.
+        """
+        self._again = list(names)[: self.number]
+        if len(names) > self.number:
+            left = ", ".join(names[self.number :])
+            logger.warning(
+                "env.rollout.carry_over=%d: groups of the checkpoint that are not played again: %s",
+                self.number,
+                left,
+            )
 
     def begin(self, batch: DataProto, envs: TaskSource) -> DataProto:
         """``batch`` and, where fewer than ``number`` groups are under way, as many more: those that
@@ -119,16 +132,19 @@ class CarriedGroups:
         """
         groups = len(set(batch.non_tensor_batch["uid"]))
         parts = [batch]
-        for uid in self._again:
+        for name in self._again:
+            uid, _, size = name.partition("@")
             _, step, draw, _ = uid.split("-")
-            parts.append(_groups(envs.gen_batch(int(step), groups, int(draw)), [uid]))
-        lacking = self.number - len(self._under_way) - len(self._again)
+            parts.append(_groups(envs.gen_batch(int(step), int(size), int(draw)), [uid]))
+            self._under_way[uid] = name
+        lacking = self.number - len(self._under_way)
         if lacking > 0:
             more = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_DRAW)
             parts.append(_groups(more, list(dict.fromkeys(more.non_tensor_batch["uid"]))[:lacking]))
         self._again = []
         whole = DataProto.concat(parts)
-        self._under_way |= dict.fromkeys(whole.non_tensor_batch["uid"])
+        for uid in whole.non_tensor_batch["uid"]:
+            self._under_way.setdefault(uid, f"{uid}@{groups}")
         return whole
 
     def settle(self, trajectories: Sequence[Trajectory]) -> None:

@@ -237,7 +237,7 @@ class TrajectoryCollector:
         return self._hold_up_levels(data, rows)
 
     def under_way(self) -> list[str]:
-        """The uids of groups that are played on, for a checkpoint (``env.rollout.carry_over``)."""
+        """Names of the groups that are played on, for a checkpoint (``env.rollout.carry_over``)."""
         return self.carried.names()
 
     def resume_plays(self, names: Sequence[str]) -> None:

@@ -156,7 +156,8 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator
     fsdp = "actor_rollout_ref.actor.fsdp_config"
     update = update_bytes(cfg, size)
     # An engine that does not sleep keeps its share while the policy is updated.
-    awake = 0.0 if cfg.actor_rollout_ref.rollout.free_cache_engine else share * there
+    sleeps = cfg.actor_rollout_ref.rollout.free_cache_engine
+    awake = 0.0 if sleeps and cfg.trainer.rollout_overlap == "off" else share * there
     if update is not None and update + awake > there:
         fix = (
             "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl.trainer.config.checks.places import engine_problems
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 
 DEVICE = "trainer.device"
 RANKS = "trainer.n_gpus_per_node"
 NODES = "trainer.nnodes"
-ENGINES = "actor_rollout_ref.rollout.num_workers"
-PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,12 @@ def placement_problems(
     """
     trainer = cfg.trainer
     device = device_of(trainer.device, nodes)
-    ranks = trainer.n_gpus_per_node * trainer.nnodes
     if device == "cuda":
         if not any(node.gpus >= 1 for node in nodes):
             why = f"no node of the cluster has a GPU to give ({_listed(nodes)})"
             yield problem(cfg, DEVICE, why, "cpu", f"{DEVICE}=cpu, or `ray start --num-gpus=N`")
             return
-        yield from _engine_problems(cfg, ranks)
+        yield from engine_problems(cfg)
     cpus = trainer.n_gpus_per_node * groups * cpus_per_worker
     gpus = trainer.n_gpus_per_node if device == "cuda" else 0
     # Room beside what stands there: a node may hold the ranks of several.
@@ -75,16 +73,6 @@ def placement_problems(
         allowed = "what the nodes of the cluster have"
         fix = "fewer devices or nodes, more nodes, or trainer.device=cpu" if gpus else "fewer ranks"
         yield problem(cfg, key, why, allowed, f"{fix}; more CPUs: ray_init.num_cpus, `ray start`")
-
-
-def _engine_problems(cfg: PPOConfig, ranks: int) -> Iterator[str]:
-    rollout = cfg.actor_rollout_ref.rollout
-    if rollout.tensor_model_parallel_size > 1:
-        why = "an engine is one process, on the one device that it shares with a training rank"
-        yield problem(cfg, PARALLEL, why, "1", f"{PARALLEL}=1")
-    if rollout.num_workers > ranks:
-        why = f"{rollout.num_workers} engines on {ranks} devices, and a device has room for one"
-        yield problem(cfg, ENGINES, why, f"{ranks} or fewer", f"{ENGINES}={ranks}")
 
 
 def _times(node: Node, cpus: float, gpus: int) -> int:

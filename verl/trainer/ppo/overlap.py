@@ -4,8 +4,8 @@
     thread            play k+1 ─────────────────────────▶│ gate           score ─▶ rows
 
 So a batch is sampled by the policy before the last update, and engines change weights while nothing
-is played. The trainer's workers are busy until then: what a collector asks of them waits at a gate,
-which opens when its batch is taken.
+is played but groups that go on over steps (``env.rollout.carry_over``). The trainer's workers are
+busy until then: what a collector asks of them waits at a gate, which opens when its batch is taken.
 """
 
 import threading

@@ -135,21 +135,22 @@ def test_what_is_under_way_survives_a_resume():
     uids = list(dict.fromkeys(batch.non_tensor_batch["uid"]))
     assert len(uids) == 5 and uids[:3] == ["train-1-0-0", "train-1-0-1", "train-1-0-2"]
     groups.settle([handed_out(uid) for uid in (uids[0], uids[2], uids[3])])
-    assert groups.names() == [uids[1], uids[4]]
+    assert groups.names() == [f"{uids[1]}@3", f"{uids[4]}@3"]
 
     resumed = CarriedGroups(2)
     resumed.resume(groups.names())
     assert resumed.names() == groups.names()
-    again = resumed.begin(envs.gen_batch(2, 3), envs)
+    # Another number of groups a step changes nothing for those that were begun.
+    again = resumed.begin(envs.gen_batch(2, 4), envs)
     kept = [
         row for row in range(len(batch)) if batch.non_tensor_batch["uid"][row] in (uids[1], uids[4])
     ]
     for column in ("uid", "task_id", "env_seed", "member"):
         assert (
-            again.non_tensor_batch[column][6:].tolist()
+            again.non_tensor_batch[column][8:].tolist()
             == batch.non_tensor_batch[column][kept].tolist()
         )
-    assert len(again) == 10  # nothing beside these: as many are under way as should be
+    assert len(again) == 12  # nothing beside these: as many are under way as should be
 
 
 def test_every_step_gets_as_many_groups_as_it_asks_for_and_none_twice():
@@ -168,4 +169,13 @@ def test_every_step_gets_as_many_groups_as_it_asks_for_and_none_twice():
     finally:
         collector.close()
     assert len(set(seen)) == len(seen) == 18
-    assert not {uid.split("/")[0] for uid in seen} & set(collector.under_way())
+    under_way = {name.partition("@")[0] for name in collector.under_way()}
+    assert not {uid.split("/")[0] for uid in seen} & under_way
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_fewer_groups_go_on_after_a_resume_that_asks_for_fewer(number, caplog):
+    groups = CarriedGroups(number)
+    groups.resume(["train-1-0-1@3", "train-1-4-1@3"])
+    assert groups.names() == ["train-1-0-1@3"][:number]
+    assert "train-1-4-1@3" in caplog.text

@@ -14,21 +14,13 @@ from verl.utils.settings import lookup
 def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
     """Ranks and engines fit the devices."""
     trainer = cfg.trainer
-    rollout = cfg.actor_rollout_ref.rollout
     ranks = trainer.n_gpus_per_node * trainer.nnodes
     # A cluster may have the GPUs that this machine lacks.
     joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    if ctx.device == "cuda" or (joins and trainer.device == "auto"):
-        key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-        if lookup(cfg, key) > 1:
-            why = "an engine is one process, on the one device that it shares with a training rank"
-            fix = f"{key}=1; a policy too large for a device's share needs a larger "
-            fix += "actor_rollout_ref.rollout.gpu_memory_utilization"
-            yield problem(cfg, key, why, "1", fix)
-    if ctx.device == "cuda" and rollout.num_workers > ranks:
-        why = f"{rollout.num_workers} engines on {ranks} devices, and a device has room for one"
-        key = "actor_rollout_ref.rollout.num_workers"
-        yield problem(cfg, key, why, f"{ranks} or fewer", f"{key}={ranks}, or more devices")
+    if ctx.device == "cuda":
+        yield from engine_problems(cfg)
+    elif joins and trainer.device == "auto":
+        yield from _parallel_problems(cfg)
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
         size = lookup(cfg, key)
@@ -41,6 +33,26 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
                 "-1 or a divisor of the ranks",
                 f"{key}=-1",
             )
+
+
+def engine_problems(cfg: PPOConfig) -> Problems:
+    """What keeps the engines from being placed on the GPUs of the training ranks."""
+    yield from _parallel_problems(cfg)
+    key = "actor_rollout_ref.rollout.num_workers"
+    ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    engines = cfg.actor_rollout_ref.rollout.num_workers
+    if engines > ranks:
+        why = f"{engines} engines on {ranks} devices, and a device has room for one"
+        yield problem(cfg, key, why, f"{ranks} or fewer", f"{key}={ranks}, or more devices")
+
+
+def _parallel_problems(cfg: PPOConfig) -> Problems:
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    if lookup(cfg, key) > 1:
+        why = "an engine is one process, on the one device that it shares with a training rank"
+        fix = f"{key}=1; a policy too large for a device's share needs a larger "
+        fix += "actor_rollout_ref.rollout.gpu_memory_utilization"
+        yield problem(cfg, key, why, "1", fix)
 
 
 def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:

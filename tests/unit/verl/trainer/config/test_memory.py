@@ -68,6 +68,7 @@ def test_what_fits_is_let_through():
         (["trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1"], 80.0, None, "for an update"),
         ([f"{ROLLOUT}.gpu_memory_utilization=0.9"], 80.0, None, "while its engine plays"),
         ([f"{ROLLOUT}.free_cache_engine=false"], 40.0, None, "for an update"),
+        (["trainer.rollout_overlap=one_step"], 40.0, None, "for an update"),
         ([f"{ROLLOUT}.gpu_memory_utilization=0.1"], 80.0, None, "the weights of its engine"),
         ([], 80.0, 128.0, "a node needs about 227.1 GiB (there are 128.0) of host memory"),
     ],
