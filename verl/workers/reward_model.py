@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from verl.models.hub import local_model
 from verl.models.loader import check_model_dir, has_weights
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
@@ -55,7 +56,7 @@ class RewardModelWorker(Worker):
         """
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        directory = check_model_dir(self.config.model.path)
+        directory = check_model_dir(local_model(self.config.model.path))
         if not has_weights(directory):
             raise FileNotFoundError(f"'{directory}' has a config.json but no weights")
         local = {
