@@ -457,6 +457,20 @@ def test_names_agree_with_the_registries():
     assert set(LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)
 
 
+def test_an_estimator_that_a_reward_model_has_no_part_in_is_refused_beside_it():
+    needs = {"remax": ["reward_baselines"], "mine": ["reward_baselines"], "other": ["uid"]}
+    names = Names(estimators=needs)
+    for name, refused in (("mine", True), ("remax", True), ("other", False)):
+        found = problems(*JUDGE, f"algorithm.adv_estimator={name}", names=names)
+        said = [text for text in found if "greedy plays are not scored" in text]
+        assert len(said) == refused, found
+    words = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[model]"]
+    reward = "custom_reward_function.path=rewards.py"
+    (found,) = problems(*JUDGE, *words, reward)
+    assert found.startswith("algorithm.adv_estimator='gdpo'") and "not the reward model's" in found
+    assert problems(*words, reward) == []
+
+
 def test_beside_a_reward_model_rules_count_only_where_they_are_weighed():
     assert load_config("ppo_trainer").reward_model.rule_weight == 1.0
     cfg = load_config("ppo_trainer", JUDGE)
