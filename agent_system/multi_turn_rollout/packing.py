@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
+from agent_system.tokens.bridge import without_cuts
 from agent_system.tokens.ledger import TokenLedger
 from agent_system.tokens.template import Message
 from rlvcr.records import ThinkingStep
@@ -200,7 +201,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 def conversations(rows: Sequence[Row]) -> list[list[Message]]:
     """Of every row [B] the messages of its trajectory's last conversation, in the last row of each
-    trajectory; none in the others.
+    trajectory; none in the others. They are what was said, without marks of ``ChatBridge.as_text``.
     """
     last = {id(row.trajectory): number for number, row in enumerate(rows)}
     return [
@@ -210,9 +211,9 @@ def conversations(rows: Sequence[Row]) -> list[list[Message]]:
 
 
 def _conversation(row: Row) -> list[Message]:
-    heard = row.trajectory.heard
+    heard = [{**said, "content": without_cuts(said["content"])} for said in row.trajectory.heard]
     first = len(heard) - (len(row.turns) - 1)
-    messages = list(heard[:first])
+    messages = heard[:first]
     for number, turn in enumerate(row.turns):
         if number:
             messages.append(heard[first + number - 1])

@@ -14,7 +14,7 @@ estimators read them.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import torch
@@ -128,6 +128,8 @@ class EpisodeRewardManager:
         for traj, uid in late:
             # Neither won nor lost: it moves no baseline and has no advantage.
             found[traj] = float(np.mean(scored[uid])) if scored[uid] else 0.0
+        if late and REWARD_PARTS in data.non_tensor_batch:
+            _fill_parts(data, {traj for traj, _ in late})
         return [found[traj] for traj in data.non_tensor_batch["traj_uid"]]
 
     def _outcome(self, data: DataProto, rows: list[int]) -> float:
@@ -219,6 +221,25 @@ def _reward_parts(data: DataProto) -> np.ndarray:
     if REWARD_PARTS not in columns:
         columns[REWARD_PARTS] = object_array([{} for _ in range(len(data))])
     return columns[REWARD_PARTS]
+
+
+def _fill_parts(data: DataProto, late: Collection[str]) -> None:
+    """Give the rows of the trajectories ``late`` the mean of each reward in their group; 0 where
+    the group has none.
+    """
+    parts = _reward_parts(data)
+    names = {name for row in parts for name in row}
+    scored: dict[str, list[Mapping[str, float]]] = defaultdict(list)  # by group
+    for members in rows_of_trajectories(data).values():
+        # Once for a trajectory, however many rows it has.
+        if parts[members[0]]:
+            scored[data.non_tensor_batch["uid"][members[0]]].append(parts[members[0]])
+    for row, traj in enumerate(data.non_tensor_batch["traj_uid"]):
+        if traj not in late:
+            continue
+        peers = scored[data.non_tensor_batch["uid"][row]]
+        given = {name: [peer[name] for peer in peers if name in peer] for name in names}
+        parts[row] = {name: float(np.mean(of)) if of else 0.0 for name, of in given.items()}
 
 
 def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:

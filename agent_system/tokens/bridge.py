@@ -54,6 +54,11 @@ def without_end(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int
     return list(sampled_ids[:end])
 
 
+def without_cuts(text: str) -> str:
+    """``text`` as it was before ``ChatBridge.as_text``: what others than this bridge read."""
+    return text.replace(CUT, "")
+
+
 class ChatBridge:
     """First prompts and bridges of one tokenizer, as token ids.
 
@@ -146,7 +151,7 @@ class ChatBridge:
         """``said`` by an environment, marked so that none of it becomes an added token: the same
         text, in the tokens of its letters.
         """
-        plain = said.replace(CUT, "")
+        plain = without_cuts(said)
         return self._added.sub(lambda found: f"{found[0][0]}{CUT}{found[0][1:]}", plain)
 
     @cached_property

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from verl.models.hub import local_model
 from verl.models.loader import check_model_dir, has_weights
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker import Worker
 from verl.workers.collectives import resolve_device
+from verl.workers.conversation_tokens import ConversationTokens
 from verl.workers.rows import micro_batches
 from verl.workers.sections import RewardModelSection
 
@@ -42,7 +44,7 @@ class RewardModelWorker(Worker):
         self.config = config
         self.device_name = resolve_device(device)
         self._model: Any = None
-        self._tokenizer: Any = None
+        self._encode: Any = None
         if num_threads:
             torch.set_num_threads(num_threads)
 
@@ -55,7 +57,7 @@ class RewardModelWorker(Worker):
         """
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        directory = check_model_dir(self.config.model.path)
+        directory = check_model_dir(local_model(self.config.model.path))
         if not has_weights(directory):
             raise FileNotFoundError(f"'{directory}' has a config.json but no weights")
         local = {
@@ -67,7 +69,7 @@ class RewardModelWorker(Worker):
             directory, dtype=dtype, output_loading_info=True, **local
         )
         _refuse_untrained_head(directory, model.config.num_labels, loading["missing_keys"])
-        self._tokenizer = AutoTokenizer.from_pretrained(directory, **local)
+        self._encode = ConversationTokens(AutoTokenizer.from_pretrained(directory, **local))
         self._model = model.to(self.device_name).eval()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -86,11 +88,7 @@ class RewardModelWorker(Worker):
         return DataProto.from_dict({MODEL_SCORES: scores})
 
     def _tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        text = self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=False
-        )
-        # The template writes the special tokens itself.
-        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = self._encode(messages)
         limit = self.config.max_length
         # The answer stands at the end.
         return ids if limit is None else ids[-limit:]

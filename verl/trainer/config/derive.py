@@ -65,6 +65,21 @@ def plays_files(cfg: PPOConfig) -> bool:
     return bool(data_keys(cfg))
 
 
+def rules_of_no_weight(cfg: PPOConfig) -> dict[str, str]:
+    """Keys that change what the rules pay where a reward model alone is heard, each with the
+    reason.
+    """
+    if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
+        return {}
+    why = "reward_model.rule_weight is 0; reward_model.rule_weight=1 adds it to the model's score"
+    keys = (
+        "actor_rollout_ref.actor.use_invalid_action_penalty",
+        "reward_model.reward_kwargs",
+        "custom_reward_function.path",
+    )
+    return {key: why for key in keys if lookup(cfg, key)}
+
+
 def group_estimators() -> tuple[str, ...]:
     """Estimators that compare the plays of one task, those that are plugged in included."""
     plugged = [name for extension in EXTENSIONS.values() for name in extension.group_estimators]

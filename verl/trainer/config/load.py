@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.compose import compose_tree
-from verl.trainer.config.derive import derive, plays_files
+from verl.trainer.config.derive import derive, plays_files, rules_of_no_weight
 from verl.trainer.config.plugged import (
     EXTENSIONS,
     plugged_class,
@@ -340,7 +340,7 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
         why = "prompts come from the environment, and one that is too long is refused"
         defaults = keys_of(PPOConfig)
         found |= {key: why for key in keys if lookup(cfg, key) != defaults[key].default}
-    return found
+    return found | rules_of_no_weight(cfg) if isinstance(cfg, PPOConfig) else found
 
 
 def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:

@@ -14,6 +14,7 @@ from verl.utils.settings import ConfigError, Section, lookup
 ENGINE = "actor_rollout_ref.rollout.name"
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 
+BASELINES = "reward_baselines"
 REWARD_PARTS_FROM = "custom_reward_function.path=FILE, whose function returns a dictionary"
 
 # Columns of the batch that every estimator may read; the others depend on the config.
@@ -106,13 +107,22 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
         "values": "" if cfg.critic.enable else "critic.enable=true",
         "ref_log_prob": "" if reference else use_kl,
         "entropys": f"{bypass}=false" if lookup(cfg, bypass) else "",
-        "reward_baselines": (
+        BASELINES: (
             "algorithm.filter_groups.enable=false" if algorithm.filter_groups.enable else ""
         ),
     }
     for extension in EXTENSIONS.values():
         columns.update(extension.columns(cfg))
     return columns
+
+
+def compares_with_greedy_play(cfg: PPOConfig, ctx: Context) -> bool:
+    """Whether the estimator reads what greedy plays earn; where no names were looked up, remax is
+    the one known to.
+    """
+    name = cfg.algorithm.adv_estimator
+    known = ctx.names.estimators
+    return name == "remax" if known is None else BASELINES in known.get(name, ())
 
 
 def check_columns(cfg: PPOConfig, ctx: Context) -> Problems:

@@ -1,7 +1,11 @@
 """Paths that mean the same to every process of a run, whatever directory it was started in."""
 
 from pathlib import Path
+from typing import Any
 
+from agent_system.environments.env_package.mixture.settings import MixtureSettings
+from agent_system.environments.env_registry import settings_class
+from agent_system.environments.settings import EnvSettings, FunctionFromFile
 from verl.trainer.config.schema import PPOConfig
 from verl.utils.settings import Section, lookup
 
@@ -12,9 +16,10 @@ PLACES = (
     "trainer.resume_from_path",
     "custom_reward_function.path",
 )
-# What settings of environments call a directory, a file, and lists of files.
+# What settings of environments call a directory, lists of files, and functions by place.
 DIRECTORY = "data_dir"
 FILES = ("train_files", "val_files")
+FUNCTIONS = "functions"
 
 
 def make_absolute(cfg: PPOConfig) -> None:
@@ -27,9 +32,18 @@ def make_absolute(cfg: PPOConfig) -> None:
         place = getattr(section, name)
         if place:
             setattr(section, name, absolute(place))
-    settings = cfg.env.settings
-    if settings is not None:
-        setattr(cfg.env, cfg.env.name, settings.model_copy(update=_settings_places(settings)))
+    env = cfg.env
+    if env.kwargs:
+        env.kwargs = _written_places(env.env_name, env.kwargs)
+    mixture = env.settings
+    parts = list(mixture.parts) if isinstance(mixture, MixtureSettings) else []
+    for name in (env.name, *(part.split("/", 1)[0] for part in parts)):
+        settings = getattr(env, name, None) if name.isidentifier() else None
+        if isinstance(settings, EnvSettings):
+            setattr(env, name, settings.model_copy(update=_settings_places(settings)))
+    if isinstance(mixture, MixtureSettings) and mixture.kwargs:
+        kwargs = {part: _written_places(part, written) for part, written in mixture.kwargs.items()}
+        setattr(env, env.name, mixture.model_copy(update={"kwargs": kwargs}))
 
 
 def absolute(path: str) -> str:
@@ -37,13 +51,31 @@ def absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def _settings_places(settings: Section) -> dict[str, str | list[str]]:
+def _written_places(env_name: str, written: dict[str, Any]) -> dict[str, Any]:
+    """``written`` keys of the section of an environment, with its paths absolute."""
+    settings = settings_class(env_name).model_validate(written)
+    places = settings.model_copy(update=_settings_places(settings))
+    found = places.model_dump(mode="json", include=set(written), exclude_unset=True)
+    return {**written, **found}
+
+
+def _settings_places(settings: Section) -> dict[str, Any]:
     """The settings of an environment that are paths, absolute."""
-    found: dict[str, str | list[str]] = {}
+    found: dict[str, Any] = {}
     # vars(): they are frozen, and those of most environments have none of these.
     for name, value in vars(settings).items():
         if name == DIRECTORY and value:
             found[name] = absolute(value)
         if name in FILES:
             found[name] = [absolute(file) for file in value]
+        if name == FUNCTIONS and value:
+            found[name] = [_absolute_function(place) for place in value]
+        if isinstance(value, FunctionFromFile) and value.path:
+            found[name] = value.model_copy(update={"path": absolute(value.path)})
     return found
+
+
+def _absolute_function(place: str) -> str:
+    """``FILE.py:NAME`` with an absolute file; ``MODULE:NAME`` as it is."""
+    file, colon, name = place.rpartition(":")
+    return f"{absolute(file)}{colon}{name}" if file.endswith(".py") else place

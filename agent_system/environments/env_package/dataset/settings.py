@@ -34,6 +34,7 @@ class DatasetSettings(GradedSettings):
         "custom_reward_function.path": "reward.path",
         "custom_reward_function.name": "reward.name",
         "custom_reward_function.reward_kwargs": "reward.reward_kwargs",
+        "custom_reward_function.timeout_s": "grade_s",
         "reward_model.weights": "reward.weights",
     }
 

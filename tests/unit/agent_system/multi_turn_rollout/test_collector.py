@@ -22,6 +22,7 @@ from agent_system.multi_turn_rollout.packing import groups_with_spread
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
+from agent_system.tokens.bridge import CUT
 from agent_system.tokens.template import TemplateUnsupported
 from tests.helpers.play import Group, make_config, make_world, walk, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -503,3 +504,22 @@ def test_a_reward_model_is_handed_the_last_conversation_of_every_play(play, hist
         assert said == [step.response for step in steps] and steps[-1].done
         heard = [message["content"] for message in messages if message["role"] == "user"]
         assert all(step.observation in text for step, text in zip(steps, heard, strict=True))
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_a_reward_model_reads_what_was_said_without_marks(history):
+    """What an environment says is cut inside added tokens, for the policy's tokens alone."""
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_tokens(["target is"])
+    config = make_config(history=history, history_length=2)
+    config.reward_model.enable = True
+    group, envs, _ = make_world(tokenizer, config, walking_policy())
+    collector = TrajectoryCollector(config, tokenizer)
+    try:
+        data = collector.multi_turn_loop(envs.gen_batch(1, 2), group, envs)
+    finally:
+        collector.close()
+    played = [messages for messages in data.non_tensor_batch["messages"] if messages]
+    for message in (message for messages in played for message in messages):
+        assert CUT not in message["content"]
+        assert message["role"] != "user" or "target is" in message["content"]

@@ -21,6 +21,8 @@ from agent_system.reward_manager.managers import (
 from agent_system.reward_manager.registry import REWARD_MANAGERS, register
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.algos.gdpo import compute_gdpo_outcome_advantage
+from verl.utils.limits import TimeLimit
 
 
 @pytest.fixture(scope="module")
@@ -390,6 +392,37 @@ def test_a_play_that_takes_too_long_to_score_counts_as_the_mean_of_its_group(
     ]
     assert outcomes[0] == sum(peers) / len(peers) == 0.5 and outcomes[2:] == [0.75, 1.0]
     assert "compute_score, task_id 'number_line" in caplog.text and "took over 0.2 s" in caplog.text
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_rewards_of_a_late_play_are_the_means_of_its_group(tokenizer, history):
+    """Every row has all of them: gdpo raises where one is missing."""
+    data = played(tokenizer, history)
+    trajectories, uids = data.non_tensor_batch["traj_uid"], data.non_tensor_batch["uid"]
+    by_uid = dict(zip(trajectories, uids, strict=True))
+    first, *others = dict.fromkeys(uids)
+    of_first = [traj for traj in by_uid if by_uid[traj] == first]
+    late = {of_first[0], *(traj for traj in by_uid if by_uid[traj] == others[0])}
+    order = iter(by_uid)
+    calls = []
+
+    def mine(data_source, steps, extra_info):
+        if next(order) in late:
+            raise TimeLimit("mine took over 1 s")
+        calls.append(1)
+        return {"score": 0.0, "a": float(len(calls)), "b": 3.0}
+
+    EpisodeRewardManager(compute_score=mine)(data)
+    parts = dict(zip(trajectories, data.non_tensor_batch["reward_parts"], strict=True))
+    peers = [parts[traj]["a"] for traj in of_first[1:]]
+    assert peers and parts[of_first[0]] == {"score": 0.0, "a": np.mean(peers), "b": 3.0}
+    lost = next(traj for traj in by_uid if by_uid[traj] == others[0])
+    assert parts[lost] == {"score": 0.0, "a": 0.0, "b": 0.0}
+    mask = data.batch["response_mask"]
+    advantages, _ = compute_gdpo_outcome_advantage(
+        mask, uids, data.non_tensor_batch["reward_parts"], ["a", "b"], traj_index=trajectories
+    )
+    assert advantages.isfinite().all()
 
 
 def test_a_group_without_a_single_score_counts_nothing(episode):

@@ -1,5 +1,6 @@
 """The reward model's score is that of a conversation's last token, whatever stands beside it."""
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -134,8 +135,22 @@ def test_a_model_that_gives_no_single_learnt_number_is_refused(saved):
         worker(saved("llama", labels=3))
     with pytest.raises(ValueError, match=r"it has no weights of score.weight"):
         worker(saved("llama", cls=LlamaForCausalLM))
-    with pytest.raises(FileNotFoundError, match="not a directory"):
+    with pytest.raises(FileNotFoundError, match="neither a directory"):
         worker("/nowhere/at/all")
+
+
+def test_a_hub_name_with_its_commit_is_found_in_the_cache(saved, monkeypatch):
+    """As ``verl.models.hub.pinned`` tells every worker."""
+    asked = []
+
+    def snapshot(name, revision, allow_patterns):
+        asked.append((name, revision))
+        return saved()
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    data = DataProto.from_dict(non_tensors={"messages": object_array(TALKS)})
+    scores = worker("owner/judge@0123abc").compute_rm_score(data).batch["rm_scores"]
+    assert asked == [("owner/judge", "0123abc")] and not scores.isnan().any()
 
 
 class Scorer(Group):

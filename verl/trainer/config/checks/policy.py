@@ -5,6 +5,7 @@ from verl.trainer.config.checks.sft import check_sft
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import group_estimators
 from verl.trainer.config.problems import Context, Problems, problem
+from verl.trainer.config.registered_names import compares_with_greedy_play
 from verl.trainer.config.schema import PPOConfig
 from verl.utils.settings import ConfigError, lookup
 
@@ -47,10 +48,19 @@ def check_reward_model(cfg: PPOConfig, ctx: Context) -> Problems:
         why = "groups are filtered by what environments pay, before the reward model scores plays"
         filtered = "algorithm.filter_groups.enable"
         yield problem(cfg, filtered, why, "false", f"{filtered}=false")
-    if cfg.algorithm.adv_estimator == "remax":
+    yield from _unscored_by_model(cfg, ctx)
+
+
+def _unscored_by_model(cfg: PPOConfig, ctx: Context) -> Problems:
+    """Estimators that read rewards in which a reward model has no part."""
+    key, fix = "algorithm.adv_estimator", "algorithm.adv_estimator=rloo"
+    if compares_with_greedy_play(cfg, ctx):
         why = "greedy plays are not scored by the reward model, and would be no baseline"
-        estimator = "algorithm.adv_estimator"
-        yield problem(cfg, estimator, why, "another estimator", f"{estimator}=rloo")
+        yield problem(cfg, key, why, "another estimator", fix)
+    if cfg.algorithm.adv_estimator == "gdpo":
+        why = "gdpo reads the rewards of gdpo_reward_keys and no other: not the reward model's"
+        fix = f"{fix}, or reward_model.enable=false"
+        yield problem(cfg, key, why, "another estimator beside a reward model", fix)
 
 
 def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:

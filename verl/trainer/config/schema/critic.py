@@ -116,4 +116,5 @@ class CustomRewardFunction(Section):
     """further arguments of the reward function"""
     timeout_s: Annotated[float, Gt(0)] = 30.0
     """seconds that scoring one play may take; a play that takes longer counts as the mean of its
-    group"""
+    group. Of rows of files it is env.dataset.grade_s (10 where neither is set), and what takes
+    longer breaks its play"""

@@ -6,6 +6,7 @@ import pytest
 
 from verl.trainer.config import ConfigError, SFTConfig, load_config, read_config, to_yaml
 from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.load import warn_without_effect, without_effect
 from verl.trainer.config.problems import Names
 from verl.trainer.config.validate import find_problems, validate
 
@@ -457,9 +458,39 @@ def test_names_agree_with_the_registries():
     assert set(LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)
 
 
+def test_an_estimator_that_a_reward_model_has_no_part_in_is_refused_beside_it():
+    needs = {"remax": ["reward_baselines"], "mine": ["reward_baselines"], "other": ["uid"]}
+    names = Names(estimators=needs)
+    for name, refused in (("mine", True), ("remax", True), ("other", False)):
+        found = problems(*JUDGE, f"algorithm.adv_estimator={name}", names=names)
+        said = [text for text in found if "greedy plays are not scored" in text]
+        assert len(said) == refused, found
+    words = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[model]"]
+    reward = "custom_reward_function.path=rewards.py"
+    (found,) = problems(*JUDGE, *words, reward)
+    assert found.startswith("algorithm.adv_estimator='gdpo'") and "not the reward model's" in found
+    assert problems(*words, reward) == []
+
+
 def test_beside_a_reward_model_rules_count_only_where_they_are_weighed():
     assert load_config("ppo_trainer").reward_model.rule_weight == 1.0
     cfg = load_config("ppo_trainer", JUDGE)
     assert (cfg.reward_model.weight, cfg.reward_model.rule_weight) == (1.0, 0.0)
     assert cfg.reward_model.dtype == cfg.actor_rollout_ref.actor.dtype
     assert problems(*JUDGE, "reward_model.rule_weight=0.5") == []
+
+
+def test_rules_that_a_reward_model_silences_are_named(caplog):
+    rules = [
+        f"{ACTOR}.use_invalid_action_penalty=true",
+        "+reward_model.reward_kwargs.token_price=0.5",
+        "custom_reward_function.path=rewards.py",
+    ]
+    keys = {rule.lstrip("+").partition("=")[0].removesuffix(".token_price") for rule in rules}
+    cfg = load_config("ppo_trainer", [*JUDGE, *rules])
+    assert set(without_effect(cfg, "cpu")) == keys
+    warn_without_effect(cfg)
+    assert "reward_model.rule_weight=1 adds it" in caplog.text
+    assert without_effect(load_config("ppo_trainer", JUDGE), "cpu") == {}
+    heard = load_config("ppo_trainer", [*JUDGE, *rules, "reward_model.rule_weight=1"])
+    assert without_effect(heard, "cpu") == without_effect(load_config("ppo_trainer"), "cpu") == {}

@@ -48,6 +48,16 @@ def test_what_the_job_says_of_its_files_reaches_the_environment():
     assert find_problems(cfg, check_files=False) == []
 
 
+def test_the_time_of_a_function_is_that_of_a_grader_where_it_is_set():
+    files, seconds = "data.train_files=a.jsonl", "custom_reward_function.timeout_s"
+    assert config(files).env.dataset.grade_s == 10
+    for value in (60, 30):
+        cfg = config(files, f"{seconds}={value}")
+        assert cfg.env.dataset.grade_s == value and find_problems(cfg, check_files=False) == []
+    (found,) = problems(files, f"{seconds}=60", "env.dataset.grade_s=5")
+    assert found.startswith(f"{seconds}=60.0: env.dataset.grade_s=5.0 says something else")
+
+
 def test_where_no_files_are_named_the_default_is_played():
     for words in ([], [PLACEHOLDER], ["env.env_name="]):
         cfg = config(*words)

@@ -49,6 +49,49 @@ def test_files_of_a_data_set_become_absolute(tmp_path, monkeypatch):
     assert lookup(cfg, "env.dataset.val_files") == []
 
 
+@pytest.mark.parametrize(
+    "name, key",
+    [
+        ("dataset", "reward"),
+        ("dataset", "custom_cls"),
+        ("tools", "reward"),
+        ("textarena", "opponent"),
+        ("gymnasium", "describe"),
+    ],
+)
+def test_functions_of_environments_are_found_from_anywhere(name, key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = config(f"env.env_name={name}", f"env.{name}.{key}.path=mine.py")
+    make_absolute(cfg)
+    assert lookup(cfg, f"env.{name}.{key}.path") == f"{tmp_path}/mine.py"
+    cfg = config(f"env.env_name={name}", f"env.kwargs.{key}.path=mine.py")
+    make_absolute(cfg)
+    assert cfg.env.kwargs == {key: {"path": f"{tmp_path}/mine.py"}}
+
+
+def test_tools_by_file_become_absolute_and_those_of_modules_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = config("env.env_name=tools", "env.tools.functions=[my/tools.py:add,math:sqrt]")
+    make_absolute(cfg)
+    assert lookup(cfg, "env.tools.functions") == [f"{tmp_path}/my/tools.py:add", "math:sqrt"]
+
+
+def test_paths_of_parts_of_a_mixture_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = config(
+        "env.env_name=mixture",
+        "env.mixture.parts={dataset: 1, gymnasium: 1}",
+        "env.dataset.train_files=[a.jsonl]",
+        "env.dataset.reward.path=grade.py",
+        "env.mixture.kwargs={gymnasium: {describe: {path: say.py}, max_steps: 3}}",
+    )
+    make_absolute(cfg)
+    assert lookup(cfg, "env.dataset.train_files") == [f"{tmp_path}/a.jsonl"]
+    assert lookup(cfg, "env.dataset.reward.path") == f"{tmp_path}/grade.py"
+    gymnasium = {"describe": {"path": f"{tmp_path}/say.py"}, "max_steps": 3}
+    assert lookup(cfg, "env.mixture.kwargs") == {"gymnasium": gymnasium}
+
+
 @pytest.mark.parametrize("how", ["config", "environment"])
 def test_a_relative_run_directory_is_refused_on_a_cluster_that_answers(how, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
