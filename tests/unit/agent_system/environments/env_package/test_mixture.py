@@ -157,6 +157,18 @@ def test_sections_of_parts_are_read_as_before():
     assert kwargs["reasoning_gym/gcd"]["val_tasks"] == 3
 
 
+def test_parts_that_are_named_are_all_and_lakes_and_lines_the_default():
+    def played(*words):
+        settings = env_settings(load_config("ppo_trainer", ["env.env_name=mixture", *words]).env)
+        return dict(PACKAGE.weights(PACKAGE.read(settings.model_dump())))
+
+    assert played("env.mixture.parts={reasoning_gym: 1, sokoban: 2}") == {
+        "reasoning_gym": 1,
+        "sokoban": 2,
+    }
+    assert played() == played("env.mixture.parts=null") == {"frozen_lake": 1, "number_line": 1}
+
+
 @pytest.mark.parametrize(
     ("section", "error", "said"),
     [
