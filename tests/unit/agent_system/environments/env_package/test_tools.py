@@ -22,6 +22,7 @@ from agent_system.environments.env_package.tools.toolbox import PythonTool
 from agent_system.environments.manager import make_envs
 from tests.helpers.play import make_config
 from tests.helpers.winning import plan, wins
+from verl.trainer.launch.extensions import load_config
 
 read = PACKAGE.read
 ROOT = Path(__file__).resolve().parents[5]
@@ -253,6 +254,12 @@ def test_questions_from_files_keep_their_own_system_message(tmp_path):
     assert (start.text, task["task_id"]) == ("2 + 2?", "tools/train/0")
     assert start.opening[0]["content"].startswith("Be brief.\n\nYou answer a question")
     assert env.step(r"It is \boxed{4}")[1:3] == (1.0, True)
+
+
+def test_questions_last_as_many_turns_as_those_of_other_environments():
+    others = load_config("ppo_trainer", ["env.env_name=sokoban"])
+    config = load_config("ppo_trainer", ["env.env_name=tools"])
+    assert config.env.max_steps == others.env.max_steps > 1
 
 
 def mcp(**server):
