@@ -23,6 +23,7 @@ from agent_system.environments.manager import make_envs
 from tests.helpers.play import make_config
 from tests.helpers.winning import plan, wins
 from verl.trainer.launch.extensions import load_config
+from verl.utils.limits import TimeLimit
 
 read = PACKAGE.read
 ROOT = Path(__file__).resolve().parents[5]
@@ -260,6 +261,22 @@ def test_questions_last_as_many_turns_as_those_of_other_environments():
     others = load_config("ppo_trainer", ["env.env_name=sokoban"])
     config = load_config("ppo_trainer", ["env.env_name=tools"])
     assert config.env.max_steps == others.env.max_steps > 1
+
+
+def test_answers_are_graded_as_those_of_rows_are_in_time_and_by_parts(tmp_path):
+    grader = tmp_path / "grade.py"
+    grader.write_text(
+        "import time\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    while solution_str == 'hang': time.sleep(0.01)\n"
+        "    return {'score': 0.5, 'style': 1.0}\n"
+    )
+    env, _, task = first({**SMALL, "grade_s": 0.1, "reward": {"path": str(grader)}})
+    _, reward, done, info = env.step("something")
+    assert (reward, done) == (0.5, True)
+    assert info["reward_parts"] == {"score": 0.5, "style": 1.0}
+    with pytest.raises(TimeLimit, match=f"grading {task['task_id']} took over 0.1 s"):
+        env.step("hang")
 
 
 def mcp(**server):
