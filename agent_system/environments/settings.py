@@ -67,6 +67,10 @@ class EnvSettings(Section):
         del env  # they say nothing here
         return self
 
+    def memory_limit(self) -> float | None:
+        """Address space of a worker process in gigabytes; None where it has no bound."""
+        return None
+
     def known_tasks(self, split: str) -> int | None:
         """How many tasks ``split`` has, as far as the settings say; None where only the package
         knows.
@@ -91,3 +95,7 @@ class GradedSettings(EnvSettings):
     """seconds that grading an answer may take; then its play is broken, and its neighbours go on"""
     memory_gb: Annotated[float, Ge(1)] = 8.0
     """address space of a worker process, in gigabytes; what asks for more breaks its play"""
+
+    def memory_limit(self) -> float | None:
+        """``memory_gb``."""
+        return self.memory_gb

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import field_validator
 
-from agent_system.environments.env_registry import env_settings
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.settings import EnvSettings
 from verl.utils.settings import PositiveInt
 
@@ -58,6 +58,12 @@ class MixtureSettings(EnvSettings):
         """
         whole = {part: self._settings_of(part, env) for part in self.weights}
         return self.model_copy(update={"kwargs": whole})
+
+    def memory_limit(self) -> float | None:
+        """The largest of those of the parts: they share a process."""
+        parts = [get_package(part).read(self.kwargs.get(part)) for part in self.weights]
+        limits = [part.memory_limit() for part in parts]
+        return max((limit for limit in limits if limit is not None), default=None)
 
     def _settings_of(self, part: str, env: Any) -> dict[str, Any]:
         name = part.split("/", 1)[0]

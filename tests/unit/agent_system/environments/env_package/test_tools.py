@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -287,7 +288,7 @@ def mcp(**server):
 def test_tools_of_an_mcp_server_are_called_and_its_process_ends():
     pytest.importorskip("mcp")
     env, _, _ = first({**mcp(), "call_timeout_s": 60.0})
-    assert sorted(env.toolbox.tools) == ["add", "fail", "sleep"]
+    assert sorted(env.toolbox.tools) == ["add", "bound", "fail", "sleep"]
     function = env.toolbox.schemas[0]["function"]
     assert function["name"] == "add" and set(function["parameters"]["required"]) == {"a", "b"}
     calls = [
@@ -307,12 +308,30 @@ def test_tools_of_an_mcp_server_are_called_and_its_process_ends():
     assert not [line for line in children if "tests.helpers.mcp_server" in line]
 
 
+def test_a_server_does_not_inherit_the_bound_of_the_worker():
+    pytest.importorskip("mcp")
+    code = (
+        "import json, subprocess, sys\n"
+        "from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEnv\n"
+        "from verl.utils.limits import limit_memory\n"
+        "settings = PACKAGE.read(json.loads(sys.argv[1]))\n"
+        "limit_memory(4)\n"
+        "env = ToolsEnv(settings)\n"
+        "print(env.toolbox.tools['bound'].run({}))\n"
+        "env.close()"
+    )
+    args = [sys.executable, "-c", code, json.dumps(mcp())]
+    ran = subprocess.run(args, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    assert ran.stdout.split() == [str(hard)], ran.stderr
+
+
 @pytest.mark.parametrize(
     ("server", "said"),
     [
         ({"command": "/no/such/program"}, "/no/such/program"),
         ({"args": ["-c", "pass"]}, "python"),
-        ({"tools": ["add", "fly"]}, "has no tool fly; allowed: add, fail, sleep"),
+        ({"tools": ["add", "fly"]}, "has no tool fly; allowed: add, fail, sleep, bound"),
     ],
 )
 def test_a_server_that_does_not_offer_what_is_asked_is_refused(server, said):
