@@ -31,6 +31,8 @@ class EnvSettings(Section):
     variant_key: ClassVar[str] = ""
     # Every episode has one step.
     one_step: ClassVar[bool] = False
+    # Tasks whose prompt is too long can be left out or cut: its package has ``task_text``.
+    fits_prompts: ClassVar[bool] = False
     # Keys of the whole configuration that are handed on to keys of this section, by dotted path: it
     # plays the rows of files that jobs about data name.
     data_keys: ClassVar[Mapping[str, str]] = {}

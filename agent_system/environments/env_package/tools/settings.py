@@ -25,6 +25,7 @@ class ToolsSettings(DatasetSettings):
     """Which functions may be called, and what is asked."""
 
     one_step: ClassVar[bool] = False
+    fits_prompts: ClassVar[bool] = False  # what is shown first depends on the tools
 
     functions: list[str] = []
     """functions by place, FILE.py:NAME or MODULE:NAME; none, and no server: the calculator and the
