@@ -69,6 +69,10 @@ class EnvSettings(Section):
         del env  # they say nothing here
         return self
 
+    def own_placement(self) -> Placement | None:
+        """Where these settings want the environment to run; None: where its package says."""
+        return self.placement
+
     def memory_limit(self) -> float | None:
         """Address space of a worker process in gigabytes; None where it has no bound."""
         return None
