@@ -220,7 +220,12 @@ class EnvironmentPool:
     def _placement(self, placement: str | None) -> str:
         placement = placement or self.section.get("placement")
         if placement is None:
-            placement = getattr(get_package(self.env_name).make, "placement", "process")
+            package = get_package(self.env_name)
+            said = getattr(package.make, "placement", "process")
+            # What runs in processes is read there: what is wrong with it is said as they start.
+            if said != "process":
+                said = package.read(self.section).own_placement() or said
+            placement = said
         if placement not in PLACEMENTS:
             raise ValueError(
                 f"placement {placement!r} of {self.env_name!r}; there are: {', '.join(PLACEMENTS)}"

@@ -26,7 +26,6 @@ from typing import Any
 from agent_system.environments import pool_wire as wire
 from agent_system.environments.base import Env, EnvPackage
 from agent_system.environments.env_registry import get_package
-from agent_system.environments.settings import GradedSettings
 from verl.utils.limits import limit_memory
 from verl.utils.processes import die_with_parent
 
@@ -39,8 +38,9 @@ class Host:
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
         self.package = package
         self.settings = package.read(section)
-        if isinstance(self.settings, GradedSettings):
-            limit_memory(self.settings.memory_gb)
+        gigabytes = self.settings.memory_limit()
+        if gigabytes is not None:
+            limit_memory(gigabytes)
         self.envs: dict[int, Env] = {}
 
     def env(self, slot: int) -> Env:

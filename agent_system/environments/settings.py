@@ -31,6 +31,8 @@ class EnvSettings(Section):
     variant_key: ClassVar[str] = ""
     # Every episode has one step.
     one_step: ClassVar[bool] = False
+    # Tasks whose prompt is too long can be left out or cut: its package has ``task_text``.
+    fits_prompts: ClassVar[bool] = False
     # Keys of the whole configuration that are handed on to keys of this section, by dotted path: it
     # plays the rows of files that jobs about data name.
     data_keys: ClassVar[Mapping[str, str]] = {}
@@ -67,6 +69,14 @@ class EnvSettings(Section):
         del env  # they say nothing here
         return self
 
+    def own_placement(self) -> Placement | None:
+        """Where these settings want the environment to run; None: where its package says."""
+        return self.placement
+
+    def memory_limit(self) -> float | None:
+        """Address space of a worker process in gigabytes; None where it has no bound."""
+        return None
+
     def known_tasks(self, split: str) -> int | None:
         """How many tasks ``split`` has, as far as the settings say; None where only the package
         knows.
@@ -91,3 +101,7 @@ class GradedSettings(EnvSettings):
     """seconds that grading an answer may take; then its play is broken, and its neighbours go on"""
     memory_gb: Annotated[float, Ge(1)] = 8.0
     """address space of a worker process, in gigabytes; what asks for more breaks its play"""
+
+    def memory_limit(self) -> float | None:
+        """``memory_gb``."""
+        return self.memory_gb

@@ -150,7 +150,7 @@ class TrajectoryPlayer:
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
                 # What was cut is no action; the turn itself has been noted and is trained on.
-                if context.package.plays_cut_turns:
+                if context.package.for_task(job.task).plays_cut_turns:
                     await self._step(env, turn)
                 return
             observation = await self._step(env, turn)

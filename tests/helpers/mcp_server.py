@@ -1,5 +1,6 @@
-"""A tiny MCP server on standard input and output: adds, fails, sleeps."""
+"""A tiny MCP server on standard input and output: adds, fails, sleeps, tells its bound."""
 
+import resource
 import time
 
 from mcp.server import MCPServer
@@ -25,6 +26,12 @@ def sleep(seconds: float) -> str:
     """Answers late."""
     time.sleep(seconds)
     return "awake"
+
+
+@server.tool()
+def bound() -> int:
+    """How many bytes of address space there are for the server."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import contextlib
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -38,10 +39,27 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 
 def limit_memory(gigabytes: float) -> None:
-    """From now on this process may have ``gigabytes`` of address space; beyond them it gets a
-    ``MemoryError``.
+    """From now on this process may have ``gigabytes`` of address space, or less where it had less;
+    beyond them it gets a ``MemoryError``.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = int(gigabytes * 2**30)
-    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (min(wanted, _finite(soft)), hard))
+
+
+@contextlib.contextmanager
+def memory_unlimited() -> Iterator[None]:
+    """Lift the bound of ``limit_memory`` in the block: what is started there has none of its own,
+    and Node reserves more address space than it ever uses.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _finite(limit: int) -> int:
+    # No limit is -1 to the kernel.
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit

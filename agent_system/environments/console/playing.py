@@ -7,7 +7,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from agent_system.environments.base import Env, Observation, Prompts
+from agent_system.environments.base import Env, Observation, Prompts, prompts_for
 from agent_system.environments.console.names import Choice, meant
 from agent_system.environments.env_registry import env_settings, get_package, missing_extra
 from agent_system.environments.expert_episode import now
@@ -49,7 +49,7 @@ def play(
         console = console or Console()
         console.print(f"{task['task_id']}; the end of the input (Ctrl-D) leaves", style="dim")
         first = now(env.reset(task, seed))
-        _introduce(console, package.prompts(settings), first)
+        _introduce(console, prompts_for(package.prompts(settings), first), first)
         return _played(env, first, _typed(lines or sys.stdin, console), console, steps)
     finally:
         env.close()

@@ -76,9 +76,10 @@ async def play_policy(
         async with pool.session() as session:
             observation = await session.reset(task, seed)
             play.seen.append(_seen(observation))
+            package = game.package.for_task(task)
             policy = make(Beginning(game.settings, task, observation, rng))
             for _ in range(game.max_steps):
-                action, well_formed = game.package.project(policy(observation))
+                action, well_formed = package.project(policy(observation))
                 play.actions.append(action)
                 play.well_formed.append(well_formed)
                 observation, done = await _step(play, session, action)

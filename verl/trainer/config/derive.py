@@ -41,6 +41,11 @@ class PlaysFiles(Protocol):
         """The keys of the configuration that say which, and what they are called below ``env``."""
         ...
 
+    @property
+    def fits_prompts(self) -> bool:
+        """Whether rows whose prompt is too long can be left out or cut."""
+        ...
+
 
 def trajectories_per_iteration(cfg: PPOConfig) -> int:
     """Plays per iteration: tasks times group size."""
@@ -78,6 +83,12 @@ def rules_of_no_weight(cfg: PPOConfig) -> dict[str, str]:
         "custom_reward_function.path",
     )
     return {key: why for key in keys if lookup(cfg, key)}
+
+
+def fits_prompts(cfg: PPOConfig) -> bool:
+    """Whether the tasks are rows of files that can be left out or cut where they are too long."""
+    settings = cfg.env.settings
+    return isinstance(settings, PlaysFiles) and settings.fits_prompts
 
 
 def group_estimators() -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.compose import compose_tree
-from verl.trainer.config.derive import derive, plays_files, rules_of_no_weight
+from verl.trainer.config.derive import derive, fits_prompts, rules_of_no_weight
 from verl.trainer.config.plugged import (
     EXTENSIONS,
     plugged_class,
@@ -335,7 +335,7 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
             found[key.path] = key.unused.why
         elif device == "cpu":
             found[key.path] = "there is no GPU here"
-    if isinstance(cfg, PPOConfig) and not plays_files(cfg):
+    if isinstance(cfg, PPOConfig) and not fits_prompts(cfg):
         keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"
         defaults = keys_of(PPOConfig)

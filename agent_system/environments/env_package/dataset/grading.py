@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_system.environments.base import Task
+from agent_system.environments.base import Observation, Step, Task
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.expert_episode import now
 from agent_system.reward_manager.custom import load_function
 from agent_system.reward_manager.scores import finite, is_number, weighed
+from verl.utils.limits import time_limit
 
 # Where an answer says itself that it is the answer; the last of them counts.
 _ANNOUNCED = re.compile(r"\\boxed\{([^{}]*)\}|####\s*([^\n]+)|<answer>(.*?)</answer>", re.DOTALL)
@@ -90,6 +91,19 @@ def _weighed(parts: Mapping[str, float], weights: Mapping[str, float], who: str)
         return weighed(parts, weights, who)
     except ValueError as error:
         raise NoGrade(str(error)) from error
+
+
+def graded_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
+    """The last step of an episode: ``answer`` to ``task``, graded within ``grade_s`` seconds.
+
+    Raises ``TimeLimit``, and what the grader raises.
+    """
+    with time_limit(grade_s, f"grading {task['task_id']}"):
+        grade = grader(task, answer)
+    info: dict[str, Any] = {"won": grade.right, "is_action_valid": bool(answer)}
+    if grade.parts:
+        info["reward_parts"] = dict(grade.parts)
+    return Observation(""), grade.score, True, info
 
 
 def compare_with_truth(

@@ -5,14 +5,11 @@ A play whose grader fails is broken, not lost: it is left out of its group like 
 (``env.on_abort``).
 """
 
-from typing import Any
-
 from agent_system.environments.base import EnvPackage, Observation, Step, Task, TaskText
 from agent_system.environments.chat_prompts import SingleTurnPrompts
-from agent_system.environments.env_package.dataset.grading import Grader
+from agent_system.environments.env_package.dataset.grading import Grader, graded_step
 from agent_system.environments.env_package.dataset.rows import NAME, tasks
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
-from verl.utils.limits import time_limit
 
 
 class DatasetEnv:
@@ -35,12 +32,7 @@ class DatasetEnv:
         """Grade the answer; always done. Raises what the grader raises, ``NoGrade`` and
         ``TimeLimit``.
         """
-        with time_limit(self.settings.grade_s, f"grading {self.task['task_id']}"):
-            grade = self.grader(self.task, action)
-        info: dict[str, Any] = {"won": grade.right, "is_action_valid": bool(action)}
-        if grade.parts:
-            info["reward_parts"] = dict(grade.parts)
-        return Observation(""), grade.score, True, info
+        return graded_step(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:
         """The truth of ``task``, marked as its answer."""

@@ -24,6 +24,7 @@ class DatasetSettings(GradedSettings):
     """Which files, which columns, and who grades. A job says it with the keys of ``data_keys``."""
 
     one_step: ClassVar[bool] = True
+    fits_prompts: ClassVar[bool] = True
     data_keys: ClassVar[Mapping[str, str]] = {
         "data.train_files": "train_files",
         "data.val_files": "val_files",

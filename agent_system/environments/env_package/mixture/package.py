@@ -69,7 +69,7 @@ class MixturePrompts:
     """Those of the part that an observation is from."""
 
     def __init__(self, settings: MixtureSettings) -> None:
-        self._parts = {part: self._prompts_of(settings, part) for part in settings.parts}
+        self._parts = {part: self._prompts_of(settings, part) for part in settings.weights}
         # What one part lacks, the mixture lacks.
         self.asks_for_levels = all(prompts.asks_for_levels for prompts in self._parts.values())
         self.shows_level_prompts = all(map(shows_level_prompts, self._parts.values()))
@@ -111,8 +111,8 @@ class MixturePrompts:
 
 def tasks(settings: MixtureSettings, split: str) -> list[Task]:
     """The tasks of all parts, by turns, so that the first ones are from every part."""
-    parts = {part: _tasks_of(settings, part, split) for part in settings.parts}
-    return interleaved(parts, settings.parts)
+    parts = {part: _tasks_of(settings, part, split) for part in settings.weights}
+    return interleaved(parts, settings.weights)
 
 
 def _tasks_of(settings: MixtureSettings, part: str, split: str) -> list[Task]:
@@ -129,7 +129,7 @@ def _tasks_of(settings: MixtureSettings, part: str, split: str) -> list[Task]:
 
 def images(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
     """The first part whose observations are images."""
-    for part in settings.parts:
+    for part in settings.weights:
         if get_package(part).images(part_settings(settings, part)) is not None:
             return "parts", part, "parts whose observations are text"
     return None
@@ -137,7 +137,7 @@ def images(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
 
 def _stop(settings: MixtureSettings) -> tuple[str, ...]:
     """Those of all parts: which part a turn is in is not known where it is sampled."""
-    found = [stop for part in settings.parts for stop in get_package(part).stop]
+    found = [stop for part in settings.weights for stop in get_package(part).stop]
     return tuple(dict.fromkeys(found))
 
 
@@ -147,7 +147,7 @@ def _project(text: str) -> tuple[str, bool]:
 
 
 def _weights(settings: MixtureSettings) -> Mapping[str, int]:
-    return settings.parts
+    return settings.weights
 
 
 PACKAGE = EnvPackage(

@@ -6,9 +6,11 @@ from typing import Any, Self
 
 from pydantic import field_validator
 
-from agent_system.environments.env_registry import env_settings
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.settings import EnvSettings
 from verl.utils.settings import PositiveInt
+
+DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
 
 
 class PartChoice(SimpleNamespace):
@@ -23,9 +25,10 @@ class PartChoice(SimpleNamespace):
 class MixtureSettings(EnvSettings):
     """Which environments are played, and how often."""
 
-    parts: dict[str, PositiveInt] = {"frozen_lake": 1, "number_line": 1}
+    # Not the two themselves: a config joins dictionaries, and they would be played with any others.
+    parts: dict[str, PositiveInt] | None = None
     """environments by name, NAME or NAME/VARIANT, and their weights: {frozen_lake: 2, sokoban: 1};
-    a list gives all the same"""
+    a list gives all the same; null: frozen_lake and number_line"""
     kwargs: dict[str, dict[str, Any]] = {}
     """keys of parts by name, over those of their own sections (env.frozen_lake)"""
 
@@ -36,18 +39,31 @@ class MixtureSettings(EnvSettings):
 
     @field_validator("parts")
     @classmethod
-    def _there_are_some(cls, parts: dict[str, int]) -> dict[str, int]:
+    def _there_are_some(cls, parts: dict[str, int] | None) -> dict[str, int] | None:
+        if parts is None:
+            return None
         if not parts or any(name.split("/", 1)[0] == "mixture" for name in parts):
             raise ValueError("names of environments, at least one, and no mixture among them")
         return parts
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """The parts and how often each is played."""
+        return DEFAULT_PARTS if self.parts is None else self.parts
 
     def completed(self, env: Any) -> Self:
         """``kwargs`` with all settings of every part, from the parts' own sections of ``env``.
 
         Raises ``ConfigError`` for keys that a part does not know, and ``UnknownEnvironment``.
         """
-        whole = {part: self._settings_of(part, env) for part in self.parts}
+        whole = {part: self._settings_of(part, env) for part in self.weights}
         return self.model_copy(update={"kwargs": whole})
+
+    def memory_limit(self) -> float | None:
+        """The largest of those of the parts: they share a process."""
+        parts = [get_package(part).read(self.kwargs.get(part)) for part in self.weights]
+        limits = [part.memory_limit() for part in parts]
+        return max((limit for limit in limits if limit is not None), default=None)
 
     def _settings_of(self, part: str, env: Any) -> dict[str, Any]:
         name = part.split("/", 1)[0]

@@ -46,7 +46,7 @@ class TextArenaEnv:
     a broken rule.
     """
 
-    placement = "inline"
+    placement = "inline"  # the four puzzles; other games by their settings in processes
 
     def __init__(self, settings: TextArenaSettings) -> None:
         import textarena

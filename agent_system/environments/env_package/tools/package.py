@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Step, Task
 from agent_system.environments.chat_prompts import ChatPrompts
-from agent_system.environments.env_package.dataset.grading import Grader
+from agent_system.environments.env_package.dataset.grading import Grader, graded_step
 from agent_system.environments.env_package.dataset.rows import tasks as rows
 from agent_system.environments.env_package.tools import example
 from agent_system.environments.env_package.tools.calls import (
@@ -115,12 +115,10 @@ class ToolsEnv:
         return Observation(last["content"], opening=opening)
 
     def step(self, action: str) -> Step:
-        """Make the calls, or grade the answer and end. Raises what the grader raises."""
+        """Make the calls, or grade the answer and end. Raises what ``graded_step`` raises."""
         written = calls_in(action)
         if not written:
-            grade = self.grader(self.task, action)
-            info = {"won": grade.right, "is_action_valid": bool(action)}
-            return Observation(""), grade.score, True, info
+            return graded_step(self.grader, self.task, action, self.settings.grade_s)
         outcomes = self._outcomes(written)
         longest = self.settings.max_chars
         answers = [

@@ -1,6 +1,6 @@
 """The ``env.tools`` section."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt
 
@@ -23,6 +23,9 @@ class McpServer(Section):
 
 class ToolsSettings(DatasetSettings):
     """Which functions may be called, and what is asked."""
+
+    one_step: ClassVar[bool] = False
+    fits_prompts: ClassVar[bool] = False  # what is shown first depends on the tools
 
     functions: list[str] = []
     """functions by place, FILE.py:NAME or MODULE:NAME; none, and no server: the calculator and the

@@ -30,14 +30,14 @@ def play(tmp_path):
     collectors = []
     (tmp_path / "graders.py").write_text(GRADERS)
 
-    def run(answers, grader, rows=1, n=2, weights=None, **env):
+    def run(answers, grader, rows=1, n=2, weights=None, mixed=False, **env):
         lines = [
             {"prompt": f"{k}?", "ground_truth": "yes", "data_source": "d"} for k in range(rows)
         ]
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
         (tmp_path / "val.jsonl").write_text(json.dumps(lines[0] | {"prompt": "held out?"}))
         config = make_config("dataset", n=n, max_steps=1, **env)
-        config.env.kwargs = {
+        kwargs = {
             "train_files": [str(tmp_path / "rows.jsonl")],
             "val_files": [str(tmp_path / "val.jsonl")],
             "reward": {
@@ -47,6 +47,11 @@ def play(tmp_path):
             },
             "placement": "inline",
         }
+        config.env.kwargs = kwargs
+        if mixed:
+            config.env.env_name = "mixture"
+            parts = {"parts": ["dataset"], "kwargs": {"dataset": kwargs}}
+            config.env.kwargs = {**parts, "placement": "inline"}
         said = iter(answers)
         engine = ScriptedEngine(tokenizer, lambda _request, _prompt: next(said), 0.0)
         envs = make_envs(config)[0]
@@ -58,8 +63,9 @@ def play(tmp_path):
         collector.close()
 
 
-def test_an_answer_cut_by_length_is_graded_as_it_stands(play):
-    data = play(["yes " * 40] * 2, "parts", max_turn_tokens=6)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_an_answer_cut_by_length_is_graded_as_it_stands(play, mixed):
+    data = play(["yes " * 40] * 2, "parts", mixed=mixed, max_turn_tokens=6)
     columns = data.non_tensor_batch
     assert list(columns["truncated"]) == ["length", "length"]
     assert columns["episode_rewards"].tolist() == [1.0, 1.0] and all(columns["won"])

@@ -59,6 +59,23 @@ def test_in_another_thread_the_block_runs_unbounded():
     assert done == [True]
 
 
+def test_a_bound_that_was_there_is_not_raised_and_is_lifted_for_a_block_alone():
+    code = (
+        "import resource\n"
+        "from verl.utils.limits import limit_memory, memory_unlimited\n"
+        "def soft(): return resource.getrlimit(resource.RLIMIT_AS)[0]\n"
+        "limit_memory(2)\n"
+        "limit_memory(3)\n"
+        "assert soft() == 2 * 2**30\n"
+        "with memory_unlimited(): assert soft() == resource.getrlimit(resource.RLIMIT_AS)[1]\n"
+        "assert soft() == 2 * 2**30\n"
+        "limit_memory(1)\n"
+        "print(soft() / 2**30)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "1.0\n", ran.stderr
+
+
 def test_a_process_gets_no_more_memory_than_its_bound():
     code = (
         "from verl.utils.limits import limit_memory\n"

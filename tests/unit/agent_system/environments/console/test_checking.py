@@ -1,5 +1,6 @@
 """A check finds what is wrong with rewards, and passes what is right."""
 
+import asyncio
 import io
 
 import pytest
@@ -8,8 +9,10 @@ from rich.console import Console
 from agent_system.environments.base import Observation
 from agent_system.environments.console.checking import ORACLE, check, differences, judged
 from agent_system.environments.console.command import main, read_keys, report
-from agent_system.environments.console.plays import Play
+from agent_system.environments.console.plays import Game, Play, play_policy
 from agent_system.environments.console.policies import PathPolicy
+from agent_system.environments.env_registry import get_package
+from agent_system.environments.tasks import panel_of
 
 PLACE = "tests.helpers.doubtful_envs:PACKAGE"
 TASKS, STEPS = 3, 14
@@ -24,6 +27,23 @@ def test_a_sound_environment_passes_and_its_returns_are_shown(capsys):
     assert rows["oracle"] == ["3", "3", "1.000"] and rows["empty"] == ["3", "0", "0.000"]
     assert all(len(line) <= 100 for line in shown)
     assert shown[-1].startswith("nothing is wrong")
+
+
+def test_what_is_said_to_a_mixture_is_projected_by_the_part():
+    package = get_package("mixture")
+    settings = package.read({"parts": ["number_line"]})
+    panel = panel_of(package.tasks(settings, "val"), 1)
+    game = Game("mixture", package, settings, panel, 1)
+
+    async def played():
+        pool = game.pool()
+        await pool.start()
+        said = await play_policy(game, pool, "one", lambda _: lambda _: "<action>left</action>", 0)
+        await pool.close()
+        return said
+
+    play = asyncio.run(played())
+    assert (play.actions, play.well_formed, play.broken) == (["left"], [True], "")
 
 
 @pytest.mark.parametrize(

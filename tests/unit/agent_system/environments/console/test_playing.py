@@ -52,6 +52,16 @@ def test_a_task_that_is_not_there_is_refused():
         played("number_line", "", number=10**6)
 
 
+def test_the_part_of_a_mixture_introduces_itself():
+    def introduction(name, **section):
+        shown = played(name, "", kwargs=section)[1].partition("\n")[2]
+        return shown.partition("You are at")[0]
+
+    alone = introduction("number_line")
+    assert "<action>" in alone
+    assert introduction("mixture", parts=["number_line"]) == alone
+
+
 def test_the_command_plays_from_a_pipe():
     command = [sys.executable, "-m", "agent_system.environments", "play", "number_line"]
     done = subprocess.run(

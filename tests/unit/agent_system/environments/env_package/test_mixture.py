@@ -157,6 +157,26 @@ def test_sections_of_parts_are_read_as_before():
     assert kwargs["reasoning_gym/gcd"]["val_tasks"] == 3
 
 
+def test_parts_that_are_named_are_all_and_lakes_and_lines_the_default():
+    def played(*words):
+        settings = env_settings(load_config("ppo_trainer", ["env.env_name=mixture", *words]).env)
+        return dict(PACKAGE.weights(PACKAGE.read(settings.model_dump())))
+
+    assert played("env.mixture.parts={reasoning_gym: 1, sokoban: 2}") == {
+        "reasoning_gym": 1,
+        "sokoban": 2,
+    }
+    assert played() == played("env.mixture.parts=null") == {"frozen_lake": 1, "number_line": 1}
+
+
+def test_the_process_of_all_parts_is_bounded_as_the_largest_is():
+    graded = {"dataset": {"memory_gb": 3}, "reasoning_gym/gcd": {"memory_gb": 2}}
+    section = {"parts": ["sokoban", *graded], "kwargs": graded}
+    assert PACKAGE.read(section).memory_limit() == 3
+    assert PACKAGE.read({"parts": ["sokoban"]}).memory_limit() is None
+    assert get_package("dataset").read({"memory_gb": 5}).memory_limit() == 5
+
+
 @pytest.mark.parametrize(
     ("section", "error", "said"),
     [

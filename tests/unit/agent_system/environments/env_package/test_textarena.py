@@ -19,6 +19,7 @@ from agent_system.environments.env_package.textarena.package import (
     tasks,
 )
 from agent_system.environments.manager import make_envs
+from agent_system.environments.pool import EnvironmentPool
 from tests.helpers.library_gold import TEXTARENA
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
@@ -37,6 +38,19 @@ SMALL = {"train_games": 12, "val_games": 4}
 def test_it_is_won_through_the_collector(game, history, levels):
     data = wins("textarena", TEXTARENA[game], history=history, levels=levels, game=game, **SMALL)
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("section", "placement"),
+    [
+        ({"game": "Mastermind"}, "inline"),
+        ({"game": "TicTacToe-v0"}, "process"),
+        ({"game": "TicTacToe-v0", "placement": "thread"}, "thread"),
+        ({"game": "Mastermind", "opponent": {"path": "mine.py"}}, "process"),
+    ],
+)
+def test_games_with_an_opponent_run_in_processes(section, placement):
+    assert EnvironmentPool("textarena", section, 1, 1).placement == placement
 
 
 @pytest.mark.parametrize("game", GAMES)

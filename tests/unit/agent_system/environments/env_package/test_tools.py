@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ from agent_system.environments.env_package.tools.toolbox import PythonTool
 from agent_system.environments.manager import make_envs
 from tests.helpers.play import make_config
 from tests.helpers.winning import plan, wins
+from verl.trainer.launch.extensions import load_config
+from verl.utils.limits import TimeLimit
 
 read = PACKAGE.read
 ROOT = Path(__file__).resolve().parents[5]
@@ -255,6 +258,28 @@ def test_questions_from_files_keep_their_own_system_message(tmp_path):
     assert env.step(r"It is \boxed{4}")[1:3] == (1.0, True)
 
 
+def test_questions_last_as_many_turns_as_those_of_other_environments():
+    others = load_config("ppo_trainer", ["env.env_name=sokoban"])
+    config = load_config("ppo_trainer", ["env.env_name=tools"])
+    assert config.env.max_steps == others.env.max_steps > 1
+
+
+def test_answers_are_graded_as_those_of_rows_are_in_time_and_by_parts(tmp_path):
+    grader = tmp_path / "grade.py"
+    grader.write_text(
+        "import time\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    while solution_str == 'hang': time.sleep(0.01)\n"
+        "    return {'score': 0.5, 'style': 1.0}\n"
+    )
+    env, _, task = first({**SMALL, "grade_s": 0.1, "reward": {"path": str(grader)}})
+    _, reward, done, info = env.step("something")
+    assert (reward, done) == (0.5, True)
+    assert info["reward_parts"] == {"score": 0.5, "style": 1.0}
+    with pytest.raises(TimeLimit, match=f"grading {task['task_id']} took over 0.1 s"):
+        env.step("hang")
+
+
 def mcp(**server):
     command = {"command": sys.executable, "args": ["-m", "tests.helpers.mcp_server"]}
     return {"mcp_servers": [{**command, "env": {"PYTHONPATH": str(ROOT)}, **server}]}
@@ -263,7 +288,7 @@ def mcp(**server):
 def test_tools_of_an_mcp_server_are_called_and_its_process_ends():
     pytest.importorskip("mcp")
     env, _, _ = first({**mcp(), "call_timeout_s": 60.0})
-    assert sorted(env.toolbox.tools) == ["add", "fail", "sleep"]
+    assert sorted(env.toolbox.tools) == ["add", "bound", "fail", "sleep"]
     function = env.toolbox.schemas[0]["function"]
     assert function["name"] == "add" and set(function["parameters"]["required"]) == {"a", "b"}
     calls = [
@@ -283,12 +308,30 @@ def test_tools_of_an_mcp_server_are_called_and_its_process_ends():
     assert not [line for line in children if "tests.helpers.mcp_server" in line]
 
 
+def test_a_server_does_not_inherit_the_bound_of_the_worker():
+    pytest.importorskip("mcp")
+    code = (
+        "import json, subprocess, sys\n"
+        "from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEnv\n"
+        "from verl.utils.limits import limit_memory\n"
+        "settings = PACKAGE.read(json.loads(sys.argv[1]))\n"
+        "limit_memory(4)\n"
+        "env = ToolsEnv(settings)\n"
+        "print(env.toolbox.tools['bound'].run({}))\n"
+        "env.close()"
+    )
+    args = [sys.executable, "-c", code, json.dumps(mcp())]
+    ran = subprocess.run(args, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    assert ran.stdout.split() == [str(hard)], ran.stderr
+
+
 @pytest.mark.parametrize(
     ("server", "said"),
     [
         ({"command": "/no/such/program"}, "/no/such/program"),
         ({"args": ["-c", "pass"]}, "python"),
-        ({"tools": ["add", "fly"]}, "has no tool fly; allowed: add, fail, sleep"),
+        ({"tools": ["add", "fly"]}, "has no tool fly; allowed: add, fail, sleep, bound"),
     ],
 )
 def test_a_server_that_does_not_offer_what_is_asked_is_refused(server, said):

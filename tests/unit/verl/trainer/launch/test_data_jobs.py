@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agent_system.environments.env_registry import REGISTRY, get_package
 from agent_system.reward_manager import load_reward_manager
 from verl.trainer import main_ppo
 from verl.trainer.config import to_dict, to_yaml
@@ -126,6 +127,18 @@ def test_the_filter_of_prompts_is_noted_where_it_filters_nothing():
         "data.truncation",
     }
     assert without_effect(config("data.train_files=a.jsonl", words[0]), "cpu") == {}
+    # Its rows are told with the tools, and are neither left out nor cut.
+    tools = config("env.env_name=tools", "data.train_files=a.jsonl", *words)
+    assert set(without_effect(tools, "cpu")) >= {
+        "data.filter_overlong_prompts",
+        "data.truncation",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_settings_say_whether_the_package_can_fit_its_prompts(name):
+    package = get_package(name)
+    assert package.settings.fits_prompts == (package.task_text is not None)
 
 
 @pytest.mark.parametrize(
