@@ -10,14 +10,13 @@ in a module that ``actor_rollout_ref.model.external_lib`` imports; or, without r
 ``reward_model.reward_manager=my_lab.rewards:Mine`` (or ``mine.py:Mine``).
 """
 
-import importlib
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from agent_system.reward_manager.custom import load_function
+from agent_system.reward_manager.custom import load_place
 from verl.protocol import DataProto
 from verl.utils.hints import did_you_mean
 
@@ -58,14 +57,10 @@ def reward_manager_class(name: str) -> Maker:
     """
     if name in REWARD_MANAGERS:
         return REWARD_MANAGERS[name]
-    place, colon, attribute = name.rpartition(":")
-    if not colon:
+    if ":" not in name:
         raise ValueError(
             f"{KEY}={name!r}: unknown{did_you_mean(name, REWARD_MANAGERS)}; allowed: "
             f"{', '.join(sorted(REWARD_MANAGERS))}, module:Class or FILE.py:Class; "
             "fix: name one of them"
         )
-    if place.endswith(".py"):
-        return load_function(place, attribute, KEY)
-    module: Any = importlib.import_module(place)
-    return getattr(module, attribute)
+    return load_place(name, KEY)

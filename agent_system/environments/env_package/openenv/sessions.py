@@ -7,7 +7,6 @@ The server speaks JSON over a WebSocket at ``/ws``, a line each way::
     {"type": "error", "data": {"message": "...", "code": "VALIDATION_ERROR"}}
 """
 
-import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
 from agent_system.environments.expert_episode import now
+from agent_system.reward_manager.custom import load_place
 
 NAME = "openenv"
 MAX_BYTES = 64 * 1024 * 1024
@@ -79,8 +79,9 @@ class LocalSession:
                 f"env.{NAME}.action=null with env.{NAME}.environment={settings.environment!r}; "
                 f"allowed: the class of its actions; fix: env.{NAME}.action=MODULE:CLASS"
             )
-        self._action = _imported(settings.action, "action")
-        self._env = _imported(settings.environment or "", "environment")(**settings.options)
+        self._action = load_place(settings.action, f"env.{NAME}.action")
+        make = load_place(settings.environment or "", f"env.{NAME}.environment")
+        self._env = make(**settings.options)
 
     def reset(self, options: Mapping[str, Any]) -> Seen:
         """See ``Session``."""
@@ -99,16 +100,6 @@ class LocalSession:
         close = getattr(self._env, "close", None)
         if close is not None:
             close()
-
-
-def _imported(place: str, key: str) -> Any:
-    module, colon, name = place.partition(":")
-    if not colon:
-        raise ValueError(
-            f"env.{NAME}.{key}={place!r} names no class; allowed: MODULE:CLASS; "
-            f"fix: env.{NAME}.{key}={place}:CLASS"
-        )
-    return getattr(importlib.import_module(module), name)
 
 
 def _seen(observation: Any) -> Seen:

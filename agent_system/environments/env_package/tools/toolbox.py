@@ -1,6 +1,5 @@
 """Python functions as tools: their JSON schemas, and how they are called within a time limit."""
 
-import importlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agent_system.environments.env_package.tools.calls import BadCall, Call
 from agent_system.environments.env_package.tools.settings import ToolsSettings
-from agent_system.reward_manager.custom import load_function
+from agent_system.reward_manager.custom import load_place
 
 KEY = "env.tools.functions"
 
@@ -98,23 +97,9 @@ def _without_titles(schema: Any) -> Any:
 
 
 def load_tools(settings: ToolsSettings) -> list[PythonTool]:
-    """The functions that ``settings`` name. Raises what ``load_function`` raises, ``ImportError``
-    and ``AttributeError`` for a module, ``ValueError`` for a place that is none.
-    """
-    functions = [_function(place) for place in settings.functions]
+    """The functions that ``settings`` name. Raises what ``load_place`` raises."""
+    functions = [load_place(place, KEY) for place in settings.functions]
     return [PythonTool(one, settings.schemas.get(one.__name__)) for one in functions]
-
-
-def _function(place: str) -> Callable[..., Any]:
-    where, colon, name = place.rpartition(":")
-    if not colon:
-        raise ValueError(
-            f"{KEY}: {place!r} names no function; allowed: FILE.py:NAME, MODULE:NAME; fix: {KEY}="
-            f"[{place}:NAME]"
-        )
-    if where.endswith(".py"):
-        return load_function(where, name, KEY)
-    return getattr(importlib.import_module(where), name)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.reward_manager.custom import load_function
+from agent_system.reward_manager.custom import load_function, load_place
 from agent_system.reward_manager.loading import bounded, load_reward_manager
 from agent_system.reward_manager.managers import (
     EpisodeRewardManager,
@@ -432,3 +432,26 @@ def test_a_group_without_a_single_score_counts_nothing(episode):
 
     manager = EpisodeRewardManager(compute_score=bounded(endless, 0.05))
     assert manager.outcomes(episode) == [0.0] * len(episode)
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "said"),
+    [
+        ("own.py", ValueError, "is no place.*fix: own.py:NAME"),
+        (":f", ValueError, "is no place"),
+        ("none.py:f", FileNotFoundError, "a.key='none.py:f': no such file"),
+        ("own.py:good", AttributeError, "did you mean 'goods'.*fix: name what is there"),
+        ("own.py:value", TypeError, "is not a function"),
+        ("json:dump_s", AttributeError, "did you mean 'dumps'"),
+    ],
+)
+def test_a_wrong_place_is_refused_by_the_key_that_names_it(
+    place, error, said, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("value = 3\ndef goods(): return value\n")
+    assert load_place("own.py:goods", "a.key")() == 3
+    assert load_place("json:dumps", "a.key") is json.dumps
+    with pytest.raises(error, match=said) as caught:
+        load_place(place, "a.key")
+    assert "a.key.path" not in str(caught.value)

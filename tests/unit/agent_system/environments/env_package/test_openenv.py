@@ -89,7 +89,7 @@ def test_a_server_that_is_not_there_and_one_that_is_silent():
         ({"url": "http://127.0.0.1:1", **LOCAL}, "allowed: one of them"),
         ({"url": "127.0.0.1:8000"}, r"env.openenv.url='127.0.0.1:8000'; allowed: http://"),
         ({"environment": LOCAL["environment"]}, "fix: env.openenv.action=MODULE:CLASS"),
-        ({"environment": "nowhere", "action": LOCAL["action"]}, "names no class"),
+        ({"environment": "nowhere", "action": LOCAL["action"]}, "is no place"),
     ],
 )
 def test_settings_that_name_no_environment_are_refused(section, said):

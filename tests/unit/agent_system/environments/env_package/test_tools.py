@@ -225,9 +225,13 @@ def test_functions_of_the_users_own_have_a_time_limit_and_long_results_are_cut(t
 @pytest.mark.parametrize(
     ("places", "error", "said"),
     [
-        (["own.py"], ValueError, "names no function.*fix: env.tools.functions"),
-        (["nowhere.py:f"], FileNotFoundError, "no such file"),
-        (["{own}:howl"], AttributeError, "'howl' is not defined"),
+        (["own.py"], ValueError, "functions='own.py' is no place.*fix: own.py:NAME"),
+        (
+            ["nowhere.py:f"],
+            FileNotFoundError,
+            "functions=.nowhere.py:f.: no such file.*fix: name what is there",
+        ),
+        (["{own}:howl"], AttributeError, ":howl' is not defined"),
         (["{own}:greedy"], TypeError, r"greedy takes \*words"),
         (["{own}:wait", "{own}:wait"], ValueError, "two tools are called 'wait'"),
     ],
