@@ -36,7 +36,7 @@ def make_absolute(cfg: PPOConfig) -> None:
     if env.kwargs:
         env.kwargs = _written_places(env.env_name, env.kwargs)
     mixture = env.settings
-    parts = list(mixture.parts) if isinstance(mixture, MixtureSettings) else []
+    parts = list(mixture.weights) if isinstance(mixture, MixtureSettings) else []
     for name in (env.name, *(part.split("/", 1)[0] for part in parts)):
         settings = getattr(env, name, None) if name.isidentifier() else None
         if isinstance(settings, EnvSettings):

@@ -1,6 +1,7 @@
 """Checks of what is minimised: clip ranges, the settings of a policy loss, optimisers."""
 
 from verl.trainer.config.problems import Context, Problems, problem
+from verl.trainer.config.registered_names import compares_with_greedy_play
 from verl.trainer.config.schema import PPOConfig
 from verl.utils.settings import lookup
 
@@ -70,13 +71,16 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
 
 
-def check_overlap(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_overlap(cfg: PPOConfig, ctx: Context) -> Problems:
     """What an older policy sampled is corrected; groups go on only while the policy is updated."""
-    yield from _carry_problems(cfg)
+    yield from _carry_problems(cfg, ctx)
     if cfg.trainer.rollout_overlap == "off":
         return
     key = "trainer.rollout_overlap"
     correction = cfg.algorithm.rollout_correction
+    if compares_with_greedy_play(cfg, ctx):
+        why = "the estimator compares with greedy plays, which are scored in the trainer's thread"
+        yield problem(cfg, key, why, "off", f"{key}=off")
     if cfg.env.allow_retokenized:
         why = "an older policy plays, and tokens made from text have none of its log-probs"
         fix = f"{key}=off, or env.allow_retokenized=false"
@@ -87,7 +91,7 @@ def check_overlap(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
 
 
-def _carry_problems(cfg: PPOConfig) -> Problems:
+def _carry_problems(cfg: PPOConfig, ctx: Context) -> Problems:
     key = "env.rollout.carry_over"
     if not cfg.env.rollout.carry_over:
         return
@@ -101,8 +105,8 @@ def _carry_problems(cfg: PPOConfig) -> Problems:
     if cfg.algorithm.filter_groups.enable:
         why = "filter_groups.enable plays until enough groups differ, and waits for all of them"
         yield problem(cfg, key, why, "0", f"{key}=0")
-    if cfg.algorithm.adv_estimator == "remax":
-        why = "remax compares with a greedy play of the step's own tasks"
+    if compares_with_greedy_play(cfg, ctx):
+        why = "the estimator compares with a greedy play of the step's own tasks"
         yield problem(cfg, key, why, "0", f"{key}=0")
 
 

@@ -84,6 +84,7 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
         ),
         ([OVERLAP, f"{CORRECTION}.rollout_is=null"], f"{CORRECTION}.rollout_is"),
         ([OVERLAP, "env.allow_retokenized=true"], "trainer.rollout_overlap"),
+        ([OVERLAP, "algorithm.adv_estimator=remax"], "trainer.rollout_overlap"),
         ([f"{CARRY}=1"], CARRY),
         ([OVERLAP, f"{CARRY}=9", "data.train_batch_size=8"], CARRY),
         ([OVERLAP, f"{CARRY}=1", "algorithm.filter_groups.enable=true"], CARRY),
