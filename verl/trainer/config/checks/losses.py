@@ -73,7 +73,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
 
 def check_overlap(cfg: PPOConfig, ctx: Context) -> Problems:
     """What an older policy sampled is corrected; groups go on only while the policy is updated."""
-    yield from _carry_problems(cfg, ctx)
+    yield from _carry_problems(cfg)
     if cfg.trainer.rollout_overlap == "off":
         return
     key = "trainer.rollout_overlap"
@@ -91,7 +91,7 @@ def check_overlap(cfg: PPOConfig, ctx: Context) -> Problems:
         yield problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
 
 
-def _carry_problems(cfg: PPOConfig, ctx: Context) -> Problems:
+def _carry_problems(cfg: PPOConfig) -> Problems:
     key = "env.rollout.carry_over"
     if not cfg.env.rollout.carry_over:
         return
@@ -104,9 +104,6 @@ def _carry_problems(cfg: PPOConfig, ctx: Context) -> Problems:
         yield problem(cfg, key, "more groups would go on than a step has", allowed, f"{key}=1")
     if cfg.algorithm.filter_groups.enable:
         why = "filter_groups.enable plays until enough groups differ, and waits for all of them"
-        yield problem(cfg, key, why, "0", f"{key}=0")
-    if compares_with_greedy_play(cfg, ctx):
-        why = "the estimator compares with a greedy play of the step's own tasks"
         yield problem(cfg, key, why, "0", f"{key}=0")
 
 

@@ -88,7 +88,6 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
         ([f"{CARRY}=1"], CARRY),
         ([OVERLAP, f"{CARRY}=9", "data.train_batch_size=8"], CARRY),
         ([OVERLAP, f"{CARRY}=1", "algorithm.filter_groups.enable=true"], CARRY),
-        ([OVERLAP, f"{CARRY}=1", "algorithm.adv_estimator=remax"], CARRY),
         ([f"{ACTOR}.policy_loss.loss_mode=sapo", f"{ACTOR}.tau_neg=0"], f"{ACTOR}.tau_neg"),
         (
             [f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_ub=0.5"],
