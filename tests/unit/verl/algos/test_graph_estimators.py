@@ -50,6 +50,19 @@ def test_rows_of_the_best_play_do_not_compete():
     assert per_row(found) == [2, 2, 0]
 
 
+def test_every_group_has_a_best_play_wherever_it_stands():
+    rewards, mask = rows(1.0, 3.0, 5.0, 2.0)
+    index = ["a", "a", "b", "b"]
+    found = compute_grpo_passk_outcome_advantage(
+        rewards, mask, index, norm_adv_by_std_in_grpo=False
+    )
+    assert per_row(found) == [0, 2, 3, 0]
+    # a difference of d has the spread d / root 2
+    found = compute_grpo_passk_outcome_advantage(rewards, mask, index, epsilon=1.0)
+    root = math.sqrt(2)
+    assert per_row(found) == pytest.approx([0, 2 / (root + 1), 3 / (3 / root + 1), 0])
+
+
 # ---------------------------------------------------------------- several rewards
 
 PARTS = [
@@ -92,6 +105,45 @@ def test_gdpo_counts_a_trajectory_once():
     names = ["1", "1", "2", "3", "4"]
     found = gdpo([PARTS[0], *PARTS], ["a", *TWO_TASKS], traj_index=names)
     assert found[1:] == pytest.approx(gdpo(), abs=1e-5) and found[0] == found[1]
+
+
+def test_gdpo_compares_trajectories_and_not_rows():
+    names = ["1", "1", "2", "3", "4"]
+    parts = [PARTS[0], *PARTS]
+    found = gdpo(parts, ["a", *TWO_TASKS], keys=["accuracy"], traj_index=names)
+    assert found[1:] == pytest.approx(gdpo(keys=["accuracy"]), abs=1e-5)
+
+
+def test_gdpo_adds_epsilon_to_both_spreads():
+    # by GRPO +-1/2, of four the spread is root 1/3
+    found = gdpo(keys=["accuracy"], norm_adv_by_std_in_grpo=False, epsilon=1.0)
+    assert found[0] == pytest.approx(0.5 / (math.sqrt(1 / 3) + 1))
+    normalised = 0.5 / (math.sqrt(0.5) + 1)
+    found = gdpo(keys=["accuracy"], epsilon=1.0)
+    assert found[0] == pytest.approx(normalised / (normalised * math.sqrt(4 / 3) + 1))
+
+
+def test_gdpo_is_centred_on_the_whole_batch():
+    # a play alone keeps its reward: 1/2, -1/2 and 3, of which 1 is the mean
+    parts = [{"accuracy": 1.0}, {"accuracy": 0.0}, {"accuracy": 3.0}]
+    found = gdpo(parts, ["a", "a", "b"], ["accuracy"], norm_adv_by_std_in_grpo=False)
+    scale = math.sqrt((0.25 + 2.25 + 4) / 2)
+    assert found == pytest.approx([-0.5 / scale, -1.5 / scale, 2 / scale], rel=1e-5)
+
+
+def test_gdpo_loses_no_small_difference_between_large_numbers():
+    steps = [{"steps": 2.0**24 + 1}, {"steps": 2.0**24}]
+    root = math.sqrt(0.5)
+    assert gdpo(steps, ["a", "a"], ["steps"]) == pytest.approx([root, -root], rel=1e-5)
+    parts = [{"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 0.0, "b": 0.0, "c": 0.0}]
+    options = {"weights": [1e9, 1.0, -1e9], "norm_adv_by_std_in_grpo": False}
+    found = gdpo(parts, ["a", "a"], ["a", "b", "c"], **options)
+    assert found == pytest.approx([root, -root], rel=1e-5)
+
+
+def test_gdpo_lists_the_rewards_that_there_are():
+    with pytest.raises(ValueError, match="no reward 'speed'; allowed: accuracy, format; fix"):
+        gdpo(keys=["speed"])
 
 
 def test_gdpo_names_the_reward_that_a_row_lacks():
@@ -185,24 +237,51 @@ def test_tasks_share_neither_states_nor_goals():
     assert not found[3:].any()
 
 
-def test_a_play_in_several_rows_is_one_way_through_the_graph():
-    """Rows of one step each, as ``env.history=window`` makes them."""
-    plays = PLAYS["anchor_obs"]
-    cut = {
-        "token_level_rewards": PLAYS["token_level_rewards"].repeat_interleave(3, 0),
-        "response_mask": torch.ones(9, 3),
-        "index": ["u"] * 9,
-        "traj_index": [f"u{k}" for k in range(3) for _ in range(3)],
-        "step_ids": torch.tensor([0, 1, 2] * 3)[:, None].expand(9, 3),
-        "step_rewards": [[reward] for row in PLAYS["step_rewards"] for reward in row],
-        "step_index": [[0], [1], [2]] * 3,
+def cut(arguments):
+    """Plays as rows of one step each, as ``env.history=window`` makes them; the last row first."""
+    plays = arguments["anchor_obs"]
+    count = len(plays)
+    lists = {
+        "traj_index": [f"u{k}" for k in range(count) for _ in range(3)],
+        "step_rewards": [[reward] for row in arguments["step_rewards"] for reward in row],
+        "step_index": [[0], [1], [2]] * count,
         "anchor_obs": [[state] for play in plays for state in play],
     }
-    won = [True] * 3 + [False] * 6
-    whole = graphgpo(PLAYS, [True, False, False], mode="mean_norm")
-    assert graphgpo(cut, won, mode="mean_norm")[:, 0].tolist() == pytest.approx(
-        whole.flatten().tolist(), abs=1e-6
-    )
+    return {
+        "token_level_rewards": arguments["token_level_rewards"].repeat_interleave(3, 0).flip(0),
+        "response_mask": torch.ones(3 * count, 3),
+        "index": ["u"] * 3 * count,
+        "step_ids": torch.tensor([0, 1, 2] * count).flip(0)[:, None].expand(3 * count, 3),
+    } | {name: column[::-1] for name, column in lists.items()}
+
+
+@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
+def test_a_play_in_several_rows_is_one_way_through_the_graph(mode):
+    whole = graphgpo(PLAYS, [True, False, False], mode=mode)
+    won = [False] * 6 + [True] * 3
+    found = graphgpo(cut(PLAYS), won, mode=mode)[:, 0].flip(0)
+    assert found.tolist() == pytest.approx(whole.flatten().tolist(), abs=1e-6)
+
+
+def test_the_first_state_may_be_one_that_nothing_leads_to():
+    # goal 0, C 1, A 2: from A 0.1 by B and 1 by C; from C 10 and 0
+    plays = columns([WIN, SHORT_CUT], [0.0, 0.0])
+    found = graphgpo(plays, [True, False], mode="mean_norm")
+    expected = torch.tensor([[-0.45, 0.0, 5.0], [0.45, -5.0, 0.0]])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_returns_may_be_large_and_nearly_equal():
+    # 1e8 less 2 and less 1
+    options = {"mode": "mean_norm", "gamma": 1 - 1e-8, "goal_value": 1e8}
+    found = graphgpo(columns([WIN, SHORT_CUT], [0.0, 0.0]), [True, False], **options)
+    assert found[:, 0].tolist() == pytest.approx([-0.5, 0.5], abs=1e-5)
+
+
+def test_graphgpo_adds_epsilon_to_both_spreads():
+    found = graphgpo(PLAYS, [True, False, False], epsilon=1.0)
+    expected = 2 / 3 / (math.sqrt(1 / 3) + 1) + 5 / (5 * math.sqrt(2) + 1)
+    assert found[0, 2].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -262,3 +341,25 @@ def test_hgpo_divides_each_level_by_its_spread():
     level_0 = 2 / 3 / math.sqrt(1 / 3)
     level_1 = 0.5 / math.sqrt(0.5)
     assert found == pytest.approx(outcome + level_0 / 3 + 2 * level_1 / 3, rel=1e-4)
+
+
+def test_hgpo_adds_epsilon_to_all_spreads():
+    found = hgpo(mode="mean_std_norm", epsilon=1.0)[0, 1].item()
+    third = 2 / 3 / (math.sqrt(1 / 3) + 1)  # of the outcome and of B
+    level_1 = 0.5 / (math.sqrt(0.5) + 1)
+    assert found == pytest.approx(third + third / 3 + 2 * level_1 / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
+def test_hgpo_of_a_play_in_several_rows(mode):
+    second = columns(PLAYS["anchor_obs"], [0.0, 1.0, 0.0])
+    whole, _ = compute_hgpo_outcome_advantage(**second, mode=mode)
+    found, _ = compute_hgpo_outcome_advantage(**cut(second), mode=mode)
+    assert found[:, 0].flip(0).tolist() == pytest.approx(whole.flatten().tolist(), abs=1e-6)
+
+
+def test_hgpo_adds_the_outcome_of_the_row():
+    second = columns([["A", "B", "C"]] * 3, [0.0, 1.0, 0.0])
+    found, _ = compute_hgpo_outcome_advantage(**second, step_advantage_w=0.0)
+    expected = torch.tensor([-1 / 3, 2 / 3, -1 / 3])[:, None].expand(3, 3)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)

@@ -99,10 +99,15 @@ def test_sapo_at_the_old_policy_has_the_gradient_of_the_ratio():
     )
 
 
-@pytest.mark.parametrize("wrong", [{"tau_pos": 0.0}, {"tau_neg": -1.0}])
+@pytest.mark.parametrize("wrong", [{"tau_pos": 0.0}, {"tau_neg": 0.0}, {"tau_neg": -1.0}])
 def test_sapo_divides_by_no_tau_of_zero(wrong):
     with pytest.raises(ValueError, match="must be positive"):
         of_ratios("sapo", [1.0], [1.0], **wrong)
+
+
+def test_sapo_takes_any_positive_tau():
+    found, _ = of_ratios("sapo", [0.5], [-1.0], tau_pos=0.5, tau_neg=0.5)
+    assert found[0] == pytest.approx(8 * sigmoid(-0.25), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["geo_mean", "gmpo"])
@@ -119,6 +124,24 @@ def test_geo_mean_limits_log_ratios_and_averages_them(name):
     g = math.exp((-0.4 + 0.9) / 2)
     assert found[:2] == pytest.approx([g, 0.5], rel=1e-5)
     assert gradient == pytest.approx([0.0, g / 2], rel=1e-5)
+
+
+def test_geo_mean_leaves_tokens_without_advantage_as_they_are():
+    found, _ = of_ratios("geo_mean", [math.exp(0.9), math.exp(0.1)], [0.0, 1.0], cliprange=0.4)
+    assert found[:2] == pytest.approx([-math.exp(0.5) / 2, 0.0], rel=1e-5)
+    found, _ = of_ratios("geo_mean", [math.exp(-0.9), math.exp(0.1)], [0.0, 1.0], cliprange=0.4)
+    assert found[:2] == pytest.approx([-math.exp(-0.4) / 2, 0.0], rel=1e-5)
+
+
+def test_geo_mean_within_its_range_limits_nothing():
+    found, _ = of_ratios("geo_mean", [math.exp(0.1)], [-1.0], cliprange=0.4)
+    assert found[:2] == pytest.approx([math.exp(0.1), 0.0], rel=1e-5)
+    # its bounds belong to it
+    for new, advantage in ((-0.5, 1.0), (-1.5, -1.0)):
+        found, gradient = measured("geo_mean", [[-1.0]], [[new]], [[advantage]], cliprange=0.5)
+        expected = -advantage * math.exp(new + 1)
+        assert found[:2] == pytest.approx([expected, 0.0], rel=1e-5)
+        assert gradient == pytest.approx([expected], rel=1e-5)
 
 
 def test_gpg_is_reinforce():
@@ -144,6 +167,41 @@ def test_dppo_has_a_bound_for_either_direction():
     bounds = {"cliprange_low": 0.05, "cliprange_high": 0.15}
     _, gradient = of_probabilities("dppo_tv", pairs, [1.0, -1.0], **bounds)
     assert gradient == pytest.approx([-4 / 3 / 2, 0.0], rel=1e-4)
+
+
+def test_dppo_learns_from_a_token_that_did_not_move():
+    found, gradient = of_ratios("dppo_tv", [1.0, 1.0], [1.0, -1.0], cliprange=0.0)
+    assert found[1] == 0.0 and gradient == [-0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
+def test_dppo_leaves_out_no_token_without_advantage(name):
+    pairs = [(0.1, 0.5), (0.5, 0.1), (0.1, 0.5)]
+    found, gradient = of_probabilities(name, pairs, [0.0, 0.0, 0.5], cliprange=0.2)
+    assert found[1] == pytest.approx(1 / 3) and gradient == [0.0, 0.0, 0.0]
+    # half an advantage is none below 0
+    found, gradient = of_probabilities(name, [(0.5, 0.1)], [0.5], cliprange=0.2)
+    assert found[1] == 0.0 and gradient == pytest.approx([-0.5 * 0.2], rel=1e-5)
+
+
+def test_a_ratio_of_the_ceiling_is_not_above_it():
+    found, _ = of_ratios("dppo_tv", [1.0], [1.0], clip_ratio_c=1.0)
+    assert found == [-1.0, 0.0, 0.0, 0.0]
+
+
+def test_tokens_above_the_ceiling_are_a_share_of_the_whole():
+    found, _ = of_ratios("dppo_tv", [2.0, 1.0], [-1.0, 1.0], clip_ratio_c=1.5, num_tokens=8)
+    assert found[3] == pytest.approx(1 / 8)
+
+
+def test_dppo_kl_of_exactly_its_bound_is_within():
+    # of a certain token that lost all but 1/e: 1 ln(1 / (1/e)) = 1
+    options = {"cliprange_low": 1.0, "cliprange_high": 0.0}
+    found, gradient = measured("dppo_kl", [[0.0]], [[-1.0]], [[-1.0]], **options)
+    assert found[1] == 0.0 and gradient == pytest.approx([math.exp(-1)])
+    # of a probability of e^-800, which is 0, that rose to e^-700: 0
+    found, gradient = measured("dppo_kl", [[-800.0]], [[-700.0]], [[1.0]], **options)
+    assert found[1] == 0.0 and gradient == pytest.approx([-3.0])
 
 
 def test_dppo_kl_measures_the_divergence_of_the_token_from_all_others():
@@ -189,6 +247,7 @@ def picked(*settings):
         ((0.25, 1.0, 2.5), [0, 0, 0, 1]),
         ((0.5, 2.0, 3.0), [1, 0, 0, 1]),
         ((0.5, 2.1, 2.9), [0, 0, 0, 0]),
+        ((0.25, 2.0, 3.0), [1, 0, 0, 0]),
     ],
 )
 def test_the_largest_covariances_in_the_range_are_picked(settings, expected):
@@ -203,6 +262,13 @@ def test_a_range_knows_the_means_of_the_whole():
     assert part.tolist() == [[True, False], [False, True]]
     unsampled = found.selects(OLD.view(2, 2), ADVANTAGES.view(2, 2), 1 - mask)
     assert not unsampled.any()
+
+
+def test_covariances_are_those_from_the_mean():
+    found = highest_covariances(OLD, ADVANTAGES + 10, 0.5)
+    assert found == CovarianceRange(10.0, -2.0, 2.0, math.inf)
+    chosen = found.selects(OLD[None], ADVANTAGES[None] + 10, torch.ones(1, 4))
+    assert chosen.int().tolist() == [[1, 0, 0, 1]]
 
 
 def test_equal_covariances_are_picked_together():

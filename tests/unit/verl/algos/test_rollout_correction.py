@@ -87,6 +87,33 @@ def test_mismatch_by_hand():
     )
 
 
+def test_mismatch_has_a_sign():
+    found = mismatch_metrics(OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), ROWS)
+    assert found["rollout_corr/kl"] == pytest.approx(-LOG2 / 3)
+    assert found["rollout_corr/k3_kl"] == pytest.approx((2 + 0.25 + 4 - 3 - LOG2) / 3)
+
+
+def test_no_rows_have_no_weights():
+    nothing = torch.zeros(0, 3)
+    for weigh in ("token", "sequence"):
+        found, metrics = correction_weights(
+            nothing, nothing, nothing, ROWS[:0], Correction(weigh=weigh)
+        )
+        assert found.shape == (0, 3) and metrics == {}
+    assert mismatch_metrics(nothing, nothing, nothing, ROWS[:0]) == {}
+
+
+def test_a_weight_of_the_bound_is_not_above_it():
+    _, metrics = correction_weights(OLD, OLD, MASK, ROWS, Correction(largest_weight=1.0))
+    assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == 0.0
+
+
+def test_equal_weights_are_worth_all_tokens_however_small_they_are():
+    found, metrics = correction_weights(OLD - LOG2, OLD, MASK, ROWS, Correction())
+    assert found[MASK == 1].tolist() == pytest.approx([0.5] * 4)
+    assert metrics["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1.0)
+
+
 def test_equal_log_probs_weigh_exactly_one():
     settings = Correction(reject="geometric", accept_from=1.0, accept_to=1.0)
     found, metrics = correction_weights(OLD, OLD, MASK, ROWS, settings)
@@ -101,6 +128,13 @@ def test_an_enormous_ratio_is_finite():
         old, old.flip(-1), torch.ones(1, 2), torch.tensor([0]), Correction(largest_weight=1e9)
     )
     assert found.tolist()[0] == pytest.approx([math.exp(20), math.exp(-20)])
+
+
+def test_an_enormous_product_is_finite():
+    old = torch.tensor([[0.0, 0.0], [-15.0, -15.0]])
+    settings = Correction(weigh="sequence", largest_weight=1e12)
+    found, _ = correction_weights(old, old.flip(0), torch.ones(2, 2), ROWS, settings)
+    assert found[:, 0].tolist() == pytest.approx([math.exp(20), math.exp(-20)])
 
 
 @pytest.mark.parametrize(
