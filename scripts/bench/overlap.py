@@ -4,7 +4,7 @@
     python scripts/bench/overlap.py --steps 8 env.rollout.carry_over=2
 
 Starts ``main_ppo`` with ``trainer.rollout_overlap`` off and on in turn, ``--rounds`` times, with
-the policy of ``--config-name`` in an environment that waits (``scripts/bench/waiting.py``). The
+the quickstart's policy in an environment that waits (``scripts/bench/waiting.py``). The
 first step of a run warms up and does not count, and of overlapping runs neither does the second:
 it was played ahead while the first one warmed up. Medians over the other steps, in seconds.
 """
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.bench.iteration import middle, nothing_but, run
 
+POLICY = "docs/experiments/policies/quickstart"  # the environment is won whatever it says
 MODES = ("off", "one_step")
 PARTS = {
     "waiting for plays": ("timing_s/gen", "timing_s/wait_for_plays"),
@@ -39,9 +40,11 @@ def words(mode: str, place: Path, args: argparse.Namespace) -> list[str]:
     return [
         "--config-name",
         args.config_name,
+        f"actor_rollout_ref.model.path={POLICY}",
         "env.env_name=scripts.bench.waiting:PACKAGE",
         "env.kwargs={prompt:compact}",
         "env.max_steps=12",
+        "data.max_prompt_length=384",
         "algorithm.adv_estimator=grpo",
         f"trainer.rollout_overlap={mode}",
         *nothing_but(args.steps, place),
