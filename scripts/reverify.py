@@ -20,8 +20,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.environments.base import Task
-from agent_system.environments.console.names import Choice
-from agent_system.environments.env_registry import canonical, env_settings, get_package
+from agent_system.environments.env_registry import NamedChoice, canonical, env_settings, get_package
 from agent_system.environments.failure import EnvFailure
 from agent_system.environments.pool import EnvironmentPool
 from agent_system.environments.tasks import SEED_BITS
@@ -96,7 +95,7 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
     section = yaml.safe_load((run / "config.yaml").read_text())["env"]
     name = canonical(section["env_name"])
     kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
-    settings = env_settings(Choice(name, kwargs, section["max_steps"], section["seed"]))
+    settings = env_settings(NamedChoice(name, kwargs, section["max_steps"], section["seed"]))
     package = get_package(name)
     listed = [task for split in ("train", "val") for task in package.tasks(settings, split)]
     tasks = {task["task_id"]: task for task in listed}

@@ -8,7 +8,7 @@ works in every process without registration.
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent_system.environments.base import EnvPackage
@@ -138,18 +138,23 @@ def get_package(env_name: str) -> EnvPackage:
     return found
 
 
-def playable_names(name: str) -> list[str]:
-    """Every name that ``env.env_name`` may take of the package ``name``: ``NAME/VARIANT`` for each
-    of its variants, or ``NAME`` where it has none.
+def variants_of(name: str) -> list[str]:
+    """What may follow the slash of the package ``name``.
 
     Raises what ``get_package`` raises, and ``MissingExtra`` where its variants need a module that
     is not installed.
     """
     try:
-        variants = get_package(name).variants()
+        return list(get_package(name).variants())
     except ModuleNotFoundError as error:
         raise missing_extra(name, error) from error
-    return [f"{name}/{variant}" for variant in variants] or [name]
+
+
+def playable_names(name: str) -> list[str]:
+    """Every name that ``env.env_name`` may take of the package ``name``: ``NAME/VARIANT`` for each
+    of its variants, or ``NAME`` where it has none. Raises what ``variants_of`` raises.
+    """
+    return [f"{name}/{variant}" for variant in variants_of(name)] or [name]
 
 
 def settings_class(env_name: str) -> type[EnvSettings]:
@@ -188,6 +193,16 @@ class EnvChoice(Protocol):
     def seed(self) -> int:
         """Seed of the choice of tasks."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamedChoice:
+    """An environment and what is set of it: what ``env_settings`` asks of an ``env`` section."""
+
+    env_name: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_steps: int = 50
+    seed: int = 0
 
 
 def env_settings(env_config: EnvChoice) -> EnvSettings:

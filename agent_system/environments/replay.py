@@ -8,11 +8,15 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from agent_system.environments.base import Env, EnvPackage, Observation, Task
-from agent_system.environments.env_registry import env_settings, get_package, settings_class
+from agent_system.environments.env_registry import (
+    NamedChoice,
+    env_settings,
+    get_package,
+    settings_class,
+)
 from agent_system.environments.expert_episode import now
 from agent_system.environments.settings import EnvSettings
 from verl.utils.seeds import derive_seed
@@ -22,15 +26,6 @@ _COUNTS = re.compile(r"(train|val)_(tasks|games|maps|levels)")
 _MOVES = re.compile(r"\[[^\[\]\n]{1,30}\]|\w+")
 FEW = 4
 MAX_STEPS = 30
-
-
-class NamedChoice(SimpleNamespace):
-    """An ``env`` section that names an environment and says little else."""
-
-    env_name: str
-    kwargs: Mapping[str, Any]
-    max_steps: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,7 @@ def small_settings(name: str) -> EnvSettings:
     """The settings of environment ``name`` with few tasks. Raises what ``env_settings`` raises."""
     counts = [key for key in settings_class(name).model_fields if _COUNTS.fullmatch(key)]
     few = dict.fromkeys(counts, FEW)
-    return env_settings(NamedChoice(env_name=name, kwargs=few, max_steps=MAX_STEPS, seed=0))
+    return env_settings(NamedChoice(name, few, MAX_STEPS))
 
 
 def first_task(package: EnvPackage, settings: EnvSettings) -> Task:

@@ -19,10 +19,15 @@ from typing import Any
 
 from rich.table import Table
 
-from agent_system.environments.console.names import Choice, meant
+from agent_system.environments.console.names import meant
 from agent_system.environments.console.plays import Game, Play, play_again, play_policy
 from agent_system.environments.console.policies import BLIND, oracle
-from agent_system.environments.env_registry import env_settings, get_package, missing_extra
+from agent_system.environments.env_registry import (
+    NamedChoice,
+    env_settings,
+    get_package,
+    missing_extra,
+)
 from agent_system.environments.pool import EnvironmentPool
 from agent_system.environments.tasks import panel_of
 
@@ -54,7 +59,7 @@ def check(
     environment does not know, ``WorkerStartError`` where its process does not start.
     """
     name = meant(name)
-    settings = env_settings(Choice(name, kwargs or {}, steps))
+    settings = env_settings(NamedChoice(name, kwargs or {}, steps))
     package = get_package(name)
     try:
         listed = package.tasks(settings, split)

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = _read(argv)
     if words.command == "list":
-        print("\n".join(every_name()))
+        sys.stdout.write("\n".join(every_name()) + "\n")
         return 0
     try:
         kwargs = read_keys(words.key)

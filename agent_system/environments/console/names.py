@@ -1,30 +1,17 @@
 """Every name that can be played, and the one that was meant."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 from agent_system.environments.env_registry import (
     REGISTRY,
     UnknownEnvironment,
     canonical,
-    get_package,
     resolve,
+    variants_of,
 )
 from verl.utils.hints import did_you_mean
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """An environment and what is set of it: what ``env_settings`` asks of an ``env`` section."""
-
-    env_name: str
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    max_steps: int = 50
-    seed: int = 0
 
 
 def every_name() -> list[str]:
@@ -32,14 +19,14 @@ def every_name() -> list[str]:
     return [
         name
         for package in sorted(REGISTRY)
-        for name in [package, *(f"{package}/{variant}" for variant in variants_of(package))]
+        for name in [package, *(f"{package}/{variant}" for variant in known_variants(package))]
     ]
 
 
-def variants_of(package: str) -> tuple[str, ...]:
+def known_variants(package: str) -> tuple[str, ...]:
     """What can stand behind the slash; nothing where the library that knows is not installed."""
     try:
-        return tuple(get_package(package).variants())
+        return tuple(variants_of(package))
     except ImportError as error:
         logger.warning("%s: its variants are not known here: %s", package, error)
         return ()
@@ -52,7 +39,7 @@ def meant(name: str) -> str:
     """
     resolve(name)
     package, slash, variant = canonical(name).partition("/")
-    known = variants_of(package) if slash else ()
+    known = known_variants(package) if slash else ()
     if variant in known or not known:
         return f"{package}{slash}{variant}"
     spelled = {one.lower(): one for one in known}

@@ -8,8 +8,13 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_system.environments.base import Env, Observation, Prompts, prompts_for
-from agent_system.environments.console.names import Choice, meant
-from agent_system.environments.env_registry import env_settings, get_package, missing_extra
+from agent_system.environments.console.names import meant
+from agent_system.environments.env_registry import (
+    NamedChoice,
+    env_settings,
+    get_package,
+    missing_extra,
+)
 from agent_system.environments.expert_episode import now
 from agent_system.environments.tasks import panel_of
 
@@ -35,7 +40,7 @@ def play(
     ``check`` raises, and ``NoSuchTask``.
     """
     name = meant(name)
-    settings = env_settings(Choice(name, kwargs or {}, steps))
+    settings = env_settings(NamedChoice(name, kwargs or {}, steps))
     package = get_package(name)
     try:
         panel = panel_of(package.tasks(settings, split), number + 1)

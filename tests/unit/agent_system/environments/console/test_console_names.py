@@ -4,8 +4,8 @@ import pytest
 
 from agent_system.environments import env_registry as registry
 from agent_system.environments.console.command import main
-from agent_system.environments.console.names import Choice, every_name, meant, variants_of
-from agent_system.environments.env_registry import UnknownEnvironment, env_settings
+from agent_system.environments.console.names import every_name, known_variants, meant
+from agent_system.environments.env_registry import NamedChoice, UnknownEnvironment, env_settings
 from agent_system.environments.settings import EnvSettings
 
 
@@ -19,15 +19,14 @@ def test_names_are_listed_one_a_line_with_their_variants(capsys):
 def test_every_listed_name_has_settings():
     for name in every_name():
         if not name.startswith("reasoning_gym/"):
-            assert isinstance(env_settings(Choice(name)), EnvSettings), name
+            assert isinstance(env_settings(NamedChoice(name)), EnvSettings), name
 
 
 def test_a_variant_of_a_library_is_listed_and_set():
     pytest.importorskip("reasoning_gym")
     assert "reasoning_gym/chain_sum" in every_name() and len(every_name()) > 100
-    assert (
-        env_settings(Choice(meant("Reasoning_Gym/COUNTDOWN"))).model_dump()["task"] == "countdown"
-    )
+    settings = env_settings(NamedChoice(meant("Reasoning_Gym/COUNTDOWN")))
+    assert settings.model_dump()["task"] == "countdown"
 
 
 def test_a_name_is_found_in_any_case_and_a_wrong_one_gets_the_nearest():
@@ -48,4 +47,4 @@ def test_variants_of_a_missing_library_are_left_out_with_a_warning(monkeypatch, 
     monkeypatch.setattr("tests.helpers.doubtful_envs.Needy", Needy, raising=False)
     entry = registry.Entry("nowhere:P", settings="tests.helpers.doubtful_envs:Needy")
     monkeypatch.setattr(registry, "REGISTRY", {"needy": entry})
-    assert variants_of("needy") == () and "its variants are not known here" in caplog.text
+    assert known_variants("needy") == () and "its variants are not known here" in caplog.text
