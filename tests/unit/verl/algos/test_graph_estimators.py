@@ -363,3 +363,11 @@ def test_hgpo_adds_the_outcome_of_the_row():
     found, _ = compute_hgpo_outcome_advantage(**second, step_advantage_w=0.0)
     expected = torch.tensor([-1 / 3, 2 / 3, -1 / 3])[:, None].expand(3, 3)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_by_default_hgpo_looks_two_states_back_and_discounts_by_a_twentieth():
+    advantages, _ = compute_hgpo_outcome_advantage(**CONTEXTS, gamma=1.0)
+    # E: half of a point at levels 0 and 1, nothing at level 2, with weights 1, 2, 3
+    assert advantages[0, 2].item() - 2 / 3 == pytest.approx(1.5 / 6, abs=1e-6)
+    advantages, _ = compute_hgpo_outcome_advantage(**CONTEXTS)
+    assert advantages[0, 0].item() - 2 / 3 == pytest.approx(0.95**2 / 2, abs=1e-6)

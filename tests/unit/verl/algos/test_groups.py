@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from verl.algos import factorize, group_mean_std, row_shares
-from verl.algos.groups import group_normalised_scores, trajectories_of
+from verl.algos.groups import ROUNDING, group_normalised_scores, trajectories_of
 
 
 def test_names_are_numbered_as_they_come():
@@ -71,6 +71,13 @@ def test_rows_of_a_trajectory_that_disagree_are_refused():
     assert rounded.score[0].item() == 1e5 + 0.5
     with pytest.raises(ValueError, match="different rewards"):
         trajectories_of(torch.tensor([1e3, 5.0, 1e3 + 1, 9.0]), *names)
+
+
+def test_the_least_disagreement_is_the_same_for_all_small_rewards():
+    names = (["a", "a"], ["x", "x"])
+    trajectories_of(torch.tensor([0.0, ROUNDING], dtype=torch.float64), *names)
+    with pytest.raises(ValueError, match="different rewards"):
+        trajectories_of(torch.tensor([0.0, 1.5 * ROUNDING], dtype=torch.float64), *names)
 
 
 def test_equal_rows_have_exactly_their_score():

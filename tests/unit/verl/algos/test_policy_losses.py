@@ -94,6 +94,7 @@ def test_sapo_fades_by_a_sigmoid():
 def test_sapo_at_the_old_policy_has_the_gradient_of_the_ratio():
     _, gradient = of_ratios("sapo", [1.0, 1.0], [3.0, -2.0])
     assert gradient == pytest.approx([-1.5, 1.0], rel=1e-5)
+    assert of_ratios("sapo", [2.0], [1.0])[0][0] == pytest.approx(-4 * sigmoid(1.0), rel=1e-5)
     assert of_ratios("sapo", [0.5], [-1.0])[0][0] == pytest.approx(
         4 / 1.05 * sigmoid(-0.525), rel=1e-5
     )

@@ -122,6 +122,17 @@ def test_equal_log_probs_weigh_exactly_one():
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 0.0
 
 
+def test_by_default_ratios_are_truncated_at_two_and_accepted_from_half_to_two():
+    assert weights()[0] == pytest.approx([2, 0.25, 2, 0.5])
+    ratios = torch.tensor([[0.49, 0.51, 1.99, 2.01]])
+    old = ratios.log()
+    settings = Correction(weigh=None, reject="token")
+    found, _ = correction_weights(
+        old, torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([0]), settings
+    )
+    assert found.tolist() == [[0, 1, 1, 0]]
+
+
 def test_an_enormous_ratio_is_finite():
     old = torch.tensor([[0.0, -800.0]])
     found, _ = correction_weights(

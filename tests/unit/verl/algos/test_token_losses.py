@@ -64,7 +64,7 @@ def test_a_loss_is_registered_under_all_its_names():
 
 def test_a_loss_may_need_nothing_and_more_than_advantages():
     token_loss("half", advantages_only=False)(halved)
-    assert loss_needs("half") == LossNeeds()
+    assert loss_needs("half") == LossNeeds({}, None, {})
     assert algorithm_registry.LOSS_NEEDS["half"] == LossNeeds()
     assert "half" not in algorithm_registry.ADVANTAGES_ONLY
 
