@@ -50,8 +50,9 @@ class CollectorGroup:
             self._runner = asyncio.Runner()
             self._local = CollectorWorker(env_config, tokenizer, rollout_workers, **options)
             return
-        # A collector waits nearly all the time: it takes no CPU from Ray's count.
-        actor = ray.remote(CollectorWorker).options(num_cpus=0)
+        # A collector waits nearly all the time: it takes no CPU from Ray's count. Its environments
+        # are its children, so that they are spread over the nodes with it.
+        actor = ray.remote(CollectorWorker).options(num_cpus=0, scheduling_strategy="SPREAD")
         for number in range(env_config.num_collectors):
             name = f"collector-{number}"
             self._remote.append(

@@ -4,8 +4,10 @@
 #   sbatch --nodes=2 --gpus-per-node=8 scripts/cluster/slurm.sh CONFIG [key=value ...]
 #
 # CONFIG is a name that --config-name takes. Nodes and devices of the allocation and the run directory, below this one
-# (which all nodes have to share), are filled in; every override wins over them. Ten minutes before the time limit the job asks to be queued again and goes on from its newest checkpoint
-# (trainer.resume_mode=auto), so keep trainer.save_freq above zero.
+# (which all nodes have to share), are filled in; every override wins over them. The job goes on from its newest
+# checkpoint (trainer.resume_mode=auto, so keep trainer.save_freq above zero) when it is queued again: by itself ten
+# minutes before its time limit and, three times, where a node or the run fails; by Slurm where it loses a node.
+# RLVCR_HEAD_IP is the address under which the other nodes reach the first one, where its name does not say it.
 #SBATCH --job-name=rlvcr
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -28,18 +30,34 @@ ray="$(dirname "$python")/ray"
 port=${RLVCR_RAY_PORT:-6379}
 cd "$root"
 
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head_node=${nodes[0]}
+gpus=${SLURM_GPUS_ON_NODE:-0}
+attempts=${RLVCR_ATTEMPTS:-3}
+failures="$root/runs/.slurm-$SLURM_JOB_ID.failures" # outlives this attempt
+pids=()
+driver=""
+
+# As another node sees it: many systems give a machine's own name an address of the loopback device.
+address_of() { # node, the node that asks
+    srun --nodes=1 --ntasks=1 --nodelist="$2" getent ahostsv4 "$1" | awk 'NR == 1 {print $1}'
+}
+head_ip=${RLVCR_HEAD_IP:-127.0.0.1}
+if [ "${#nodes[@]}" -gt 1 ] && [ -z "${RLVCR_HEAD_IP:-}" ]; then
+    head_ip=$(address_of "$head_node" "${nodes[1]}")
+    case "$head_ip" in
+        "" | 127.*)
+            echo "${nodes[1]} knows $head_node as '$head_ip', which is no address to reach it by; set RLVCR_HEAD_IP" >&2
+            exit 2
+            ;;
+    esac
+fi
+
 # One token for this job: only its own processes may talk to its Ray cluster.
 state=$(mktemp -d "${TMPDIR:-$root}/rlvcr-$SLURM_JOB_ID-XXXXXX")
 (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$state/token")
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(cat "$state/token")
-
-mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-head_node=${nodes[0]}
-head_ip=$(srun --nodes=1 --ntasks=1 --nodelist="$head_node" hostname --ip-address | awk '{print $1}')
-gpus=${SLURM_GPUS_ON_NODE:-0}
-pids=()
-driver=""
 
 # Ends what this job started and nothing else: by process id, driver first.
 cleanup() {
@@ -53,15 +71,30 @@ cleanup() {
     rm -rf "$state"
 }
 
-requeue() {
-    echo "time limit ahead: queueing job $SLURM_JOB_ID again" >&2
+requeue() { # why
+    echo "$1: queueing job $SLURM_JOB_ID again" >&2
     cleanup
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
 }
+
+# Another attempt, on nodes that Slurm picks anew, unless there were enough of them.
+retry() { # exit status of what failed
+    local failed=0
+    if [ -f "$failures" ]; then
+        failed=$(cat "$failures")
+    fi
+    if [ "$failed" -ge "$attempts" ]; then
+        echo "failed with status $1 after $attempts further attempts" >&2
+        exit "$1"
+    fi
+    mkdir -p "$(dirname "$failures")"
+    echo $((failed + 1)) > "$failures"
+    requeue "failed with status $1, attempt $((failed + 1)) of $attempts to go on"
+}
 trap cleanup EXIT
 trap 'cleanup; exit 143' INT TERM
-trap requeue USR1
+trap 'requeue "time limit ahead"' USR1
 
 start_ray() { # node, then arguments of `ray start`
     local node=$1
@@ -78,29 +111,17 @@ done
 
 # All nodes within five minutes, or the job fails and says how many came.
 export RAY_ADDRESS="$head_ip:$port"
-"$python" - "${#nodes[@]}" <<'PYTHON'
-import sys
-import time
-
-import ray
-
-wanted, deadline, found = int(sys.argv[1]), time.monotonic() + 300, 0
-while time.monotonic() < deadline:
-    try:
-        ray.init(address="auto", log_to_driver=False)
-        found = sum(node["Alive"] for node in ray.nodes())
-        ray.shutdown()
-    except (ConnectionError, RuntimeError):
-        found = 0
-    if found >= wanted:
-        sys.exit(0)
-    time.sleep(5)
-sys.exit(f"{found} of {wanted} nodes joined the Ray cluster within five minutes")
-PYTHON
+"$python" scripts/cluster/wait_for_nodes.py "${#nodes[@]}" || retry "$?"
 
 # With `wait` the shell hears its signals while the driver runs.
 "$python" -m verl.trainer.main_ppo --config-name "$config" \
     trainer.nnodes="${#nodes[@]}" trainer.n_gpus_per_node="$((gpus > 0 ? gpus : 1))" trainer.resume_mode=auto \
     trainer.default_local_dir="$root/runs/\${trainer.project_name}/\${trainer.experiment_name}" "$@" &
 driver=$!
-wait "$driver"
+status=0
+wait "$driver" || status=$?
+case "$status" in
+    0) rm -f "$failures" ;;
+    2) exit 2 ;; # settings that no other node mends
+    *) retry "$status" ;;
+esac

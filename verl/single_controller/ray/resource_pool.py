@@ -95,10 +95,10 @@ class RayResourcePool:
         """Ray options of a single actor that shares device number ``device`` with the groups on
         this pool.
 
-        Without GPUs there is no device to share, and it may run anywhere.
+        Without GPUs there is no device to share, and it may run anywhere: where there is most room.
         """
         if not self.use_gpu:
-            return self.actor_resources()
+            return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
         return {"scheduling_strategy": self.slots()[device].strategy, **self.actor_resources()}
 
     def _reserve(self) -> None:

@@ -52,6 +52,13 @@ def trajectories_per_iteration(cfg: PPOConfig) -> int:
     return cfg.data.train_batch_size * cfg.env.rollout.n
 
 
+def engine_count(cfg: PPOConfig, device: str) -> int:
+    """Rollout workers of a run on ``device`` (``cpu``, ``cuda``)."""
+    trainer = cfg.trainer
+    per_node = trainer.n_gpus_per_node if device == "cuda" else 1
+    return cfg.actor_rollout_ref.rollout.num_workers or trainer.nnodes * per_node
+
+
 def is_placeholder(files: Sequence[str]) -> bool:
     """Whether ``files`` are there only because a job script has to name some."""
     return bool(files) and all(PLACEHOLDER.search(file) for file in files)

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from verl.names import MAX_LOGITS
+from verl.trainer.config.derive import engine_count
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.schema.model import FSDPConfig
 
@@ -47,7 +48,7 @@ def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     trainer = cfg.trainer
     copies = TRAINING_BYTES * (1 + bool(cfg.critic.enable)) + WEIGHT_BYTES * has_reference(cfg)
     cache = rollout.kv_cache_gb * GIB
-    engines = rollout.num_workers * (parameters * BYTES[rollout.dtype] + cache)
+    engines = engine_count(cfg, "cpu") * (parameters * BYTES[rollout.dtype] + cache)
     logits = logit_bytes(micro_tokens(cfg), size) * trainer.n_gpus_per_node
     # Weights and engines are spread over the nodes; logits are counted for the ranks of one node.
     return (parameters * copies + engines) / trainer.nnodes + logits
@@ -102,7 +103,7 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     whole = size.parameters * WEIGHT_BYTES
     rollout = cfg.actor_rollout_ref.rollout
     loading = whole * cfg.trainer.n_gpus_per_node
-    engines = -(-rollout.num_workers // cfg.trainer.nnodes)
+    engines = -(-engine_count(cfg, "cuda") // cfg.trainer.nnodes)
     asleep = engines * size.parameters * BYTES[rollout.dtype] * rollout.free_cache_engine
     return max(loading, 2 * whole + asleep)
 

@@ -15,6 +15,7 @@ from typing import Any
 from verl.trainer.config.amounts import notes
 from verl.trainer.config.derive import (
     default_group_size,
+    engine_count,
     is_placeholder,
     iterations,
     known_tasks,
@@ -282,6 +283,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     known = known or is_placeholder(data.train_files)
     rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
+    engines = engine_count(cfg, facts.device)
     others = [extension.sampled_tokens(cfg, steps) for extension in EXTENSIONS.values()]
     # With append the response holds the whole play, and its bound is one for all turns together.
     turn = (
@@ -311,8 +313,8 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         other_tokens_at_most={what: count for found in others for what, count in found.items()},
         ranks=trainer.n_gpus_per_node * trainer.nnodes,
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
-        engines=rollout.num_workers,
-        threads_per_engine=rollout.num_threads or max(1, facts.cores // rollout.num_workers),
+        engines=engines,
+        threads_per_engine=rollout.num_threads or max(1, facts.cores // engines),
         collectors=env.num_collectors,
         env_processes=env.num_workers,
         envs=env.num_workers * env.envs_per_worker,

@@ -32,7 +32,7 @@ from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
-from verl.trainer.config.derive import iterations
+from verl.trainer.config.derive import engine_count, iterations
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.critic import RewardNetworkConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
@@ -253,13 +253,15 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
 
 
 def choose_device(cfg: PPOConfig, joined: bool) -> str:
-    """Fill in ``trainer.device``, for all workers alike: of a cluster that was ``joined`` Ray knows
-    what it has. Raises ``ConfigError`` for what its nodes cannot hold.
+    """Fill in ``trainer.device``, for all workers alike, and how many engines there are: of a
+    cluster that was ``joined`` Ray knows what it has. Raises ``ConfigError`` for what its nodes
+    cannot hold.
     """
     nodes = nodes_of(ray.nodes())
     asked = cfg.trainer.device
     chosen = device_of(asked, nodes) if joined else resolve_device(asked)
     cfg.trainer.device = "cuda" if chosen == "cuda" else "cpu"
+    cfg.actor_rollout_ref.rollout.num_workers = engine_count(cfg, cfg.trainer.device)
     groups = len(worker_specs(cfg)) + 1  # and the engines
     refuse(placement_problems(cfg, nodes, groups, cpus_per_worker(cfg.trainer.device)))
     return cfg.trainer.device
@@ -296,12 +298,14 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     """Start one engine per rollout worker; they load while the training groups do."""
     policy = cfg.actor_rollout_ref
     rollout = policy.rollout
-    threads = rollout.num_threads or threads_per_process(rollout.num_workers)
+    engines = engine_count(cfg, cfg.trainer.device)
+    threads = rollout.num_threads or threads_per_process(engines)
     pool = pools.get_resource_pool(Role.Rollout)
     remote = ray.remote(RolloutWorker)
     workers = []
-    for index in range(rollout.num_workers):
-        place = pool.guest_options(index)
+    for index in range(engines):
+        # Evenly over the devices, whose order is that of the nodes.
+        place = pool.guest_options(index * pool.world_size // engines)
         # Many trajectories ask one engine at once; it batches them itself.
         worker = remote.options(max_concurrency=64, **place)
         seed = rollout.seed + index

@@ -404,7 +404,7 @@ def test_colocated_roles_share_processes_but_not_state(pool):
 
 
 def test_a_guest_shares_the_device_it_is_put_on(pool, monkeypatch):
-    assert "scheduling_strategy" not in pool.guest_options(1), "without GPUs it may run anywhere"
+    assert pool.guest_options(1)["scheduling_strategy"] == "SPREAD", "there is none to share"
     monkeypatch.setattr(pool, "_use_gpu", True)
     options = pool.guest_options(1)
     assert options["num_gpus"] == 0.5 and options["num_cpus"] == 0.5

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from verl.names import CHECKPOINT_MANIFEST, TRACKERS
-from verl.trainer.config.derive import declared_tasks, known_tasks
+from verl.trainer.config.derive import declared_tasks, engine_count, known_tasks
 from verl.trainer.config.problems import Context, Problems, problem, unknown_name
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.hints import did_you_mean
@@ -40,7 +40,7 @@ def engine_problems(cfg: PPOConfig) -> Problems:
     yield from _parallel_problems(cfg)
     key = "actor_rollout_ref.rollout.num_workers"
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    engines = cfg.actor_rollout_ref.rollout.num_workers
+    engines = engine_count(cfg, "cuda")
     if engines > ranks:
         why = f"{engines} engines on {ranks} devices, and a device has room for one"
         yield problem(cfg, key, why, f"{ranks} or fewer", f"{key}={ranks}, or more devices")

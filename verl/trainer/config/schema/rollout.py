@@ -56,8 +56,8 @@ class RolloutConfig(AcceptedRollout):
     """dtype of the engine's weights"""
     seed: NonNegativeInt = 0
     """base of the sampling seeds"""
-    num_workers: PositiveInt = 1
-    """rollout workers (engines)"""
+    num_workers: PositiveInt | None = None
+    """rollout workers (engines); null: one per GPU, without GPUs one per node"""
     num_threads: PositiveInt | None = None
     """CPU threads per engine; null: shared out from the machine's cores"""
     kv_cache_gb: NonNegative = 1.0
