@@ -158,8 +158,8 @@ def seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float
         "score": compute(1, plays * row + branches),
         "reference": compute(1, plays * row) * has_reference(cfg),
         "update": compute(passes, plays * row) * cfg.actor_rollout_ref.actor.ppo_epochs,
-        # Once into the store of every node, once out of it per engine of the node.
-        "hand over": model.parameters * FLOAT32_BYTES / (assumed.store * GIGA) * 2,
+        # Gathered in float32; then, in the engines' precision, into the store and out of it.
+        "hand over": model.parameters * (FLOAT32_BYTES + 2 * BF16_BYTES) / (assumed.store * GIGA),
     }
 
 

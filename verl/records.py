@@ -31,11 +31,15 @@ class WrittenFiles:
 
 @dataclass(frozen=True, slots=True)
 class WeightSketch:
-    """The weights of a policy as they were handed out: name of each and the fingerprint
-    (``verl.utils.fingerprint``) of its float32 values. Empty on all ranks but the first.
+    """The weights of a policy at a hand-over: name of each and its fingerprint
+    (``verl.utils.fingerprint``). Empty on all ranks but the first.
+
+    ``held`` are the master weights of the trainer, in which the smallest step shows; ``sent`` is
+    what was made of them for engines, which may compute in less.
     """
 
-    weights: Mapping[str, int]
+    held: Mapping[str, int]
+    sent: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
     config = ActorRolloutRefConfig()
     config.model.path = str(path)
     config.actor.dtype = "float32"
+    config.rollout.dtype = "float32"
     config.actor.ppo_mini_batches = 1
     config.actor.optim.lr = 1e-2
     config.actor.optim.weight_decay = 0.1

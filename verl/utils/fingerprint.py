@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from verl.utils.shipped import as_tensor
+
 # Numbers read of a tensor: enough for some of them to cross a rounding step of bfloat16 whenever an
 # optimizer moves them all, and few enough to cost nothing beside sending the weights.
 READ = 1 << 18
@@ -21,8 +23,7 @@ def fingerprint(values: "np.ndarray | torch.Tensor", dtype: torch.dtype | None =
     # Odd, so that not the same columns of every row are read.
     step = max(1, len(flat) // READ) | 1
     part = flat[::step]
-    # A copy, for arrays that came through Ray's object store are read-only.
-    read = torch.from_numpy(part.copy()) if isinstance(part, np.ndarray) else part.detach()
+    read = as_tensor(part).detach()
     read = read.to(dtype or read.dtype).contiguous()
     bits = read.view(_BITS[read.element_size()]).to(torch.int64)
     places = torch.arange(len(bits), device=bits.device) % PLACES + 1

@@ -17,6 +17,7 @@ from verl.protocol import DataProto
 from verl.records import ChoiceBonus, WeightSketch, WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.fingerprint import fingerprint
+from verl.utils.shipped import as_array
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import rank, sum_over_ranks
 from verl.workers.engine_state import full_weights
@@ -51,7 +52,7 @@ class ActorWorker(TrainingWorker):
         super().__init__(seed, num_threads, device, config.actor.checkpoint)
         self.config = config
         self.role = role
-        self._handed_out = WeightSketch({})
+        self._handed_out = WeightSketch({}, {})
 
     # ------------------------------------------------------------------ set-up
 
@@ -194,15 +195,18 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_weights(self) -> list[tuple[str, np.ndarray]]:
-        """All weights under their Hugging Face names, float32, LoRA merged, in host memory of rank
-        0; an empty list elsewhere. Tied weights appear once.
+        """All weights under their Hugging Face names, in the dtype of the engines
+        (``verl.utils.shipped``), LoRA merged, in host memory of rank 0; an empty list elsewhere.
+        Tied weights appear once.
         """
-        weights = self._hf_weights()
+        dtype = getattr(torch, self.config.rollout.dtype)
+        held = self._hf_weights()
+        arrays = {name: as_array(tensor, dtype) for name, tensor in held.items()}
         self._handed_out = WeightSketch(
-            {name: fingerprint(tensor, torch.float32) for name, tensor in weights.items()}
+            {name: fingerprint(tensor) for name, tensor in held.items()},
+            {name: fingerprint(array) for name, array in arrays.items()},
         )
-        # Ray ships numpy arrays through shared memory without a copy, and tensors by pickle.
-        return [(name, tensor.float().numpy()) for name, tensor in weights.items()]
+        return list(arrays.items())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight_sketch(self) -> WeightSketch:

@@ -201,6 +201,8 @@ class SamplingScoreSection(ScoringSection, Protocol):
 
     @property
     def temperature(self) -> float: ...
+    @property
+    def dtype(self) -> str: ...
 
 
 class PolicySection(Protocol):

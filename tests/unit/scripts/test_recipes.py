@@ -54,7 +54,7 @@ def test_the_seconds_of_one_recipe_by_hand():
     # 1,200 thoughts for every engine, 64 at once
     step = (2 * weights + 64 * row / 2 * cache) / (0.6 * 3350e9) + 0.005
     assert found["alternatives"] == pytest.approx(1200 / 64 * 40 * step)
-    assert found["hand over"] == pytest.approx(2 * 4 * weights / 4e9)
+    assert found["hand over"] == pytest.approx((4 + 2 + 2) * weights / 4e9)
 
 
 def test_only_credit_for_thinking_samples_other_thoughts():

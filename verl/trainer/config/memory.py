@@ -26,6 +26,7 @@ TRAINING_BYTES = 16  # master weight, gradient and two moments, float32 each
 RESTING_BYTES = 12  # between updates: no gradient
 # Numbers per token and layer, in widths of the model: what its matrix products read.
 SAVED_WIDTHS = 16
+ROWS_GB = 1.0  # of trajectories in the object store
 GIB = 2**30
 
 
@@ -102,10 +103,19 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
         return None
     whole = size.parameters * WEIGHT_BYTES
     rollout = cfg.actor_rollout_ref.rollout
+    weights = size.parameters * BYTES[rollout.dtype]
     loading = whole * cfg.trainer.n_gpus_per_node
     engines = -(-engine_count(cfg, "cuda") // cfg.trainer.nnodes)
-    asleep = engines * size.parameters * BYTES[rollout.dtype] * rollout.free_cache_engine
-    return max(loading, 2 * whole + asleep)
+    asleep = engines * weights * rollout.free_cache_engine
+    # Gathered, cast, and in the store.
+    return max(loading, whole + 2 * weights + asleep)
+
+
+def store_gb(cfg: PPOConfig, size: PolicySize) -> float:
+    """GB of Ray's object store on a node: trajectories, and one copy of the weights for all engines
+    while they are handed over.
+    """
+    return ROWS_GB + (size.parameters or 0) * BYTES[cfg.actor_rollout_ref.rollout.dtype] / 1e9
 
 
 def has_reference(cfg: PPOConfig) -> bool:

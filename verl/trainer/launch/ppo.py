@@ -33,6 +33,8 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import engine_count, iterations
+from verl.trainer.config.memory import store_gb
+from verl.trainer.config.plan import gather_facts
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.critic import RewardNetworkConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
@@ -223,8 +225,9 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     """Start Ray, the rollout engines and the training groups; ``stack`` ends them in reverse
     order.
     """
+    store = cfg.ray_init.object_store_gb or store_gb(cfg, gather_facts(cfg).size)
     try:
-        facts = init_ray(cfg.ray_init)
+        facts = init_ray(cfg.ray_init, object_store_gb=store)
     except ConnectionError as error:
         raise ConfigError(
             f"ray_init.address={cfg.ray_init.address!r}: no cluster: {error}; allowed: one that "

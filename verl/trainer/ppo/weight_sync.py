@@ -13,16 +13,16 @@ class WeightSyncError(RuntimeError):
     """Weights did not arrive where they were sent, or did not change although they were moved."""
 
 
-def prove_arrival(sent: WeightSketch, taken: Sequence[Mapping[str, int]], version: int) -> None:
-    """Raise ``WeightSyncError`` unless every engine ``taken`` from has all weights that were
-    ``sent``, bit by bit; ``version`` is theirs.
+def prove_arrival(sketch: WeightSketch, taken: Sequence[Mapping[str, int]], version: int) -> None:
+    """Raise ``WeightSyncError`` unless every engine ``taken`` from has all weights that were sent,
+    bit by bit; ``version`` is theirs.
     """
     for number, found in enumerate(taken):
-        wrong = [name for name, value in sent.weights.items() if found.get(name) != value]
+        wrong = [name for name, value in sketch.sent.items() if found.get(name) != value]
         if wrong:
             raise WeightSyncError(
                 f"rollout worker {number} did not get version {version} of the weights: "
-                f"{len(wrong)} of {len(sent.weights)} are missing or differ from those that were "
+                f"{len(wrong)} of {len(sketch.sent)} are missing or differ from those that were "
                 f"sent, the first of them {', '.join(wrong[:SHOWN])}; it would go on playing with "
                 "an older policy"
             )
@@ -32,7 +32,7 @@ def prove_movement(before: WeightSketch | None, after: WeightSketch, version: in
     """Raise ``WeightSyncError`` where an optimizer step with a gradient was taken between two
     exports, and no weight changed.
     """
-    if before is not None and before.weights == after.weights:
+    if before is not None and before.held == after.held:
         raise WeightSyncError(
             f"the optimizer took a step with a gradient before version {version}, and no weight "
             "that the players get has changed: the step, the adapters or the learning rate have no "

@@ -16,7 +16,7 @@ class Arrival:
     """Weights on their way into an engine, which iterates over them.
 
     ``held`` are those that the engine lets be read, before they change. ``taken`` maps the name of
-    each weight that the engine took to the fingerprint of its float32 values.
+    each weight that the engine took to its fingerprint.
     """
 
     def __init__(self, weights: Weights, held: Mapping[str, torch.Tensor]) -> None:
@@ -27,7 +27,7 @@ class Arrival:
 
     def __iter__(self) -> Iterator[tuple[str, np.ndarray | torch.Tensor]]:
         for name, value in self._weights:
-            self.taken[name] = fingerprint(value, torch.float32)
+            self.taken[name] = fingerprint(value)
             place = self._held.get(name)
             # What an engine keeps fused or repacked has another shape, what is quantised a type
             # that a cast alone does not lead to.

@@ -224,12 +224,3 @@ def check_request(request: SamplingRequest, max_model_len: int, vocab_size: int)
         )
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
         raise ValueError(f"a prompt token is outside the vocabulary of {vocab_size}")
-
-
-def as_tensor(array: "np.ndarray | torch.Tensor") -> "torch.Tensor":
-    """``array`` as a tensor; memory that arrived read-only (from Ray's object store) is copied."""
-    import torch
-
-    if isinstance(array, torch.Tensor):
-        return array
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

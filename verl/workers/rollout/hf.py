@@ -22,6 +22,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from verl.models.token_scores import full_logits
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
+from verl.utils.shipped import as_tensor
 from verl.workers.rollout.base import (
     EngineError,
     RequestSeeds,
@@ -29,7 +30,6 @@ from verl.workers.rollout.base import (
     StopRules,
     StopTokenizer,
     Weights,
-    as_tensor,
     check_request,
     end_token_ids,
 )

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
+from verl.utils.shipped import as_tensor
 from verl.workers.rollout.base import (
     GREEDY_BELOW,
     EngineError,
     RequestSeeds,
     StopRules,
     Weights,
-    as_tensor,
     check_request,
     end_token_ids,
 )

@@ -13,11 +13,13 @@ from tests.helpers.engine_cases import rollout_section
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from tests.helpers.trainer_fakes import Group, make_fake_run, played_rows
+from verl.names import EngineDtype
 from verl.protocol import DataProto
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.weight_sync import WeightSyncError, has_moved
 from verl.utils import fingerprint as fingerprints
 from verl.utils.fingerprint import fingerprint
+from verl.utils.shipped import as_array, as_tensor
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
 from verl.workers.rollout import EngineError, RolloutWorker, create_engine
@@ -131,8 +133,12 @@ def engine_of(policy, cls: type[HFEngine] = HFEngine, dtype: str = "float32") ->
     return cls(rollout_section(dtype=dtype), str(policy))
 
 
-def start(policy, *engines: HFEngine, **model: Any) -> resources.TrainingWorkers:
+def start(
+    policy, *engines: HFEngine, dtype: EngineDtype = "float32", lr: float = 1e-2, **model: Any
+) -> resources.TrainingWorkers:
     config = policy_config(policy)
+    config.rollout.dtype = dtype
+    config.actor.optim.lr = lr
     for key, value in model.items():
         setattr(config.model, key, value)
     worker = ActorWorker(config, device="cpu")
@@ -157,6 +163,46 @@ def test_weights_arrive_in_engines_of_both_precisions(policy, lora):
     workers.sync_weights(1, moved)
     assert [engine.policy_version for engine in engines] == [1, 1]
     assert not torch.equal(engines[0].held_weights()["model.layers.0.mlp.up_proj.weight"], before)
+
+
+def test_weights_travel_in_the_precision_of_the_engines(policy):
+    engine = engine_of(policy, dtype="bfloat16")
+    workers = start(policy, engine, dtype="bfloat16")
+    group: Any = workers.actor
+    shipped = dict(group.worker.export_weights())
+    assert {array.dtype for array in shipped.values()} == {np.dtype(np.uint16)}
+    workers.sync_weights(0)
+    moved = update(workers)
+    workers.sync_weights(1, moved)
+    held = engine.held_weights()
+    masters = actor_module.full_weights(group.worker.engine)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(held[name], masters[f"{actor_module.PREFIX}{name}"].bfloat16())
+
+
+def test_a_step_too_small_for_the_precision_of_the_engines_is_none_that_was_lost(policy):
+    engine = engine_of(policy, dtype="bfloat16")
+    workers = start(policy, engine, dtype="bfloat16", lr=1e-9)
+    group: Any = workers.actor
+    workers.sync_weights(0)
+    before = group.worker.weight_sketch()
+    moved = update(workers)
+    assert moved
+    workers.sync_weights(1, moved)
+    after = group.worker.weight_sketch()
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert before.held[name] != after.held[name] and before.sent[name] == after.sent[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_array_is_the_tensor_again(dtype):
+    tensor = torch.randn(3, 5)
+    array = as_array(tensor, dtype)
+    array.flags.writeable = False
+    found = as_tensor(array)
+    assert found.dtype is dtype and torch.equal(found, tensor.to(dtype))
+    assert fingerprint(array) == fingerprint(found) == fingerprint(tensor, dtype)
+    assert as_tensor(tensor) is tensor
 
 
 @pytest.mark.parametrize("lora", [0, 4])

@@ -82,7 +82,7 @@ class RayInitConfig(Section):
     num_gpus: NonNegativeInt | None = None
     """GPUs a Ray of its own may hand out; null: all of them"""
     object_store_gb: Annotated[float, Ge(0.1)] | None = None
-    """object store of a Ray of its own, GB; null: 1"""
+    """object store of a Ray of its own, GB; null: 1, and a copy of the policy's weights"""
     runtime_env: dict[str, Any] = {}
     """what every worker finds, as Ray's runtime_env: {env_vars: {HF_HOME: /shared/hf}}; workers of
     a cluster that is joined have the variables of `ray start`, not those of the driver"""

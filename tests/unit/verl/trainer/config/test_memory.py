@@ -11,6 +11,7 @@ from verl.trainer.config.memory import (
     gpu_node_bytes,
     memory_problems,
     play_bytes,
+    store_gb,
     update_bytes,
 )
 from verl.trainer.config.plan import Facts, gather_facts, make_plan
@@ -52,7 +53,13 @@ def test_an_engine_plays_beside_weights_and_moments():
 def test_a_node_loads_the_model_once_per_rank():
     assert gpu_node_bytes(config(), LARGE) == 8 * 4 * P
     one = config("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
-    assert gpu_node_bytes(one, LARGE) == (2 * 4 + 2) * P
+    assert gpu_node_bytes(one, LARGE) == (4 + 2 * 2 + 2) * P
+
+
+def test_the_object_store_holds_the_weights_as_engines_take_them():
+    assert store_gb(config(), LARGE) == 1.0 + 2 * 7.62
+    assert store_gb(config(f"{ROLLOUT}.dtype=float32"), LARGE) == 1.0 + 4 * 7.62
+    assert store_gb(config(), PolicySize()) == 1.0
 
 
 def test_what_fits_is_let_through():

@@ -291,7 +291,7 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
         def call_refs(self, method: str, /) -> list[str]:
             return [f"{method} of rank 0", f"{method} of rank 1"]
 
-    sketch = WeightSketch({"w": 1})
+    sketch = WeightSketch({"w": 2}, {"w": 1})
     answers = {"update_weights": {"w": 1}, "weight_sketch of rank 0": sketch}
     monkeypatch.setattr(resources, "gather", lambda refs, *_: [answers.get(r, r) for r in refs])
     workers = resources.TrainingWorkers(Actor([], "actor"), [Engine(), Engine()])
