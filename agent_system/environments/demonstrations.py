@@ -17,6 +17,8 @@ and levels.
 """
 
 import hashlib
+import importlib
+import inspect
 import json
 import logging
 import multiprocessing
@@ -217,7 +219,10 @@ def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Shape) ->
 
 
 def _key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
-    return [env_name, expert.version, settings.model_dump(mode="json")]
+    key = [env_name, expert.version, settings.model_dump(mode="json")]
+    module, colon, _ = env_name.partition(":")
+    # Of the user's own: it changes from try to try, and nobody raises a version for that.
+    return [*key, inspect.getsource(importlib.import_module(module))] if colon else key
 
 
 def _range(levels: Sequence[int]) -> str:
