@@ -25,7 +25,7 @@ CORE = [
     "pydantic>=2.12",
     "pyyaml",
     "ray>=2.50",
-    "rich",
+    "rich>=14.1",
     "safetensors",
     "tensorboard",
     "tensordict>=0.10",

@@ -18,6 +18,7 @@ import pyarrow.parquet
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.utils import jsonl
+from verl.utils.progress import Progress
 
 TEXT, NUMBER = pyarrow.string(), pyarrow.float64()
 WHOLE, FLAG = pyarrow.int64(), pyarrow.bool_()
@@ -78,11 +79,15 @@ def export(run: Path, out: Path) -> int:
         raise FileNotFoundError(f"{run}/rollouts: no plays; fix: name a run directory")
     files.sort(key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
     count = 0
-    with pyarrow.parquet.ParquetWriter(out, SCHEMA, compression="zstd") as writer:
+    with (
+        pyarrow.parquet.ParquetWriter(out, SCHEMA, compression="zstd") as writer,
+        Progress("plays", len(files), "files") as progress,
+    ):
         for file in files:
             rows = list(rows_of(file))
             writer.write_table(pyarrow.Table.from_pylist(rows, SCHEMA))
             count += len(rows)
+            progress.add()
     return count
 
 

@@ -3,11 +3,12 @@ takes.
 
     python scripts/lock_requirements.py [--check]        cpu.in -> cpu.txt, as installed here
     python scripts/lock_requirements.py --report FILE    gpu.in -> gpu.txt, as pip resolved them
+    python scripts/lock_requirements.py --report FILE --list docs      docs.in -> docs.txt, likewise
 
 The first form reads the metadata of the interpreter it runs in, so run it in an environment that
-has everything. The second needs no GPU: it reads the report of a dry run that downloads but
-installs nothing (the two sdists of gpu.in left out of it, torch pinned with ``===`` where pip knows
-a CPU build):
+has everything. The others need no GPU: they read the report of a dry run that downloads but
+installs nothing (of gpu.in, without its two sdists, torch pinned with ``===`` where pip knows a CPU
+build):
 
     pip install --dry-run --ignore-installed --report FILE -r requirements/gpu.in
 
@@ -62,6 +63,11 @@ GPU_HEADER = """\
 # (Python 3.11, Linux x86-64, CUDA 13 driver)
 # Made from gpu.in by scripts/lock_requirements.py --report, from a dry run of pip without a GPU.
 """
+DOCS_HEADER = """\
+# Pinned and complete: pip install --no-deps -r requirements/docs.txt
+# Made from docs.in by scripts/lock_requirements.py --report --list docs, from a dry run of pip.
+"""
+HEADERS = {"gpu": GPU_HEADER, "docs": DOCS_HEADER}
 
 
 @dataclass(frozen=True)
@@ -150,11 +156,14 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit with 1 when cpu.txt differs"
     )
-    parser.add_argument("--report", type=Path, help="a resolver report: make gpu.txt from it")
+    parser.add_argument("--report", type=Path, help="a resolver report: make a list from it")
+    parser.add_argument(
+        "--list", choices=tuple(HEADERS), default="gpu", help="the list that the report is for"
+    )
     args = parser.parse_args()
     if args.report:
-        name = "gpu"
-        header = GPU_HEADER
+        name = args.list
+        header = HEADERS[name]
         leave_out = LEAVE_OUT
         metadata = Metadata(json.loads(args.report.read_text()))
     else:

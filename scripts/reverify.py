@@ -25,6 +25,7 @@ from agent_system.environments.failure import EnvFailure
 from agent_system.environments.pool import EnvironmentPool
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils import jsonl
+from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
 
 CLOSE = 1e-6  # rewards are stored as they were, but computed in floating point
@@ -101,12 +102,13 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
     tasks = {task["task_id"]: task for task in listed}
     pool = EnvironmentPool(name, settings, placement="process")
     await pool.start()
-    count, wrong = 0, []
+    wrong = []
+    progress = Progress("playing again", None, "plays")
     try:
         for file in files:
             for play in list(stored_plays(file))[:limit]:
                 row, where = play.row, f"{file.name} {play.row['traj_uid']}"
-                count += 1
+                progress.add()
                 if row["task_id"] not in tasks:
                     wrong.append(f"{where}: there is no task {row['task_id']!r} any more")
                     continue
@@ -114,8 +116,9 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
                 parts = await played_again(pool, tasks[row["task_id"]], seed, play)
                 wrong += [f"{where}, {row['task_id']}: {parts}"] if parts else []
     finally:
+        progress.close()
         await pool.close()
-    return count, wrong
+    return progress.done, wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:

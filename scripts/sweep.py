@@ -212,11 +212,16 @@ def _cores(first: int, count: int) -> set[int]:
     return {available[(first * count + n) % len(available)] for n in range(count)}
 
 
+# Two runs may end in the same moment, and git lets one of them in.
+_GIT = threading.Lock()
+
+
 def _commit(run: Run) -> None:
     path = str(run.result.relative_to(ROOT))
     message = f"Result: {run.plan.stem} {run.name}"
-    for command in (["git", "add", path], ["git", "commit", "-q", "-m", message, "--", path]):
-        subprocess.run(command, cwd=ROOT, check=True)
+    with _GIT:
+        for command in (["git", "add", path], ["git", "commit", "-q", "-m", message, "--", path]):
+            subprocess.run(command, cwd=ROOT, check=True)
 
 
 def sweep(runs: Sequence[Run], workers: int, commit: bool) -> Iterator[tuple[bool, str]]:

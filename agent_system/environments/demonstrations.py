@@ -17,6 +17,8 @@ and levels.
 """
 
 import hashlib
+import importlib
+import inspect
 import json
 import logging
 import multiprocessing
@@ -40,6 +42,7 @@ from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils.files import atomic_write
 from verl.utils.processes import die_with_parent
+from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -217,7 +220,10 @@ def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Shape) ->
 
 
 def _key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
-    return [env_name, expert.version, settings.model_dump(mode="json")]
+    key = [env_name, expert.version, settings.model_dump(mode="json")]
+    module, colon, _ = env_name.partition(":")
+    # Of the user's own: it changes from try to try, and nobody raises a version for that.
+    return [*key, inspect.getsource(importlib.import_module(module))] if colon else key
 
 
 def _range(levels: Sequence[int]) -> str:
@@ -239,6 +245,7 @@ def _play_all(
     place = resolve(env_name).target
     if num_workers == 0:
         return play_tasks(place, settings, plan)
+    episodes = sum(play.repetitions for play in plan)
     # At least one chunk for each worker, where there are tasks enough.
     size = max(1, min(TASKS_AT_A_TIME, -(-len(plan) // num_workers)))
     chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
@@ -248,13 +255,17 @@ def _play_all(
     try:
         places = [place] * len(chunks)
         copies = [settings] * len(chunks)
-        played = list(pool.map(play_tasks, places, copies, chunks, timeout=TIMEOUT_S))
+        lines: list[str | None] = []
+        with Progress("demonstrations", episodes, "episodes") as progress:
+            for chunk in pool.map(play_tasks, places, copies, chunks, timeout=TIMEOUT_S):
+                lines += chunk
+                progress.to(len(lines))
     finally:
         # All is played, or one of them hangs: then waiting for it would be for ever.
         for process in list((pool._processes or {}).values()):
             process.kill()
         pool.shutdown(wait=False, cancel_futures=True)
-    return [line for chunk in played for line in chunk]
+    return lines
 
 
 def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str | None]:

@@ -109,24 +109,31 @@ def resolve(env_name: str) -> Entry:
     name = canonical(env_name).split("/", 1)[0]
     if name in REGISTRY:
         return REGISTRY[name]
-    hint = did_you_mean(name.lower(), REGISTRY)
+    hint = did_you_mean(name.lower(), REGISTRY) or "."
     raise UnknownEnvironment(
-        f"no environment is called {env_name!r}{hint} There are: {', '.join(sorted(REGISTRY))}"
+        f"no environment is called {env_name!r}{hint} There are: {', '.join(sorted(REGISTRY))}; "
+        f"one of your own is named by its place: {name}:PACKAGE"
     )
 
 
 def get_package(env_name: str) -> EnvPackage:
     """Import and return the package of ``env_name``.
 
-    Raises ``UnknownEnvironment``, ``MissingExtra`` when a dependency is not installed, and
-    ``TypeError`` when the place does not hold an ``EnvPackage``.
+    Raises ``UnknownEnvironment``, also for a place that holds nothing of that name,
+    ``MissingExtra`` when a dependency is not installed, and ``TypeError`` when the place does not
+    hold an ``EnvPackage``.
     """
     entry = resolve(env_name)
     module_name, _, attribute = entry.target.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute or "PACKAGE")
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise missing_extra(env_name, error) from error
+    attribute = attribute or "PACKAGE"
+    if not hasattr(module, attribute):
+        hint = did_you_mean(attribute, vars(module))
+        raise UnknownEnvironment(f"{env_name!r}: the module {module_name} has no {attribute}{hint}")
+    found = getattr(module, attribute)
     # A decorated function: it makes the package only when it is asked for.
     if callable(found) and not isinstance(found, EnvPackage):
         found = found()
@@ -249,6 +256,12 @@ def _choose_variant(
 
 def missing_extra(env_name: str, error: ModuleNotFoundError) -> ImportError:
     """The error to raise when playing ``env_name`` needs the module named in ``error``."""
+    module = env_name.partition(":")[0]
+    if ":" in env_name and error.name and f"{module}.".startswith(f"{error.name}."):
+        return MissingExtra(
+            f"environment {env_name!r}: no module {error.name!r} can be imported from here; "
+            "fix: start in the directory that holds it, or name that in PYTHONPATH"
+        )
     extra = resolve(env_name).extra
     how = f"install the extra: pip install -e '.[{extra}]'" if extra else "install it"
     return MissingExtra(

@@ -14,7 +14,7 @@ def shortest_way(
     start: State,
     after: Callable[[State], Iterable[tuple[str, State]]],
     solved: Callable[[State], bool],
-    max_states: int,
+    max_states: int = 100_000,
 ) -> list[str] | None:
     """The fewest moves from ``start`` to a state that is ``solved``, found breadth first.
 

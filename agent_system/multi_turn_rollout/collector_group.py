@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,13 @@ from agent_system.multi_turn_rollout.collector_worker import (
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from verl.utils.progress import Progress
 
 logger = logging.getLogger(__name__)
 # Seconds. The start is that of environments and, on a fresh machine, of Ray's worker processes.
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
+LOOK_S = 1.0  # between two looks at how far the plays are
 
 
 class CollectorGroup:
@@ -85,12 +88,38 @@ class CollectorGroup:
             for worker, shard in zip(self._remote, shards, strict=True)
             if shard
         ]
-        parts: list[Collected] = ray.get(pending, timeout=self._deadline(len(jobs), settings))
+        deadline_s = self._deadline(len(jobs), settings)
+        with Progress("playing", len(jobs), "plays") as progress:
+            parts = self._watched(pending, deadline_s, progress)
         # Shards come back as they were dealt; rows are wanted in the order of the jobs.
         by_index = {
             trajectory.job.index: trajectory for part in parts for trajectory in part.trajectories
         }
         return _joined(parts, [by_index[job.index] for job in jobs])
+
+    def _watched(
+        self, pending: Sequence[Any], timeout_s: float, progress: Progress
+    ) -> list[Collected]:
+        """What the workers return, while ``progress`` hears of the plays that are over.
+
+        Raises what a worker raised, and ``GetTimeoutError`` after ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        before = self._plays_over()
+        left = list(pending)
+        while left and time.monotonic() < deadline:
+            done, left = ray.wait(left, num_returns=len(left), timeout=LOOK_S)
+            ray.get(done)  # at once, where a worker failed: the others may play for long
+            over = self._plays_over() if left else None
+            if before is not None and over is not None:
+                progress.to(over - before)
+        return ray.get(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+
+    def _plays_over(self) -> int | None:
+        """How many plays the workers have ended; None where they are too busy to say."""
+        asked = [worker.plays_over.remote() for worker in self._remote]
+        answers, silent = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)
+        return None if silent else sum(ray.get(answers))
 
     def close(self) -> None:
         """Stop environments and workers."""

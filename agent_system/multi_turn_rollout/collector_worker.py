@@ -116,6 +116,11 @@ class CollectorWorker:
         )
         self._started = False
         self._start_lock = asyncio.Lock()
+        self._over = 0
+
+    async def plays_over(self) -> int:
+        """How many plays have come to their end since the worker was made."""
+        return self._over
 
     async def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
         """Play every job and return the trajectories in the order of ``jobs``.
@@ -177,9 +182,7 @@ class CollectorWorker:
             await self._pool.close()
 
     async def _play_group(self, context: RolloutContext, jobs: list[Job]) -> list[Trajectory]:
-        group = await gather_or_cancel(
-            TrajectoryPlayer(context, job).play(self._pool) for job in jobs
-        )
+        group = await gather_or_cancel(self._play(context, job) for job in jobs)
         alternatives = context.settings.alternatives
         if alternatives is not None and alternatives.expand == "mixed_groups":
             kept = select_trajectories(group, self._env_config.on_abort)[0]
@@ -191,6 +194,11 @@ class CollectorWorker:
                     for turn in trajectory.turns
                 )
         return group
+
+    async def _play(self, context: RolloutContext, job: Job) -> Trajectory:
+        trajectory = await TrajectoryPlayer(context, job).play(self._pool)
+        self._over += 1
+        return trajectory
 
     def _context(self, settings: PlaySettings) -> RolloutContext:
         """What the trajectories of one call share."""

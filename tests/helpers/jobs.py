@@ -27,17 +27,19 @@ class Job:
     and again.
     """
 
-    def __init__(self, words: list[str], log: Path) -> None:
+    def __init__(self, words: list[str], log: Path, cwd: Path = ROOT) -> None:
         self.log = log
         environ = {
             **os.environ,
+            # Elsewhere the packages are not found by the directory.
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "OMP_NUM_THREADS": "1",
         }
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                words, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT
+                words, cwd=cwd, env=environ, stdout=out, stderr=subprocess.STDOUT
             )
         self._known: set[psutil.Process] = {psutil.Process(self.process.pid)}
         atexit.register(self.end)  # a test session that is interrupted leaves nothing behind

@@ -1,13 +1,18 @@
-"""What the documentation shows works: blocks marked ``python test`` run, files and keys that pages
-name exist.
+"""What the documentation shows works: blocks marked ``python test`` run, files, keys and modules
+that pages name exist, links lead somewhere, and the site is built without a warning.
 """
 
+import ast
 import importlib
+import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES
 from verl.trainer.config import PPOConfig, SFTConfig
@@ -20,7 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 # A page of mistakes names what does not exist.
 RIGHT = [page for page in PAGES if page.name != "mistakes.md"]
-TEXTS = [*RIGHT, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+BESIDE = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+TEXTS = [*RIGHT, ROOT / "README.md", *BESIDE]
+LINKED = [*PAGES, ROOT / "README.md", *BESIDE, ROOT / "SECURITY.md"]
 BLOCK = re.compile(r"^```python test\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCKS = [
     (page, number, code)
@@ -35,6 +42,10 @@ FILE = re.compile(
     r"(?<![\w/.<-])((?:agent_system|verl|rlvcr|scripts|configs|docs)/[\w./]+\.(?:py|yaml|md|sh))"
 )
 CONFIG = re.compile(r"--config-name[ =](\w+)")
+FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+MODULE = re.compile(r"(?<![\w/])python -m ((?:agent_system|verl|scripts)[\w.]*)")
 
 
 @pytest.mark.parametrize(
@@ -98,3 +109,81 @@ def test_the_commands_of_contributing_exist():
         named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(), re.MULTILINE))
         targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
         assert named and named <= targets, named - targets
+
+
+def anchors(text: str) -> set[str]:
+    """What may stand behind the ``#`` of a link to a page: names that GitHub and mkdocs both give a
+    heading.
+    """
+    titles = [title.lower().replace("`", "") for title in HEADING.findall(FENCE.sub("", text))]
+    plain = [re.sub(r"[^\w\s-]", "", title).strip() for title in titles]
+    # mkdocs makes one hyphen of many spaces and hyphens, GitHub one of each.
+    return {title.replace(" ", "-") for title in plain} & {
+        re.sub(r"[-\s]+", "-", title) for title in plain
+    }
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """The links of ``text``, the content of ``page``, that lead nowhere inside the repository."""
+    found = []
+    for link in LINK.findall(FENCE.sub("", text)):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if path.startswith(("http://", "https://", "mailto:")):
+            continue
+        inside = target.is_relative_to(ROOT) and target.is_file()
+        if not inside or (anchor and anchor not in anchors(target.read_text())):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    assert broken_links(page, page.read_text()) == []
+
+
+def test_a_link_that_leads_nowhere_is_found():
+    page = ROOT / "docs" / "architecture.md"
+    links = ["models.md", "no.md", "#rooms", "#room", "models.md#nothing", "../../x.md"]
+    text = "".join(f"[a]({link})\n" for link in links) + "## Rooms\n```\n[b](code.md)\n```\n"
+    assert broken_links(page, text) == ["no.md", "#room", "models.md#nothing", "../../x.md"]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_blocks_are_closed_and_python_can_be_read(page):
+    text = page.read_text()
+    assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
+    for mark, code in FENCE.findall(text):
+        if mark.startswith("python"):
+            ast.parse(code)
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_modules_that_are_run_exist(page):
+    named = {name.rstrip(".") for name in MODULE.findall(page.read_text())}
+    assert [name for name in sorted(named) if importlib.util.find_spec(name) is None] == []
+
+
+def nav_files(entry: Any) -> list[str]:
+    """The files of a part of ``nav`` of ``mkdocs.yml``, in order."""
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [file for part in parts for file in nav_files(part)]
+
+
+def test_every_page_is_in_the_navigation_once():
+    files = nav_files(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    own = [file for file in files if not file.startswith("../")]
+    assert sorted(own) == [page.name for page in PAGES]
+    assert [file for file in files if not (ROOT / "docs" / file).is_file()] == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")
+def test_the_site_is_built_without_a_warning(tmp_path):
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for page in ("index.html", "five_minutes/index.html", "contributing/index.html"):
+        assert (tmp_path / page).is_file()
+    assert "```" not in (tmp_path / "environments" / "index.html").read_text()

@@ -110,7 +110,7 @@ def load_causal_lm(
     for reason in config_reasons(config):  # before the weights are read
         raise refusal(config, reason)
     register_packed_attention()
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 directory, config=config, dtype=dtype, attn_implementation=PACKED_ATTENTION, **local
@@ -167,8 +167,10 @@ def new_causal_lm(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No progress bar of transformers inside: every rank would draw one."""
+def quiet_transformers() -> Iterator[None]:
+    """No progress bar of transformers inside: it says nothing of the run, and every process would
+    draw one.
+    """
     from transformers.utils import logging as hf_logging
 
     shown = hf_logging.is_progress_bar_enabled()

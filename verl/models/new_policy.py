@@ -17,6 +17,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from verl.models.loader import quiet_transformers
+
 PAD = "<|pad|>"
 END = "<|end|>"
 USER = "<|user|>"
@@ -81,7 +83,8 @@ def build_policy(
         model = Qwen3ForCausalLM(config).float()
     model.generation_config = GenerationConfig(eos_token_id=ids[END], pad_token_id=ids[PAD])
     out_dir = Path(out_dir)
-    model.save_pretrained(out_dir, safe_serialization=True)
+    with quiet_transformers():
+        model.save_pretrained(out_dir, safe_serialization=True)
     tokenizer.save_pretrained(out_dir)
     return out_dir
 

@@ -3,35 +3,37 @@ elsewhere.
 """
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
+from rich.text import Text
 
 from verl.sections import ConsoleFigure, MetricTable, arrange, contributions
+from verl.utils.logging import screen
+from verl.utils.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 MIN_WIDTH = 110  # columns of a table that is written to a file
+STEP_WIDTH = 100  # columns of the table of steps, at most
+GAP = "  "
+# Where a label may go on in the next line: at a space, and behind the slash of two words.
+BREAK = re.compile(r" |(?<=\w{3}/)")
 FIGURES = (
     ConsoleFigure("held-out success", ("val/success_rate",), "{:.1%}"),
     ConsoleFigure("train success", ("episode/success_rate",), "{:.1%}"),
     ConsoleFigure("return", ("episode/reward",)),
-    ConsoleFigure("score", ("critic/score/mean",)),
     ConsoleFigure("tokens/episode", ("rollout/tokens_per_episode",), "{:.0f}"),
+    ConsoleFigure("s/step", ("timing_s/step",), "{:.1f}"),
     ConsoleFigure("entropy", ("actor/entropy",), "{:.3f}"),
     ConsoleFigure("loss", ("actor/pg_loss",), "{:+.4f}"),
     ConsoleFigure("grad norm", ("actor/grad_norm",)),
     ConsoleFigure("engine vs trainer", ("training/rollout_probs_diff_mean",), "{:.1e}"),
-    ConsoleFigure("s/step", ("timing_s/step",), "{:.1f}"),
+    # Last: where a terminal is narrow, the last ones are left out.
+    ConsoleFigure("score", ("critic/score/mean",)),
 )
 
 
@@ -69,6 +71,55 @@ def show_tables(declared: Iterable[MetricTable], metrics: Mapping[str, float]) -
             console.print(metric_table(table, metrics))
 
 
+class StepTable:
+    """The figures of steps below each other, in lines of at most ``width`` columns; figures that do
+    not fit are left out, the last ones first.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._widths: dict[str, int] = {}
+        self._header: list[tuple[str, int]] = []
+
+    def lines(self, step: int, figures: Mapping[str, str]) -> tuple[list[str], str]:
+        """The lines of a header, where columns are others than those of the last step, as they are
+        at a validation, and the row of ``step``.
+        """
+        columns = self._columns({"step": str(step), **figures})
+        header = [] if columns == self._header else _header(columns)
+        self._header = columns
+        row = {"step": str(step), **figures}
+        return header, GAP.join(row[label].rjust(width) for label, width in columns)
+
+    def _columns(self, row: Mapping[str, str]) -> list[tuple[str, int]]:
+        columns = []
+        left = self.width + len(GAP)
+        for label, value in row.items():
+            longest = max(map(len, (value, *BREAK.split(label))))
+            # Never narrower than before: else the header would come back again and again.
+            width = self._widths[label] = max(longest, self._widths.get(label, 0))
+            left -= width + len(GAP)
+            if left < 0:
+                break
+            columns.append((label, width))
+        return columns
+
+
+def _header(columns: Iterable[tuple[str, int]]) -> list[str]:
+    """The labels of ``columns`` in as many lines as the one with most words needs, set at the
+    bottom.
+    """
+    stacks = [
+        [word.rjust(width) for word in reversed(BREAK.split(label))] for label, width in columns
+    ]
+    widths = [width for _, width in columns]
+    rows = zip_longest(*stacks, fillvalue="")
+    lines = [
+        GAP.join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in rows
+    ]
+    return lines[::-1]
+
+
 class TrainingConsole:
     """Progress of a run.
 
@@ -78,17 +129,13 @@ class TrainingConsole:
     def __init__(
         self, total_steps: int | None = None, first_step: int = 0, console: Console | None = None
     ) -> None:
-        # stdout is left to what a command has to say, so that it can be piped.
-        self.console = console or Console(stderr=True)
-        self._header: list[str] = []
+        self.console = console or screen()
+        self._table = StepTable(min(STEP_WIDTH, self.console.width))
         self._progress: Progress | None = None
-        if not self.console.is_terminal:
-            return
-        columns = [TextColumn("[bold]training"), BarColumn(), MofNCompleteColumn()]
-        times = [TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]
-        self._progress = Progress(*columns, *times, console=self.console, transient=True)
-        self._task = self._progress.add_task("steps", total=total_steps, completed=first_step)
-        self._progress.start()
+        if self.console.is_terminal:
+            self._progress = Progress(
+                "training", total_steps, "steps", first=first_step, console=self.console
+            )
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Show the metrics of one step."""
@@ -100,22 +147,14 @@ class TrainingConsole:
                 ", ".join(f"{label} {value}" for label, value in figures.items()),
             )
             return
-        self._progress.update(self._task, completed=step)
-        self.console.print(self._table(step, figures))
-
-    def _table(self, step: int, figures: dict[str, str]) -> Table:
-        # A header again only where columns change, as they do at a validation.
-        table = Table(
-            box=None, show_header=list(figures) != self._header, pad_edge=False, header_style="dim"
-        )
-        self._header = list(figures)
-        for label in ["step", *figures]:
-            table.add_column(label, justify="right", min_width=max(6, len(label)), no_wrap=True)
-        table.add_row(f"[bold]{step}", *figures.values())
-        return table
+        self._progress.to(step)
+        header, row = self._table.lines(step, figures)
+        for line in header:
+            self.console.print(Text(line, style="dim"))
+        self.console.print(Text(row))
 
     def close(self) -> None:
         """Remove the bar; may be called twice."""
         if self._progress is not None:
-            self._progress.stop()
+            self._progress.close()
             self._progress = None

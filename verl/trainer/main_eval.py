@@ -18,6 +18,7 @@ from verl.trainer.launch.extensions import (
     rehearsal_problems,
     start_problems,
 )
+from verl.utils.logging import setup_logging
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,4 +37,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    setup_logging()
     sys.exit(main())

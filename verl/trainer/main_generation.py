@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from verl.trainer.config.command import run_command
 from verl.trainer.config.schema.tools import GenerationConfig
+from verl.utils.logging import setup_logging
 
 PROG = "verl.trainer.main_generation"
 REQUIRED = ("model.path", "data.path")
@@ -27,4 +28,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    setup_logging()
     sys.exit(main())

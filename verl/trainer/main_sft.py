@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from verl.trainer.config import cli
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.launch.extensions import environment_names, sft_start_problems
+from verl.utils.logging import setup_logging
 
 
 def train(cfg: SFTConfig) -> None:
@@ -26,4 +27,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    setup_logging()
     sys.exit(main())

@@ -1,5 +1,6 @@
 """The one place that sets logging up: coloured on a terminal, plain in files and pipes."""
 
+import functools
 import logging
 import sys
 from pathlib import Path
@@ -15,20 +16,23 @@ QUIET = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 _installed: list[logging.Handler] = []
 
 
-def setup_logging(
-    log_file: str | Path | None = None, level: str = "INFO", console: Console | None = None
-) -> None:
-    """Send this process's log to the terminal (or stderr as plain lines) and, appending, to
-    ``log_file``.
+@functools.cache
+def screen() -> Console:
+    """Where this process shows how it goes: lines of the log and progress bars, which tear each
+    other unless they share a console. Standard output is left to what a command has to say.
+    """
+    return Console(stderr=True)
 
-    ``console`` is the rich console that also draws the progress bar, so that lines do not tear it.
-    A second call replaces the handlers of the first.
+
+def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> None:
+    """Send this process's log to the terminal (or stderr as plain lines) and, appending, to
+    ``log_file``. A second call replaces the handlers of the first.
     """
     root = logging.getLogger()
     for handler in _installed:
         root.removeHandler(handler)
         handler.close()
-    handlers: list[logging.Handler] = [_screen(console)]
+    handlers: list[logging.Handler] = [_screen_handler()]
     if log_file is not None:
         Path(log_file).parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
@@ -41,9 +45,9 @@ def setup_logging(
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _screen(console: Console | None) -> logging.Handler:
-    if console is not None and console.is_terminal:
-        return RichHandler(console=console, show_path=False, log_time_format="%H:%M:%S")
+def _screen_handler() -> logging.Handler:
+    if screen().is_terminal:
+        return RichHandler(console=screen(), show_path=False, log_time_format="%H:%M:%S")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(PLAIN, datefmt="%H:%M:%S"))
     return handler

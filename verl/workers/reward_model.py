@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from verl.models.hub import local_model
-from verl.models.loader import check_model_dir, has_weights
+from verl.models.loader import check_model_dir, has_weights, quiet_transformers
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
 from verl.single_controller.base.decorator import Dispatch, register
@@ -65,9 +65,10 @@ class RewardModelWorker(Worker):
             "trust_remote_code": self.config.model.trust_remote_code,
         }
         dtype = getattr(torch, self.config.dtype or "float32")
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
-            directory, dtype=dtype, output_loading_info=True, **local
-        )
+        with quiet_transformers():
+            model, loading = AutoModelForSequenceClassification.from_pretrained(
+                directory, dtype=dtype, output_loading_info=True, **local
+            )
         _refuse_untrained_head(directory, model.config.num_labels, loading["missing_keys"])
         self._encode = ConversationTokens(AutoTokenizer.from_pretrained(directory, **local))
         self._model = model.to(self.device_name).eval()

@@ -8,7 +8,6 @@ keys go on with the keys that are sound.
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from verl.utils.interrupt import Interruption
 from verl.utils.settings import ConfigError, Key, keys_of, lookup
 from verl.utils.settings.unknown import children, nearest
 
-logger = logging.getLogger(__name__)
 # A config name, or a choice that reads the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
 SHOWN = "# composed, not checked: --check says whether this run could start"
@@ -222,7 +220,6 @@ def run(
             return 0
         with Interruption() as interruption:
             for cfg, plan in zip(command.configs, plans, strict=True):
-                logger.info("config %s", command.config_name)
                 warn_without_effect(cfg)
                 show(plan, f"config {command.config_name}")
                 main(cfg)

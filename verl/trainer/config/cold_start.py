@@ -14,8 +14,8 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
     ``cfg`` plays.
 
     Starts from ``cold_start.config_name`` with ``cold_start.overrides``; environment, seed of
-    tasks, arguments of the chat template, device and the place the policy goes to are taken from
-    ``cfg``. Raises ConfigError when it cannot be composed.
+    tasks, arguments of the chat template, device, project and the place the policy goes to are
+    taken from ``cfg``. Raises ConfigError when it cannot be composed.
     """
     # What is taken from the run below would overwrite these without a word.
     own = [
@@ -28,7 +28,9 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
             f"cold_start.overrides={own!r}: taken from this run; "
             "fix: set env.* and model.path of the run"
         )
-    sft = load_config(cfg.cold_start.config_name, cfg.cold_start.overrides, SFTConfig)
+    # First, so that overrides win: runs of two projects must not share the cold start's directory.
+    project = f'trainer.project_name="{cfg.trainer.project_name}"'
+    sft = load_config(cfg.cold_start.config_name, [project, *cfg.cold_start.overrides], SFTConfig)
     # Copies: what is filled in later on one side must not show on the other.
     sft.env = copy.deepcopy(cfg.env)
     # Another template would give other tokens than the policy meets in its rollouts.

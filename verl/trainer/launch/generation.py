@@ -4,7 +4,6 @@ beside the prompts.
     rows ─▶ chat template ─▶ engine ─▶ texts ─▶ the rows with a further column
 """
 
-import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import model_directory
 from verl.trainer.config.schema.tools import GenerationConfig
 from verl.utils import jsonl
+from verl.utils.progress import Progress
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
 from verl.utils.settings import ConfigError
@@ -25,7 +25,6 @@ from verl.utils.tables import read_rows
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.engine_registry import create_engine
 
-logger = logging.getLogger(__name__)
 SUFFIXES = (".jsonl", ".parquet")
 Record = dict[str, Any]
 
@@ -150,11 +149,10 @@ def answer(engine: RolloutEngine, requests: Sequence[SamplingRequest]) -> list[S
     for request in requests:
         engine.add(request)
     results: dict[str, SamplingResult] = {}
-    while engine.has_work():
-        for result in engine.step():
-            results[result.request_id] = result
-            if len(results) % max(1, len(requests) // 20) == 0:
-                logger.info("%d of %d answers", len(results), len(requests))
+    with Progress("generation", len(requests), "answers") as progress:
+        while engine.has_work():
+            results |= {result.request_id: result for result in engine.step()}
+            progress.to(len(results))
     return [results[request.request_id] for request in requests]
 
 

@@ -5,22 +5,12 @@
 import logging
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 from verl.record.tracking import Tracking
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.sft.trainer import StepRecord
+from verl.utils.progress import Progress
 
 logger = logging.getLogger(__name__)
-LINES = 20  # log lines of a run without a terminal
 RECORDS = 400  # lines of metrics.jsonl, about; held-out losses are always among them
 
 
@@ -43,19 +33,9 @@ class SFTProgress:
         self.total = total
         self.tokens = 0.0
         self.every = max(1, total // RECORDS)
-        self.bar: Progress | None = None
-        console = Console(stderr=True)
-        if "console" in trainer.logger and console.is_terminal:
-            columns = [TextColumn("[bold]imitating"), BarColumn(), MofNCompleteColumn()]
-            times = [
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[loss]}"),
-            ]
-            self.bar = Progress(*columns, *times, console=console, transient=True)
-            self.task = self.bar.add_task("steps", total=total, completed=first, loss="")
-            self.bar.start()
+        self.progress: Progress | None = None
+        if "console" in trainer.logger:
+            self.progress = Progress("imitating", total, "steps", first=first)
 
     def on_step(self, record: StepRecord) -> None:
         """Show and write one step."""
@@ -65,25 +45,18 @@ class SFTProgress:
         evaluated = "val/loss" in metrics
         if record.last or evaluated or record.step % self.every == 0:
             self.tracking.log(metrics, record.step)
-        if self.bar is not None and "train/loss" in metrics:
-            self.bar.update(
-                self.task, completed=record.step, loss=f"loss {metrics['train/loss']:.3f}"
-            )
+        if self.progress is not None and "train/loss" in metrics:
+            self.progress.to(record.step, f"loss {metrics['train/loss']:.3f}")
         if evaluated:
             loss = metrics["val/loss"]
             agent = metrics.get("val/agent_loss", float("nan"))
             line = "step %d of %d: held-out loss %.4f, agent tokens %.4f"
             logger.info(line, record.step, self.total, loss, agent)
-        elif self.bar is None and record.step % max(1, self.total // LINES) == 0:
-            loss = metrics.get("train/loss", float("nan"))
-            speed = metrics.get("perf/throughput", 0.0)
-            line = "step %d of %d: loss %.4f, %.0f tokens/s"
-            logger.info(line, record.step, self.total, loss, speed)
 
     def __enter__(self) -> "SFTProgress":
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        if self.progress is not None:
+            self.progress.close()
         self.tracking.finish()

@@ -20,6 +20,7 @@ from typing import Any
 from agent_system.environments.base import Task
 from agent_system.environments.env_package.alfworld import games
 from agent_system.environments.env_package.alfworld.settings import SHORT_NAMES, AlfworldSettings
+from verl.utils.progress import Progress
 
 OFFICIAL_FOLDER = "json_2.1.1"
 
@@ -137,13 +138,15 @@ class Store:
         lines = []
         entries = []
         start = 0
-        for number in range(self.size):
-            game = games.generate(self.settings, self.split, number)
-            line = json.dumps(game).encode() + b"\n"
-            entry = {key: game[key] for key in ("hash", "kind", "scene")}
-            entries.append({**entry, "start": start, "length": len(line)})
-            lines.append(line)
-            start += len(line)
+        with Progress(f"ALFWorld, {self.split}", self.size, "games") as progress:
+            for number in range(self.size):
+                game = games.generate(self.settings, self.split, number)
+                line = json.dumps(game).encode() + b"\n"
+                entry = {key: game[key] for key in ("hash", "kind", "scene")}
+                entries.append({**entry, "start": start, "length": len(line)})
+                lines.append(line)
+                start += len(line)
+                progress.add()
         digest = hashlib.blake2b(
             "".join(entry["hash"] for entry in entries).encode(), digest_size=16
         ).hexdigest()

@@ -15,17 +15,20 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from verl.utils.progress import Progress
 from verl.utils.threads import available_cpus
 
 logger = logging.getLogger(__name__)
 VERSION = 1  # raise it when the same settings would give other games
 # At about half a second a game that is some 14,000 of them on one core.
 MAKE_S = 7200  # seconds that making all games of a run may take
+LOOK_S = 1.0  # between two looks at how many there are
 MODULE = "agent_system.environments.env_package.textworld.generate"
 
 
@@ -94,13 +97,37 @@ class GameStore:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=MAKE_S)
+        done = self._run(command, environ)
         if done.returncode != 0:
             raise RuntimeError(
                 f"textworld could not make games of {self.spec}:\n{done.stderr[-2000:]}"
             )
         # What the library prints while it makes games stands before the last line.
         return json.loads(done.stdout.splitlines()[-1])
+
+    def _run(self, command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        """``command`` once it has ended; how far it is, the files that it leaves tell.
+
+        Raises ``TimeoutExpired`` after ``MAKE_S``.
+        """
+        before = self._made()
+        deadline = time.monotonic() + MAKE_S
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
+        with Progress("TextWorld", sum(self.counts.values()), "games") as progress, process:
+            try:
+                while True:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        said, wrong = process.communicate(timeout=LOOK_S)
+                        return subprocess.CompletedProcess(command, process.returncode, said, wrong)
+                    progress.to(self._made() - before)
+                    if time.monotonic() > deadline:
+                        raise subprocess.TimeoutExpired(command, MAKE_S)
+            finally:
+                process.kill()  # after a good end nothing is left to kill
+
+    def _made(self) -> int:
+        return sum(1 for _ in self.games.glob("*.json"))
 
     def _compile(self, name: str) -> None:
         import textworld

@@ -3,7 +3,9 @@ rollouts on training tasks.
 """
 
 import json
+import linecache
 import random
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -268,3 +270,22 @@ def test_disturbed_actions_come_as_often_as_asked():
     assert shares["fly", False, True] / 4000 == pytest.approx(NOISE.slips, abs=0.02)
     assert {decision.plan for decision in drawn} == {"go then win", "wait", "fly"}
     assert disturbed(best, rng, Noise(0.5, 0.5), [], []) == best
+
+
+def test_an_environment_of_ones_own_is_demonstrated_anew_once_its_file_is_another(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = get_package("number_line").read({"max_steps": 12})
+
+    def written(last_line: str) -> str:
+        module = "agent_system.environments.env_package.number_line.package"
+        (tmp_path / "own_line.py").write_text(f"from {module} import PACKAGE\n{last_line}\n")
+        # As in another process.
+        sys.modules.pop("own_line", None)
+        linecache.clearcache()
+        return write_demonstrations("own_line:PACKAGE", settings, tmp_path, 4, num_workers=0).name
+
+    first = written("# one")
+    assert written("# one") == first != written("# two")
+    sys.modules.pop("own_line")

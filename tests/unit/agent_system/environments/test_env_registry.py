@@ -46,6 +46,34 @@ def test_a_place_without_a_package_is_refused():
         registry.get_package("tests.helpers.faulty_envs:__name__")
 
 
+def test_a_place_that_holds_no_such_name_is_refused_with_the_nearest():
+    with pytest.raises(
+        registry.UnknownEnvironment, match=r"faulty_envs has no PAKAGE; did you mean 'PACKAGE'\?"
+    ):
+        registry.get_package("tests.helpers.faulty_envs:PAKAGE")
+
+
+@pytest.mark.parametrize("place", ["no_such_lab:PACKAGE", "no_such_lab.guess:PACKAGE"])
+def test_a_place_that_cannot_be_imported_says_where_to_start(place):
+    with pytest.raises(
+        registry.MissingExtra,
+        match=r"no module 'no_such_lab'.*start in the directory that holds it",
+    ):
+        registry.get_package(place)
+
+
+def test_a_place_whose_own_imports_are_missing_names_these(tmp_path, monkeypatch):
+    (tmp_path / "needy_lab.py").write_text("import no_such_library")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(registry.MissingExtra, match="needs the module 'no_such_library'"):
+        registry.get_package("needy_lab:PACKAGE")
+
+
+def test_an_unknown_name_says_how_one_of_your_own_is_named():
+    with pytest.raises(registry.UnknownEnvironment, match=r"'potions'\. There.*: potions:PACKAGE"):
+        registry.get_package("potions")
+
+
 def test_a_missing_dependency_names_the_extra(monkeypatch):
     monkeypatch.setitem(
         registry.REGISTRY, "lab", registry.Entry("no_such_lab.package:PACKAGE", extra="envs")

@@ -2,12 +2,15 @@
 them.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
 from agent_system.environments.manager import make_envs
+from agent_system.multi_turn_rollout import collector_group
+from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import Group, make_config, make_world, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -48,8 +51,46 @@ def test_ray_collectors_play_what_one_in_this_process_plays():
         again = there.multi_turn_loop(
             make_envs(config)[1].panel_batch()[:4], Group([engine]), envs, is_train=False
         )
+        workers = there._collectors(Group([engine]))
+        assert workers._plays_over() == len(expected) + 4
     finally:
         here.close()
         there.close()
     assert rows(found) == rows(expected)
     assert len(again) == 4 and again.non_tensor_batch["won"].all()
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """What two workers return, of which ``a`` is done at the second look and ``b`` at the third,
+    and what progress hears; ``broken`` ones raise.
+    """
+
+    def watch(*broken: str) -> tuple[Any, list[int]]:
+        looks = iter([([], ["a", "b"]), (["a"], ["b"]), (["b"], [])])
+        # Plays of earlier calls, 10 of them, are over as well; once nobody answers.
+        over = iter([10, None, 13])
+        heard: list[int] = []
+
+        def get(refs: list[str], timeout: float | None = None) -> list[str]:
+            if set(refs) & set(broken):
+                raise RuntimeError(f"{refs} broke")
+            return [f"plays of {ref}" for ref in refs]
+
+        fake = SimpleNamespace(wait=lambda refs, num_returns, timeout: next(looks), get=get)
+        monkeypatch.setattr(collector_group, "ray", fake)
+        monkeypatch.setattr(CollectorGroup, "_plays_over", lambda self: next(over))
+        progress: Any = SimpleNamespace(to=heard.append)
+        group = object.__new__(CollectorGroup)
+        return CollectorGroup._watched(group, ["a", "b"], 60.0, progress), heard
+
+    return watch
+
+
+def test_progress_hears_of_the_plays_that_are_over(watched):
+    assert watched() == (["plays of a", "plays of b"], [3])
+
+
+def test_a_worker_that_failed_is_told_while_the_others_play(watched):
+    with pytest.raises(RuntimeError, match=r"\['a'\] broke"):
+        watched("a")

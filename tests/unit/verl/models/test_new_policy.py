@@ -39,6 +39,15 @@ def built(tmp_path_factory):
     return AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
 
 
+def test_no_bar_of_a_library_is_drawn(tmp_path, capfd):
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.enable_progress_bar()
+    policy.build_policy(tmp_path, TEXTS, hidden=32, ff=64, heads=2, kv_heads=1)
+    assert "it/s" not in capfd.readouterr().err
+    assert hf_logging.is_progress_bar_enabled(), "what others asked for stays"
+
+
 @pytest.mark.parametrize(
     "text",
     [

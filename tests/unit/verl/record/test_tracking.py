@@ -1,5 +1,6 @@
 """Metrics reach the file whatever happens around it."""
 
+import io
 import json
 import logging
 
@@ -7,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from rich.text import Text
 
 import rlvcr.sections  # noqa: F401  (the shares of levels)
 from verl.record.config_values import flatten
-from verl.record.console import TrainingConsole, summary
+from verl.record.console import FIGURES, STEP_WIDTH, StepTable, TrainingConsole, summary
 from verl.record.tracking import Service, Tracking, check_backends, read_metrics
 from verl.utils import jsonl
 from verl.utils.logging import setup_logging
+from verl.utils.progress import Progress
 
 
 def make(tmp_path, backends=("file",), **kwargs):
@@ -150,22 +153,76 @@ def test_a_table_and_a_bar_on_a_terminal(tmp_path):
         console.close()
         file.seek(0)
         screen = file.read()
-    assert screen.count("held-out success") == 1 and screen.count("50.0%") == 2
+    assert screen.count("held-out") == 1 and screen.count("50.0%") == 2
 
 
-def test_the_log_reaches_the_file_once(tmp_path):
+def every_figure(value: float) -> dict[str, float]:
+    shares = {f"rlvcr/level_share_{k}": 1.0 for k in (1, 2, 3, 4)}
+    return {name: value for figure in FIGURES for name in figure.metrics} | shares
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 200])
+def test_a_row_of_all_figures_fits_the_terminal_and_100_columns(width):
+    file = io.StringIO()
+    console = TrainingConsole(10**5, console=Console(file=file, force_terminal=True, width=width))
+    for step, value in ((1, 0.123456), (99999, -98765.4321), (100000, 1e-9)):
+        console.step(step, every_figure(value))
+    console.close()
+    lines = [Text.from_ansi(line).plain for line in file.getvalue().splitlines()]
+    rows = [line for line in lines if line.lstrip().startswith(("1 ", "99999 ", "100000 "))]
+    assert len(rows) == 3
+    assert max(map(len, lines)) <= min(width, STEP_WIDTH)
+
+
+def test_figures_that_do_not_fit_are_the_last_ones():
+    figures = {"held-out success": "50.0%", "tokens/episode": "210", "s/step": "2.3"}
+    header, row = StepTable(100).lines(3, figures)
+    assert header == ["      held-out  tokens/        ", "step   success  episode  s/step"]
+    assert row == "   3     50.0%      210     2.3"
+    header, row = StepTable(23).lines(3, figures)
+    assert header == ["      held-out  tokens/", "step   success  episode"]
+    assert row == "   3     50.0%      210"
+
+
+def test_the_header_comes_again_where_columns_change():
+    table = StepTable(100)
+    headers = [
+        table.lines(step, figures)[0]
+        for step, figures in enumerate(
+            [{"return": "1"}, {"return": "0.0123"}, {"return": "0.01234"}, {"loss": "1"}]
+        )
+    ]
+    assert [bool(header) for header in headers] == [True, False, True, True]
+
+
+@pytest.fixture
+def restored_log():
+    """The root logger, which is afterwards as it was."""
     root = logging.getLogger()
     before = list(root.handlers), root.level
-    try:
-        for _ in range(2):
-            setup_logging(tmp_path / "logs" / "main.log")
+    yield
+    for handler in root.handlers[:]:
+        if handler not in before[0]:
+            root.removeHandler(handler)
+            handler.close()
+    root.setLevel(before[1])
+
+
+def test_lines_of_the_log_stand_above_the_bars_of_a_terminal(restored_log, monkeypatch):
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    monkeypatch.setattr("verl.utils.logging.screen", lambda: console)
+    setup_logging()
+    with Progress("brewing", 3, "potions", console=console):
         logging.getLogger("verl.test").info("hello")
-    finally:
-        for handler in root.handlers[:]:
-            if handler not in before[0]:
-                root.removeHandler(handler)
-                handler.close()
-        root.setLevel(before[1])
+    above, _, below = file.getvalue().partition("hello")
+    assert "INFO" in above and "brewing" in below
+
+
+def test_the_log_reaches_the_file_once(tmp_path, restored_log):
+    for _ in range(2):
+        setup_logging(tmp_path / "logs" / "main.log")
+    logging.getLogger("verl.test").info("hello")
     assert (tmp_path / "logs" / "main.log").read_text().count("INFO verl.test: hello") == 1
 
 

@@ -417,6 +417,17 @@ def test_cold_start_plays_the_environment_of_the_run(tmp_path):
     assert load_config("cold_start", schema=SFTConfig, config_path=str(tmp_path)) == sft
 
 
+def test_policy_and_cold_start_of_an_environment_of_ones_own_are_called_after_the_project():
+    words = ["env.env_name=tests.helpers.faulty_envs:PACKAGE", 'trainer.project_name="my lab"']
+    cfg = load_config("small_policy", words)
+    sft = cold_start_config(cfg)
+    assert sft.model.save_path == cfg.actor_rollout_ref.model.path == "data/models/my lab"
+    assert sft.trainer.default_local_dir == "runs/my lab/sft"
+    own = ["cold_start.overrides=['trainer.project_name=another']"]
+    sft = cold_start_config(load_config("small_policy", [*words, *own]))
+    assert sft.trainer.default_local_dir == "runs/another/sft"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

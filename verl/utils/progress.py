@@ -1,0 +1,107 @@
+"""How far a long part is: on a terminal a bar with rate and time left, elsewhere a plain line now
+and then.
+
+    with Progress("demonstrations", total=3000, unit="episodes") as progress:
+        for chunk in chunks:
+            progress.add(len(chunk))
+
+    demonstrations ━━━━━━━━━━━━━━━━━━ 1,312/3,000 episodes 98/s  0:00:17 left
+    INFO verl.utils.progress: demonstrations: 1,312 of 3,000 episodes, 98/s, 0:00:17 left
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bars
+
+from verl.utils.logging import screen
+
+logger = logging.getLogger(__name__)
+PERIOD_S = 10.0  # between two plain lines, at least
+COLUMNS = ("{task.description}", "{task.fields[count]}", "{task.fields[pace]}")
+
+
+class Progress:
+    """A part of ``total`` units (None: nobody knows), ``first`` of which are done already; use as a
+    context manager.
+
+    Rate and time left are of what is done from here on. Parts may be nested: the bars of one
+    console stand below each other. ``clock`` gives seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total: int | None,
+        unit: str,
+        first: int = 0,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.total = total
+        self.unit = unit
+        self.done = first
+        self._first = first
+        self._clock = clock
+        self._began = self._said = clock()
+        self._bars: Bars | None = None
+        console = console or screen()
+        if console.is_terminal:
+            title, count, pace = (TextColumn(text, markup=False) for text in COLUMNS)
+            self._bars = Bars(title, BarColumn(), count, pace, console=console, transient=True)
+            self._task = self._bars.add_task(name, total=total, completed=first, count="", pace="")
+            self._bars.start()
+            self._draw("")
+
+    def to(self, done: int, note: str = "") -> None:
+        """``done`` units are done; ``note`` is what else is worth a glance now."""
+        self.done = done
+        if self._bars is not None:
+            self._draw(note)
+        elif self._clock() - self._said >= PERIOD_S and done > self._first:
+            self._said = self._clock()
+            parts = (self._count(" of "), *self._pace(), note)
+            logger.info("%s: %s", self.name, ", ".join(part for part in parts if part))
+
+    def add(self, count: int = 1) -> None:
+        """``count`` more units are done."""
+        self.to(self.done + count)
+
+    def close(self) -> None:
+        """Remove the bar; may be called twice."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _draw(self, note: str) -> None:
+        if self._bars is not None:
+            pace = "  ".join(part for part in (*self._pace(), note) if part)
+            self._bars.update(self._task, completed=self.done, count=self._count("/"), pace=pace)
+
+    def _count(self, of: str) -> str:
+        whole = "" if self.total is None else f"{of}{self.total:,}"
+        return f"{self.done:,}{whole} {self.unit}"
+
+    def _pace(self) -> tuple[str, ...]:
+        """Rate and, where the end is known, time left; nothing before the first unit is done."""
+        done = self.done - self._first
+        seconds = self._clock() - self._began
+        if done <= 0 or seconds <= 0:
+            return ()
+        rate = done / seconds
+        shown = f"{rate:.3g}/s" if rate >= 1 else f"{1 / rate:.3g} s each"
+        if self.total is None:
+            return (shown,)
+        left = timedelta(seconds=round(max(0, self.total - self.done) / rate))
+        return (shown, f"{left} left")
