@@ -92,7 +92,7 @@ def _refuse_other_sampling(said: Mapping[str, Any], rules: SamplingRules) -> Non
         allowed = understood.get(key, ())
         if value not in allowed:
             values = ", ".join(map(repr, allowed)) or "none"
-            why = "rows would not be what the run samples and learns from"
+            why = "turns are sampled in the run's own way, and answered as whole texts"
             raise wrong(key, value, why, values, f"leave {key} out")
 
 
@@ -137,8 +137,8 @@ def _messages(value: Any) -> list[Message]:
 
 
 def _message(said: Any, where: str) -> Message:
-    if not isinstance(said, dict) or said.get("role") not in ROLES:
-        role = said.get("role") if isinstance(said, dict) else said
+    role = said.get("role") if isinstance(said, dict) else said
+    if not isinstance(said, dict) or not isinstance(role, str) or role not in ROLES:
         why = "the chat template has no words for it"
         raise wrong(f"{where}.role", role, why, ", ".join(ROLES), "tell results as the user")
     for key, value in said.items():
@@ -151,7 +151,7 @@ def _message(said: Any, where: str) -> Message:
         why = "only text is shown to the policy"
         allowed = "a text, or a list of parts {type: text, text: ...}"
         raise wrong(f"{where}.content", said.get("content"), why, allowed, "write it as text")
-    return {"role": ROLES[said["role"]], "content": text}
+    return {"role": ROLES[role], "content": text}
 
 
 def _text(content: Any) -> str | None:

@@ -58,7 +58,7 @@ def test_what_would_sample_otherwise_is_refused_and_said(key, value, allowed):
         read(**{key: value})
     assert (refused.value.status, refused.value.param) == (400, key)
     said = refused.value.message
-    assert said.startswith(f"{key}={value!r}: rows would not be what the run samples")
+    assert said.startswith(f"{key}={value!r}: turns are sampled in the run's own way")
     assert said.endswith(f"allowed: {allowed}; fix: leave {key} out")
 
 
@@ -112,6 +112,7 @@ def test_what_the_user_says_in_a_row_is_one_message():
         (["hello"], r"messages\[0\]\.role='hello'"),
         ([{"role": "tool", "content": "5"}], r"messages\[0\]\.role='tool'"),
         ([{"content": "5"}], r"messages\[0\]\.role=None"),
+        ([{"role": ["user"], "content": "5"}], r"messages\[0\]\.role=\['user'\]"),
         ([{"role": "user", "content": 5}], r"messages\[0\]\.content=5"),
         ([{"role": "user", "content": "half \ud83d"}], r"messages\[0\]\.content="),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\]\.content="),
