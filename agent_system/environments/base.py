@@ -300,6 +300,8 @@ class EnvPackage(Generic[S]):
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
     # What was cut by length is no action; of a turn that is the whole episode it is the answer.
     plays_cut_turns: bool = False
+    # A step is a whole play: its action says where an agent finds the policy (``endpoint``).
+    brings_agent: bool = False
     # None: what is shown first is known when the environment is reset.
     task_text: TaskText | None = None
     expert: Expert[S] | None = None

@@ -37,6 +37,7 @@ def _shipped(name: str, settings: str, extra: str | None = None) -> Entry:
 
 
 REGISTRY: dict[str, Entry] = {
+    "agent": _shipped("agent", "AgentSettings"),
     "alfworld": _shipped("alfworld", "AlfworldSettings", extra="envs"),
     "dataset": _shipped("dataset", "DatasetSettings"),
     "frozen_lake": _shipped("frozen_lake", "LakeSettings", extra="envs"),

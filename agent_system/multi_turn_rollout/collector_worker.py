@@ -6,6 +6,7 @@ stay open from call to call.
 
     collect(jobs) ─▶ groups ─▶ trajectories ─┬─ tokens ──▶ EngineClient ──▶ rollout workers
                                              └─ actions ─▶ EnvironmentPool ─▶ environment processes
+    agents of users in those processes ─▶ EndpointServer ─▶ their trajectories
 """
 
 import asyncio
@@ -17,8 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_system.config import EnvConfig
+from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.pool import EnvironmentPool
+from agent_system.multi_turn_rollout.agent_player import AgentPlayer
 from agent_system.multi_turn_rollout.carry import GroupsUnderWay
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
@@ -111,6 +114,7 @@ class CollectorWorker:
             env_config.reset_timeout_s,
             env_config.step_timeout_s,
         )
+        self._endpoint = EndpointServer()
         self._under_way: GroupsUnderWay[list[Trajectory]] = GroupsUnderWay(
             env_config.rollout.carry_over_steps
         )
@@ -175,11 +179,12 @@ class CollectorWorker:
         )
 
     async def close(self) -> None:
-        """Stop the environments and the engine connection."""
+        """Stop the environments, the engine connection and the endpoint."""
         await self._under_way.cancel()
         await self._engine.close()
         if self._started:
             await self._pool.close()
+        await self._endpoint.close()
 
     async def _play_group(self, context: RolloutContext, jobs: list[Job]) -> list[Trajectory]:
         group = await gather_or_cancel(self._play(context, job) for job in jobs)
@@ -196,9 +201,14 @@ class CollectorWorker:
         return group
 
     async def _play(self, context: RolloutContext, job: Job) -> Trajectory:
-        trajectory = await TrajectoryPlayer(context, job).play(self._pool)
+        trajectory = await self._player(context, job).play(self._pool)
         self._over += 1
         return trajectory
+
+    def _player(self, context: RolloutContext, job: Job) -> TrajectoryPlayer:
+        if self._package.for_task(job.task).brings_agent:
+            return AgentPlayer(context, job, self._endpoint)
+        return TrajectoryPlayer(context, job)
 
     def _context(self, settings: PlaySettings) -> RolloutContext:
         """What the trajectories of one call share."""
@@ -214,7 +224,7 @@ class CollectorWorker:
             package=self._package,
             prompts=settings.prompts(self._package, self._env_config),
             bridge=self._bridge,
-            agent=sampler.agent,
+            sampler=sampler,
             codec=codec,
             alternatives=alternatives,
         )

@@ -33,21 +33,27 @@ class PolicySampler:
         turns = itertools.count()
 
         def sample(prompt_ids: list[int], forced: int) -> Awaitable[SamplingResult]:
-            return self.turn(prompt_ids, job, next(turns), forced)
+            most = self._settings.max_turn_tokens - forced
+            return self.turn(prompt_ids, job, next(turns), most)
 
         return EngineAgent(sample, self._decode)
 
     async def turn(
-        self, prompt_ids: list[int], job: Job, number: int, forced: int = 0
+        self,
+        prompt_ids: list[int],
+        job: Job,
+        number: int,
+        max_tokens: int,
+        stop: tuple[str, ...] = (),
     ) -> SamplingResult:
-        """Turn ``number`` that the trajectory ``job`` samples; the last ``forced`` tokens of
-        ``prompt_ids`` are its beginning. Raises what ``EngineClient.sample`` raises.
+        """Turn ``number`` that the trajectory ``job`` samples; ``stop`` ends it beside the strings
+        of the settings. Raises what ``EngineClient.sample`` raises.
         """
         return await self._engine.sample(
             prompt_ids,
-            max_tokens=self._settings.max_turn_tokens - forced,
+            max_tokens=max_tokens,
             sampling=self._sampling,
-            stop=self._settings.stop,
+            stop=(*self._settings.stop, *stop),
             route=job.index,
             # Of the trajectory, not of its group: members of a group differ by nothing else.
             seed=derive_seed(self._settings.seed, "turn", job.traj_uid, number),

@@ -12,17 +12,18 @@ stands. Whatever breaks is noted in the trajectory: a broken trajectory is data.
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from agent_system.agents import Action, EngineAgent
+from agent_system.agents import Action
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.failure import EnvFailure
 from agent_system.multi_turn_rollout.engine_client import EngineAborted
 from agent_system.multi_turn_rollout.history import make_history
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
@@ -56,8 +57,7 @@ class EnvLender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What all trajectories of a batch share. ``agent(job)`` makes the agent that plays one of
-    them.
+    """What all trajectories of a batch share.
 
     ``codec`` reads thinking levels and ``alternatives`` samples other thoughts; None where not
     asked for.
@@ -67,7 +67,7 @@ class RolloutContext:
     package: EnvPackage
     prompts: Prompts
     bridge: ChatBridge
-    agent: Callable[[Job], EngineAgent]
+    sampler: PolicySampler
     codec: LevelCodec | None = None
     alternatives: AlternativeSampler | None = None
 
@@ -98,7 +98,7 @@ class TrajectoryPlayer:
     def __init__(self, context: RolloutContext, job: Job) -> None:
         self.context = context
         self.trajectory = Trajectory(job)
-        self._agent = context.agent(job)
+        self._agent = context.sampler.agent(job)
         self._thoughts: list[asyncio.Task[None]] = []
 
     async def play(self, pool: EnvLender) -> Trajectory:

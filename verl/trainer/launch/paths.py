@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from agent_system.environments.env_package.agent.settings import AgentSettings
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import settings_class
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
@@ -20,6 +21,7 @@ PLACES = (
 DIRECTORY = "data_dir"
 FILES = ("train_files", "val_files")
 FUNCTIONS = "functions"
+AGENT = ("path", "tasks")
 
 
 def make_absolute(cfg: PPOConfig) -> None:
@@ -68,6 +70,8 @@ def _settings_places(settings: Section) -> dict[str, Any]:
             found[name] = absolute(value)
         if name in FILES:
             found[name] = [absolute(file) for file in value]
+        if name in AGENT and isinstance(settings, AgentSettings):
+            found[name] = _absolute_function(value)
         if name == FUNCTIONS and value:
             found[name] = [_absolute_function(place) for place in value]
         if isinstance(value, FunctionFromFile) and value.path:

@@ -76,6 +76,19 @@ def test_tools_by_file_become_absolute_and_those_of_modules_stay(tmp_path, monke
     assert lookup(cfg, "env.tools.functions") == [f"{tmp_path}/my/tools.py:add", "math:sqrt"]
 
 
+def test_an_agent_by_file_becomes_absolute_and_its_tasks_by_module_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "env.env_name=agent",
+        "env.agent.path=my/agent.py:play",
+        "env.agent.tasks=my.agent:all",
+    ]
+    cfg = config(*words)
+    make_absolute(cfg)
+    assert lookup(cfg, "env.agent.path") == f"{tmp_path}/my/agent.py:play"
+    assert lookup(cfg, "env.agent.tasks") == "my.agent:all"
+
+
 def test_paths_of_parts_of_a_mixture_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config(

@@ -1,0 +1,100 @@
+"""The conversations of one play: which of them a list of messages continues, and in which tokens.
+
+    [system user]                                  a new row
+    [system user REPLY user]                       the same row: sampled tokens, bridge, user
+    [system user other words ...]                  a fork: a new row, rendered from its messages
+
+A reply is known by its text, and stands in the row as the tokens that were sampled for it.
+"""
+
+from collections.abc import Sequence
+
+from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.conversation import Limits, Sampled, TokenConversation
+from agent_system.tokens.ledger import Segment, TokenLedger
+from agent_system.tokens.template import Message
+
+
+class Dialogue:
+    """One row under way. ``number`` is that of its ledger; ``heard`` are the messages before its
+    first turn, then one before each later turn.
+    """
+
+    __slots__ = ("_asked", "_replies", "conversation", "heard", "number")
+
+    def __init__(self, conversation: TokenConversation, number: int, asked: list[Message]) -> None:
+        self.conversation = conversation
+        self.number = number
+        self.heard: list[Message] = []
+        self._asked = asked
+        # How the last turn may be quoted; nothing while it is awaited.
+        self._replies: tuple[str, ...] = ()
+
+    def goes_on(self, messages: Sequence[Message]) -> bool:
+        """Whether ``messages`` are all that was said here, and one more of the user's."""
+        before = len(self._asked)
+        if len(messages) != before + 2 or list(messages[:before]) != self._asked:
+            return False
+        reply = messages[before]
+        return reply["role"] == "assistant" and reply["content"] in self._replies
+
+    def ask(self, messages: list[Message]) -> None:
+        """Await the turn that answers ``messages``."""
+        self._asked = messages
+        self._replies = ()
+
+    def answer(self, sampled: Sampled, step: int, replies: Sequence[str]) -> Segment:
+        """Add turn ``step``, which a client may quote as any of ``replies``."""
+        self._replies = tuple(replies)
+        return self.conversation.say(sampled, step)
+
+
+class Dialogues:
+    """Every conversation of one play. With ``extends`` false each request is a row of its own.
+
+    What the user says is text of an environment (``ChatBridge.as_text``); system messages and
+    replies are the words of the agent's author and of the policy.
+    """
+
+    def __init__(self, bridge: ChatBridge, limits: Limits, extends: bool) -> None:
+        self.ledgers: list[TokenLedger] = []
+        self._bridge = bridge
+        self._limits = limits
+        self._extends = extends
+        self._all: list[Dialogue] = []
+
+    def __getitem__(self, number: int) -> Dialogue:
+        return self._all[number]
+
+    def open(self, messages: list[Message], step: int) -> Dialogue | None:
+        """The dialogue in which turn ``step`` answers ``messages``; None where it would not fit.
+
+        Raises ``TemplateUnsupported`` where the chat template refuses the order of roles.
+        """
+        known = self._all if self._extends else []
+        dialogue = next((one for one in known if one.goes_on(messages)), None)
+        if dialogue is None:
+            return self._begin(messages, step)
+        shown = self._shown(messages[-1])
+        if not dialogue.conversation.hear(shown["content"], step):
+            return None
+        dialogue.heard.append(shown)
+        dialogue.ask(messages)
+        return dialogue
+
+    def _begin(self, messages: list[Message], step: int) -> Dialogue | None:
+        shown = [self._shown(message) for message in messages]
+        conversation = TokenConversation(self._bridge, self._limits, shown[:-1])
+        # Before the ledger is listed: a conversation that does not fit is no row.
+        if not conversation.hear(shown[-1]["content"], step):
+            return None
+        dialogue = Dialogue(conversation, len(self._all), messages)
+        dialogue.heard += shown
+        self.ledgers.append(conversation.ledger)
+        self._all.append(dialogue)
+        return dialogue
+
+    def _shown(self, message: Message) -> Message:
+        if message["role"] != "user":
+            return message
+        return {**message, "content": self._bridge.as_text(message["content"])}

@@ -1,0 +1,74 @@
+"""What a client is answered, in the forms of OpenAI's chat completions."""
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from verl.utils.sampling import StopReason
+
+MODEL = "policy"  # what the policy is called, whatever its weights
+
+
+class Refused(Exception):
+    """A request that is not served. ``status`` is HTTP's, ``param`` the key at fault and ``code``
+    the kind of mistake, where OpenAI has a word for it.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """The error as a client reads it."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One sampled turn as a client sees it; numbers are of tokens."""
+
+    text: str
+    stop_reason: StopReason
+    prompt_tokens: int
+    sampled_tokens: int
+
+    def body(self) -> dict[str, Any]:
+        """The chat completion."""
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": self.text},
+            "finish_reason": self.stop_reason.value,
+            "logprobs": None,
+        }
+        usage = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.sampled_tokens,
+            "total_tokens": self.prompt_tokens + self.sampled_tokens,
+        }
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": MODEL,
+            "choices": [choice],
+            "usage": usage,
+        }
+
+
+def models() -> dict[str, Any]:
+    """The list of the one model that there is."""
+    model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlvcr"}
+    return {"object": "list", "data": [model]}

@@ -1,0 +1,176 @@
+"""The server: loopback alone, and nothing without the key of a play that is under way."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from agent_system.endpoint.chat_request import ChatRequest, SamplingRules, read_request, wrong
+from agent_system.endpoint.forms import MODEL, Refused, Reply, models
+from agent_system.reward_manager.scores import finite
+
+LOOPBACK = "127.0.0.1"
+KEY_BYTES = 32
+MAX_BODY = 64 * 1024 * 1024  # bytes of a request
+CLOSE_S = 1.0  # for answers that are under way when the server closes
+BEARER = "Bearer "
+# Clients try again where a server fails, and here nothing would become better.
+NO_RETRY = {"x-should-retry": "false"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where the agent of one play finds the policy."""
+
+    base_url: str
+    api_key: str
+    model: str
+
+
+class Guest(Protocol):
+    """A play that is under way; its key names it."""
+
+    @property
+    def rules(self) -> SamplingRules:
+        """How its turns are sampled."""
+        ...
+
+    async def chat(self, request: ChatRequest) -> Reply:
+        """Sample the turn that answers ``request``. Raises ``Refused``."""
+        ...
+
+    def finish(self, reward: float, won: bool) -> None:
+        """The play is over and earned ``reward``."""
+        ...
+
+
+class EndpointServer:
+    """Serves plays by key, from the first that is admitted on. Use within one asyncio loop."""
+
+    def __init__(self) -> None:
+        self._guests: dict[str, Guest] = {}
+        self._runner: web.AppRunner | None = None
+        self._starting = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, guest: Guest) -> AsyncIterator[Door]:
+        """Serve ``guest`` under a key of its own until it is finished, or the block is left."""
+        base_url = await self._start()
+        key = secrets.token_urlsafe(KEY_BYTES)
+        self._guests[key] = guest
+        try:
+            yield Door(base_url, key, MODEL)
+        finally:
+            self._guests.pop(key, None)
+
+    async def close(self) -> None:
+        """Stop serving; may be called twice."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _start(self) -> str:
+        """Be there; returns the address."""
+        async with self._starting:
+            if self._runner is None:
+                runner = web.AppRunner(
+                    self._app(),
+                    access_log=None,
+                    handler_cancellation=True,
+                    shutdown_timeout=CLOSE_S,
+                )
+                await runner.setup()
+                # Port 0: the system chooses one that is free.
+                await web.TCPSite(runner, LOOPBACK, 0).start()
+                self._runner = runner
+        return f"http://{LOOPBACK}:{self._runner.addresses[0][1]}/v1"
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_in_openai_form])
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/reward", self._reward)
+        app.router.add_get("/v1/models", self._models)
+        return app
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        guest = self._guests[self._key(request)]
+        asked = read_request(await _body(request), guest.rules)
+        reply = await guest.chat(asked)
+        return web.json_response(reply.body())
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._key(request)
+        return web.json_response(models())
+
+    async def _reward(self, request: web.Request) -> web.Response:
+        self._key(request)
+        reward, won = read_reward(await _body(request))
+        # Looked up again: another reward may have come while this one's body was read.
+        key = self._key(request)
+        self._guests.pop(key).finish(reward, won)
+        return web.json_response({"reward": reward, "won": won})
+
+    def _key(self, request: web.Request) -> str:
+        """The key that ``request`` came with. Raises ``Refused`` where it names no play."""
+        said = request.headers.get("Authorization", "")
+        key = said.removeprefix(BEARER)
+        if not said.startswith(BEARER) or key not in self._guests:
+            raise Refused(
+                "api_key: it names no play that is under way; allowed: the key that the agent was "
+                "handed, until its reward is posted; fix: api_key=<that key>",
+                status=401,
+                code="invalid_api_key",
+            )
+        return key
+
+
+def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
+    """The reward in ``body``, and whether the task was won: said there, else where the reward is
+    above 0. Raises ``Refused``.
+    """
+    for key, value in body.items():
+        if key not in ("reward", "won"):
+            raise wrong(key, value, "nobody reads it", "reward, won", f"leave {key} out")
+    said = body.get("reward")
+    try:
+        reward = finite(said, "reward")
+    except (TypeError, ValueError):
+        raise wrong("reward", said, "no reward", "a finite number", "reward=0.0") from None
+    won = body.get("won", reward > 0)
+    if not isinstance(won, bool):
+        raise wrong("won", won, "neither won nor lost", "true, false", "leave won out")
+    return reward, won
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except ValueError as error:
+        raise Refused(f"body: no JSON ({error}); allowed: a JSON object; fix: send one") from error
+    if not isinstance(body, dict):
+        raise wrong("body", body, "no JSON object", "a JSON object", "send one")
+    return body
+
+
+@web.middleware
+async def _in_openai_form(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What is refused, as a client of OpenAI's reads it."""
+    try:
+        return await handler(request)
+    except Refused as refused:
+        return _answer(refused)
+    except web.HTTPException as error:
+        what = f"{request.method} {request.path}: {error.reason}"
+        served = "POST /v1/chat/completions, GET /v1/models, POST /v1/reward"
+        message = f"{what}; allowed: {served}, at most {MAX_BODY} bytes; fix: ask for one of these"
+        return _answer(Refused(message, status=error.status))
+
+
+def _answer(refused: Refused) -> web.Response:
+    return web.json_response(refused.body(), status=refused.status, headers=NO_RETRY)

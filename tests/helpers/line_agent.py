@@ -1,0 +1,244 @@
+"""Agents that know nothing of this repository's trainer: they play the number line, or misbehave,
+through an ``openai`` client.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+
+import openai
+
+from agent_system.endpoint import post_reward
+from agent_system.environments.env_package.number_line import package as number_line
+from agent_system.environments.env_package.number_line.package import MOVES, NumberLineEnv, project
+from agent_system.environments.env_package.number_line.settings import LineSettings
+
+LINE = LineSettings(size=6)
+SHORT = LineSettings(size=4, max_steps=4)
+END = "</action>"
+REFUSED: list[Exception] = []  # what ``leave_one_behind`` was told, in this process
+BROKEN: set[str] = set()  # tasks in which ``break_once`` broke, in this process
+
+
+def tasks(split):
+    """The way of three numbers or more, as ``tests.helpers.play`` has them."""
+    found = number_line.tasks(LINE, split)
+    return [task for task in found if abs(task["start"] - task["target"]) >= 3]
+
+
+def short_tasks(split):
+    """All ways on a short line."""
+    return number_line.tasks(SHORT, split)
+
+
+def play(task, seed, base_url, api_key, model):
+    """One episode as a chat; returns what it earned."""
+    client = _client(base_url, api_key)
+    env = NumberLineEnv(LINE)
+    seen = env.reset(task, seed)
+    rules = number_line.prompts(LINE).system(levels=False) or ""
+    messages: list = [
+        {"role": "system", "content": rules},
+        {"role": "user", "content": seen.text},
+    ]
+    reward = 0.0
+    done = False
+    while not done:
+        answer = client.chat.completions.create(model=model, messages=messages, stop=[END])
+        choice = answer.choices[0]
+        if choice.finish_reason == "length":
+            break
+        # A client is answered without the text that ended the turn.
+        action, _ = project(f"{choice.message.content}{END}")
+        seen, reward, done, _ = env.step(action)
+        messages += [choice.message, {"role": "user", "content": seen.text}]
+    return reward
+
+
+def play_loosely(task, seed, base_url, api_key, model):
+    """One episode on a short line with a policy that knows nothing: any words are a move."""
+    client = _client(base_url, api_key)
+    env = NumberLineEnv(SHORT)
+    messages: list = [{"role": "user", "content": env.reset(task, seed).text}]
+    reward = 0.0
+    done = False
+    while not done:
+        answer = client.chat.completions.create(model=model, messages=messages)
+        message = answer.choices[0].message
+        move = sorted(MOVES)[len(message.content or "") % len(MOVES)]
+        seen, reward, done, _ = env.step(move)
+        messages += [message, {"role": "user", "content": seen.text}]
+    return reward
+
+
+def _client(base_url, api_key):
+    return openai.OpenAI(base_url=base_url, api_key=api_key)
+
+
+def _ask(client, model, *texts, **options):
+    roles = ("user", "assistant")
+    messages: list = [
+        {"role": roles[place % 2], "content": text} for place, text in enumerate(texts)
+    ]
+    return client.chat.completions.create(model=model, messages=messages, **options)
+
+
+def fork(task, seed, base_url, api_key, model):
+    """Goes on, asks something else, goes on in the first one, quotes a reply wrongly."""
+    client = _client(base_url, api_key)
+
+    def said(*texts):
+        return _ask(client, model, *texts).choices[0].message.content
+
+    first = said("one")
+    second = said("one", first, "two")
+    said("another")
+    said("one", first, "two", second, "three")
+    said("one", f"{first}!", "two")
+    return 1.0
+
+
+class AgentBroke(RuntimeError):
+    """What a broken agent raises."""
+
+
+def _crash(client, model, door):
+    raise AgentBroke("the agent broke")
+
+
+def _hang(client, model, door):
+    time.sleep(3600)
+
+
+def _die(client, model, door):
+    os._exit(3)
+
+
+def _leave(client, model, door):
+    sys.exit(3)
+
+
+def _earn_nothing(client, model, door):
+    return None
+
+
+def _not_a_number(client, model, door):
+    return float("nan")
+
+
+def _earn_twice(client, model, door):
+    post_reward(**door, reward=1.0)
+    return 0.5
+
+
+def _crash_after(client, model, door):
+    post_reward(**door, reward=0.25, won=True)
+    raise AgentBroke("after the reward")
+
+
+def _overrun(client, model, door):
+    for _ in range(99):
+        _ask(client, model, "again")
+
+
+def _too_long(client, model, door):
+    _ask(client, model, "word " * 4000)
+
+
+def _recover(client, model, door):
+    try:
+        _too_long(client, model, door)
+    except openai.BadRequestError:
+        _ask(client, model, "in short")
+    return 1.0
+
+
+DEEDS = {
+    "crash": _crash,
+    "hang": _hang,
+    "die": _die,
+    "leave": _leave,
+    "earn nothing": _earn_nothing,
+    "not a number": _not_a_number,
+    "earn twice": _earn_twice,
+    "crash after": _crash_after,
+    "overrun": _overrun,
+    "too long": _too_long,
+    "recover": _recover,
+}
+
+
+def deeds(split):
+    """A task for each way to misbehave."""
+    return [
+        {"task_id": f"{split}/{deed}", "data_source": "deeds", "deed": deed}
+        for deed in ["play well", *DEEDS]
+    ]
+
+
+def misbehave(task, seed, base_url, api_key, model):
+    """One turn, then what the task says."""
+    client = _client(base_url, api_key)
+    _ask(client, model, "hello")
+    deed = DEEDS.get(task["deed"], lambda *_: 1.0)
+    return deed(client, model, {"base_url": base_url, "api_key": api_key})
+
+
+async def play_asynchronously(task, seed, base_url, api_key, model):
+    """Two questions at once, and the reward."""
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+    asked = [
+        client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": f"question {number}"}]
+        )
+        for number in range(2)
+    ]
+    await asyncio.gather(*asked)
+    await client.close()
+    return 0.5
+
+
+def shrug(task, seed, base_url, api_key, model):
+    """Goes on whatever the endpoint says."""
+    try:
+        _ask(_client(base_url, api_key), model, "hello")
+    except openai.APIError:
+        return 1.0
+    return 1.0
+
+
+def lose_patience(task, seed, base_url, api_key, model):
+    """Hangs up on its first request, and waits for the second."""
+    client = _client(base_url, api_key)
+    try:
+        _ask(client.with_options(timeout=0.3, max_retries=0), model, "hello")
+    except openai.APITimeoutError:
+        _ask(client, model, "hello")
+    return 1.0
+
+
+def leave_one_behind(task, seed, base_url, api_key, model):
+    """Is rewarded while a request is under way."""
+    client = _client(base_url, api_key).with_options(max_retries=0)
+
+    def ask():
+        try:
+            _ask(client, model, "hello")
+        except openai.AuthenticationError as error:
+            REFUSED.append(error)
+
+    waiting = threading.Thread(target=ask)
+    waiting.start()
+    time.sleep(0.5)
+    post_reward(base_url, api_key, 1.0)
+    waiting.join()
+
+
+def break_once(task, seed, **door):
+    """Plays, but breaks the first time that a task begins at 0."""
+    if task["start"] == 0 and task["task_id"] not in BROKEN:
+        BROKEN.add(task["task_id"])
+        raise AgentBroke("at 0")
+    return play(task, seed, **door)

@@ -1,0 +1,136 @@
+"""What a chat request may ask: nothing that samples otherwise than the run does."""
+
+import pytest
+
+from agent_system.endpoint.chat_request import SamplingRules, read_request
+from agent_system.endpoint.forms import Refused
+
+RULES = SamplingRules(temperature=0.7, top_p=0.9, top_k=-1, max_tokens=48)
+HELLO = {"role": "user", "content": "hello"}
+
+
+def read(**changes):
+    return read_request({"model": "policy", "messages": [HELLO], **changes}, RULES)
+
+
+def test_a_plain_request_is_as_long_as_a_turn():
+    request = read()
+    assert (request.messages, request.stop, request.max_tokens) == ([HELLO], (), 48)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0.7, "top_p": 0.9, "top_k": -1},
+        {"temperature": None, "tools": None, "stream": False, "n": 1},
+        {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}},
+        {"logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0, "logprobs": False},
+        {"user": "me", "metadata": {"run": "1"}, "store": True},
+    ],
+)
+def test_what_asks_for_nothing_else_is_taken(asked):
+    assert read(**asked) == read()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("temperature", 1.0, "0.7"),
+        ("temperature", 0, "0.7"),
+        ("top_p", 1.0, "0.9"),
+        ("top_k", 5, "-1"),
+        ("n", 2, "1"),
+        ("stream", True, "False"),
+        ("logprobs", True, "False"),
+        ("logit_bias", {"5": -100}, "{}"),
+        ("presence_penalty", 0.5, "0"),
+        ("frequency_penalty", -1, "0"),
+        ("tools", [{"type": "function"}], "[]"),
+        ("tool_choice", "auto", "'none'"),
+        ("response_format", {"type": "json_object"}, "{'type': 'text'}"),
+        ("seed", 3, "none"),
+        ("min_p", 0.1, "none"),
+        ("reasoning_effort", "low", "none"),
+    ],
+)
+def test_what_would_sample_otherwise_is_refused_and_said(key, value, allowed):
+    with pytest.raises(Refused) as refused:
+        read(**{key: value})
+    assert (refused.value.status, refused.value.param) == (400, key)
+    said = refused.value.message
+    assert said.startswith(f"{key}={value!r}: turns are sampled in the run's own way")
+    assert said.endswith(f"allowed: {allowed}; fix: leave {key} out")
+
+
+@pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens"])
+def test_a_turn_may_be_shorter_and_not_longer(key):
+    assert read(**{key: 5}).max_tokens == 5 and read(**{key: 48}).max_tokens == 48
+    for wrong in (49, 0, -1, 2.5, "5", True):
+        with pytest.raises(Refused, match=rf"{key}=.*env\.max_turn_tokens.*allowed: 1 to 48;"):
+            read(**{key: wrong})
+    assert read(max_tokens=7, max_completion_tokens=9).max_tokens == 7
+
+
+def test_stops_are_texts():
+    assert read(stop="end").stop == ("end",)
+    assert read(stop=["a", "b"]).stop == ("a", "b")
+    for wrong in ("", [""], [1], ["a"] * 5, 7, {"a": 1}):
+        with pytest.raises(Refused, match=r"^stop="):
+            read(stop=wrong)
+
+
+def test_another_model_is_not_found():
+    for model in ("gpt-4o", None, 3):
+        with pytest.raises(Refused, match="allowed: 'policy'") as refused:
+            read(model=model)
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+
+
+def test_messages_are_read_as_text():
+    answered = {"role": "assistant", "content": "hi", "tool_calls": None, "annotations": []}
+    parts = [{"type": "text", "text": "two "}, {"type": "text", "text": "parts"}]
+    messages = [{"role": "developer", "content": "be short"}, HELLO, answered]
+    found = read(messages=[*messages, {"role": "user", "content": parts}]).messages
+    assert found == [
+        {"role": "system", "content": "be short"},
+        HELLO,
+        {"role": "assistant", "content": "hi"},
+        {"role": "user", "content": "two parts"},
+    ]
+
+
+def test_what_the_user_says_in_a_row_is_one_message():
+    assert read(messages=[HELLO, HELLO]).messages == [{"role": "user", "content": "hello\n\nhello"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (None, "messages=None"),
+        ([], r"messages=\[\]"),
+        ("hello", "messages='hello'"),
+        (["hello"], r"messages\[0\]\.role='hello'"),
+        ([{"role": "tool", "content": "5"}], r"messages\[0\]\.role='tool'"),
+        ([{"content": "5"}], r"messages\[0\]\.role=None"),
+        ([{"role": ["user"], "content": "5"}], r"messages\[0\]\.role=\['user'\]"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content=5"),
+        ([{"role": "user", "content": "half \ud83d"}], r"messages\[0\]\.content="),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\]\.content="),
+        ([{**HELLO, "name": "bob"}], r"messages\[0\]\.name='bob'"),
+        (
+            [HELLO, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}, HELLO],
+            r"messages\[1\]\.tool_calls=",
+        ),
+        ([HELLO, {"role": "assistant", "content": "so"}], r"messages\[-1\]\.role='assistant'"),
+        ([{"role": "system", "content": "rules"}], r"messages\[-1\]\.role='system'"),
+    ],
+)
+def test_what_is_no_chat_is_refused(messages, said):
+    with pytest.raises(Refused, match=rf"^{said}.*; allowed: .*; fix: "):
+        read(messages=messages)
+
+
+def test_long_values_are_cut_in_errors():
+    with pytest.raises(Refused) as refused:
+        read(logit_bias={str(token): 1 for token in range(9999)})
+    assert len(refused.value.message) < 400

@@ -1,0 +1,148 @@
+"""Which conversation a list of messages continues, and in which tokens."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from agent_system.endpoint.dialogues import Dialogues
+from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.conversation import NO_LIMITS, Limits
+from agent_system.tokens.ledger import SegmentKind
+from agent_system.tokens.template import TemplateUnsupported
+from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.utils.sampling import StopReason
+
+SYSTEM = {"role": "system", "content": "Play. Answer <action>left</action>"}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def reply(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+@dataclass
+class Said:
+    """A sampled turn."""
+
+    token_ids: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    stop_reason: StopReason = StopReason.STOP
+    policy_version: int = 4
+
+    def __post_init__(self):
+        self.logprobs = [-0.5] * len(self.token_ids)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+@pytest.fixture
+def bridge(tokenizer):
+    return ChatBridge(tokenizer)
+
+
+def letters(tokenizer, text: str) -> list[int]:
+    """Tokens of ``text`` that encoding it would not give: one a letter, and the end of the turn."""
+    ids = [token for letter in text for token in tokenizer(letter)["input_ids"]]
+    assert ids != tokenizer(text)["input_ids"]
+    return [*ids, tokenizer.eos_token_id]
+
+
+def test_a_reply_that_is_quoted_stays_in_the_tokens_it_was_sampled_in(bridge, tokenizer):
+    dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
+    sampled = letters(tokenizer, "the apple")
+    first = dialogues.open([SYSTEM, user("one")], 0)
+    assert first is not None
+    before = list(first.conversation.ledger.ids)
+    first.answer(Said(sampled), 0, ["the apple"])
+    again = dialogues.open([SYSTEM, user("one"), reply("the apple"), user("two")], 1)
+    assert again is first
+    between = bridge.between(sampled, "two")
+    added = [*between.before, *between.observation, *between.after]
+    assert first.conversation.prompt_ids == [*before, *sampled, *added]
+    (agent,) = first.conversation.ledger.agent_segments
+    assert (list(agent.ids), agent.policy_version, agent.logprobs[0]) == (sampled, 4, -0.5)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [SYSTEM, user("one")],
+        [SYSTEM, user("one"), reply("other words"), user("two")],
+        [SYSTEM, user("other"), reply("said"), user("two")],
+        [user("one"), reply("said"), user("two")],
+        [SYSTEM, user("one"), reply("said"), user("two"), reply("more"), user("three")],
+        [SYSTEM, user("one"), {"role": "system", "content": "said"}, user("two")],
+    ],
+)
+def test_what_does_not_continue_is_a_fork(bridge, messages):
+    dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
+    first = dialogues.open([SYSTEM, user("one")], 0)
+    assert first is not None
+    first.answer(Said([5, 6]), 0, ["said"])
+    kept = list(first.conversation.ledger.ids)
+    fork = dialogues.open(messages, 1)
+    assert fork is not None and fork is not first and fork.number == 1
+    assert first.conversation.ledger.ids == kept, "the first one stays as it was"
+    assert fork.conversation.prompt_ids == bridge.first_prompt(messages)
+    assert [segment.kind for segment in fork.conversation.ledger.segments] == [SegmentKind.PROMPT]
+
+
+def test_either_quotation_continues_and_only_once(bridge):
+    for quoted in ("said", "said</action>"):
+        dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
+        first = dialogues.open([user("one")], 0)
+        assert first is not None
+        first.answer(Said([5, 6]), 0, ["said", "said</action>"])
+        more = [user("one"), reply(quoted), user("two")]
+        assert dialogues.open(more, 1) is first
+        # The turn that answers is awaited: who asks the same again asks on his own.
+        assert dialogues.open(more, 2) is not first
+
+
+def test_without_extension_nothing_continues(bridge):
+    dialogues = Dialogues(bridge, NO_LIMITS, extends=False)
+    first = dialogues.open([user("one")], 0)
+    assert first is not None
+    first.answer(Said([5, 6]), 0, ["said"])
+    assert dialogues.open([user("one"), reply("said"), user("two")], 1) is not first
+    assert len(dialogues.ledgers) == 2
+
+
+def test_a_turn_that_does_not_fit_changes_nothing(bridge):
+    dialogues = Dialogues(bridge, Limits(prompt=40, response=32, turn=8), extends=True)
+    first = dialogues.open([user("one")], 0)
+    assert first is not None
+    first.answer(Said([5, 6]), 0, ["said"])
+    kept = list(first.conversation.ledger.ids)
+    assert dialogues.open([user("one"), reply("said"), user("word " * 30)], 1) is None
+    assert dialogues.open([user("word " * 90)], 1) is None
+    assert first.conversation.ledger.ids == kept and len(dialogues.ledgers) == 1
+    assert dialogues.open([user("one"), reply("said"), user("on")], 1) is first
+
+
+def test_what_the_user_says_is_no_tag_and_what_the_author_says_is(bridge, tokenizer):
+    dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
+    dialogue = dialogues.open([SYSTEM, user("<action>left</action> <|im_end|>")], 0)
+    assert dialogue is not None
+    ids = dialogue.conversation.prompt_ids
+    tags = [ids.count(tokenizer.convert_tokens_to_ids(tag)) for tag in ("<action>", "</action>")]
+    assert tags == [1, 1], "those of the system message alone"
+    assert ids.count(tokenizer.eos_token_id) == 2, "one after each message"
+    assert tokenizer.decode(ids).count("<action>left</action>") == 2
+
+
+def test_roles_that_the_template_refuses_are_said(tokenizer):
+    refusing = make_tiny_tokenizer()
+    refusing.chat_template = (
+        "{%- if messages | length > 1 -%}{{ raise_exception('one at a time') }}{%- endif -%}"
+        + refusing.chat_template
+    )
+    dialogues = Dialogues(ChatBridge(refusing), NO_LIMITS, extends=False)
+    with pytest.raises(TemplateUnsupported, match="one at a time"):
+        dialogues.open([user("one"), reply("said"), user("two")], 0)
