@@ -92,10 +92,11 @@ def engine_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """What the host memory of a node of a GPU run holds at least, at the larger of two moments.
+    """What the host memory of a node of a GPU run holds at least, at the largest of three moments.
 
     Loading: every rank of a group reads the whole model. Handing the weights over: the copy that
-    rank 0 gathers and the one in the object store, beside the weights of sleeping engines.
+    rank 0 gathers and the one in the object store, beside the weights of sleeping engines. Saving:
+    every rank's copy of its shards.
     """
     if size.parameters is None:
         return None
@@ -104,7 +105,17 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     loading = whole * cfg.trainer.n_gpus_per_node
     engines = -(-rollout.num_workers // cfg.trainer.nnodes)
     asleep = engines * size.parameters * BYTES[rollout.dtype] * rollout.free_cache_engine
-    return max(loading, 2 * whole + asleep)
+    saving = size.parameters * _saved_bytes(cfg) / cfg.trainer.nnodes
+    return max(loading, 2 * whole + asleep, saving)
+
+
+def _saved_bytes(cfg: PPOConfig) -> int:
+    """Of each parameter of the policy, and of a critic of its size, in a checkpoint."""
+    if cfg.trainer.save_freq < 1:
+        return 0
+    trained = [cfg.actor_rollout_ref.actor, *([cfg.critic] if cfg.critic.enable else [])]
+    contents = [section.checkpoint.contents for section in trained]
+    return sum(RESTING_BYTES if "optimizer" in parts else WEIGHT_BYTES for parts in contents)
 
 
 def has_reference(cfg: PPOConfig) -> bool:
