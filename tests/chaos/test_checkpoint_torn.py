@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
 
 CHILD = """
@@ -15,6 +16,7 @@ import os, pathlib, shutil, signal, sys
 from verl.utils import checkpoint
 
 root, moment, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+background = sys.argv[4] == "beside"
 seen = {}
 armed = False
 
@@ -33,18 +35,22 @@ def dying(module, function):
     setattr(module, function, wrapped)
 
 def writer(directory):
-    for i in range(4):
-        (directory / f"part_{i}").write_bytes(bytes([i]) * 1000)
-        die_at("write")
+    def write():
+        for i in range(4):
+            (directory / f"part_{i}").write_bytes(bytes([i]) * 1000)
+            die_at("write")
+    return write if background else write()
 
 dying(os, "fsync")
 dying(os, "rename")
 dying(shutil, "rmtree")
-manager = checkpoint.CheckpointManager(root, max_to_keep=1)
+manager = checkpoint.CheckpointManager(root, max_to_keep=1, background=background)
 manager.save(1, writer, {"n": 1})
+manager.wait()
 seen.clear()
 armed = True
 manager.save(2, writer, {"n": 2})
+manager.wait()
 print("finished")
 """
 
@@ -63,9 +69,10 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.parametrize("place", ["at once", "beside"])
 @pytest.mark.parametrize(("moment", "count", "survivor"), MOMENTS)
-def test_a_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path, moment, count, survivor):
-    child = [sys.executable, "-c", CHILD, str(tmp_path), moment, str(count)]
+def test_a_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path, moment, count, survivor, place):
+    child = [sys.executable, "-c", CHILD, str(tmp_path), moment, str(count), place]
     done = subprocess.run(child, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, (done.stdout, done.stderr)
 
@@ -101,3 +108,50 @@ def test_every_flipped_bit_of_the_data_is_noticed(tmp_path):
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(bytes(flipped))
         assert manager.latest_valid() is None
+
+
+SHARDS_CHILD = """
+import os, pathlib, signal, sys, threading
+from verl.models.loader import load_causal_lm
+from verl.models.policy import PolicyModel
+from verl.trainer.config.schema.model import OptimConfig
+from verl.utils.checkpoint import CheckpointManager
+from verl.workers.engine import TrainEngine
+from verl.workers.engine_state import save_engine
+
+policy, root = sys.argv[1:]
+engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu", optim=OptimConfig())
+manager = CheckpointManager(root, background=True)
+
+def save(directory):
+    write = save_engine(engine, directory)
+    def wait():
+        write.files()
+    return wait
+
+manager.save(1, save, {"n": 1})
+manager.wait()
+
+def dying(descriptor):
+    # DCP's own, of the file with the shards: its bytes are written.
+    assert threading.current_thread() is not threading.main_thread()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+os.fsync = dying
+manager.save(2, save, {"n": 2})
+manager.wait()
+"""
+
+
+def test_a_kill_while_shards_are_written_leaves_no_checkpoint_that_counts(tmp_path):
+    policy = make_tiny_policy(tmp_path / "policy", hidden=32, layers=1)
+    root = tmp_path / "checkpoints"
+    child = [sys.executable, "-c", SHARDS_CHILD, str(policy), str(root)]
+    done = subprocess.run(child, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, (done.stdout, done.stderr)
+    (partial,) = root.glob(".partial-*")
+    assert list(partial.glob("shard-*.safetensors")), "it was killed while it wrote"
+    manager = CheckpointManager(root)
+    assert list(manager.steps()) == [1] and manager.load_state() == {"n": 1}
+    manager.save(3, lambda d: (d / "part_0").write_bytes(b"x"), {"n": 3})
+    assert sorted(path.name for path in root.iterdir()) == ["global_step_1", "global_step_3"]

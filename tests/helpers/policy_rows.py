@@ -1,5 +1,6 @@
 """Tiny policies' worker configs and random rows, for tests of the engine and its workers."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from verl.protocol import DataProto, object_array
-from verl.records import Branch, Span
+from verl.records import Branch, Span, WrittenFiles
 from verl.trainer.config.schema.actor import ActorRolloutRefConfig
 from verl.trainer.config.schema.critic import CriticConfig
+from verl.workers.training_worker import TrainingWorker
 
 PROMPT, RESPONSE = 12, 24  # widths of the padded rows
 VOCAB = 300  # ids are drawn below it; every tiny policy has more
@@ -95,6 +97,15 @@ def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         assert isinstance(parameter.grad, DTensor), name
         found[name] = parameter.grad.full_tensor().clone()
     return found
+
+
+def wait_for_files(worker: TrainingWorker) -> WrittenFiles:
+    """What this rank wrote of the checkpoint that the worker saves."""
+    deadline = time.monotonic() + 60
+    while (written := worker.written_files()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return written
 
 
 def add_branches(data: DataProto, seed: int = 0) -> DataProto:

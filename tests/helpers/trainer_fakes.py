@@ -73,8 +73,11 @@ class Group:
         self.shares = data.batch["row_shares"].tolist()
         return DataProto(meta_info={"metrics": {f"{self.name}/loss": [1.0, 2.0], "lr": 0.5}})
 
-    def save_checkpoint(self, directory: str, /) -> list[WrittenFiles]:
+    def save_checkpoint(self, directory: str, /) -> None:
         raise NotImplementedError(directory)
+
+    def written_files(self) -> list[WrittenFiles | None]:
+        raise NotImplementedError
 
     def load_checkpoint(self, directory: str, /) -> None:
         raise NotImplementedError(directory)
@@ -117,9 +120,9 @@ class Workers:
     def sync_weights(self, version: int, moved: bool = False) -> None:
         self.calls.append(("sync", version, "moved") if moved else ("sync", version))
 
-    def save_checkpoint(self, directory: Path) -> list[WrittenFiles]:
+    def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
         self.calls.append(("save", directory))
-        return []
+        return list
 
     def load_checkpoint(self, directory: Path) -> None:
         self.calls.append(("load", directory))
@@ -188,7 +191,11 @@ class Journal:
 
 
 class Checkpoints:
-    """Checkpoints in memory; ``newest`` is what ``latest_valid`` finds."""
+    """Checkpoints in memory; ``newest`` is what ``latest_valid`` finds, ``waited`` says whether the
+    last save was waited for.
+    """
+
+    waited = False
 
     def __init__(self, newest: Path | None = None, state: Mapping[str, Any] | None = None) -> None:
         self.newest = newest
@@ -196,6 +203,7 @@ class Checkpoints:
 
     def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         path = Path(f"global_step_{step}")
+        self.waited = False
         writer(path)
         self.state = state
         return path
@@ -206,6 +214,9 @@ class Checkpoints:
 
     def latest_valid(self) -> Path | None:
         return self.newest
+
+    def wait(self) -> None:
+        self.waited = True
 
 
 class ScoreByOutcome:

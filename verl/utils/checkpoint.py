@@ -13,9 +13,14 @@
 A checkpoint counts as valid when its manifest names the files of every process that wrote into it,
 and all of them are there with the size and the digest it names. One driver saves into a root at a
 time; any number of processes may read.
+
+In the background a save goes on beside the run from where the state is copied::
+
+    run      save 20: copy ─▶ iteration 21 ... 30 ─▶ save 30: raise what save 20 raised ─▶ copy ─▶
+    thread                └─▶ writes end ─▶ digests ─▶ manifest ─▶ rename
 """
 
-import hashlib
+import functools
 import json
 import logging
 import os
@@ -24,46 +29,33 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from verl.names import CHECKPOINT_MANIFEST as MANIFEST
 from verl.records import WrittenFiles
+from verl.utils.background import BackgroundCall
 from verl.utils.files import flush_to_disk
+from verl.utils.manifest import (
+    STATE,
+    CheckpointError,
+    looks_whole,
+    verify_checkpoint,
+    write_state_and_manifest,
+)
 
 __all__ = ["CheckpointError", "CheckpointManager", "verify_checkpoint"]
 
-STATE = "state.json"
 PARTIAL = ".partial-"
 PARTIAL_AGE_S = 24 * 3600  # what is unfinished for longer is taken for abandoned, whoever owns it
 # For a file of another node to be seen here: network file systems remember for up to a minute that
 # there was none.
 SEEN_WITHIN_S = 90.0
 LOOK_AGAIN_S = 0.5
+CLOSE_S = 60.0  # for a save under way when the run ends early
 
 logger = logging.getLogger(__name__)
 _STEP_DIR = re.compile(r"global_step_(\d+)")
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint is missing, torn or altered; the message says which file and how."""
-
-
-def verify_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The manifest of a valid checkpoint.
-
-    Raises ``CheckpointError`` for the first file that is missing or differs. Files the manifest
-    does not name are left unread.
-    """
-    path = Path(path)
-    manifest = _read_manifest(path)
-    for name, entry in manifest["files"].items():
-        if _digest(path / name) != entry["sha256"]:
-            raise CheckpointError(
-                f"{path / name}: the content is not what {MANIFEST} names (SHA-256 differs)"
-            )
-    return manifest
 
 
 class CheckpointManager:
@@ -71,6 +63,7 @@ class CheckpointManager:
     them.
 
     ``seen_within_s``: how long a save waits for what other nodes wrote to be seen here.
+    ``background``: ``save`` returns when the state is copied; ``wait`` for the last one.
     """
 
     def __init__(
@@ -78,43 +71,100 @@ class CheckpointManager:
         root: str | Path,
         max_to_keep: int | None = None,
         seen_within_s: float = SEEN_WITHIN_S,
+        background: bool = False,
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(f"max_to_keep must be at least 1 or None, got {max_to_keep}")
         self.root = Path(root)
         self.max_to_keep = max_to_keep
         self.seen_within_s = seen_within_s
+        self.background = background
+        self._under_way: tuple[int, BackgroundCall[None]] | None = None
+        # The umask can only be read by setting it, which no other thread should notice.
+        umask = os.umask(0)
+        os.umask(umask)
+        self._mode = 0o777 & ~umask
 
     def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
-        """Make ``root/global_step_<step>`` and retire old checkpoints; returns the new directory.
+        """Make ``root/global_step_<step>`` and retire old checkpoints; returns that directory.
 
-        ``writer(directory)`` writes the tensors, and may return a list that says which process
-        wrote which files; ``state`` must be JSON. A checkpoint of the same step is replaced. Raises
+        ``writer(directory)`` writes the tensors, or copies them and returns a function that waits
+        until they are written; either may return a list that says which process wrote which files.
+        ``state`` must be JSON. A checkpoint of the same step is replaced. Raises
         ``CheckpointError`` where a file that was written is not seen here. When anything raises,
         nothing is left behind and the other checkpoints are as they were.
+
+        In the background, what the writer's function and everything after it raises is raised by
+        the next call of ``save`` or ``wait``.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
         # Before the writer: a state that is no JSON should cost no time.
         encoded = json.dumps(state, indent=1)
+        self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
         self._remove_stale_partials()
-        final = self.root / f"global_step_{step}"
         partial = self._new_partial()
         try:
             answer = writer(partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        finish = functools.partial(self._finish, step, partial, encoded, answer)
+        if self.background:
+            self._under_way = step, BackgroundCall(finish, f"save-{step}")
+        else:
+            finish()
+        return self._place(step)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when no save is under way; at once where none was begun.
+
+        Raises ``CheckpointError`` where the last one failed or goes on after ``timeout_s``.
+        """
+        if self._under_way is None:
+            return
+        step, call = self._under_way
+        try:
+            call.result(timeout_s)
+        except Exception as error:
+            self._under_way = None
+            raise CheckpointError(f"the save of step {step} failed: {error}") from error
+        self._under_way = None
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Give the save under way ``timeout_s`` to end. What goes wrong is logged: who closes has
+        an error of his own to raise, or has waited.
+        """
+        try:
+            self.wait(timeout_s)
+        except CheckpointError as error:
+            logger.warning("%s", error)
+
+    def _place(self, step: int) -> Path:
+        return self.root / f"global_step_{step}"
+
+    def _finish(self, step: int, partial: Path, encoded: str, answer: object) -> None:
+        """Make a checkpoint of ``partial`` once it is written."""
+        final = self._place(step)
+        try:
+            if callable(answer):
+                answer = answer()
             written = answer if isinstance(answer, list) else []
             self._see(partial, written)
-            _write_state_and_manifest(partial, step, encoded, written)
+            write_state_and_manifest(partial, step, encoded, written)
             replaced = self._set_aside(final) if final.exists() else None
             os.rename(partial, final)
+        except Exception as error:
+            # At once: in the background it is raised only when somebody asks.
+            logger.error("the save of step %d failed: %s", step, error)
+            raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # gone already after the rename
         flush_to_disk(self.root)
         if replaced is not None:
             shutil.rmtree(replaced)
         self._retire(step)
-        return final
 
     def steps(self) -> dict[int, Path]:
         """Step → directory of everything that bears a checkpoint's name, valid or not, in ascending
@@ -172,11 +222,8 @@ class CheckpointManager:
     def _new_partial(self) -> Path:
         owner = f"{socket.gethostname()}-{os.getpid()}"
         path = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{owner}-", dir=self.root))
-        # mkdtemp makes it private; a checkpoint is as readable as its siblings. The umask can only
-        # be read by setting it.
-        umask = os.umask(0)
-        os.umask(umask)
-        path.chmod(0o777 & ~umask)
+        # mkdtemp makes it private; a checkpoint is as readable as its siblings.
+        path.chmod(self._mode)
         return path
 
     def _retire(self, saved_step: int) -> None:
@@ -186,7 +233,7 @@ class CheckpointManager:
         if self.max_to_keep is None:
             return
         steps = self.steps()
-        whole = [step for step, path in steps.items() if _looks_whole(path)]
+        whole = [step for step, path in steps.items() if looks_whole(path)]
         keep = {*whole[-self.max_to_keep :], self._newest_valid_step(steps, saved_step)}
         for step, path in steps.items():
             # a torn one newer than all that is kept stays for inspection
@@ -228,94 +275,6 @@ def _unseen(written: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
                 here = None
             if here != size:
                 yield part.writer, path
-
-
-def _write_state_and_manifest(
-    directory: Path, step: int, encoded_state: str, written: Sequence[WrittenFiles]
-) -> None:
-    for reserved in (STATE, MANIFEST):
-        if (directory / reserved).exists():
-            raise CheckpointError(
-                f"the writer made {reserved}, a name the checkpoint needs for itself"
-            )
-    (directory / STATE).write_text(encoded_state, encoding="utf-8")
-    files = {}
-    for path in sorted(directory.rglob("*")):
-        # What a link leads to can change after its digest was taken.
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path}: a checkpoint holds plain files and directories only")
-        flush_to_disk(path)
-        if path.is_file():
-            entry = {"sha256": _digest(path), "size": path.stat().st_size}
-            files[path.relative_to(directory).as_posix()] = entry
-    writers = {part.writer: _inside(directory, part.sizes) for part in written}
-    manifest = {"format": 1, "step": step, "files": files, "writers": writers}
-    _check_writers(directory, files, writers)
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    flush_to_disk(directory / MANIFEST)
-    flush_to_disk(directory)
-
-
-def _inside(directory: Path, paths: Iterable[str]) -> list[str]:
-    """``paths`` as the manifest names them."""
-    return sorted(Path(path).relative_to(directory).as_posix() for path in paths)
-
-
-def _check_writers(
-    path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
-) -> None:
-    """Raise ``CheckpointError`` unless ``files`` has what every process wrote."""
-    for writer, names in writers.items():
-        lost = [name for name in names if name not in files]
-        if lost:
-            raise CheckpointError(
-                f"{path / MANIFEST}: {lost[0]}, which {writer} wrote, is not among its files"
-            )
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest, with presence and size of its files checked (their content is not)."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or STATE not in files:
-        raise CheckpointError(f"{path / MANIFEST}: not a manifest")
-    for name, entry in files.items():
-        _check_entry(path, name, entry)
-    _check_writers(path, files, manifest.get("writers", {}))
-    return manifest
-
-
-def _check_entry(path: Path, name: str, entry: object) -> None:
-    relative = PurePosixPath(name)
-    inside = not relative.is_absolute() and ".." not in relative.parts
-    if not inside or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):
-        raise CheckpointError(f"{path / MANIFEST}: the entry {name!r} is not one a save writes")
-    file = path / name
-    if file.is_symlink() or not file.is_file():
-        raise CheckpointError(f"{file}: missing")
-    if file.stat().st_size != entry["size"]:
-        raise CheckpointError(
-            f"{file}: {file.stat().st_size} bytes, {MANIFEST} names {entry['size']}"
-        )
-
-
-def _looks_whole(path: Path) -> bool:
-    try:
-        _read_manifest(path)
-    except CheckpointError:
-        return False
-    return True
-
-
-def _digest(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 def _is_abandoned(path: Path) -> bool:

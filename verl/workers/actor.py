@@ -14,7 +14,7 @@ from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import ChoiceBonus, WeightSketch, WrittenFiles
+from verl.records import ChoiceBonus, WeightSketch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.fingerprint import fingerprint
 from verl.utils.shipped import as_array
@@ -217,18 +217,10 @@ class ActorWorker(TrainingWorker):
         weights = full_weights(self.engine)
         return hf_names(weights, PREFIX, self.scales, self.tied) if rank() == 0 else {}
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> WrittenFiles:
-        """Write what ``actor.checkpoint.contents`` lists into ``directory`` and say what this rank
-        wrote; the caller makes the directory atomic.
-        """
-        written = super().save_checkpoint(directory)
-        if "hf_model" not in self.config.actor.checkpoint.contents:
-            return written
-        exported = Path(directory) / "hf_model"
+    def _export(self, directory: Path) -> list[Path]:
+        exported = directory / "hf_model"
         self.export_hf(str(exported))
-        paths = [path for path in exported.glob("*") if rank() == 0]
-        return self._written([*map(Path, written.sizes), *paths])
+        return list(exported.glob("*")) if rank() == 0 else []
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:

@@ -77,6 +77,12 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def barrier() -> None:
+    """Return when every rank has come here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
 def _wire_device() -> str:
     """Where tensors have to lie for the default group's collectives."""
     return "cpu" if "gloo" in dist.get_backend_config() else "cuda"

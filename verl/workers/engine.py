@@ -120,11 +120,17 @@ class TrainEngine:
         by_fsdp = self.fsdp is not None and self.fsdp.offload_policy
         return self.device == "cuda" and not by_fsdp
 
+    def reshard(self) -> None:
+        """Keep this rank's shards only: a forward without backward may leave gathered parameters
+        behind.
+        """
+        for part in self._sharded:
+            part.reshard()
+
     def _offload(self) -> None:
         if not self.moves:
             return
-        for part in self._sharded:
-            part.reshard()  # a forward without backward may leave gathered parameters behind
+        self.reshard()
         if self.fsdp is not None and self.fsdp.param_offload:
             self.module.to("cpu")
         if self.fsdp is not None and self.fsdp.optimizer_offload:

@@ -1,33 +1,68 @@
 """State of a ``TrainEngine`` in files without pickle: weights and AdamW moments as safetensors, the
 rest as JSON.
 
-    weights.safetensors      full float32 weights                     (rank 0)
-    optimizer.safetensors    ``<parameter>|exp_avg`` and so on, full   (rank 0)
-    engine.json              optimizer steps tried, format             (rank 0)
-    rng_rank<r>.safetensors  random states of the rank                 (every rank)
+    shard-<r>-*.safetensors  this rank's shards of the float32 weights and of the moments, which
+                             are called ``<parameter>|exp_avg`` and so on    (every rank)
+    rng_rank<r>.safetensors  random states of the rank                       (every rank)
+    engine.json              optimizer steps tried, format                   (rank 0)
 
-The files hold no trace of the sharding, so a checkpoint of two ranks continues on one, and the
-other way round.
+A checkpoint continues on any number of ranks. Weights and moments are cut anew; a rank takes the
+random states of its own number, and one that has none keeps what its seed gave it.
+
+Format 1, which had one file of full weights and one of full moments, is read like a checkpoint of
+one rank.
 """
 
 import json
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
-from verl.workers.collectives import rank, world_size
+from verl.utils.checkpoint import CheckpointError
+from verl.workers.collectives import rank
 from verl.workers.engine import TrainEngine
+from verl.workers.shards import begin_writing, read_into, reason, shards_written, stored
 
-FORMAT = 1
+RECORD = "engine.json"
+FORMAT = 2
+READABLE = (1, 2)
+RANDOM_STATES = ("cpu", "cuda")
 
 
-def _full(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The unsharded tensor as a CPU copy on rank 0, None elsewhere; a collective call."""
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().cpu().clone() if rank() == 0 else None
+@dataclass(frozen=True)
+class EngineSave:
+    """What this rank saves: the state is copied, and files may still be being written.
+
+    ``others`` are the files beside the shards, which are written already.
+    """
+
+    directory: Path
+    others: list[Path]
+    write: Future[Any]
+
+    def done(self) -> bool:
+        """Whether nothing is being written any more."""
+        return self.write.done()
+
+    def files(self) -> list[Path]:
+        """Every file that this rank wrote, once all are.
+
+        Raises ``CheckpointError`` where one could not be.
+        """
+        error = self.write.exception()
+        if error is not None:
+            why = reason(error)
+            raise CheckpointError(
+                f"{self.directory}: the shards of rank {rank()} were not written: "
+                f"{type(why).__name__}: {why}"
+            ) from error
+        return [*self.others, *shards_written(self.directory)]
 
 
 def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
@@ -37,70 +72,36 @@ def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     Tied weights appear once, under their first name.
     """
     with engine.resident():
-        found = {name: _full(parameter) for name, parameter in engine.module.named_parameters()}
-        for name, buffer in _saved_buffers(engine.module):
-            found[name] = _full(buffer)
+        found = {name: _full(tensor) for name, tensor in _weights(engine).items()}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def _saved_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    kept = module.state_dict().keys()
-    return [(name, buffer) for name, buffer in module.named_buffers() if name in kept]
-
-
-def load_weights(engine: TrainEngine, weights: dict[str, torch.Tensor]) -> None:
-    """Copy full weights into the shards.
-
-    Raises ``ValueError`` naming weights that are missing, extra or misshapen.
-    """
-    mine = dict(engine.module.named_parameters()) | dict(_saved_buffers(engine.module))
-    if mine.keys() != weights.keys():
-        odd = sorted(mine.keys() ^ weights.keys())[:5]
-        raise ValueError(f"the weights do not fit the model: {odd} are on one side only")
-    wrong = [name for name in mine if mine[name].shape != weights[name].shape]
-    if wrong:
-        raise ValueError(f"the weights do not fit the model: shapes of {wrong[:5]} differ")
-    with torch.no_grad(), engine.resident():
-        for name, target in mine.items():
-            target.copy_(_like(weights[name].to(target.dtype), target))
-
-
-def _like(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    full = full.to(target.device)
-    if not isinstance(target, DTensor):
-        return full
-    # every rank has read the whole tensor: nothing has to travel
-    return distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
+def _full(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The unsharded tensor as a CPU copy on rank 0, None elsewhere; a collective call."""
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().cpu().clone() if rank() == 0 else None
 
 
 def save_engine(
     engine: TrainEngine, directory: str | Path, optimizer: bool = True, extra: bool = True
-) -> list[Path]:
-    """Write the state into ``directory`` and return the files that this rank wrote; every rank must
-    call it.
+) -> EngineSave:
+    """Copy the state and begin to write it into ``directory``; every rank must call it.
 
-    The caller makes the directory atomic.
+    The directory is complete when all ranks are done. The caller makes it atomic.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    weights = full_weights(engine)
-    moments = _full_moments(engine) if optimizer else {}
-    written: list[Path] = []
+    others: list[Path] = []
     if extra:
-        written.append(directory / f"rng_rank{rank()}.safetensors")
-        save_file(_rng_state(engine.device), written[-1])
+        others.append(directory / f"rng_rank{rank()}.safetensors")
+        save_file(_rng_state(engine.device), others[-1])
     if rank() == 0:
-        written.append(directory / "weights.safetensors")
-        save_file(weights, written[-1])
-        if engine.optimizer is not None and optimizer:
-            written.append(directory / "optimizer.safetensors")
-            save_file(moments, written[-1])
-        record = {"format": FORMAT, "steps": engine.steps}
-        written.append(directory / "engine.json")
-        written[-1].write_text(json.dumps(record))
-    if world_size() > 1:
-        dist.barrier()  # nobody takes the directory for complete before every rank has written
-    return written
+        others.append(directory / RECORD)
+        others[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
+    with engine.resident(training=True):
+        engine.reshard()
+        state = _weights(engine) | (_moments(engine) if optimizer else {})
+        return EngineSave(directory, others, begin_writing(state, directory))
 
 
 def load_engine(engine: TrainEngine, directory: str | Path) -> None:
@@ -109,47 +110,91 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     Raises ``ValueError`` where it does not fit this model.
     """
     directory = Path(directory)
-    record = json.loads((directory / "engine.json").read_text())
-    if record["format"] != FORMAT:
-        raise ValueError(
-            f"{directory}: engine state of format {record['format']}, this version reads {FORMAT}"
-        )
-    load_weights(engine, load_file(directory / "weights.safetensors"))
+    record = _read_record(directory)
+    found = stored(directory)
+    with torch.no_grad(), engine.resident(training=True):
+        engine.reshard()
+        state = _weights(engine)
+        names = set(_weight_names(found))
+        if state.keys() != names:
+            odd = sorted(state.keys() ^ names)[:5]
+            raise ValueError(f"the weights do not fit the model: {odd} are on one side only")
+        if engine.optimizer is not None:
+            moments = found.keys() - names - set(RANDOM_STATES)
+            _make_moments(engine, engine.optimizer, moments)
+            state |= _moments(engine)
+        read_into(state, directory)
     engine.steps = int(record["steps"])
-    moments = directory / "optimizer.safetensors"
-    if engine.optimizer is not None and moments.is_file():
-        _load_moments(engine, engine.optimizer, load_file(moments))
     random = directory / f"rng_rank{rank()}.safetensors"
     if random.is_file():
         _set_rng_state(load_file(random), engine.device)
 
 
-def _full_moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor | None] = {}
+def holds_engine(directory: Path) -> bool:
+    """Whether ``directory`` is one that ``save_engine`` wrote."""
+    return (directory / RECORD).is_file()
+
+
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """The full weights that ``save_engine`` wrote, by the module's names, without an engine.
+
+    Raises ``ValueError`` for a format that is not read, or where a part is missing.
+    """
+    _read_record(directory)
+    found = stored(directory)
+    entries = {name: found[name] for name in _weight_names(found)}
+    weights = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+    }
+    read_into(weights, directory)
+    return weights
+
+
+def _read_record(directory: Path) -> dict[str, Any]:
+    record = json.loads((directory / RECORD).read_text())
+    if record["format"] not in READABLE:
+        raise ValueError(
+            f"{directory}: engine state of format {record['format']}; allowed: {READABLE}; fix: "
+            "continue with the version that wrote it (env.json of its run)"
+        )
+    return record
+
+
+def _weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    kept = engine.module.state_dict().keys()
+    buffers = {name: buffer for name, buffer in engine.module.named_buffers() if name in kept}
+    return dict(engine.module.named_parameters()) | buffers
+
+
+def _weight_names(found: dict[str, TensorStorageMetadata]) -> list[str]:
+    return [name for name in found if "|" not in name and name not in RANDOM_STATES]
+
+
+def _moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
     if engine.optimizer is None:
         return {}
-    with engine.resident(training=True):
-        for name, parameter in engine.module.named_parameters():
-            for key, value in sorted(engine.optimizer.state.get(parameter, {}).items()):
-                found[f"{name}|{key}"] = _full(value)
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    state = engine.optimizer.state
+    return {
+        f"{name}|{key}": value
+        for name, parameter in engine.module.named_parameters()
+        for key, value in state.get(parameter, {}).items()
+    }
 
 
-def _load_moments(
-    engine: TrainEngine, optimizer: torch.optim.AdamW, moments: dict[str, torch.Tensor]
-) -> None:
+def _make_moments(engine: TrainEngine, optimizer: torch.optim.AdamW, names: set[str]) -> None:
+    """Room in ``optimizer`` for the moments of these names, sharded like their parameters."""
     optimizer.state.clear()
-    with engine.resident(training=True):
-        parameters = dict(engine.module.named_parameters())
-        for name, tensor in moments.items():
-            parameter, key = name.rsplit("|", 1)
-            if parameter not in parameters:
-                raise ValueError(f"the optimizer state names '{parameter}', which the model lacks")
-            target = parameters[parameter]
-            # The step counter is a scalar: on the host, or, for a fused step, beside its parameter.
-            place = target.device if optimizer.defaults["fused"] else tensor.device
-            value = tensor.to(place) if tensor.dim() == 0 else _like(tensor, target)
-            optimizer.state[target][key] = value
+    parameters = dict(engine.module.named_parameters())
+    for name in sorted(names):  # in one order on all ranks
+        parameter, key = name.rsplit("|", 1)
+        if parameter not in parameters:
+            raise ValueError(f"the optimizer state names '{parameter}', which the model lacks")
+        target = parameters[parameter]
+        # The step counter is a scalar: on the host, or, for a fused step, beside its parameter.
+        place = target.device if optimizer.defaults["fused"] else "cpu"
+        room = torch.zeros((), device=place) if key == "step" else torch.zeros_like(target)
+        optimizer.state[target][key] = room
 
 
 def _rng_state(device: str) -> dict[str, torch.Tensor]:

@@ -1,7 +1,6 @@
 """What actor and critic have in common: one rank with a training engine and its checkpoints."""
 
 import socket
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -10,10 +9,11 @@ from verl.models.policy import PackedModel
 from verl.records import WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker import Worker
+from verl.utils.checkpoint import CheckpointError
 from verl.utils.seeds import seed_everything
 from verl.workers.collectives import backend_of, rank, resolve_device
 from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import load_engine, save_engine
+from verl.workers.engine_state import EngineSave, load_engine, save_engine
 from verl.workers.sections import CheckpointSection, FSDPSection, OptimSection
 
 
@@ -35,6 +35,8 @@ class TrainingWorker(Worker):
         self.updates = 0
         self._checkpoint = checkpoint
         self._engine: TrainEngine | None = None
+        self._saving: EngineSave | None = None
+        self._exported: list[Path] = []
         if num_threads:
             torch.set_num_threads(num_threads)
 
@@ -70,18 +72,33 @@ class TrainingWorker(Worker):
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> WrittenFiles:
-        """Write what ``checkpoint.contents`` lists into ``directory`` and say what this rank wrote;
-        the caller makes the directory atomic.
+    def save_checkpoint(self, directory: str) -> None:
+        """Copy what ``checkpoint.contents`` lists and begin to write it into ``directory``;
+        ``written_files`` says when it is there, and the caller makes the directory atomic.
         """
         contents = self._checkpoint.contents
-        paths = save_engine(
+        self._exported = self._export(Path(directory)) if "hf_model" in contents else []
+        self._saving = save_engine(
             self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents
         )
-        return self._written(paths)
 
-    def _written(self, paths: Iterable[Path]) -> WrittenFiles:
+    def _export(self, _directory: Path) -> list[Path]:
+        """Write the Hugging Face form of the model, where it has one; the files of this rank."""
+        return []
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def written_files(self) -> WrittenFiles | None:
+        """What this rank wrote since ``save_checkpoint``, None while it writes.
+
+        Raises ``CheckpointError`` where it could not.
+        """
+        if self._saving is None or not self._saving.done():
+            return None
         where = f"{type(self).__name__} rank {rank()} on {socket.gethostname()}"
+        try:
+            paths = [*self._saving.files(), *self._exported]
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from error
         return WrittenFiles(where, {str(path): path.stat().st_size for path in paths})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -94,10 +94,11 @@ def engine_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """What the host memory of a node of a GPU run holds at least, at the larger of two moments.
+    """What the host memory of a node of a GPU run holds at least, at the largest of three moments.
 
     Loading: every rank of a group reads the whole model. Handing the weights over: the copy that
-    rank 0 gathers and the one in the object store, beside the weights of sleeping engines.
+    rank 0 gathers and the one in the object store, beside the weights of sleeping engines. Saving:
+    every rank's copy of its shards.
     """
     if size.parameters is None:
         return None
@@ -108,7 +109,18 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     engines = -(-engine_count(cfg, "cuda") // cfg.trainer.nnodes)
     asleep = engines * weights * rollout.free_cache_engine
     # Gathered, cast, and in the store.
-    return max(loading, whole + 2 * weights + asleep)
+    handing_over = whole + 2 * weights + asleep
+    saving = size.parameters * _saved_bytes(cfg) / cfg.trainer.nnodes
+    return max(loading, handing_over, saving)
+
+
+def _saved_bytes(cfg: PPOConfig) -> int:
+    """Of each parameter of the policy, and of a critic of its size, in a checkpoint."""
+    if cfg.trainer.save_freq < 1:
+        return 0
+    trained = [cfg.actor_rollout_ref.actor, *([cfg.critic] if cfg.critic.enable else [])]
+    contents = [section.checkpoint.contents for section in trained]
+    return sum(RESTING_BYTES if "optimizer" in parts else WEIGHT_BYTES for parts in contents)
 
 
 def store_gb(cfg: PPOConfig, size: PolicySize) -> float:

@@ -2,7 +2,7 @@
 directory that other programs load.
 
     RUN/config.yaml ─▶ model section ─▶ the model it started from ─┐
-    RUN/checkpoints/global_step_N[/actor]/weights.safetensors ─────┴─▶ names, shapes checked ─▶ HF
+    RUN/checkpoints/global_step_N[/actor]/shard-*.safetensors ─────┴─▶ names, shapes checked ─▶ HF
 """
 
 import logging
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from verl.models.export import hf_names, save_adapters, save_hf, tied_names
 from verl.models.hub import model_directory
@@ -26,9 +25,9 @@ from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.files import publish_directory
 from verl.utils.settings import ConfigError
 from verl.workers.actor import PREFIX
+from verl.workers.engine_state import holds_engine, read_weights
 
 logger = logging.getLogger(__name__)
-WEIGHTS = "weights.safetensors"
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,12 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     Raises ``ConfigError`` where the checkpoint is torn, does not fit the model, or has no adapters
     though they are asked for.
     """
-    weights_path = find_weights(Path(cfg.checkpoint))
+    policy = find_policy(Path(cfg.checkpoint))
     origin = origin_of(cfg)
     lm = load_causal_lm(origin.path, **origin.options)
     # Both before the weights are read: they are asked of the parameters as they were made.
     tied, scales = tied_names(lm), lora_scales(lm)
-    state = load_file(weights_path)
+    state = _read(policy, cfg)
     _require_fit(state, PolicyModel(lm), cfg)
     target = Path(cfg.target)
     with publish_directory(target) as directory:
@@ -68,18 +67,18 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     return target
 
 
-def find_weights(checkpoint: Path) -> Path:
-    """The policy's weights in a checkpoint of ``main_ppo`` or ``main_sft``, or in its folder
+def find_policy(checkpoint: Path) -> Path:
+    """Where the policy is in a checkpoint of ``main_ppo`` or ``main_sft``, or in its folder
     ``actor``.
 
-    Raises ``ConfigError`` for a directory without them or whose files are not what was written.
+    Raises ``ConfigError`` for a directory without it or whose files are not what was written.
     """
     for directory in (checkpoint / "actor", checkpoint):
-        if (directory / WEIGHTS).is_file():
+        if holds_engine(directory):
             _verify(checkpoint)
-            return directory / WEIGHTS
+            return directory
     raise ConfigError(
-        f"checkpoint={str(checkpoint)!r}: holds no {WEIGHTS}; allowed: a checkpoint of a run; "
+        f"checkpoint={str(checkpoint)!r}: holds no policy; allowed: a checkpoint of a run; "
         "fix: checkpoint=runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
     )
 
@@ -123,6 +122,13 @@ def _model_section(checkpoint: Path) -> Mapping[str, Any]:
             policy = tree.get("actor_rollout_ref", tree)
             return policy.get("model") or {}
     return {}
+
+
+def _read(policy: Path, cfg: ExportConfig) -> dict[str, torch.Tensor]:
+    try:
+        return read_weights(policy)
+    except ValueError as error:
+        raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}") from error
 
 
 def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig) -> None:

@@ -105,6 +105,12 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             # The stack unwinds in reverse: the journal is finished first, Ray ends last.
             workers = start_workers(cfg, stack)
             stack.callback(collector.close)
+            checkpoints = CheckpointManager(
+                run.checkpoints,
+                cfg.trainer.max_actor_ckpt_to_keep,
+                background=cfg.trainer.async_save,
+            )
+            stack.callback(checkpoints.close)
             journal = Journal(run, cfg, tokenizer)
             stack.callback(journal.finish)
             trainer = RayPPOTrainer(
@@ -115,7 +121,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
                 val_envs=val_envs,
                 reward_fn=rewards_of(cfg, workers),
                 journal=journal,
-                checkpoints=CheckpointManager(run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep),
+                checkpoints=checkpoints,
             )
             logger.info(
                 "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path

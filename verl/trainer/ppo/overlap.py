@@ -14,6 +14,7 @@ from typing import Any
 
 from verl.protocol import DataProto
 from verl.trainer.ppo.interfaces import RolloutGroup
+from verl.utils.background import BackgroundCall
 
 
 class GatedWorkers:
@@ -45,16 +46,11 @@ class _Ahead:
     def __init__(self, play: Callable[[RolloutGroup], DataProto], workers: RolloutGroup) -> None:
         self._play = play
         self.workers = GatedWorkers(workers)
-        self.rows: DataProto | None = None
-        self.error: BaseException | None = None
-        # A daemon: a run that is stopped does not wait for the end of a play.
-        self.thread = threading.Thread(target=self._run, name="play-ahead", daemon=True)
+        self.rows = BackgroundCall(self._run, "play-ahead")
 
-    def _run(self) -> None:
+    def _run(self) -> DataProto:
         try:
-            self.rows = self._play(self.workers)
-        except BaseException as error:  # raised again where the batch is asked for
-            self.error = error
+            return self._play(self.workers)
         finally:
             self.workers.idle.set()
 
@@ -73,7 +69,6 @@ class Lookahead:
         if self._ahead is not None:
             raise RuntimeError("a batch is played ahead already: take() it first")
         self._ahead = _Ahead(play, workers)
-        self._ahead.thread.start()
 
     def wait_for_plays(self) -> None:
         """Return when nothing is played; at once where nothing was started."""
@@ -88,7 +83,4 @@ class Lookahead:
         if ahead is None:
             return None
         ahead.workers.gate.set()
-        ahead.thread.join()
-        if ahead.error is not None:
-            raise ahead.error
-        return ahead.rows
+        return ahead.rows.result()

@@ -112,6 +112,7 @@ class RayPPOTrainer(Generic[TasksT]):
                 self.update_actor(batch)
                 self.sync_weights()
             self.conclude(batch)
+        self.checkpoints.wait()
         self.journal.finish()
 
     # ------------------------------------------------------------------ before the first step
@@ -362,7 +363,9 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def save(self) -> None:
-        """Write an atomic checkpoint: weights, optimizer, schedule, counters."""
+        """Begin an atomic checkpoint: weights, optimizer, schedule, counters. With
+        ``trainer.async_save`` it is written beside the next iterations.
+        """
         with self.clock.measure("save_checkpoint"):
             state = {
                 "global_step": self.global_step,

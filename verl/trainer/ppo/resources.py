@@ -23,6 +23,8 @@ from verl.trainer.ppo.weight_sync import prove_arrival, prove_movement
 
 logger = logging.getLogger(__name__)
 SYNC_TIMEOUT_S = 600.0  # for an engine to load, to take new weights, to sleep or to wake
+WRITE_TIMEOUT_S = 3600.0  # for all ranks to write their shards
+ASK_AGAIN_S = 0.2
 
 
 class Role(Enum):
@@ -222,12 +224,32 @@ class TrainingWorkers:
             "perf/engine_batch": tokens / max(since["steps"], 1.0),
         }
 
-    def save_checkpoint(self, directory: Path) -> list[WrittenFiles]:
-        """Write the state of every trained group below ``directory``; says what each rank wrote."""
-        written = list(self.actor.save_checkpoint(str(directory / "actor")))
+    def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
+        """Have every trained group copy its state and begin to write it below ``directory``; the
+        function returned waits for the ends and says what each rank wrote.
+        """
+        self.actor.save_checkpoint(str(directory / "actor"))
         if self.critic is not None:
-            written += self.critic.save_checkpoint(str(directory / "critic"))
-        return written
+            self.critic.save_checkpoint(str(directory / "critic"))
+        return self._written_files
+
+    def _written_files(self) -> list[WrittenFiles]:
+        # Asked again and again, from another thread: ranks answer between their other calls, where
+        # one that waited for its write would keep them from training.
+        groups = [group for group in (self.actor, self.critic) if group is not None]
+        deadline = time.monotonic() + WRITE_TIMEOUT_S
+        while True:
+            answers = [answer for group in groups for answer in group.written_files()]
+            written = [answer for answer in answers if answer is not None]
+            if len(written) == len(answers):
+                return written
+            if time.monotonic() > deadline:
+                done = ", ".join(part.writer for part in written) or "none"
+                raise TimeoutError(
+                    f"{len(answers) - len(written)} of {len(answers)} ranks still write a "
+                    f"checkpoint after {WRITE_TIMEOUT_S:g} s; done: {done}"
+                )
+            time.sleep(ASK_AGAIN_S)
 
     def load_checkpoint(self, directory: Path) -> None:
         """Load what ``save_checkpoint`` wrote."""

@@ -14,7 +14,7 @@ from verl.models.branch_attention import pack
 from verl.models.token_scores import Targets
 from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow
 from verl.utils.checkpoint import CheckpointManager
-from verl.workers.collectives import broadcast_text, rank, sum_over_ranks, world_size
+from verl.workers.collectives import barrier, broadcast_text, rank, sum_over_ranks, world_size
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import load_engine, save_engine
 from verl.workers.passes import common_passes
@@ -107,7 +107,8 @@ class SFTTrainer:
 
     def _write_engine(self, directory: Path) -> None:
         # Rank 0 alone knows the directory, and every rank has to write into it.
-        save_engine(self.engine, broadcast_text(str(directory)))
+        save_engine(self.engine, broadcast_text(str(directory))).files()
+        barrier()  # nobody takes it for complete before every rank has written
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
         """One optimizer step on the rows ``batch``; the loss is the mean over the whole batch's

@@ -8,6 +8,8 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -220,3 +222,92 @@ def test_a_manifest_without_a_ranks_file_is_not_valid(tmp_path, caplog):
     (second / "rank1").unlink()
     assert manager.latest_valid() == first
     assert "rank1, which rank 1 on a wrote, is not among its files" in caplog.text
+
+
+# ---- beside the run ------------------------------------------------------------------------------
+
+
+class Held:
+    """A writer that copies at once and writes when it may."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.may_write = threading.Event()
+        self.directory = Path()
+
+    def __call__(self, directory):
+        self.directory = directory
+        (directory / "begun").write_bytes(b"a")
+        return self.write
+
+    def write(self):
+        assert threading.current_thread() is not threading.main_thread()
+        assert self.may_write.wait(60)
+        if self.error is not None:
+            raise self.error
+        (self.directory / "part").write_bytes(b"abc")
+        return [written_by("rank 0 on a", self.directory, "part")]
+
+
+def test_a_checkpoint_is_there_when_all_of_it_is_written(tmp_path):
+    manager = CheckpointManager(tmp_path, background=True)
+    writer = Held()
+    path = manager.save(1, writer, {"n": 1})
+    assert not path.exists() and manager.latest_valid() is None
+    assert [entry.name for entry in tmp_path.iterdir()] == [writer.directory.name]
+    writer.may_write.set()
+    manager.wait()
+    assert manager.latest_valid() == path and manager.load_state() == {"n": 1}
+    assert verify_checkpoint(path)["writers"] == {"rank 0 on a": ["part"]}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["global_step_1"]
+
+
+def test_the_next_save_waits_for_the_last_one(tmp_path):
+    manager = CheckpointManager(tmp_path, max_to_keep=1, background=True)
+    first, second = Held(), Held()
+    manager.save(1, first, {})
+    second.may_write.set()
+    threading.Timer(0.05, first.may_write.set).start()
+    manager.save(2, second, {"n": 2})
+    assert first.directory != second.directory
+    manager.wait()
+    assert saved_steps(manager) == [2] and manager.load_state() == {"n": 2}
+
+
+@pytest.mark.parametrize("asks", [lambda m: m.save(2, write(b"abc"), {}), lambda m: m.wait()])
+def test_a_write_that_failed_is_raised_when_next_asked(tmp_path, caplog, asks):
+    manager = CheckpointManager(tmp_path, background=True)
+    writer = Held(CheckpointError("rank 1 on b: its shards were not written: disk full"))
+    manager.save(1, writer, {})
+    writer.may_write.set()
+    with pytest.raises(CheckpointError, match="the save of step 1 failed: rank 1 on b: its shards"):
+        asks(manager)
+    assert "the save of step 1 failed" in caplog.text and not list(tmp_path.iterdir())
+    manager.wait()  # said once
+    manager.save(3, write(b"abc"), {"n": 3})
+    manager.wait()
+    assert manager.load_state() == {"n": 3}
+
+
+def test_a_state_that_cannot_be_copied_is_raised_at_once(tmp_path):
+    manager = CheckpointManager(tmp_path, background=True)
+    with pytest.raises(ZeroDivisionError):
+        manager.save(1, lambda _: 1 / 0, {})
+    manager.wait()
+    assert not list(tmp_path.iterdir())
+
+
+def test_closing_gives_a_save_its_time_and_says_what_it_did_not_wait_for(tmp_path, caplog):
+    manager = CheckpointManager(tmp_path, background=True)
+    writer = Held()
+    manager.save(1, writer, {})
+    manager.close(timeout_s=0.01)
+    assert "the save of step 1 failed: save-1: no end after 0.01 s" in caplog.text
+    assert manager.latest_valid() is None
+    writer.may_write.set()
+    quick = Held()
+    quick.may_write.set()
+    other = CheckpointManager(tmp_path / "other", background=True)
+    other.save(2, quick, {})
+    other.close()
+    assert list(other.steps()) == [2]

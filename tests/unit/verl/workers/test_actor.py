@@ -6,7 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.helpers.policy_rows import critic_config, gradients, policy_config, random_rows
+from tests.helpers.policy_rows import (
+    critic_config,
+    gradients,
+    policy_config,
+    random_rows,
+    wait_for_files,
+)
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
 from verl.names import POLICY_LOSSES
@@ -383,6 +389,7 @@ def test_critic_starts_at_zero_and_learns_the_returns(policy, tmp_path):
     values = critic.compute_values(data).batch["values"]
     assert (values[~data.batch["response_mask"].bool()] == 0).all()
     critic.save_checkpoint(str(tmp_path))
+    wait_for_files(critic)
     again = CriticWorker(critic_config(policy), seed=1, device="cpu")
     again.init_model()
     again.load_checkpoint(str(tmp_path))

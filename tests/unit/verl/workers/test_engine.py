@@ -146,12 +146,11 @@ def test_state_continues_exactly(policy, tmp_path):
 
     first = engine_of(policy, optim)
     train(first, (0, 1))
-    save_engine(first, tmp_path)
+    save_engine(first, tmp_path).files()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "engine.json",
-        "optimizer.safetensors",
         "rng_rank0.safetensors",
-        "weights.safetensors",
+        *(f"shard-00001-model-0000{kind}-of-00004.safetensors" for kind in (1, 2, 3, 4)),
     ]
     train(first, (2, 3))
     second = engine_of(policy, optim)
@@ -175,7 +174,7 @@ def test_a_fused_step_is_the_same_step_and_its_state_continues(policy, tmp_path,
     monkeypatch.setattr(optimizer, "fuses", lambda _: True)
     first = engine_of(policy, OptimConfig(lr=1e-2))
     train(first, range(2))
-    save_engine(first, tmp_path)
+    save_engine(first, tmp_path).files()
     second = engine_of(policy, OptimConfig(lr=1e-2))
     load_engine(second, tmp_path)
     assert second.optimizer is not None and second.optimizer.defaults["fused"]
@@ -184,7 +183,7 @@ def test_a_fused_step_is_the_same_step_and_its_state_continues(policy, tmp_path,
 
 
 def test_state_of_another_model_is_refused(policy, untied_policy, tmp_path):
-    save_engine(engine_of(policy, OptimConfig()), tmp_path)
+    save_engine(engine_of(policy, OptimConfig()), tmp_path).files()
     with pytest.raises(ValueError, match="do not fit the model"):
         load_engine(engine_of(untied_policy, OptimConfig()), tmp_path)
 

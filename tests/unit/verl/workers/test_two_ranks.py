@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.multiprocessing.spawn import spawn
 
-from tests.helpers.policy_rows import add_branches, critic_config, policy_config, random_rows
+from tests.helpers.policy_rows import (
+    add_branches,
+    critic_config,
+    policy_config,
+    random_rows,
+    wait_for_files,
+)
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.protocol import DataProto
 from verl.records import ChoiceBonus
@@ -77,7 +84,8 @@ def play(path, data, directory, mode):
     worker.init_model()
     scored = worker.compute_log_prob(data)
     metrics = worker.update_actor(data).meta_info["metrics"]
-    written = worker.save_checkpoint(str(directory / "actor"))
+    worker.save_checkpoint(str(directory / "actor"))
+    written = wait_for_files(worker)
     note = {"writer": written.writer, "sizes": dict(written.sizes)}
     (directory / f"written{rank()}.json").write_text(json.dumps(note))
     values = critic_config(path, ppo_mini_batches=2)
@@ -190,7 +198,11 @@ def test_every_rank_says_which_files_of_a_checkpoint_are_its_own(both):
         "ActorWorker rank 0",
         "ActorWorker rank 1",
     ]
-    assert list(notes[1]["sizes"]) == [str(pair / "actor" / "rng_rank1.safetensors")]
+    assert sorted(Path(path).name for path in notes[1]["sizes"]) == [
+        "rng_rank1.safetensors",
+        # Weights and two moments; the step counters, which are the same everywhere, are rank 0's.
+        *(f"shard-00002-model-0000{kind}-of-00004.safetensors" for kind in (1, 2, 3)),
+    ]
     there = {str(path): path.stat().st_size for path in (pair / "actor").iterdir()}
     assert notes[0]["sizes"] | notes[1]["sizes"] == there
     assert not notes[0]["sizes"].keys() & notes[1]["sizes"].keys()

@@ -38,6 +38,9 @@ class TrainerConfig(AcceptedTrainer):
     """validate every so many iterations and after the last one"""
     save_freq: Annotated[int, Ge(-1)] = -1
     """save a checkpoint every so many iterations and after the last one"""
+    async_save: bool = True
+    """write a checkpoint beside the next iterations, from a copy in host memory; it counts when all
+    of it is on disk, and a failed write ends the run at the next save or at the end"""
     max_actor_ckpt_to_keep: PositiveInt | None = None
     """newest actor checkpoints kept; null: all"""
     resume_mode: ResumeMode = "auto"

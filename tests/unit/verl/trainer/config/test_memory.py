@@ -52,8 +52,17 @@ def test_an_engine_plays_beside_weights_and_moments():
 
 def test_a_node_loads_the_model_once_per_rank():
     assert gpu_node_bytes(config(), LARGE) == 8 * 4 * P
-    one = config("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
-    assert gpu_node_bytes(one, LARGE) == (4 + 2 * 2 + 2) * P
+    one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
+    assert gpu_node_bytes(config(*one, "trainer.save_freq=-1"), LARGE) == (4 + 2 * 2 + 2) * P
+
+
+def test_a_save_copies_weights_and_moments_into_host_memory():
+    one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1", "trainer.save_freq=25")
+    assert gpu_node_bytes(config(*one), LARGE) == (4 + 8) * P
+    weights = "actor_rollout_ref.actor.checkpoint.contents=[model]"
+    assert gpu_node_bytes(config(*one, weights), LARGE) == (4 + 2 * 2 + 2) * P
+    with_critic = config(*one, "algorithm.adv_estimator=gae")
+    assert gpu_node_bytes(with_critic, LARGE) == 2 * (4 + 8) * P
 
 
 def test_the_object_store_holds_the_weights_as_engines_take_them():

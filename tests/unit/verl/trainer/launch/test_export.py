@@ -7,8 +7,9 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.helpers.policy_rows import padded_scores, policy_config, random_rows
+from tests.helpers.policy_rows import padded_scores, policy_config, random_rows, wait_for_files
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.records import WrittenFiles
 from verl.trainer import main_export
 from verl.trainer.config.schema.actor import ActorRolloutRefConfig
 from verl.utils.checkpoint import CheckpointManager
@@ -30,9 +31,12 @@ def trained_run(config: ActorRolloutRefConfig, run: Path) -> tuple[Path, torch.T
     run.mkdir()
     tree = {"actor_rollout_ref": config.model_dump(mode="json")}
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
-    saved = CheckpointManager(run / "checkpoints").save(
-        2, lambda path: worker.save_checkpoint(str(path / "actor")), {"global_step": 2}
-    )
+
+    def write(directory: Path) -> list[WrittenFiles]:
+        worker.save_checkpoint(str(directory / "actor"))
+        return [wait_for_files(worker)]
+
+    saved = CheckpointManager(run / "checkpoints").save(2, write, {"global_step": 2})
     return saved, worker.compute_log_prob(data).batch["old_log_probs"]
 
 
@@ -80,7 +84,7 @@ def test_adapters_alone_load_on_the_model_they_belong_to(policy, tmp_path):
     [
         ("other", [], "do not fit the model"),
         ("torn", [], "SHA-256 differs"),
-        ("nothing", [], "holds no weights.safetensors"),
+        ("nothing", [], "holds no policy"),
         ("none", ["lora=adapters"], "trained all weights"),
         ("none", ["model_path=no/such/dir"], "model_path='no/such/dir'"),
         ("nameless", [], "model_path: there is no config.yaml"),
@@ -93,7 +97,8 @@ def test_what_cannot_be_exported_is_refused(policy, tmp_path, capsys, change, wo
     if change == "other":
         words = [f"model_path={make_tiny_policy(tmp_path / 'wide', hidden=64, layers=1)}"]
     if change == "torn":
-        with (checkpoint / "actor" / "weights.safetensors").open("r+b") as file:
+        (shards,) = (checkpoint / "actor").glob("shard-*-00001-of-*")
+        with shards.open("r+b") as file:
             file.seek(-1, 2)
             file.write(b"\x7f")
     if change == "nothing":

@@ -481,6 +481,7 @@ def test_a_step_is_on_record_before_its_checkpoint():
         ("save", Path("global_step_1")),
         "finish",
     ]
+    assert checkpoints.waited, "a run ends when its last checkpoint is written"
     kl_coef = trainer.kl_ctrl.value
     assert checkpoints.state == {
         "global_step": 1,

@@ -1,0 +1,66 @@
+"""The state of all trained groups is one checkpoint, there when every rank has written its part."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.trainer_fakes import Group
+from verl.records import WrittenFiles
+from verl.trainer.ppo import resources
+from verl.trainer.ppo.resources import TrainingWorkers
+from verl.utils.checkpoint import CheckpointError
+
+
+class WritingGroup(Group):
+    """Two ranks, of which the second is done a question later than the first."""
+
+    def __init__(self, calls: list[Any], name: str) -> None:
+        super().__init__(calls, name)
+        self.questions = 0
+        self.slowest = 2
+
+    def save_checkpoint(self, directory: str, /) -> None:
+        self.calls.append((self.name, directory))
+
+    def written_files(self) -> list[WrittenFiles | None]:
+        self.questions += 1
+        done = [WrittenFiles(f"{self.name} rank {rank}", {}) for rank in (0, 1)]
+        return [done[0], done[1] if self.questions >= self.slowest else None]
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    monkeypatch.setattr(resources, "ASK_AGAIN_S", 0.0)
+    calls: list[Any] = []
+    return WritingGroup(calls, "actor"), WritingGroup(calls, "critic")
+
+
+def test_a_checkpoint_waits_for_every_rank_of_every_group(groups):
+    actor, critic = groups
+    critic.slowest = 3
+    workers = TrainingWorkers(actor, [], critic=critic)
+    written_files = workers.save_checkpoint(Path("partial"))
+    assert actor.calls == [("actor", "partial/actor"), ("critic", "partial/critic")]
+    assert actor.questions == critic.questions == 0, "nobody waits until asked"
+    written = [part.writer for part in written_files()]
+    assert written == ["actor rank 0", "actor rank 1", "critic rank 0", "critic rank 1"]
+    assert critic.questions == 3
+
+
+def test_a_rank_that_never_ends_is_noticed(groups, monkeypatch):
+    monkeypatch.setattr(resources, "WRITE_TIMEOUT_S", -1.0)
+    workers = TrainingWorkers(groups[0], [])
+    with pytest.raises(TimeoutError, match=r"1 of 2 ranks still write .* done: actor rank 0"):
+        workers.save_checkpoint(Path("partial"))()
+
+
+def test_what_a_rank_raises_is_raised(groups, monkeypatch):
+    actor = groups[0]
+
+    def failing() -> list[WrittenFiles | None]:
+        raise CheckpointError("rank 1: disk full")
+
+    monkeypatch.setattr(actor, "written_files", failing)
+    with pytest.raises(CheckpointError, match="rank 1: disk full"):
+        TrainingWorkers(actor, []).save_checkpoint(Path("partial"))()

@@ -1,0 +1,214 @@
+"""A checkpoint of two ranks continues on one and the other way round: every number of weights and
+moments is what was saved, and the next update is that of the ranks that saved.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import spawn
+
+from tests.helpers.policy_rows import random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.policy import value_model_from
+from verl.trainer.config.schema.model import FSDPConfig, OptimConfig
+from verl.workers.collectives import rank, world_size
+from verl.workers.engine import TrainEngine
+from verl.workers.engine_state import full_weights, load_engine, read_weights, save_engine
+from verl.workers.rows import Rows
+
+# The eps of tests that compare updates: AdamW would blow rounding errors up to whole steps.
+OPTIM = OptimConfig(lr=1e-2, eps=1e-2)
+ONE, TWO, COPIES = "of one rank", "of two ranks", "of two ranks with a copy each"
+SHARDS = "shard-0000{}-*"
+
+
+def engine_of(policy: Path, fsdp_size: int = -1) -> TrainEngine:
+    """A value model: of the single row of its head the second of two ranks has nothing."""
+    fsdp = FSDPConfig(fsdp_size=fsdp_size)
+    return TrainEngine(value_model_from(str(policy)), device="cpu", fsdp=fsdp, optim=OPTIM)
+
+
+def train(engine: TrainEngine, *seeds: int) -> None:
+    for seed in seeds:
+        rows = Rows(random_rows(rows=4, seed=seed))
+        packed = rows.pack(range(len(rows)))
+        index = rows.targets(packed, range(len(rows))).index
+        values = engine.module(packed.input_ids, packed.position_ids, packed.layout, index)
+        # Every rank has all rows: the losses of the ranks add up.
+        engine.backward((values - 1.0).square().mean() / world_size(), last=True)
+        assert math.isfinite(engine.step().grad_norm)
+
+
+def whole_state(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    """Weights and moments, unsharded; a collective call."""
+    assert engine.optimizer is not None
+    found: dict[str, torch.Tensor] = dict(engine.module.named_parameters())
+    for name, parameter in engine.module.named_parameters():
+        for key, value in engine.optimizer.state[parameter].items():
+            found[f"{name}|{key}"] = value
+    whole: dict[str, torch.Tensor] = {}
+    for name, tensor in found.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole[name] = full.detach().clone()
+    return whole
+
+
+def saved_and_trained(engine: TrainEngine, directory: Path, name: str) -> None:
+    """``directory/name``: a checkpoint; beside it what it should hold, and the state a step
+    later.
+    """
+    train(engine, 0, 1)
+    save_engine(engine, directory / name).files()
+    note(engine, directory, f"{name}.saved")
+    train(engine, 2)
+    note(engine, directory, f"{name}.trained")
+
+
+def resumed_and_trained(engine: TrainEngine, directory: Path, name: str, ranks: int) -> None:
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    load_engine(engine, directory / name)
+    kept = torch.equal(torch.get_rng_state(), before)
+    (directory / f"{name}.kept-by-{rank()}-of-{ranks}.json").write_text(json.dumps(kept))
+    note(engine, directory, f"{name}.loaded-by-{ranks}")
+    train(engine, 2)
+    note(engine, directory, f"{name}.trained-by-{ranks}")
+
+
+def note(engine: TrainEngine, directory: Path, name: str) -> None:
+    state = whole_state(engine)
+    if rank() == 0:
+        save_file(state, directory / f"{name}.safetensors")
+
+
+def run_rank(number: int, policy: Path, directory: Path) -> None:
+    torch.set_num_threads(1)
+    meeting = f"file://{directory / 'rendezvous'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
+    saved_and_trained(engine_of(policy), directory, TWO)
+    saved_and_trained(engine_of(policy, fsdp_size=1), directory, COPIES)
+    resumed_and_trained(engine_of(policy), directory, ONE, ranks=2)
+    resumed_and_trained(engine_of(policy), directory, COPIES, ranks=2)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.2)
+
+
+@pytest.fixture(scope="module")
+def saved(policy, tmp_path_factory):
+    """Checkpoints of one rank and of two, and what each of them became on the other number."""
+    directory = tmp_path_factory.mktemp("saved")
+    saved_and_trained(engine_of(policy), directory, ONE)
+    spawn(run_rank, args=(policy, directory), nprocs=2)
+    for name in (TWO, COPIES):
+        resumed_and_trained(engine_of(policy), directory, name, ranks=1)
+    return directory
+
+
+@pytest.mark.parametrize(("name", "ranks"), [(ONE, 2), (TWO, 1), (COPIES, 1), (COPIES, 2)])
+def test_another_number_of_ranks_goes_on_from_the_same_numbers(saved, name, ranks):
+    state = {part: load_file(saved / f"{name}.{part}.safetensors") for part in ("saved", "trained")}
+    loaded = load_file(saved / f"{name}.loaded-by-{ranks}.safetensors")
+    after = load_file(saved / f"{name}.trained-by-{ranks}.safetensors")
+    assert loaded.keys() == state["saved"].keys()
+    for key, tensor in state["saved"].items():
+        assert torch.equal(loaded[key], tensor), key
+        torch.testing.assert_close(after[key], state["trained"][key], atol=2e-6, rtol=1e-4, msg=key)
+    assert not all(torch.equal(after[key], loaded[key]) for key in loaded)
+
+
+def test_every_rank_writes_its_own_part_and_no_number_is_written_twice(saved):
+    whole = load_file(saved / f"{TWO}.saved.safetensors")
+    expected = sum(tensor.numel() for tensor in whole.values())
+    sizes = [
+        sum(numbers_in(file) for file in (saved / TWO).glob(SHARDS.format(number)))
+        for number in (1, 2)
+    ]
+    assert sum(sizes) == expected and min(sizes) > 0.4 * expected
+    assert sum(map(numbers_in, (saved / COPIES).glob(SHARDS.format(1)))) == expected
+    assert not list((saved / COPIES).glob(SHARDS.format(2)))
+
+
+def numbers_in(file: Path) -> int:
+    return sum(tensor.numel() for tensor in load_file(file).values())
+
+
+def test_anybody_reads_the_shards_with_torch_alone(saved):
+    expected = load_file(saved / f"{TWO}.saved.safetensors")
+    state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    load(state, storage_reader=HuggingFaceStorageReader(str(saved / TWO)), no_dist=True)
+    for name, tensor in expected.items():
+        assert torch.equal(state[name], tensor), name
+    weights = read_weights(saved / TWO)
+    assert weights.keys() == {name for name in expected if "|" not in name}
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
+
+
+def test_random_states_stay_with_their_ranks(policy, saved, tmp_path):
+    """The second of two ranks finds none in a checkpoint of one, and keeps what it had."""
+    files = {number: saved / f"{ONE}.kept-by-{number}-of-2.json" for number in (0, 1)}
+    kept = {number: json.loads(file.read_text()) for number, file in files.items()}
+    assert kept == {0: False, 1: True}
+    engine = engine_of(policy)
+    torch.manual_seed(5)
+    save_engine(engine, tmp_path).files()
+    drawn = torch.rand(3)
+    load_engine(engine, tmp_path)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_checkpoint_that_lacks_a_rank_is_refused(policy, saved, tmp_path):
+    for missing, said in ((1, "do not fit the model"), (2, "files of some ranks are missing")):
+        torn = tmp_path / str(missing)
+        shutil.copytree(saved / TWO, torn)
+        for file in torn.glob(SHARDS.format(missing)):
+            file.unlink()
+        with pytest.raises(ValueError, match=said):
+            load_engine(engine_of(policy), torn)
+
+
+def test_weights_of_another_width_are_refused(saved, tmp_path):
+    wide = make_tiny_policy(tmp_path / "wide", hidden=64, layers=1)
+    engine = engine_of(wide)
+    before = full_weights(engine)
+    with pytest.raises(ValueError, match="of another model"):
+        load_engine(engine, saved / TWO)
+    after = full_weights(engine)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_checkpoint_of_the_first_format_is_read(policy, saved, tmp_path):
+    whole = load_file(saved / f"{ONE}.saved.safetensors")
+    moments = {name: tensor for name, tensor in whole.items() if "|" in name}
+    weights = {name: tensor for name, tensor in whole.items() if "|" not in name}
+    save_file(weights, tmp_path / "weights.safetensors")
+    save_file(moments, tmp_path / "optimizer.safetensors")
+    for number in (0, 1):
+        states = {"cpu": torch.get_rng_state()}
+        save_file(states, tmp_path / f"rng_rank{number}.safetensors")
+    (tmp_path / "engine.json").write_text(json.dumps({"format": 1, "steps": 2}))
+    engine = engine_of(policy)
+    load_engine(engine, tmp_path)
+    assert engine.steps == 2
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in whole_state(engine).items())
+    assert read_weights(tmp_path).keys() == weights.keys()
+
+
+def test_a_format_that_nobody_knows_is_named_with_the_fix(policy, tmp_path):
+    save_engine(engine_of(policy), tmp_path).files()
+    (tmp_path / "engine.json").write_text(json.dumps({"format": 9, "steps": 2}))
+    for reads in (lambda: load_engine(engine_of(policy), tmp_path), lambda: read_weights(tmp_path)):
+        with pytest.raises(ValueError, match=r"format 9; allowed: \(1, 2\); fix: continue with"):
+            reads()
