@@ -1,9 +1,11 @@
-"""The page: figures, charts and episodes of a run put into the template."""
+"""The page: figures, charts and plays of a run put into the template."""
 
+import base64
+import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ from verl.record.config_values import flatten
 from verl.record.report.axes import number
 from verl.record.report.cards import cards, duration
 from verl.record.report.charts import draw
-from verl.record.report.episodes import sample_episodes, step_views
 from verl.record.report.figures import sections
+from verl.record.report.plays import Chunk, affordable, embedded, index, pack, packed, play_files
 from verl.record.report.run_data import RunData, load_run
 from verl.utils import jsonl
 
 logger = logging.getLogger(__name__)
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "web"
+STYLES = ("style.css", "plays.css")
+SCRIPTS = ("codec.js", "choose.js", "dom.js", "charts.js", "play.js", "browser.js", "page.js")
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -46,26 +50,44 @@ def refresh_report(run_dir: str | Path) -> Path | None:
 
 def render_report(run: RunData) -> str:
     """The HTML text: no file, script, font or address outside of it."""
-    loader = FileSystemLoader(HERE)
-    # Observations and answers are foreign text: none of it may become markup.
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(number=_number, draw=draw, seconds=duration)
-    return environment.get_template("page.html.j2").render(
-        style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
-        script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
-        head=_head(run),
-        cards=cards(run),
-        sections=sections(run),
-        episodes=sample_episodes(run),
-        views=step_views(),
-        settings=list(flatten(run.config).items()),
-        facts=_facts(run.facts),
-        table=_last_values(run),
+    chunks = [pack(file) for file in affordable(play_files(run))]
+    script = _joined(SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            style=Markup(_joined(STYLES)),
+            script=Markup(script),
+            # What is no part of this script does not run, whatever a play says.
+            policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+            head=_head(run),
+            cards=cards(run),
+            sections=sections(run),
+            index=embedded(packed(index(chunks))),
+            chunks=[_embedded(chunk) for chunk in chunks],
+            settings=list(flatten(run.config).items()),
+            facts=_facts(run.facts),
+            table=_last_values(run),
+        )
     )
 
 
-def _number(value: object) -> str:
-    return number(float(value)) if isinstance(value, (int, float)) else str(value)
+def _environment() -> Environment:
+    loader = FileSystemLoader(HERE)
+    # Names of tasks, settings and metrics are foreign text: none of it may become markup.
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(draw=draw)
+    return environment
+
+
+def _joined(names: Sequence[str]) -> str:
+    return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
+
+
+def _embedded(chunk: Chunk) -> tuple[str, str]:
+    """Name and text of a chunk."""
+    return chunk.summary["name"], embedded(chunk.packed)
 
 
 def _head(run: RunData) -> dict[str, Any]:

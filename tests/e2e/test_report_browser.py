@@ -1,0 +1,143 @@
+"""The report in a browser: clicks, keys, width, colours. Screenshots are kept in the folder that
+``RLVCR_SCREENSHOTS`` names.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import rlvcr.sections  # noqa: F401  (what thinking levels add to a report)
+from tests.helpers.browser import DESKTOP, PHONE, Browser, find_browser
+from tests.helpers.fake_run import fake_run
+from verl.record.report import write_report
+from verl.utils import jsonl
+
+pytestmark = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium on the path, and RLVCR_BROWSER names none"
+)
+HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror="taken()">'
+ADDRESS = "[location.hash, document.activeElement.className || document.activeElement.id]"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    run_dir = fake_run(tmp_path_factory.mktemp("runs") / "quickstart", steps=12, validate_every=6)
+    path = run_dir / "rollouts" / "1.jsonl"
+    rows = list(jsonl.read(path))
+    for row in rows[:8]:
+        row["task_id"] = row["prompt"] = HOSTILE
+        row["steps"][0]["observation"] = row["steps"][0]["action"] = HOSTILE
+        row["steps"][0]["token_credit"][0][0] = HOSTILE
+    jsonl.write(path, rows)
+    return write_report(run_dir).as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser(find_browser() or "") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = Path(os.environ.get("RLVCR_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def values_of(browser, selector, what="textContent"):
+    return browser.evaluate(
+        f"[...document.querySelectorAll('{selector}')].map((node) => node.{what})"
+    )
+
+
+def test_a_point_of_a_curve_opens_the_plays_of_its_step(browser, report):
+    browser.show(report)
+    browser.click("svg.opens[aria-label^='Success rate']", right=0.06, down=0.6)
+    # Step 0 has been measured on held-out tasks alone.
+    assert browser.evaluate("[kind.value, step.value]") == ["val", "0"]
+    browser.click("svg.opens[aria-label^='Policy loss']", right=0.2)
+    assert browser.evaluate("[kind.value, step.value]") == ["train", "1"]
+    assert len(values_of(browser, "button.play")) == 32
+
+
+def test_a_bar_of_the_returns_opens_its_plays(browser, report):
+    browser.show(report)
+    bars = values_of(browser, ".bin", "getAttribute('aria-label')")
+    assert [label.split(":")[0] for label in bars] == ["return 0", "return 1"]
+    browser.click(".bin:last-of-type .hit")
+    won = int(bars[1].split()[2])
+    assert set(values_of(browser, "button.play .outcome")) == {"won"}
+    assert len(values_of(browser, "button.play")) == won
+    browser.click(".bin.chosen .hit")
+    assert len(values_of(browser, "button.play")) == 32
+
+
+def test_the_keyboard_alone_reads_plays(browser, report):
+    browser.show(report)
+    browser.evaluate("document.querySelector('#list button').focus()")
+    browser.press("j")
+    browser.wait("document.querySelector('#list button[aria-current=true]') !== null")
+    first = browser.evaluate(ADDRESS)
+    browser.press("k")
+    browser.press("Enter")
+    browser.wait("document.activeElement.id === 'shown'")
+    assert browser.evaluate(ADDRESS) == ["#train-12/0", "shown"] and first[1] == "play"
+    browser.press("Escape")
+    assert browser.evaluate(ADDRESS) == ["#plays", "play"]
+    assert browser.evaluate("shown.hidden")
+    outlined = "getComputedStyle(document.activeElement).outlineStyle"
+    assert browser.evaluate(outlined) == "solid"
+    browser.press("ArrowLeft")
+    assert browser.evaluate("[step.value, document.activeElement.className]") == ["1", "play"]
+    chart = "document.querySelector(\"svg.opens[aria-label^='Policy loss']\")"
+    browser.evaluate(f"{chart}.focus()")
+    browser.press("ArrowRight")
+    browser.press("Enter")
+    assert browser.evaluate("[kind.value, step.value]") == ["train", "12"]
+
+
+def test_what_a_play_says_stays_text(browser, report):
+    browser.show(f"{report}#train-1/0")
+    browser.wait("!shown.hidden")
+    assert browser.evaluate("document.title") == "rlvcr / quickstart"
+    for selector in ("#shown h3", "#shown .observation", "#shown .turn .response", "#list .group"):
+        assert HOSTILE in values_of(browser, selector)[0], selector
+    assert browser.evaluate("document.querySelectorAll('main script, main img').length") == 0
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_fits_and_follows_the_colours_of_the_system(browser, report, kept, size, dark):
+    browser.show(report, size, dark)
+    browser.wait("!shown.hidden")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
+    colour = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    red = int(re.findall(r"\d+", colour)[0])
+    assert (red < 60) == dark
+    browser.evaluate("plays.scrollIntoView()")
+    name = f"plays_{'phone' if size == PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"
+    browser.screenshot(kept / name)
+    assert (kept / name).stat().st_size > 10_000
+
+
+def test_a_step_without_plays_shows_the_nearest_that_has_some(browser, report):
+    browser.show(report)
+    browser.click("svg.opens[aria-label^='Policy loss']", right=0.55)
+    assert browser.evaluate("[kind.value, step.value]") in (["train", "1"], ["train", "12"])
+    browser.evaluate("step.value = 'all'; step.dispatchEvent(new Event('change'))")
+    assert len(values_of(browser, "button.play")) == 60
+    # The rest is made when it is reached.
+    browser.evaluate("list.lastElementChild.scrollIntoView()")
+    browser.wait("document.querySelectorAll('button.play').length === 64")
+
+
+def test_no_browser_is_named_by_accident(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("RLVCR_BROWSER", raising=False)
+    assert find_browser() is None
+    monkeypatch.setenv("RLVCR_BROWSER", "/opt/chrome")
+    assert find_browser() == "/opt/chrome"

@@ -1,0 +1,163 @@
+"""The plays that a page holds: one packed chunk per rollout file, and an index of all of them.
+
+    rollouts/<step>.jsonl ──pack()──▶ summary: outcome, return, group of every play ──▶ index
+                                 └──▶ chunk: turns and tokens, gzip of JSON
+
+A page reads the index when it opens, and a chunk when somebody looks at one of its plays.
+"""
+
+import base64
+import functools
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl.record.report.episodes import asked_of_step, contrasting, read_trajectories, step_views
+from verl.record.report.run_data import RunData
+from verl.sections import StepView
+
+BUDGET = 160_000_000  # bytes of rollout files that one page is made of; some 15 pack into one
+LARGEST = 24_000_000  # of one file: of a larger one its beginning
+DIGITS = 4  # of a token's numbers
+KEPT = ("step", "observation", "action", "reward", "advantage")
+
+
+@dataclass(frozen=True)
+class PlayFile:
+    """A rollout file; ``kind`` is ``train`` or ``val``."""
+
+    path: Path
+    kind: str
+    step: int
+
+    @property
+    def name(self) -> str:
+        """What the page calls it."""
+        return f"{self.kind}-{self.step}"
+
+    @property
+    def cost(self) -> int:
+        """Bytes that are read of it."""
+        return min(self.path.stat().st_size, LARGEST)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What the index says of the plays of a file, and these plays, packed."""
+
+    summary: dict[str, Any]
+    packed: bytes
+
+
+def play_files(run: RunData) -> list[PlayFile]:
+    """All rollout files, in the order of their steps, those of a validation last in its step."""
+    files = [
+        PlayFile(run.directory.rollout_path(step, kind == "val"), kind, step)
+        for kind in ("train", "val")
+        for step in run.rollout_steps(kind == "val")
+    ]
+    return sorted(files, key=lambda file: (file.step, file.kind))
+
+
+def affordable(files: Sequence[PlayFile], budget: int = BUDGET) -> list[PlayFile]:
+    """Of ``files`` as many as fit into ``budget`` bytes: all, or of each kind every second, fourth
+    and so on, and the last.
+    """
+    kept = list(files)
+    stride = 1
+    while sum(file.cost for file in kept) > budget and stride < len(files):
+        stride *= 2
+        kept = [*_every(files, "train", stride), *_every(files, "val", stride)]
+    return sorted(kept, key=lambda file: (file.step, file.kind))
+
+
+def _every(files: Sequence[PlayFile], kind: str, stride: int) -> list[PlayFile]:
+    own = [file for file in files if file.kind == kind]
+    # Counted from the first: as a run grows its page keeps the files that it has packed already.
+    return [file for n, file in enumerate(own) if n % stride == 0 or n == len(own) - 1]
+
+
+def pack(file: PlayFile) -> Chunk:
+    """The chunk of ``file``; made once for every state of the file."""
+    status = file.path.stat()
+    return _pack(file, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _pack(file: PlayFile, size: int, _time: int) -> Chunk:
+    rows = read_trajectories(file.path, LARGEST)
+    views = step_views()
+    summary = _summary(rows, file) | {"whole": size <= LARGEST}
+    return Chunk(summary, packed({"plays": [_play(row, views) for row in rows]}))
+
+
+def _summary(rows: Sequence[dict[str, Any]], file: PlayFile) -> dict[str, Any]:
+    groups: dict[str, int] = {}
+    tasks = []
+    numbers = []
+    for row in rows:
+        uid = str(row.get("uid"))
+        if uid not in groups:
+            groups[uid] = len(groups)
+            tasks.append(str(row.get("task_id")))
+        numbers.append(groups[uid])
+    return {
+        "name": file.name,
+        "kind": file.kind,
+        "step": file.step,
+        "tasks": tasks,
+        "group": numbers,
+        "won": [int(bool(row.get("won"))) for row in rows],
+        "return": [_short(row.get("return")) for row in rows],
+        "turns": [len(row["steps"]) for row in rows],
+        "tokens": [sum(step.get("num_tokens") or 0 for step in row["steps"]) for row in rows],
+        "pair": [rows.index(row) for row in contrasting(rows)],
+    }
+
+
+def _play(row: Mapping[str, Any], views: Sequence[StepView]) -> dict[str, Any]:
+    return {
+        "name": str(row.get("traj_uid")),
+        "prompt": row.get("prompt", ""),
+        "aborted": bool(row.get("aborted")),
+        "steps": [_step(step, views) for step in row["steps"]],
+    }
+
+
+def _step(step: Mapping[str, Any], views: Sequence[StepView]) -> dict[str, Any]:
+    found = {key: step[key] for key in KEPT if step.get(key) is not None}
+    found |= asked_of_step(step, views)
+    if not step.get("is_action_valid", True):
+        found["invalid"] = True
+    pairs = step.get("token_credit")
+    if not pairs:
+        return found | {"response": step.get("response", "")}
+    overlays = {"advantage": [_short(value) for _, value in pairs]}
+    return found | {"tokens": [text for text, _ in pairs], "overlays": overlays}
+
+
+def _short(value: float | None) -> float:
+    # null in the file where it was not finite
+    return round(value or 0.0, DIGITS)
+
+
+def packed(value: object) -> bytes:
+    """``value`` as gzip of JSON; the same value gives the same bytes."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return gzip.compress(text.encode(), 6, mtime=0)
+
+
+def embedded(data: bytes) -> str:
+    """Text that an element of the page can hold."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def index(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """What a page knows of its plays before it reads a chunk."""
+    return {
+        "files": [chunk.summary for chunk in chunks],
+        "lead": " ".join(view.lead for view in step_views() if view.lead),
+    }
