@@ -30,8 +30,10 @@ def report(tmp_path_factory):
     for row in rows[:8]:
         row["task_id"] = row["prompt"] = HOSTILE
         row["steps"][0]["observation"] = row["steps"][0]["action"] = HOSTILE
-        row["steps"][0]["token_credit"][0][0] = HOSTILE
     jsonl.write(path, rows)
+    tokens = list(jsonl.read(run_dir / "tokens" / "1.jsonl"))
+    tokens[0]["steps"][0]["tokens"][0] = HOSTILE
+    jsonl.write(run_dir / "tokens" / "1.jsonl", tokens)
     return write_report(run_dir).as_uri()
 
 
@@ -107,6 +109,44 @@ def test_what_a_play_says_stays_text(browser, report):
     for selector in ("#shown h3", "#shown .observation", "#shown .turn .response", "#list .group"):
         assert HOSTILE in values_of(browser, selector)[0], selector
     assert browser.evaluate("document.querySelectorAll('main script, main img').length") == 0
+
+
+def test_the_plays_of_a_group_stand_side_by_side(browser, report):
+    browser.show(f"{report}#train-12/3")
+    browser.press("g")
+    browser.wait("document.querySelector('.besides') !== null")
+    assert len(values_of(browser, ".besides th[scope=col]")) == 8
+    assert values_of(browser, ".besides th[scope=col] .outcome")[:2] == ["won", "not won"]
+    marked = len(values_of(browser, ".besides td.parts"))
+    said = [text for text in values_of(browser, ".besides th p") if "parts at turn" in text]
+    assert marked == len(said) > 0
+    browser.click(".besides th[scope=col]:nth-child(3) button")
+    browser.wait("document.querySelector('.besides .outcome').textContent === 'not won'")
+    assert browser.evaluate("location.hash").endswith("/group")
+    browser.press("p")
+    browser.wait("document.querySelector('.besides') === null")
+
+
+def test_tokens_take_the_colour_of_one_of_their_numbers(browser, report):
+    browser.show(f"{report}#train-12/3")
+    choose = "(() => { const s = document.querySelector('.overlays select'); s.value = '%s';"
+    choose += "s.dispatchEvent(new Event('change')); })()"
+    assert values_of(browser, ".overlays option", "value") == [
+        "advantage",
+        "entropy",
+        "gap",
+        "mask",
+    ]
+    for name, style in (
+        ("entropy", "heat"),
+        ("gap", "up"),
+        ("mask", "masked"),
+        ("advantage", "up"),
+    ):
+        browser.evaluate(choose % name)
+        assert len(values_of(browser, f".turn .response .{style}")) > 0, name
+    # What was not sampled has no advantage.
+    assert values_of(browser, ".turn .response span", "className")[0] == ""
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])

@@ -137,7 +137,11 @@ class Browser:
     def press(self, key: str) -> None:
         """A key of the keyboard by its name: ``j``, ``Enter``, ``ArrowRight`` ..."""
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
-        down: dict[str, Any] = {"type": "keyDown" if text else "rawKeyDown", "key": key, "text": text}
+        down: dict[str, Any] = {
+            "type": "keyDown" if text else "rawKeyDown",
+            "key": key,
+            "text": text,
+        }
         if key == "Enter":
             down["windowsVirtualKeyCode"] = 13
         self.call("Input.dispatchKeyEvent", **down)

@@ -24,7 +24,16 @@ from verl.utils import jsonl
 logger = logging.getLogger(__name__)
 HERE = Path(__file__).parent / "web"
 STYLES = ("style.css", "plays.css")
-SCRIPTS = ("codec.js", "choose.js", "dom.js", "charts.js", "play.js", "browser.js", "page.js")
+SCRIPTS = (
+    "codec.js",
+    "choose.js",
+    "dom.js",
+    "charts.js",
+    "play.js",
+    "compare.js",
+    "browser.js",
+    "page.js",
+)
 
 
 def write_report(run_dir: str | Path) -> Path:

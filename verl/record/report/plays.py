@@ -18,6 +18,7 @@ from typing import Any
 from verl.record.report.episodes import asked_of_step, contrasting, read_trajectories, step_views
 from verl.record.report.run_data import RunData
 from verl.sections import StepView
+from verl.utils import jsonl
 
 BUDGET = 160_000_000  # bytes of rollout files that one page is made of; some 15 pack into one
 LARGEST = 24_000_000  # of one file: of a larger one its beginning
@@ -25,13 +26,19 @@ DIGITS = 4  # of a token's numbers
 KEPT = ("step", "observation", "action", "reward", "advantage")
 
 
+Tokens = Mapping[tuple[str, int], Mapping[str, Any]]  # by trajectory and step
+
+
 @dataclass(frozen=True)
 class PlayFile:
-    """A rollout file; ``kind`` is ``train`` or ``val``."""
+    """A rollout file; ``kind`` is ``train`` or ``val``, ``tokens`` where the numbers of its tokens
+    may be.
+    """
 
     path: Path
     kind: str
     step: int
+    tokens: Path | None = None
 
     @property
     def name(self) -> str:
@@ -55,7 +62,12 @@ class Chunk:
 def play_files(run: RunData) -> list[PlayFile]:
     """All rollout files, in the order of their steps, those of a validation last in its step."""
     files = [
-        PlayFile(run.directory.rollout_path(step, kind == "val"), kind, step)
+        PlayFile(
+            run.directory.rollout_path(step, kind == "val"),
+            kind,
+            step,
+            run.directory.token_path(step) if kind == "train" else None,
+        )
         for kind in ("train", "val")
         for step in run.rollout_steps(kind == "val")
     ]
@@ -89,9 +101,18 @@ def pack(file: PlayFile) -> Chunk:
 @functools.lru_cache(maxsize=1024)
 def _pack(file: PlayFile, size: int, _time: int) -> Chunk:
     rows = read_trajectories(file.path, LARGEST)
+    tokens = _read_tokens(file.tokens) if file.tokens else {}
     views = step_views()
     summary = _summary(rows, file) | {"whole": size <= LARGEST}
-    return Chunk(summary, packed({"plays": [_play(row, views) for row in rows]}))
+    return Chunk(summary, packed({"plays": [_play(row, tokens, views) for row in rows]}))
+
+
+def _read_tokens(path: Path) -> Tokens:
+    return {
+        (str(line["traj_uid"]), step["step"]): step
+        for line in jsonl.read(path, LARGEST)
+        for step in line["steps"]
+    }
 
 
 def _summary(rows: Sequence[dict[str, Any]], file: PlayFile) -> dict[str, Any]:
@@ -118,12 +139,17 @@ def _summary(rows: Sequence[dict[str, Any]], file: PlayFile) -> dict[str, Any]:
     }
 
 
-def _play(row: Mapping[str, Any], views: Sequence[StepView]) -> dict[str, Any]:
+def _play(row: Mapping[str, Any], tokens: Tokens, views: Sequence[StepView]) -> dict[str, Any]:
+    name = str(row.get("traj_uid"))
+    steps = [
+        _step(step, views) | _coloured(step, tokens.get((name, step.get("step", 0)), {}))
+        for step in row["steps"]
+    ]
     return {
-        "name": str(row.get("traj_uid")),
+        "name": name,
         "prompt": row.get("prompt", ""),
         "aborted": bool(row.get("aborted")),
-        "steps": [_step(step, views) for step in row["steps"]],
+        "steps": steps,
     }
 
 
@@ -132,11 +158,28 @@ def _step(step: Mapping[str, Any], views: Sequence[StepView]) -> dict[str, Any]:
     found |= asked_of_step(step, views)
     if not step.get("is_action_valid", True):
         found["invalid"] = True
-    pairs = step.get("token_credit")
+    return found
+
+
+def _coloured(step: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens of a step with the numbers they are coloured by; its answer where it has none.
+
+    ``told`` is what the file of the tokens says of the step.
+    """
+    state = {"state": told["state"]} if "state" in told else {}
+    pairs = step.get("token_credit") or []
     if not pairs:
-        return found | {"response": step.get("response", "")}
-    overlays = {"advantage": [_short(value) for _, value in pairs]}
-    return found | {"tokens": [text for text, _ in pairs], "overlays": overlays}
+        return state | {"response": step.get("response", "")}
+    credit = [_short(value) for _, value in pairs]
+    mask = told.get("mask", [])
+    # Credit is of sampled tokens alone; a file that was torn knows others.
+    if sum(mask) != len(credit):
+        return state | {"tokens": [text for text, _ in pairs], "overlays": {"advantage": credit}}
+    left = iter(credit)
+    overlays = {"advantage": [next(left) if sampled else None for sampled in mask]}
+    overlays |= {name: told[name] for name in ("entropy", "gap") if name in told}
+    overlays["mask"] = told.get("weight", mask)
+    return state | {"tokens": told["tokens"], "overlays": overlays}
 
 
 def _short(value: float | None) -> float:

@@ -3,6 +3,7 @@ training.
 """
 
 import base64
+import gzip
 import hashlib
 import html.parser
 import json
@@ -124,10 +125,13 @@ def test_the_page_holds_the_plays_of_every_step(page, run_dir):
     recorded = rows[won]["steps"][0]
     shown = play["steps"][0]
     assert play["name"] == rows[won]["traj_uid"] and shown["action"] == recorded["action"]
-    pairs = list(zip(shown["tokens"], shown["overlays"]["advantage"], strict=True))
-    assert pairs == [
-        (text, pytest.approx(value, abs=1e-4)) for text, value in recorded["token_credit"]
-    ]
+    texts, values = zip(*recorded["token_credit"], strict=True)
+    # The first token of a turn was not sampled: it has no advantage.
+    assert shown["tokens"] == ["<|assistant|>", *texts]
+    overlays = shown["overlays"]
+    assert overlays["advantage"] == [None, *(pytest.approx(value, abs=1e-4) for value in values)]
+    assert overlays["mask"] == [0] + [1] * len(texts) and shown["state"] == "at countertop 1"
+    assert len(overlays["entropy"]) == len(overlays["gap"]) == 1 + len(texts)
     (table,) = shown["tables"]
     assert table["note"].startswith("thinking advantage of the sampled thought")
     assert [line["number"] for line in table["lines"]] == [1, 2, 3, 4]
@@ -162,6 +166,30 @@ def test_of_a_large_file_the_whole_plays_of_its_beginning_are_kept(tmp_path):
     assert [row["traj_uid"] for row in read_trajectories(path)] == ["a", "b"]
     most = path.stat().st_size // 2 + 1
     assert [row["traj_uid"] for row in read_trajectories(path, most)] == ["a"]
+
+
+def test_tokens_that_fit_no_play_leave_it_its_credit(tmp_path):
+    pairs = [["go", 0.5], [" on", -0.25]]
+    row = {"traj_uid": "a", "won": True, "steps": [{"step": 0, "token_credit": pairs}]}
+    told = {"step": 0, "tokens": ["<s>", "go", " on"], "mask": [0, 1, 1], "weight": [0, 1, 0.5]}
+    file = PlayFile(tmp_path / "1.jsonl", "train", 1, tmp_path / "tokens.jsonl")
+    jsonl.write(file.path, [row])
+    overlays = []
+    for mask in ([0, 1, 1], [0, 1, 0]):
+        pack_again(file, [{"traj_uid": "a", "steps": [told | {"mask": mask}]}])
+        overlays.append(played(file)["steps"][0]["overlays"])
+    assert overlays[0] == {"advantage": [None, 0.5, -0.25], "mask": [0, 1, 0.5]}
+    assert overlays[1] == {"advantage": [0.5, -0.25]}
+
+
+def pack_again(file, lines):
+    """Another file of tokens; that of the plays is touched, as a step that is played again does."""
+    jsonl.write(file.tokens, lines)
+    jsonl.write(file.path, list(jsonl.read(file.path)))
+
+
+def played(file):
+    return json.loads(gzip.decompress(pack(file).packed))["plays"][0]
 
 
 def test_a_file_is_packed_anew_when_it_changed(tmp_path):

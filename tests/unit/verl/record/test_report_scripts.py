@@ -99,3 +99,32 @@ def test_numbers_are_short():
         "return [shortNumber(0.123456), shortNumber(-2), plural(1, 'play'), plural(1200, 'play')];"
     )
     assert chosen(body) == ["0.123", "-2", "1 play", "1,200 plays"]
+
+
+def test_plays_part_where_they_did_or_saw_something_else():
+    def play(*turns):
+        return {
+            "steps": [dict(zip(("observation", "action"), turn, strict=True)) for turn in turns]
+        }
+
+    first = play(("hall", "go"), ("door", "open"))
+    others = [
+        first,
+        play(("hall", "go"), ("door", "look")),
+        play(("hall", "go"), ("wall", "open")),
+        play(("hall", "go")),
+        play(("hall", "go"), ("door", "open"), ("cave", "sit")),
+    ]
+    body = "return others.map((other) => partingTurn(first, other));"
+    found = run_scripts(
+        ("compare.js",), f"const first = {json.dumps(first)}, others = {json.dumps(others)}; {body}"
+    )
+    assert found == [None, 1, 1, 1, 2]
+
+
+def test_a_play_stands_first_and_the_other_outcome_beside_it():
+    rows = [{"number": number, "won": number in (0, 2)} for number in range(4)]
+    body = (
+        f"const rows = {json.dumps(rows)}; return besides(rows, rows[2]).map((row) => row.number);"
+    )
+    assert run_scripts(("compare.js",), body) == [2, 1, 3, 0]

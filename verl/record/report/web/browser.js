@@ -1,6 +1,8 @@
 // The plays of a page: choose a step, see returns and a list, read one.
 
 const BATCH = 60; // rows of the list that are made at once
+const VIEWS = { play: "play", group: "side by side" };
+const KINDS = { train: "in training", val: "held-out" };
 
 class Browser {
   constructor(index, readChunk) {
@@ -12,6 +14,7 @@ class Browser {
     this.rows = []; // what the choice leaves, in the order of the list
     this.made = 0; // how many of them have an element
     this.open = null; // the row whose play is shown
+    this.view = "play"; // one of VIEWS
     byId("lead").textContent = index.lead;
     this.more = new IntersectionObserver((seen) => {
       if (seen.some((entry) => entry.isIntersecting)) this.makeRows();
@@ -74,10 +77,9 @@ class Browser {
   }
 
   showChoice() {
-    const names = { train: "in training", val: "held-out" };
     const kinds = [...new Set(this.files.map((file) => file.kind))];
     const { kind, step } = this.choice;
-    byId("kind").replaceChildren(...kinds.map((name) => new Option(names[name] ?? name, name, false, name === kind)));
+    byId("kind").replaceChildren(...kinds.map((name) => new Option(KINDS[name], name, false, name === kind)));
     const steps = this.filesOf(kind).map((file) => new Option(file.step, file.step, false, file.step === step));
     byId("step").replaceChildren(...steps, new Option("all", "all", false, step === "all"));
     byId("outcome").value = this.choice.outcome;
@@ -186,6 +188,7 @@ class Browser {
     if (event.target.closest("input, select, svg")) return;
     const inside = event.target.closest("#list") !== null;
     const acts = { j: () => this.move(1), k: () => this.move(-1), Escape: () => this.close() };
+    for (const view of Object.keys(VIEWS)) acts[view[0]] = () => this.open && this.show(this.open, true, view);
     const arrows = {
       ArrowDown: () => this.move(1),
       ArrowUp: () => this.move(-1),
@@ -214,12 +217,16 @@ class Browser {
     }
   }
 
-  async show(row, focus) {
+  async show(row, focus, view = this.view) {
     this.mark(row);
-    const play = (await this.plays(row.file))[row.number];
-    if (this.open !== row) return; // another one was asked for meanwhile
-    this.fill(this.playParts(row, play), focus);
-    history.replaceState(null, "", `#${row.file}/${row.number}`);
+    this.view = view;
+    const plays = await this.plays(row.file);
+    if (this.open !== row || this.view !== view) return; // another one was asked for meanwhile
+    const members = besides(this.members(row), row);
+    const rows = view === "play" ? [row] : members;
+    const head = this.head(row, plays[row.number], members.length);
+    this.fill([...head, this.body(rows, rows.map((member) => plays[member.number]))], focus);
+    history.replaceState(null, "", `#${row.file}/${row.number}${view === "play" ? "" : "/" + view}`);
   }
 
   fill(parts, focus) {
@@ -229,31 +236,52 @@ class Browser {
     close.addEventListener("click", () => this.close());
     shown.replaceChildren(close, ...parts);
     shown.hidden = false;
+    byId("browser").classList.toggle("broad", this.view !== "play");
     if (focus) shown.focus();
   }
 
-  playParts(row, play) {
-    const where = { train: "training step ", val: "held-out, step " }[row.file.split("-")[0]] + row.step;
-    const words = `${where} · ${play.name} · return ${shortNumber(row.earned)}`;
-    const head = make("h3", {}, outcome(row.won), " ", row.task);
-    if (play.aborted) head.append(" ", flag("aborted"));
+  head(row, play, members) {
+    const words = `${KINDS[row.file.split("-")[0]]}, step ${row.step} · ${play.name} · return ${shortNumber(row.earned)}`;
+    const title = make("h3", {}, outcome(row.won), " ", row.task);
+    if (play.aborted) title.append(" ", flag("aborted"));
     const prompt = make("details", { className: "prompt" }, make("summary", { textContent: "prompt" }));
     prompt.append(make("pre", { textContent: play.prompt }));
+    const parts = [title, make("p", { className: "quiet", textContent: words }), prompt];
+    return members > 1 ? [...parts, this.tools(row)] : parts;
+  }
+
+  // What can be looked at of a play and its group.
+  tools(row) {
+    const buttons = Object.entries(VIEWS).map(([view, text]) => {
+      const button = make("button", { textContent: text, title: `key ${view[0]}` });
+      button.setAttribute("aria-pressed", String(view === this.view));
+      button.addEventListener("click", () => this.show(row, true, view));
+      return button;
+    });
+    return make("p", { className: "tools" }, ...buttons);
+  }
+
+  // The turns of one play, or of several beside each other, in the colours that are asked for.
+  body(rows, plays) {
     const body = make("div");
-    const names = overlaysOf(play);
+    const names = overlaysOf(plays);
     const draw = (name) => {
       if (name) this.overlay = name;
       const shown = names.includes(this.overlay) ? this.overlay : names[0] ?? "advantage";
-      body.replaceChildren(overlayChoice(names, shown, draw), turns(play, shown));
+      const content = this.view === "play"
+        ? turns(plays[0], shown)
+        : comparison(rows, plays, shown, (row) => this.show(row, true));
+      body.replaceChildren(overlayChoice(names, shown, draw), content);
     };
     draw();
-    return [head, make("p", { className: "quiet", textContent: words }), prompt, body];
+    return body;
   }
 
   close() {
     const place = this.rows.findIndex((row) => this.isOpen(row));
     this.mark(null);
     byId("shown").hidden = true;
+    byId("browser").classList.remove("broad");
     history.replaceState(null, "", "#plays");
     this.button(Math.max(place, 0))?.focus();
   }
@@ -271,13 +299,13 @@ class Browser {
 
   // What the address names, else a won and a lost play of the last training step.
   begin(address) {
-    const [, name, number] = /^#([a-z]+-\d+)\/(\d+)$/.exec(address) ?? [];
+    const [, name, number, view] = /^#([a-z]+-\d+)\/(\d+)(?:\/([a-z]+))?$/.exec(address) ?? [];
     const named = this.files.find((file) => file.name === name);
     const file = named ?? this.filesOf("train").at(-1) ?? this.files.at(-1);
     this.choose({ kind: file.kind, step: file.step });
     const wanted = named ? Number(number) : file.pair[0];
     const row = this.rows.find((candidate) => candidate.number === wanted);
-    return row ? this.show(row, false) : undefined;
+    return row ? this.show(row, false, VIEWS[view] ? view : "play") : undefined;
   }
 }
 

@@ -2,6 +2,9 @@
 
 const OVERLAYS = {
   advantage: { label: "advantage", signed: true, low: "made less likely", high: "made more likely" },
+  entropy: { label: "entropy, nats", high: "the policy was unsure" },
+  gap: { label: "log-prob, engine less trainer", signed: true, low: "lower in the engine", high: "higher in the engine" },
+  mask: { label: "weight in the loss", masks: true, low: "not learned from" },
 };
 
 function badge(number) {
@@ -20,20 +23,29 @@ function signedNumber(value, digits) {
   return (value < 0 ? "" : "+") + value.toFixed(digits);
 }
 
-// The names of the overlays that some step of the play has values for.
-function overlaysOf(play) {
-  return Object.keys(OVERLAYS).filter((name) => play.steps.some((step) => step.overlays?.[name]));
+// The names of the overlays that some step of the plays has values for.
+function overlaysOf(plays) {
+  const steps = plays.flatMap((play) => play.steps);
+  return Object.keys(OVERLAYS).filter((name) => steps.some((step) => step.overlays?.[name]));
 }
 
-function scaleOf(play, name) {
-  return fullSize(play.steps.flatMap((step) => step.overlays?.[name] ?? []));
+function scaleOf(plays, name) {
+  const values = plays.flatMap((play) => play.steps).flatMap((step) => step.overlays?.[name] ?? []);
+  return fullSize(values.filter((value) => value !== null));
+}
+
+function tokenClass(value, overlay) {
+  if (overlay.masks) return value === 0 ? "masked" : "";
+  if (!overlay.signed) return "heat";
+  return value < 0 ? "down" : "up";
 }
 
 function tokenSpan(text, value, overlay, scale) {
   const span = make("span", { textContent: text });
   if (value === undefined || value === null) return span;
-  span.title = overlay.label + " " + (overlay.signed ? (value < 0 ? "" : "+") : "") + shortNumber(value);
-  span.className = !overlay.signed ? "heat" : value < 0 ? "down" : "up";
+  const sign = overlay.signed && value >= 0 ? "+" : "";
+  span.title = overlay.label + " " + sign + shortNumber(value);
+  span.className = tokenClass(value, overlay);
   span.style.setProperty("--s", Math.min(1, Math.abs(value) / scale).toFixed(2));
   return span;
 }
@@ -78,16 +90,19 @@ function alternatives(table) {
   return make("div", { className: "wide" }, found);
 }
 
+function said(step, name, scale) {
+  const observation = make("p", { className: "observation", textContent: step.observation ?? "" });
+  return make("div", { className: "said" }, observation, actionLine(step), response(step, name, scale));
+}
+
 function turn(step, name, scale) {
-  const said = make("div", { className: "said" });
-  said.append(make("p", { className: "observation", textContent: step.observation ?? "" }), actionLine(step));
-  said.append(response(step, name, scale), ...(step.tables ?? []).map(alternatives));
-  const count = make("div", { className: "count", textContent: step.step + 1 });
-  return make("li", { className: "turn" }, count, said);
+  const parts = said(step, name, scale);
+  parts.append(...(step.tables ?? []).map(alternatives));
+  return make("li", { className: "turn" }, make("div", { className: "count", textContent: step.step + 1 }), parts);
 }
 
 function turns(play, name) {
-  const scale = scaleOf(play, name);
+  const scale = scaleOf([play], name);
   return make("ol", { className: "turns" }, ...play.steps.map((step) => turn(step, name, scale)));
 }
 
@@ -107,8 +122,8 @@ function overlayChoice(names, chosen, choose) {
     return span;
   };
   const words = make("span", { className: "response" });
-  if (overlay.low) words.append(sample(overlay.low, "down"), " ");
-  words.append(sample(overlay.high, overlay.signed ? "up" : "heat"));
+  if (overlay.low) words.append(sample(overlay.low, tokenClass(overlay.masks ? 0 : -1, overlay)), " ");
+  if (overlay.high) words.append(sample(overlay.high, tokenClass(1, overlay)));
   line.append(words);
   return line;
 }
