@@ -127,6 +127,23 @@ def test_the_plays_of_a_group_stand_side_by_side(browser, report):
     browser.wait("document.querySelector('.besides') === null")
 
 
+def test_an_arrow_of_the_state_graph_opens_the_plays_that_took_it(browser, report, kept):
+    browser.show(f"{report}#train-12/3")
+    browser.press("s")
+    browser.wait("document.querySelector('svg.states') !== null")
+    colours = values_of(browser, ".way .edge", "getAttribute('class')")
+    assert {"edge up", "edge down"} <= set(colours)
+    states = values_of(browser, ".state", "getAttribute('aria-label')")
+    assert "at countertop 1" in states and {"won", "not won"} <= set(states)
+    browser.click(".way")
+    assert "credit" in values_of(browser, ".told b")[0]
+    browser.evaluate("shown.scrollIntoView()")
+    browser.screenshot(kept / "states.png")
+    browser.click(".told button")
+    browser.wait("document.querySelector('svg.states') === null")
+    assert re.fullmatch(r"#train-12/\d", browser.evaluate("location.hash"))
+
+
 def test_tokens_take_the_colour_of_one_of_their_numbers(browser, report):
     browser.show(f"{report}#train-12/3")
     choose = "(() => { const s = document.querySelector('.overlays select'); s.value = '%s';"

@@ -88,7 +88,7 @@ def token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, An
     """One object per row of ``batch``, in the order of ``rollout_lines``, of all tokens of its
     turns, sampled or not::
 
-        {"traj_uid", "steps": [{"step", "tokens": ["<level>", "2", ...], "mask": [0, 1, ...],
+        {"traj_uid", "steps": [{"step", "tokens": ["<s>", "look", ...], "mask": [0, 1, ...],
                                 "weight", "entropy", "gap", "state"}]}
 
     ``mask`` is 1 on sampled tokens. Where the batch has them: ``weight``, what the rollout

@@ -7,10 +7,20 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from verl.sections import AlternativesView, NumberColumn, StepView, contributions
 from verl.utils import jsonl
+
+Earned = Mapping[int, Sequence[float]]  # number of an alternative -> returns
+EARNED = NumberColumn(
+    "earned",
+    "went on to earn",
+    "{:.2f}",
+    "mean return of the plays that went on from this step with it",
+    best=True,
+)
 
 
 @dataclass
@@ -61,21 +71,32 @@ def step_views() -> list[StepView]:
     return [other.steps for other in contributions() if other.steps is not None]
 
 
-def asked_of_step(step: Mapping[str, Any], views: Sequence[StepView]) -> dict[str, Any]:
+def asked_of_step(
+    step: Mapping[str, Any], views: Sequence[StepView], earned: Mapping[str, Earned]
+) -> dict[str, Any]:
     """What ``views`` ask for of a step, without what is empty: ``badges``, ``flags`` and ``tables``
     of alternatives, as texts.
+
+    ``earned``: by the key of the alternatives, what plays earned that went on with each of them.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag] for view in views for flag in view.flags if step.get(flag)]
     asked = [view.alternatives for view in views if view.alternatives is not None]
-    tables = [_table(step, view) for view in asked if step.get(view.key)]
+    tables = [_table(step, view, earned.get(view.key, {})) for view in asked if step.get(view.key)]
     found = {"badges": badges, "flags": flags, "tables": tables}
     return {key: value for key, value in found.items() if value}
 
 
-def _table(step: Mapping[str, Any], view: AlternativesView) -> dict[str, Any]:
+def _table(step: Mapping[str, Any], view: AlternativesView, earned: Earned) -> dict[str, Any]:
     entries = sorted(step[view.key], key=lambda entry: entry[view.badge])
+    titles = [(column.title, column.hint) for column in view.columns]
     columns = [_cells(entries, column) for column in view.columns]
+    if earned:
+        plays = max(map(len, earned.values()))
+        titles.append((f"{EARNED.title}, {plays} plays", EARNED.hint))
+        of_entries = [earned.get(entry[view.badge]) for entry in entries]
+        means = [{EARNED.key: fmean(returns)} if returns else {} for returns in of_entries]
+        columns.append(_cells(means, EARNED))
     lines = [
         {
             "number": entry[view.badge],
@@ -87,17 +108,20 @@ def _table(step: Mapping[str, Any], view: AlternativesView) -> dict[str, Any]:
     ]
     key, sentence = view.note
     note = sentence.format(step[key]) if step.get(key) is not None else ""
-    heads = [view.badge, view.text, *(column.title for column in view.columns)]
-    hints = ["", "", *(column.hint for column in view.columns)]
-    return {"heads": heads, "hints": hints, "lines": lines, "note": note}
+    return {
+        "heads": [view.badge, view.text, *(title for title, _ in titles)],
+        "hints": ["", "", *(hint for _, hint in titles)],
+        "lines": lines,
+        "note": note,
+    }
 
 
 def _cells(entries: Sequence[dict[str, Any]], column: NumberColumn) -> list[tuple[str, bool]]:
     """A text per entry and whether it is the best; empty where it has no such number."""
     values = [entry.get(column.key) for entry in entries]
     known = [value for value in values if value is not None]
-    # The largest of a single number says nothing.
-    best = max(known) if column.best and len(known) > 1 else None
+    # The largest of numbers that do not differ says nothing.
+    best = max(known) if column.best and len(set(known)) > 1 else None
     cells = []
     for value in values:
         text = "" if value is None else column.form.format(value)

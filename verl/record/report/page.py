@@ -31,6 +31,7 @@ SCRIPTS = (
     "charts.js",
     "play.js",
     "compare.js",
+    "states.js",
     "browser.js",
     "page.js",
 )

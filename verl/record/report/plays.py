@@ -17,7 +17,8 @@ from typing import Any
 
 from verl.record.report.episodes import asked_of_step, contrasting, read_trajectories, step_views
 from verl.record.report.run_data import RunData
-from verl.sections import StepView
+from verl.record.run_dir import RunDirectory
+from verl.sections import Outcomes, StepView
 from verl.utils import jsonl
 
 BUDGET = 160_000_000  # bytes of rollout files that one page is made of; some 15 pack into one
@@ -26,13 +27,15 @@ DIGITS = 4  # of a token's numbers
 KEPT = ("step", "observation", "action", "reward", "advantage")
 
 
+KINDS = ("train", "val", "audit")
+AUDIT = "audit"  # of a run, in its directory: plays whose steps were returned to
 Tokens = Mapping[tuple[str, int], Mapping[str, Any]]  # by trajectory and step
 
 
 @dataclass(frozen=True)
 class PlayFile:
-    """A rollout file; ``kind`` is ``train`` or ``val``, ``tokens`` where the numbers of its tokens
-    may be.
+    """A rollout file; ``kind`` is ``train``, ``val`` or ``audit``, ``tokens`` where the numbers of
+    its tokens may be.
     """
 
     path: Path
@@ -60,18 +63,33 @@ class Chunk:
 
 
 def play_files(run: RunData) -> list[PlayFile]:
-    """All rollout files, in the order of their steps, those of a validation last in its step."""
+    """All rollout files, in the order of their steps, those of a validation last in its step; with
+    those of the run's audit.
+    """
     files = [
+        *_of_kind(run.directory, "train", run.rollout_steps()),
+        *_of_kind(run.directory, "val", run.rollout_steps(validation=True)),
+    ]
+    audit = RunData(RunDirectory(run.directory.path / AUDIT), {}, {}, [])
+    files += _of_kind(audit.directory, AUDIT, audit.rollout_steps())
+    return sorted(files, key=_order)
+
+
+def _of_kind(directory: RunDirectory, kind: str, steps: Sequence[int]) -> list[PlayFile]:
+    is_val = kind == "val"
+    return [
         PlayFile(
-            run.directory.rollout_path(step, kind == "val"),
+            directory.rollout_path(step, is_val),
             kind,
             step,
-            run.directory.token_path(step) if kind == "train" else None,
+            None if is_val else directory.token_path(step),
         )
-        for kind in ("train", "val")
-        for step in run.rollout_steps(kind == "val")
+        for step in steps
     ]
-    return sorted(files, key=lambda file: (file.step, file.kind))
+
+
+def _order(file: PlayFile) -> tuple[int, int]:
+    return file.step, KINDS.index(file.kind)
 
 
 def affordable(files: Sequence[PlayFile], budget: int = BUDGET) -> list[PlayFile]:
@@ -82,8 +100,8 @@ def affordable(files: Sequence[PlayFile], budget: int = BUDGET) -> list[PlayFile
     stride = 1
     while sum(file.cost for file in kept) > budget and stride < len(files):
         stride *= 2
-        kept = [*_every(files, "train", stride), *_every(files, "val", stride)]
-    return sorted(kept, key=lambda file: (file.step, file.kind))
+        kept = [file for kind in KINDS for file in _every(files, kind, stride)]
+    return sorted(kept, key=_order)
 
 
 def _every(files: Sequence[PlayFile], kind: str, stride: int) -> list[PlayFile]:
@@ -95,16 +113,36 @@ def _every(files: Sequence[PlayFile], kind: str, stride: int) -> list[PlayFile]:
 def pack(file: PlayFile) -> Chunk:
     """The chunk of ``file``; made once for every state of the file."""
     status = file.path.stat()
-    return _pack(file, status.st_size, status.st_mtime_ns)
+    return _pack(file, tuple(step_views()), status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1024)
-def _pack(file: PlayFile, size: int, _time: int) -> Chunk:
+def _pack(file: PlayFile, views: tuple[StepView, ...], size: int, _time: int) -> Chunk:
     rows = read_trajectories(file.path, LARGEST)
-    tokens = _read_tokens(file.tokens) if file.tokens else {}
-    views = step_views()
+    known = Known(views, _read_tokens(file.tokens) if file.tokens else {}, _outcomes(file, views))
+    plays = [_play(row, known) for row in rows]
     summary = _summary(rows, file) | {"whole": size <= LARGEST}
-    return Chunk(summary, packed({"plays": [_play(row, tokens, views) for row in rows]}))
+    returned_to = {name for outcomes in known.outcomes.values() for name, _ in outcomes}
+    if returned_to:
+        summary["audited"] = [int(play["name"] in returned_to) for play in plays]
+    return Chunk(summary, packed({"plays": plays}))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of steps beside their record: what ``views`` ask for, the numbers of their
+    tokens, and, by the key of alternatives, what plays earned that went on with these.
+    """
+
+    views: Sequence[StepView]
+    tokens: Tokens
+    outcomes: Mapping[str, Outcomes]
+
+
+def _outcomes(file: PlayFile, views: Sequence[StepView]) -> dict[str, Outcomes]:
+    asked = [view.alternatives for view in views if view.alternatives is not None]
+    run_dir = file.path.parent.parent
+    return {view.key: view.outcomes(run_dir) for view in asked if view.outcomes is not None}
 
 
 def _read_tokens(path: Path) -> Tokens:
@@ -139,23 +177,21 @@ def _summary(rows: Sequence[dict[str, Any]], file: PlayFile) -> dict[str, Any]:
     }
 
 
-def _play(row: Mapping[str, Any], tokens: Tokens, views: Sequence[StepView]) -> dict[str, Any]:
+def _play(row: Mapping[str, Any], known: Known) -> dict[str, Any]:
     name = str(row.get("traj_uid"))
-    steps = [
-        _step(step, views) | _coloured(step, tokens.get((name, step.get("step", 0)), {}))
-        for step in row["steps"]
-    ]
     return {
         "name": name,
         "prompt": row.get("prompt", ""),
         "aborted": bool(row.get("aborted")),
-        "steps": steps,
+        "steps": [_step(step, (name, step.get("step", 0)), known) for step in row["steps"]],
     }
 
 
-def _step(step: Mapping[str, Any], views: Sequence[StepView]) -> dict[str, Any]:
+def _step(step: Mapping[str, Any], place: tuple[str, int], known: Known) -> dict[str, Any]:
     found = {key: step[key] for key in KEPT if step.get(key) is not None}
-    found |= asked_of_step(step, views)
+    earned = {key: outcomes.get(place, {}) for key, outcomes in known.outcomes.items()}
+    found |= asked_of_step(step, known.views, earned)
+    found |= _coloured(step, known.tokens.get(place, {}))
     if not step.get("is_action_valid", True):
         found["invalid"] = True
     return found

@@ -168,6 +168,21 @@ def test_of_a_large_file_the_whole_plays_of_its_beginning_are_kept(tmp_path):
     assert [row["traj_uid"] for row in read_trajectories(path, most)] == ["a"]
 
 
+def test_the_plays_of_an_audit_are_in_the_page_of_its_run(tmp_path):
+    run_dir = fake_run(tmp_path / "run", steps=1, validate_every=1)
+    fake_run(run_dir / "audit", steps=1, validate_every=1)
+    uid = next(jsonl.read(run_dir / "audit" / "rollouts" / "1.jsonl"))["traj_uid"]
+    point = {"traj_uid": uid, "step": 0, "returns": [[0.0, 0.5], [0.0], [0.0], [1.0]]}
+    (run_dir / "audit" / "audit.json").write_text(json.dumps({"points": [point]}))
+    page = write_report(run_dir).read_text()
+    files = {file["name"]: file for file in index_of(page)["files"]}
+    assert list(files) == ["val-0", "train-1", "val-1", "audit-1"]
+    assert sum(files["audit-1"]["audited"]) == 1 and "audited" not in files["train-1"]
+    (table,) = plays_of(page, "audit-1")[0]["steps"][0]["tables"]
+    assert table["heads"][-1] == "went on to earn, 2 plays"
+    assert [line["cells"][-1][0] for line in table["lines"]] == ["0.25", "0.00", "0.00", "1.00"]
+
+
 def test_tokens_that_fit_no_play_leave_it_its_credit(tmp_path):
     pairs = [["go", 0.5], [" on", -0.25]]
     row = {"traj_uid": "a", "won": True, "steps": [{"step": 0, "token_credit": pairs}]}

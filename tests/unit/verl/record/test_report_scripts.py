@@ -128,3 +128,86 @@ def test_a_play_stands_first_and_the_other_outcome_beside_it():
         f"const rows = {json.dumps(rows)}; return besides(rows, rows[2]).map((row) => row.number);"
     )
     assert run_scripts(("compare.js",), body) == [2, 1, 3, 0]
+
+
+STATES = """
+    const rows = [
+        { number: 0, won: true, earned: 1 }, { number: 1, won: false, earned: 0 },
+        { number: 2, won: false, earned: 0 },
+    ];
+    const step = (observation, action, advantage) => ({ observation, action, advantage });
+    const plays = [
+        { steps: [step("hall", "go", 1), step("cave", "dig", 0.5)] },
+        { steps: [step("hall", "go", -2), step("hall", "sit", -0.5)] },
+        { steps: [step("hall", "go", 0)] },
+    ];
+"""
+
+
+def drawn(body):
+    return run_scripts(("choose.js", "states.js"), STATES + body)
+
+
+def test_states_are_joined_by_actions_with_the_mean_credit_of_their_steps():
+    graph = drawn("return stateGraph(rows, plays);")
+    nodes = {node["name"]: (node["depth"], node["count"]) for node in graph["nodes"]}
+    assert nodes == {
+        "state hall": (0, 4),
+        "state cave": (1, 1),
+        "end won": (2, 1),
+        "end not won": (2, 2),
+    }
+    edges = {
+        (edge["from"], edge["action"], edge["to"]): (len(edge["rows"]), edge["credit"])
+        for edge in graph["edges"]
+    }
+    assert edges == {
+        ("state hall", "go", "state cave"): (1, 1),
+        ("state hall", "go", "state hall"): (1, -2),
+        ("state hall", "go", "end not won"): (1, 0),
+        ("state cave", "dig", "end won"): (1, 0.5),
+        ("state hall", "sit", "end not won"): (1, -0.5),
+    }
+    assert graph["measured"] and not graph["cut"]
+
+
+def test_without_advantages_credit_is_what_the_plays_earned():
+    body = "for (const play of plays) for (const step of play.steps) delete step.advantage;"
+    graph = drawn(body + "return stateGraph(rows, plays);")
+    credit = {(edge["action"], edge["to"]): edge["credit"] for edge in graph["edges"]}
+    assert not graph["measured"]
+    assert credit["dig", "end won"] == pytest.approx(2 / 3)
+    assert credit["sit", "end not won"] == pytest.approx(-1 / 3)
+
+
+def test_the_name_that_estimators_know_a_state_by_counts():
+    body = """
+        plays[0].steps[1].state = "hall";
+        return stateGraph(rows, plays).nodes.map((node) => node.name);
+    """
+    assert sorted(drawn(body)) == ["end not won", "end won", "state hall"]
+
+
+def test_of_many_states_the_first_turns_are_drawn():
+    body = """
+        const long = { steps: Array.from({ length: 50 }, (_, at) => step("room " + at, "on", 0)) };
+        return stateGraph([rows[0]], [long], 10);
+    """
+    graph = drawn(body)
+    assert (graph["turns"], graph["cut"], len(graph["nodes"])) == (10, True, 11)
+    assert graph["nodes"][-1]["name"] == "end later turns"
+
+
+def test_no_two_states_and_no_two_actions_between_them_lie_upon_each_other():
+    body = """
+        const twins = [step("a", "left"), step("a", "right"), step("a", "up")];
+        const next = [step("b", "on"), step("b", "on"), step("c", "on")];
+        const ways = twins.map((first, which) => ({ steps: [first, next[which]] }));
+        return placed(stateGraph(rows, ways));
+    """
+    graph = drawn(body)
+    places = {(node["x"], node["y"]) for node in graph["nodes"]}
+    assert len(places) == len(graph["nodes"]) == 5
+    bends = {edge["action"]: edge["bend"] for edge in graph["edges"] if edge["from"] == "state a"}
+    assert bends["left"] != bends["right"] and bends["up"] == 0
+    assert all(x + 150 <= graph["width"] and y + 34 <= graph["height"] for x, y in places)

@@ -1,8 +1,8 @@
 // The plays of a page: choose a step, see returns and a list, read one.
 
 const BATCH = 60; // rows of the list that are made at once
-const VIEWS = { play: "play", group: "side by side" };
-const KINDS = { train: "in training", val: "held-out" };
+const VIEWS = { play: "play", group: "side by side", states: "state graph" };
+const KINDS = { train: "in training", val: "held-out", audit: "audited" };
 
 class Browser {
   constructor(index, readChunk) {
@@ -158,6 +158,7 @@ class Browser {
   rowButton(row, place) {
     const words = `return ${shortNumber(row.earned)} · ${plural(row.turns, "turn")} · ${plural(row.tokens, "token")}`;
     const button = make("button", { className: "play" }, outcome(row.won), make("span", { textContent: words }));
+    if (row.audited) button.append(flag("audited", "own"));
     button.dataset.place = place;
     button.setAttribute("aria-current", String(this.isOpen(row)));
     button.addEventListener("click", () => this.show(row, true));
@@ -225,7 +226,11 @@ class Browser {
     const members = besides(this.members(row), row);
     const rows = view === "play" ? [row] : members;
     const head = this.head(row, plays[row.number], members.length);
-    this.fill([...head, this.body(rows, rows.map((member) => plays[member.number]))], focus);
+    const shown = rows.map((member) => plays[member.number]);
+    const body = view === "states"
+      ? stateDrawing(rows, shown, (member) => this.show(member, true, "play"))
+      : this.body(rows, shown);
+    this.fill([...head, body], focus);
     history.replaceState(null, "", `#${row.file}/${row.number}${view === "play" ? "" : "/" + view}`);
   }
 

@@ -14,6 +14,7 @@ function rowsOf(file) {
     earned: file.return[number],
     turns: file.turns[number],
     tokens: file.tokens[number],
+    audited: Boolean(file.audited?.[number]),
   }));
 }
 
@@ -76,7 +77,8 @@ function inBin(value, bin) {
 }
 
 function matches(row, choice) {
-  if (choice.outcome && row.won !== (choice.outcome === "won")) return false;
+  if (choice.outcome === "audited" && !row.audited) return false;
+  if (["won", "lost"].includes(choice.outcome) && row.won !== (choice.outcome === "won")) return false;
   if (choice.bin && !inBin(row.earned, choice.bin)) return false;
   return row.task.toLowerCase().includes(choice.search.toLowerCase());
 }
