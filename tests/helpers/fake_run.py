@@ -200,10 +200,22 @@ def token_numbers(row: dict, draw: random.Random) -> dict:
     return {"traj_uid": row["traj_uid"], "steps": steps}
 
 
-def fake_run(path: Path, steps: int = 30, validate_every: int = 5, rollouts: bool = True) -> Path:
+def fake_run(
+    path: Path,
+    steps: int = 30,
+    validate_every: int = 5,
+    rollouts: bool = True,
+    seed: int = 0,
+    estimator: str = "rlvcr",
+) -> Path:
     """Write the run directory to ``path`` and return it."""
-    draw = random.Random(0)
-    with RunDirectory(path).open(CONFIG, seeds={"trainer": 0, "env": 0}) as run:
+    draw = random.Random(seed)
+    trainer = {**CONFIG["trainer"], "seed": seed, "experiment_name": path.name}
+    config = CONFIG | {
+        "algorithm": CONFIG["algorithm"] | {"adv_estimator": estimator},
+        "trainer": trainer,
+    }
+    with RunDirectory(path).open(config, seeds={"trainer": seed, "env": 0}) as run:
         for step in range(steps + 1):
             record = {"step": step, "time": 1.7e9 + 12 * step}
             if step:

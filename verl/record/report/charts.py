@@ -23,9 +23,9 @@ LAST_LABELS = 0.88  # of the axis; the labels of points further right stand befo
 class Series:
     """Values over steps, or over another measure.
 
-    ``color`` is the style sheet's name of a colour; ``low``/``high`` draw an interval, ``labels``
-    stand beside the points. ``plays`` says of which plays a point over steps tells: ``train`` or
-    ``val``.
+    ``color`` is the style sheet's name of a colour; ``low``/``high`` draw an interval, as whiskers
+    or as a ``band``, ``labels`` stand beside the points. ``plays`` says of which plays a point over
+    steps tells: ``train`` or ``val``.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Series:
     faint: bool = False  # raw values behind a smoothed line; not in the legend
     labels: list[str] | None = None
     plays: str = "train"
+    band: bool = False
 
     def thinned(self) -> "Series":
         """Every n-th point so that at most ``MAX_POINTS`` remain; the last one always stays."""
@@ -255,7 +256,11 @@ def _path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
 def _line(series: Series, x: Scale, y: Scale) -> list[str]:
     parts = []
     color = f"c-{series.color}"
-    if series.low is not None and series.high is not None:
+    if series.low is not None and series.high is not None and series.band:
+        above = _path(series.xs, series.high, x, y)
+        below = _path(series.xs[::-1], series.low[::-1], x, y)
+        parts.append(f'<path class="band {color}" d="M{above}L{below}Z"/>')
+    elif series.low is not None and series.high is not None:
         for step, low, high in zip(series.xs, series.low, series.high, strict=True):
             at = x(step)
             bottom = y(low)

@@ -16,6 +16,8 @@ from verl.record.config_values import flatten
 from verl.record.report.axes import number
 from verl.record.report.cards import cards, duration
 from verl.record.report.charts import draw
+from verl.record.report.comparison import arms, comparison_path
+from verl.record.report.comparison import sections as compared
 from verl.record.report.figures import sections
 from verl.record.report.plays import Chunk, affordable, embedded, index, pack, packed, play_files
 from verl.record.report.run_data import RunData, load_run
@@ -58,27 +60,60 @@ def refresh_report(run_dir: str | Path) -> Path | None:
         return None
 
 
+def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -> Path:
+    """Write one page of several runs to ``path``, by default ``comparison.html`` in the nearest
+    folder that they share; returns where it is.
+
+    Raises ``FileNotFoundError`` for no run.
+    """
+    runs = [load_run(run_dir) for run_dir in run_dirs]
+    path = path or comparison_path(run_dirs)
+    jsonl.write_text(path, render_comparison(runs))
+    return path
+
+
 def render_report(run: RunData) -> str:
     """The HTML text: no file, script, font or address outside of it."""
     chunks = [pack(file) for file in affordable(play_files(run))]
+    head = _head(run)
+    return _rendered(
+        "page.html.j2",
+        title=f"{head['project']} / {head['experiment']}",
+        head=head,
+        cards=cards(run),
+        sections=sections(run),
+        index=embedded(packed(index(chunks))),
+        chunks=[_embedded(chunk) for chunk in chunks],
+        settings=list(flatten(run.config).items()),
+        facts=_facts(run.facts),
+        table=_last_values(run),
+    )
+
+
+def render_comparison(runs: Sequence[RunData]) -> str:
+    """The HTML text of a page of several ``runs``; it has their curves, not their plays."""
+    groups = arms(runs)
+    return _rendered(
+        "comparison.html.j2",
+        title=" against ".join(groups),
+        groups=groups,
+        sections=compared(groups),
+    )
+
+
+def _rendered(template: str, **values: object) -> str:
     script = _joined(SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return (
         _environment()
-        .get_template("page.html.j2")
+        .get_template(template)
         .render(
             style=Markup(_joined(STYLES)),
             script=Markup(script),
             # What is no part of this script does not run, whatever a play says.
             policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-            head=_head(run),
-            cards=cards(run),
-            sections=sections(run),
-            index=embedded(packed(index(chunks))),
-            chunks=[_embedded(chunk) for chunk in chunks],
-            settings=list(flatten(run.config).items()),
-            facts=_facts(run.facts),
-            table=_last_values(run),
+            written=time.strftime("%Y-%m-%d %H:%M"),
+            **values,
         )
     )
 
@@ -110,7 +145,6 @@ def _head(run: RunData) -> dict[str, Any]:
         "experiment": run.setting("trainer.experiment_name") or run.directory.path.name,
         "progress": f"step {last} of {total}" if total else f"step {last}",
         "finished": bool(total) and last >= total,
-        "written": time.strftime("%Y-%m-%d %H:%M"),
         # By the clock: what lay between two starts of a run is in it.
         "elapsed": duration(times[-1] - times[0]) if len(times) > 1 else "",
         "tags": _tags(run),

@@ -12,9 +12,15 @@ async function readEmbedded(name) {
   return unpack(bytesOf(document.querySelector(`[data-plays="${name}"]`).textContent));
 }
 
-async function begin() {
+// The page of a run holds plays; one that compares runs does not.
+async function openBrowser() {
+  if (!byId("index")) return null;
   const index = await unpack(bytesOf(byId("index").textContent));
-  const browser = index.files.length ? new Browser(index, readEmbedded) : null;
+  return index.files.length ? new Browser(index, readEmbedded) : null;
+}
+
+async function begin() {
+  const browser = await openBrowser();
   const showPlays = browser && ((kind, step) => browser.showStep(kind, step));
   for (const svg of document.querySelectorAll("svg[data-hover]")) answering(svg, showPlays);
   if (browser) {
