@@ -5,6 +5,7 @@
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import rlvcr.sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.browser import DESKTOP, PHONE, Browser, find_browser
 from tests.helpers.fake_run import fake_run
 from verl.record.report import write_report
+from verl.record.report.serve import LiveServer
 from verl.utils import jsonl
 
 pytestmark = pytest.mark.skipif(
@@ -190,6 +192,33 @@ def test_a_step_without_plays_shows_the_nearest_that_has_some(browser, report):
     # The rest is made when it is reached.
     browser.evaluate("list.lastElementChild.scrollIntoView()")
     browser.wait("document.querySelectorAll('button.play').length === 64")
+
+
+def test_a_page_that_is_served_follows_its_run(browser, tmp_path):
+    run_dir = fake_run(tmp_path / "run", steps=2, validate_every=2)
+    with LiveServer(run_dir, port=0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        browser.show(f"{server.address}#train-2/1")
+        browser.wait("!shown.hidden")
+        browser.evaluate("window.mark = 1; list.querySelectorAll('button')[2].focus()")
+        rows = list(jsonl.read(run_dir / "rollouts" / "2.jsonl"))
+        jsonl.write(run_dir / "rollouts" / "3.jsonl", rows)
+        metrics = {"step": 3, "episode/success_rate": 0.5, "actor/pg_loss": 0.1}
+        jsonl.append(run_dir / "metrics.jsonl", metrics)
+        browser.wait("step.options.length === 4")
+        assert "step 3 of 30" in browser.evaluate("head.textContent")
+        # What is being read stays, and so does the keyboard.
+        kept = "[step.value, location.hash, document.activeElement.dataset.place, window.mark]"
+        assert browser.evaluate(kept) == ["2", "#train-2/1", "2", 1]
+        browser.evaluate("document.activeElement.blur()")
+        browser.click("svg.opens[aria-label^='Policy loss']", right=0.95)
+        assert browser.evaluate("[kind.value, step.value]") == ["train", "3"]
+        browser.press("Enter")
+        browser.wait("location.hash === '#train-3/0'")
+        server.shutdown()
+        thread.join(10)
+    browser.wait("live.textContent.includes('has gone')")
 
 
 def test_no_browser_is_named_by_accident(monkeypatch):

@@ -35,6 +35,7 @@ SCRIPTS = (
     "compare.js",
     "states.js",
     "browser.js",
+    "live.js",
     "page.js",
 )
 
@@ -75,19 +76,30 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
 def render_report(run: RunData) -> str:
     """The HTML text: no file, script, font or address outside of it."""
     chunks = [pack(file) for file in affordable(play_files(run))]
+    texts = [(chunk.summary["name"], embedded(chunk.packed)) for chunk in chunks]
+    return _rendered("page.html.j2", **_values(run, chunks), chunks=texts)
+
+
+def render_live(run: RunData, stamp: str) -> str:
+    """The same page for a server that hands out plays when they are asked for; ``stamp`` names the
+    state of the run that it shows.
+    """
+    chunks = [pack(file) for file in affordable(play_files(run))]
+    return _rendered("page.html.j2", **_values(run, chunks), chunks=[], stamp=stamp)
+
+
+def _values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
     head = _head(run)
-    return _rendered(
-        "page.html.j2",
-        title=f"{head['project']} / {head['experiment']}",
-        head=head,
-        cards=cards(run),
-        sections=sections(run),
-        index=embedded(packed(index(chunks))),
-        chunks=[_embedded(chunk) for chunk in chunks],
-        settings=list(flatten(run.config).items()),
-        facts=_facts(run.facts),
-        table=_last_values(run),
-    )
+    return {
+        "title": f"{head['project']} / {head['experiment']}",
+        "head": head,
+        "cards": cards(run),
+        "sections": sections(run),
+        "index": embedded(packed(index(chunks))),
+        "settings": list(flatten(run.config).items()),
+        "facts": _facts(run.facts),
+        "table": _last_values(run),
+    }
 
 
 def render_comparison(runs: Sequence[RunData]) -> str:
@@ -101,21 +113,21 @@ def render_comparison(runs: Sequence[RunData]) -> str:
     )
 
 
-def _rendered(template: str, **values: object) -> str:
+def _rendered(template: str, stamp: str = "", **values: object) -> str:
     script = _joined(SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            style=Markup(_joined(STYLES)),
-            script=Markup(script),
-            # What is no part of this script does not run, whatever a play says.
-            policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-            written=time.strftime("%Y-%m-%d %H:%M"),
-            **values,
-        )
-    )
+    # What is no part of this script does not run, whatever a play says.
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    if stamp:
+        policy += "; connect-src 'self'"
+    values |= {
+        "style": Markup(_joined(STYLES)),
+        "script": Markup(script),
+        "policy": policy,
+        "stamp": stamp,
+        "written": time.strftime("%Y-%m-%d %H:%M"),
+    }
+    return _environment().get_template(template).render(values)
 
 
 def _environment() -> Environment:
@@ -128,11 +140,6 @@ def _environment() -> Environment:
 
 def _joined(names: Sequence[str]) -> str:
     return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
-
-
-def _embedded(chunk: Chunk) -> tuple[str, str]:
-    """Name and text of a chunk."""
-    return chunk.summary["name"], embedded(chunk.packed)
 
 
 def _head(run: RunData) -> dict[str, Any]:

@@ -302,6 +302,23 @@ class Browser {
     this.button(0)?.focus();
   }
 
+  // The index of a later state of the run: what is asked for and what is open stay.
+  renew(index) {
+    const before = new Map(this.files.map((file) => [file.name, JSON.stringify(file)]));
+    const changed = index.files.filter((file) => before.get(file.name) !== JSON.stringify(file));
+    if (!changed.length) return;
+    for (const file of changed) this.chunks.delete(file.name);
+    this.files = index.files;
+    const focused = document.activeElement.closest("button.play")?.dataset.place;
+    const scrolled = byId("list").scrollTop;
+    this.choose({});
+    if (focused !== undefined) {
+      while (this.made <= Number(focused) && this.made < this.rows.length) this.makeRows();
+      this.button(focused)?.focus({ preventScroll: true });
+    }
+    byId("list").scrollTop = scrolled;
+  }
+
   // What the address names, else a won and a lost play of the last training step.
   begin(address) {
     const [, name, number, view] = /^#([a-z]+-\d+)\/(\d+)(?:\/([a-z]+))?$/.exec(address) ?? [];

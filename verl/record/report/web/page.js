@@ -12,22 +12,33 @@ async function readEmbedded(name) {
   return unpack(bytesOf(document.querySelector(`[data-plays="${name}"]`).textContent));
 }
 
-// The page of a run holds plays; one that compares runs does not.
-async function openBrowser() {
-  if (!byId("index")) return null;
-  const index = await unpack(bytesOf(byId("index").textContent));
-  return index.files.length ? new Browser(index, readEmbedded) : null;
+// The index of the plays in a page; one that compares runs has none.
+async function indexOf(page) {
+  const element = page.getElementById("index");
+  return element ? unpack(bytesOf(element.textContent)) : { files: [] };
+}
+
+let browser = null;
+
+async function take(page) {
+  const index = await indexOf(page);
+  if (index.files.length && browser === null) {
+    browser = new Browser(index, root.dataset.live ? readServed : readEmbedded);
+    byId("plays").hidden = false;
+    await browser.begin(location.hash);
+  } else if (browser !== null) browser.renew(index);
+  const showPlays = browser && ((kind, step) => browser.showStep(kind, step));
+  for (const svg of document.querySelectorAll("#figures svg[data-hover]")) answering(svg, showPlays);
 }
 
 async function begin() {
-  const browser = await openBrowser();
-  const showPlays = browser && ((kind, step) => browser.showStep(kind, step));
-  for (const svg of document.querySelectorAll("svg[data-hover]")) answering(svg, showPlays);
-  if (browser) {
-    byId("plays").hidden = false;
-    await browser.begin(location.hash);
-  }
+  await take(document);
   root.dataset.ready = "yes";
+  if (!root.dataset.live) return;
+  follow((page) => {
+    takeFigures(page);
+    return take(page);
+  });
 }
 
 begin();
