@@ -113,7 +113,7 @@ class Browser:
         # Else an address that differs in its fragment alone would not be loaded again.
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=address)
-        self.wait("document.documentElement?.dataset.ready === 'yes'")
+        self.wait("document.documentElement?.dataset.ready !== undefined")
 
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression; promises are awaited. Raises ``RuntimeError`` with

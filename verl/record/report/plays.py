@@ -213,7 +213,11 @@ def _coloured(step: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any
         return state | {"tokens": [text for text, _ in pairs], "overlays": {"advantage": credit}}
     left = iter(credit)
     overlays = {"advantage": [next(left) if sampled else None for sampled in mask]}
-    overlays |= {name: told[name] for name in ("entropy", "gap") if name in told}
+    # Coarser than the file: it is a colour, and half of a page would be digits of noise.
+    if "entropy" in told:
+        overlays["entropy"] = [round(value or 0.0, 2) for value in told["entropy"]]
+    if "gap" in told:
+        overlays["gap"] = [gap and float(f"{gap:.1g}") for gap in told["gap"]]
     overlays["mask"] = told.get("weight", mask)
     return state | {"tokens": told["tokens"], "overlays": overlays}
 

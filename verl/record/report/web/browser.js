@@ -218,6 +218,14 @@ class Browser {
     }
   }
 
+  // Brings a row of the list into its view, without moving the page.
+  reveal(place) {
+    while (this.made <= place && this.made < this.rows.length) this.makeRows();
+    const [list, button] = [byId("list"), this.button(place)];
+    const seen = button.offsetTop >= list.scrollTop && button.offsetTop < list.scrollTop + list.clientHeight - 30;
+    if (!seen) list.scrollTop = button.offsetTop - list.clientHeight / 2;
+  }
+
   async show(row, focus, view = this.view) {
     this.mark(row);
     this.view = view;
@@ -312,22 +320,23 @@ class Browser {
     const focused = document.activeElement.closest("button.play")?.dataset.place;
     const scrolled = byId("list").scrollTop;
     this.choose({});
-    if (focused !== undefined) {
-      while (this.made <= Number(focused) && this.made < this.rows.length) this.makeRows();
-      this.button(focused)?.focus({ preventScroll: true });
-    }
     byId("list").scrollTop = scrolled;
+    if (focused === undefined || focused >= this.rows.length) return;
+    this.reveal(Number(focused));
+    this.button(focused).focus({ preventScroll: true });
   }
 
   // What the address names, else a won and a lost play of the last training step.
-  begin(address) {
+  async begin(address) {
     const [, name, number, view] = /^#([a-z]+-\d+)\/(\d+)(?:\/([a-z]+))?$/.exec(address) ?? [];
     const named = this.files.find((file) => file.name === name);
     const file = named ?? this.filesOf("train").at(-1) ?? this.files.at(-1);
     this.choose({ kind: file.kind, step: file.step });
     const wanted = named ? Number(number) : file.pair[0];
-    const row = this.rows.find((candidate) => candidate.number === wanted);
-    return row ? this.show(row, false, VIEWS[view] ? view : "play") : undefined;
+    const place = this.rows.findIndex((candidate) => candidate.number === wanted);
+    if (place < 0) return;
+    await this.show(this.rows[place], false, VIEWS[view] ? view : "play");
+    this.reveal(place);
   }
 }
 

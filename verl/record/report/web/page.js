@@ -33,7 +33,7 @@ async function take(page) {
 
 async function begin() {
   await take(document);
-  root.dataset.ready = "yes";
+  root.dataset.ready = Math.round(performance.now()) + " ms";
   if (!root.dataset.live) return;
   follow((page) => {
     takeFigures(page);
