@@ -38,12 +38,15 @@ def find_node() -> str | None:
     return str(own) if own.exists() else shutil.which("node")
 
 
-def run_scripts(names: tuple[str, ...], body: str) -> Any:
-    """What ``body``, the statements of an async function, returns behind the scripts ``names``."""
+def run_scripts(names: tuple[str, ...], body: str, before: str = "") -> Any:
+    """What ``body``, the statements of an async function, returns behind the scripts ``names``;
+    ``before`` stands before these.
+    """
     node = find_node()
     assert node is not None
     source = "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
-    script = f"{source}\n(async () => {{ {body} }})().then((v) => console.log(JSON.stringify(v)));"
+    run = f"(async () => {{ {body} }})().then((v) => console.log(JSON.stringify(v)));"
+    script = "\n".join([before, source, run])
     done = subprocess.run([node, "-"], input=script, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -102,6 +102,14 @@ class RunDirectory:
         """Where the trajectories of ``step`` are."""
         return self.rollouts / f"{'val_' if validation else ''}{step}.jsonl"
 
+    def rollout_steps(self, validation: bool = False) -> list[int]:
+        """Steps whose trajectories were written."""
+        prefix = "val_" if validation else ""
+        files = self.rollouts.glob(f"{prefix}*.jsonl")
+        steps = [file.stem.removeprefix(prefix) for file in files]
+        # Without a prefix the files of validations match too; their names are no numbers.
+        return sorted(int(step) for step in steps if step.isdigit())
+
     def write_rollouts(
         self, step: int, lines: Iterable[dict[str, Any]], validation: bool = False
     ) -> Path:

@@ -66,16 +66,16 @@ def play_files(run: RunData) -> list[PlayFile]:
     """All rollout files, in the order of their steps, those of a validation last in its step; with
     those of the run's audit.
     """
+    audit = RunDirectory(run.directory.path / AUDIT)
     files = [
-        *_of_kind(run.directory, "train", run.rollout_steps()),
-        *_of_kind(run.directory, "val", run.rollout_steps(validation=True)),
+        *_of_kind(run.directory, "train"),
+        *_of_kind(run.directory, "val"),
+        *_of_kind(audit, AUDIT),
     ]
-    audit = RunData(RunDirectory(run.directory.path / AUDIT), {}, {}, [])
-    files += _of_kind(audit.directory, AUDIT, audit.rollout_steps())
     return sorted(files, key=_order)
 
 
-def _of_kind(directory: RunDirectory, kind: str, steps: Sequence[int]) -> list[PlayFile]:
+def _of_kind(directory: RunDirectory, kind: str) -> list[PlayFile]:
     is_val = kind == "val"
     return [
         PlayFile(
@@ -84,7 +84,7 @@ def _of_kind(directory: RunDirectory, kind: str, steps: Sequence[int]) -> list[P
             step,
             None if is_val else directory.token_path(step),
         )
-        for step in steps
+        for step in directory.rollout_steps(is_val)
     ]
 
 

@@ -211,3 +211,19 @@ def test_no_two_states_and_no_two_actions_between_them_lie_upon_each_other():
     bends = {edge["action"]: edge["bend"] for edge in graph["edges"] if edge["from"] == "state a"}
     assert bends["left"] != bends["right"] and bends["up"] == 0
     assert all(x + 150 <= graph["width"] and y + 34 <= graph["height"] for x, y in places)
+
+
+def test_a_click_means_the_curve_that_is_nearest_to_it():
+    chart = {
+        "series": [
+            {"x": [1, 2], "at": [100, 90], "plays": "train"},
+            {"x": [2], "at": [20], "plays": "val"},
+        ]
+    }
+    asked = [[1, 0], [2, 80], [2, 30]]
+    body = f"""
+        const chart = {json.dumps(chart)};
+        return {asked}.map(([step, height]) => kindAt(chart, step, height));
+    """
+    page = "globalThis.document = { getElementById: () => null };"
+    assert run_scripts(("dom.js", "charts.js"), body, before=page) == ["train", "train", "val"]

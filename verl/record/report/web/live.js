@@ -9,20 +9,10 @@ async function readServed(name) {
   return unpack(new Uint8Array(await answer.arrayBuffer()));
 }
 
-// The state of the run; null where nobody answers.
-async function servedStamp() {
-  try {
-    const answer = await fetch("stamp", { cache: "no-store" });
-    return answer.ok ? await answer.text() : null;
-  } catch {
-    return null;
-  }
-}
-
-async function servedPage() {
-  const answer = await fetch("./", { cache: "no-store" });
-  if (!answer.ok) throw new Error(`page: ${answer.status}`);
-  return new DOMParser().parseFromString(await answer.text(), "text/html");
+async function servedText(name) {
+  const answer = await fetch(name, { cache: "no-store" });
+  if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
+  return answer.text();
 }
 
 // Head and figures of another state of the run; the scripts of that page do not come along.
@@ -34,11 +24,17 @@ async function follow(takePage) {
   let shown = root.dataset.live;
   for (;;) {
     await new Promise((done) => setTimeout(done, EVERY_MS));
-    const stamp = await servedStamp();
-    byId("live").textContent = stamp === null ? "the server has gone; this page stays as it is" : "live";
     // A chart with the keyboard on it is left alone until the keyboard goes on.
-    if (stamp === null || stamp === shown || document.activeElement.closest("#figures")) continue;
-    await takePage(await servedPage());
-    shown = stamp;
+    if (document.activeElement.closest("#figures")) continue;
+    try {
+      const stamp = await servedText("stamp");
+      if (stamp !== shown) {
+        await takePage(new DOMParser().parseFromString(await servedText("./"), "text/html"));
+        shown = stamp;
+      }
+      byId("live").textContent = "live";
+    } catch (error) {
+      byId("live").textContent = `not live, this page stays as it is (${error.message})`;
+    }
   }
 }

@@ -28,7 +28,7 @@ async function take(page) {
     await browser.begin(location.hash);
   } else if (browser !== null) browser.renew(index);
   const showPlays = browser && ((kind, step) => browser.showStep(kind, step));
-  for (const svg of document.querySelectorAll("#figures svg[data-hover]")) answering(svg, showPlays);
+  for (const svg of document.querySelectorAll("#figures svg[data-hover]")) new Answering(svg, showPlays);
 }
 
 async function begin() {
