@@ -13,7 +13,7 @@ import pytest
 import rlvcr.sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.browser import DESKTOP, PHONE, Browser, find_browser
 from tests.helpers.fake_run import fake_run
-from verl.record.report import write_report
+from verl.record.report import write_comparison, write_report
 from verl.record.report.serve import LiveServer
 from verl.utils import jsonl
 
@@ -181,6 +181,18 @@ def test_the_page_fits_and_follows_the_colours_of_the_system(browser, report, ke
     name = f"plays_{'phone' if size == PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"
     browser.screenshot(kept / name)
     assert (kept / name).stat().st_size > 10_000
+
+
+def test_a_page_of_several_runs_fits_a_phone_and_opens_no_plays(browser, tmp_path):
+    runs = [
+        fake_run(tmp_path / f"{name}_{seed}", 4, 2, rollouts=False, seed=seed, estimator=name)
+        for name in ("rlvcr", "grpo")
+        for seed in (1, 2)
+    ]
+    browser.show(write_comparison(runs).as_uri(), PHONE)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+    assert len(values_of(browser, "path.band")) > 10
+    assert values_of(browser, "svg.opens, #plays") == []
 
 
 def test_a_step_without_plays_shows_the_nearest_that_has_some(browser, report):
