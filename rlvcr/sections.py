@@ -1,5 +1,7 @@
 """What thinking levels add to console, report and validation; importing this contributes it."""
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlvcr.levels import LEVELS
@@ -13,6 +15,7 @@ from verl.sections import (
     MetricColumn,
     MetricTable,
     NumberColumn,
+    Outcomes,
     Plot,
     ReportSection,
     Scatter,
@@ -24,6 +27,7 @@ from verl.sections import (
 if TYPE_CHECKING:
     from verl.protocol import DataProto
 
+AUDIT_FILE = "audit.json"  # what an audit leaves in the directory of its plays
 LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4: "4 plan"}
 
 
@@ -44,6 +48,19 @@ def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
 
     told = level_information(levels, situations)
     return shares | {name.replace("rlvcr", prefix, 1): value for name, value in told.items()}
+
+
+def audited(directory: Path) -> Outcomes:
+    """What an audit whose plays are in ``directory`` found: returns of the plays that went on from
+    a step at every level; nothing where there was none.
+    """
+    path = directory / AUDIT_FILE
+    if not path.exists():
+        return {}
+    return {
+        (point["traj_uid"], point["step"]): dict(zip(LEVELS, point["returns"], strict=True))
+        for point in json.loads(path.read_text())["points"]
+    }
 
 
 def _by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
@@ -195,6 +212,7 @@ THOUGHTS = AlternativesView(
         NumberColumn("score_entropy", "entropy", "{:.2f}", "mean entropy over the action's tokens"),
     ),
     note=("think_advantage", "thinking advantage of the sampled thought {:+.2f}"),
+    outcomes=audited,
 )
 
 contribute(

@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.record.report.charts import Chart, Series, draw, smoothed
+from verl.record.report.comparison import ARM_COLORS
 from verl.record.report.page import HERE
 from verl.record.report.run_data import RunData, load_run
 from verl.utils.jsonl import write_text
@@ -27,7 +28,6 @@ COLUMNS = (
     "levels 1-4 after, %",
     "s/iteration",
 )
-COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
 SUCCESS, TOKENS = "val/success_rate", "val/tokens_per_episode"
 
 
@@ -97,7 +97,7 @@ def curves(groups: dict[str, list[RunData]]) -> str:
     SVG.
     """
     series = []
-    for color, (label, runs) in zip(COLORS, groups.items(), strict=False):
+    for color, (label, runs) in zip(ARM_COLORS, groups.items(), strict=False):
         columns = [run.points("episode/success_rate") for run in runs]
         series += [Series(label, xs, smoothed(ys), color, faint=True) for xs, ys in columns]
         # Seeds may have been stopped at different steps: the mean goes as far as all of them do.

@@ -121,7 +121,7 @@ def find_file(path: Path, step: int | None, validation: bool) -> Path:
     if path.is_file():
         return path
     run = load_run(path)
-    steps = run.rollout_steps(validation)
+    steps = run.directory.rollout_steps(validation)
     if not steps or (step is not None and step not in steps):
         raise SystemExit(f"{path} has no rollouts of step {step}; there are: {steps}")
     return run.directory.rollout_path(steps[-1] if step is None else step, validation)

@@ -20,6 +20,7 @@ import importlib.metadata
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 ENTRY_POINTS = "verl.sections"
+
+# directory of a run -> (trajectory, step) -> number of an alternative -> returns of the plays that
+# went on from that step with it
+Outcomes = Mapping[tuple[str, int], Mapping[int, Sequence[float]]]
+ReadOutcomes = Callable[[Path], Outcomes]
 
 # (batch, prefix) -> metrics named "<prefix>/..."
 BatchMetrics = Callable[["DataProto", str], dict[str, float]]
@@ -245,6 +251,7 @@ class AlternativesView:
     The entries are a list of dictionaries under ``key`` of the step. Of an entry, ``badge`` is a
     number from 1 to 4 by which they are ordered, ``text`` what would have stood there, and
     ``chosen`` whether it did. ``note`` is a key of the step and the sentence its value goes into.
+    ``outcomes`` knows what plays earned that went on with an alternative, where some did.
     """
 
     key: str
@@ -253,6 +260,7 @@ class AlternativesView:
     chosen: str
     columns: tuple[NumberColumn, ...]
     note: tuple[str, str]
+    outcomes: ReadOutcomes | None = None
 
 
 @dataclass(frozen=True, slots=True)

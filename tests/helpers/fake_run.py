@@ -182,10 +182,40 @@ def trajectories(
             }
 
 
-def fake_run(path: Path, steps: int = 30, validate_every: int = 5, rollouts: bool = True) -> Path:
+def token_numbers(row: dict, draw: random.Random) -> dict:
+    """What is known of the tokens of an invented row; the first one of a turn was not sampled."""
+    steps = []
+    for step in row["steps"]:
+        words = [text for text, _ in step["token_credit"]]
+        steps.append(
+            {
+                "step": step["step"],
+                "tokens": ["<|assistant|>", *words],
+                "mask": [0] + [1] * len(words),
+                "entropy": [0.0] + [round(draw.expovariate(2.0), 3) for _ in words],
+                "gap": [None] + [float(f"{draw.gauss(0, 1e-6):.2g}") for _ in words],
+                "state": f"at {PLACES[step['step'] % len(PLACES)]}",
+            }
+        )
+    return {"traj_uid": row["traj_uid"], "steps": steps}
+
+
+def fake_run(
+    path: Path,
+    steps: int = 30,
+    validate_every: int = 5,
+    rollouts: bool = True,
+    seed: int = 0,
+    estimator: str = "rlvcr",
+) -> Path:
     """Write the run directory to ``path`` and return it."""
-    draw = random.Random(0)
-    with RunDirectory(path).open(CONFIG, seeds={"trainer": 0, "env": 0}) as run:
+    draw = random.Random(seed)
+    trainer = {**CONFIG["trainer"], "seed": seed, "experiment_name": path.name}
+    config = CONFIG | {
+        "algorithm": CONFIG["algorithm"] | {"adv_estimator": estimator},
+        "trainer": trainer,
+    }
+    with RunDirectory(path).open(config, seeds={"trainer": seed, "env": 0}) as run:
         for step in range(steps + 1):
             record = {"step": step, "time": 1.7e9 + 12 * step}
             if step:
@@ -198,5 +228,7 @@ def fake_run(path: Path, steps: int = 30, validate_every: int = 5, rollouts: boo
                 record["val/tokens_per_episode"] = 340 - 130 * step / steps
             jsonl.append(run.metrics_path, record)
             if rollouts and step in (1, steps):
-                run.write_rollouts(step, trajectories(step, 4, 8, 0.4 + 0.25 * step / steps, draw))
+                played = list(trajectories(step, 4, 8, 0.4 + 0.25 * step / steps, draw))
+                run.write_tokens(step, [token_numbers(row, draw) for row in played])
+                run.write_rollouts(step, played)
     return path

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from verl.protocol import DataProto
 from verl.record.report import refresh_report
-from verl.record.rollout_log import Decoder, rollout_lines
+from verl.record.rollout_log import Decoder, rollout_lines, token_lines
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
 
@@ -83,10 +83,13 @@ class Journal:
             refresh_report(self.run.path)
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Every trajectory of a step with its credit; the trackers get a few plays of a
-        validation.
+        """Every trajectory of a step with its credit, and in training what is known of its tokens;
+        the trackers get a few plays of a validation.
         """
         trainer = self.config.trainer
+        # Before the plays: whoever sees a file of plays finds that of their tokens.
+        if not validation:
+            self.run.write_tokens(step, token_lines(batch, self.tokenizer))
         lines = list(rollout_lines(batch, self.tokenizer))
         written = self.run.write_rollouts(step, lines, validation)
         second = trainer.validation_data_dir if validation else trainer.rollout_data_dir

@@ -7,12 +7,16 @@ history)::
     {"uid", "traj_uid", "task_id", "data_source", "won", "return", "length", "aborted", "prompt",
      "steps": [{"step", "observation", "response", "action", "reward", ...,
                 "advantage": 0.31, "token_credit": [["<action>", 0.31], ["look", 0.42], ...]}]}
+
+What else is known of the tokens of a training step has a file of its own (``token_lines``).
 """
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+from verl.records import CORRECTION_WEIGHTS
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
@@ -28,6 +32,8 @@ ROW_KEYS = {  # name in the file -> column of the batch
     "aborted": "aborted",
 }
 DIGITS = 5  # of an advantage
+ENTROPY_DIGITS = 3
+GAP_FORM = "{:.2g}"  # gaps may be of any size
 
 
 class Decoder(Protocol):
@@ -76,6 +82,63 @@ def _credit(tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTexts") -> 
         pairs.append([texts[token], round(advantage, DIGITS)])
     mean = round(float(advantages.mean()), DIGITS) if len(advantages) else 0.0
     return {"advantage": mean, "token_credit": pairs}
+
+
+def token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, Any]]:
+    """One object per row of ``batch``, in the order of ``rollout_lines``, of all tokens of its
+    turns, sampled or not::
+
+        {"traj_uid", "steps": [{"step", "tokens": ["<s>", "look", ...], "mask": [0, 1, ...],
+                                "weight", "entropy", "gap", "state"}]}
+
+    ``mask`` is 1 on sampled tokens. Where the batch has them: ``weight``, what the rollout
+    correction makes the token's loss weigh; ``entropy``, nats; ``gap``, the engine's log-prob less
+    the trainer's, null where the engine's is 0, that is certain or unknown; ``state``, what the
+    step's state is known by if that is not its observation.
+    """
+    keys = {"responses", "response_mask", "step_ids"}
+    optional = {"entropys", "rollout_log_probs", "old_log_probs", CORRECTION_WEIGHTS}
+    present = keys | (optional & set(batch.batch.keys()))
+    tensors = {key: batch.batch[key].float().cpu().numpy() for key in present - keys}
+    tensors |= {key: batch.batch[key].cpu().numpy() for key in keys}
+    texts = TokenTexts(tokenizer)
+    columns = batch.non_tensor_batch
+    for row in range(len(batch)):
+        of_row = {key: tensor[row] for key, tensor in tensors.items()}
+        steps = []
+        for place, record in enumerate(columns["steps"][row]):
+            own = of_row["step_ids"] == record.step
+            step = {"step": record.step} | _token_numbers(of_row, own, texts)
+            state = columns["anchor_obs"][row][place] if "anchor_obs" in columns else None
+            if state not in (None, record.observation):
+                step["state"] = str(state)
+            steps.append(step)
+        yield {"traj_uid": columns["traj_uid"][row], "steps": steps}
+
+
+def _token_numbers(
+    of_row: dict[str, np.ndarray], own: np.ndarray, texts: "TokenTexts"
+) -> dict[str, Any]:
+    """What is known of the tokens of a row [R] where ``own`` [R] holds."""
+    found: dict[str, Any] = {
+        "tokens": [texts[token] for token in of_row["responses"][own].tolist()],
+        "mask": of_row["response_mask"][own].astype(int).tolist(),
+    }
+    if CORRECTION_WEIGHTS in of_row:
+        weights = of_row[CORRECTION_WEIGHTS][own].tolist()
+        found["weight"] = [round(weight, ENTROPY_DIGITS) for weight in weights]
+    # Without entropies nobody but the engine has scored these tokens.
+    if "entropys" not in of_row:
+        return found
+    found["entropy"] = [round(value, ENTROPY_DIGITS) for value in of_row["entropys"][own].tolist()]
+    if "rollout_log_probs" in of_row and "old_log_probs" in of_row:
+        engine = of_row["rollout_log_probs"][own]
+        gaps = (engine - of_row["old_log_probs"][own]).tolist()
+        found["gap"] = [
+            float(GAP_FORM.format(gap)) if told else None
+            for gap, told in zip(gaps, engine.tolist(), strict=True)
+        ]
+    return found
 
 
 class TokenTexts(dict[int, str]):

@@ -6,6 +6,7 @@ runs/<project>/<experiment>/
     env.json                versions, devices, seeds, revision; one entry of ``starts`` per start
     metrics.jsonl           one line per step
     rollouts/<step>.jsonl   every trajectory of a step; val_<step>.jsonl of a validation
+    tokens/<step>.jsonl     entropy, mask and engine-trainer gap of a training step's tokens
     report.html             self-contained
     checkpoints/            global_step_N/
     logs/                   log files, trackers
@@ -50,6 +51,7 @@ class RunDirectory:
         self.metrics_path = self.path / "metrics.jsonl"
         self.report_path = self.path / "report.html"
         self.rollouts = self.path / "rollouts"
+        self.tokens = self.path / "tokens"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
         self._lock: int | None = None
@@ -100,6 +102,14 @@ class RunDirectory:
         """Where the trajectories of ``step`` are."""
         return self.rollouts / f"{'val_' if validation else ''}{step}.jsonl"
 
+    def rollout_steps(self, validation: bool = False) -> list[int]:
+        """Steps whose trajectories were written."""
+        prefix = "val_" if validation else ""
+        files = self.rollouts.glob(f"{prefix}*.jsonl")
+        steps = [file.stem.removeprefix(prefix) for file in files]
+        # Without a prefix the files of validations match too; their names are no numbers.
+        return sorted(int(step) for step in steps if step.isdigit())
+
     def write_rollouts(
         self, step: int, lines: Iterable[dict[str, Any]], validation: bool = False
     ) -> Path:
@@ -107,6 +117,16 @@ class RunDirectory:
         earlier try left.
         """
         path = self.rollout_path(step, validation)
+        jsonl.write(path, lines)
+        return path
+
+    def token_path(self, step: int) -> Path:
+        """Where the numbers of the tokens of a training step are."""
+        return self.tokens / f"{step}.jsonl"
+
+    def write_tokens(self, step: int, lines: Iterable[dict[str, Any]]) -> Path:
+        """Write the numbers of a training step's tokens (see ``rollout_log.token_lines``)."""
+        path = self.token_path(step)
         jsonl.write(path, lines)
         return path
 

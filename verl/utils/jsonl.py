@@ -49,15 +49,22 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of ``path``, none if it does not exist; a torn or foreign line is skipped."""
+def read(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
+    """The objects of ``path``, none if it does not exist; a torn or foreign line is skipped.
+
+    Stops behind the line with which ``most`` characters are read.
+    """
     if not path.exists():
         return
+    characters = 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             record = _parse(line)
             if record is not None:
                 yield record
+            characters += len(line)
+            if most is not None and characters >= most:
+                return
 
 
 def _parse(line: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from rich.console import Console
 import rlvcr.sections
 from rlvcr.records import ThinkingStep
 from tests.helpers.fake_run import fake_run
+from tests.helpers.page import index_of, plays_of
 from verl import sections
 from verl.protocol import DataProto
 from verl.record.console import metric_table, summary
@@ -137,20 +139,44 @@ def test_the_sections_of_any_method_appear_in_their_places(run_dir):
 def test_the_steps_of_any_method_show_what_it_declares(run_dir):
     contribute(WEATHER)
     page = write_report(run_dir).read_text()
-    assert "The tables show the skies of the other seasons." in page
-    turn = page.partition('<li class="turn">')[2].partition("</li>")[0]
-    assert '<span class="badge c-ramp-2">2</span>' in turn
-    assert '<span class="flag">thunder</span>' in turn
-    table = turn.partition('<table class="alternatives">')[2]
-    assert table.index("grey") < table.index("clear") and "hours of sun 4.2" in table
-    assert '<td class="num best">7</td>' in table and '<td class="num">1</td>' in table
+    assert index_of(page)["lead"] == "The tables show the skies of the other seasons."
+    step = plays_of(page, "train-2")[0]["steps"][0]
+    assert step["badges"] == [2] and step["flags"] == ["thunder"]
+    (table,) = step["tables"]
+    assert table["heads"] == ["season", "sky", "drops"] and table["note"] == "hours of sun 4.2"
+    lines = [
+        (line["number"], line["text"], line["chosen"], line["cells"]) for line in table["lines"]
+    ]
+    assert lines == [(2, "grey", True, [["7", True]]), (3, "clear", False, [["1", False]])]
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_other_skies_would_have_brought_stands_beside_them(run_dir):
+    def grown(directory):
+        assert directory == run_dir
+        return {(uid, 0): {2: [0.0, 1.0], 3: [1.0, 1.0]}}
+
+    uid = next(jsonl.read(run_dir / "rollouts" / "2.jsonl"))["traj_uid"]
+    assert WEATHER.steps is not None and WEATHER.steps.alternatives is not None
+    view = replace(WEATHER.steps, alternatives=replace(WEATHER.steps.alternatives, outcomes=grown))
+    contribute(replace(WEATHER, steps=view))
+    page = write_report(run_dir).read_text()
+    first, second = plays_of(page, "train-2")[:2]
+    (table,) = first["steps"][0]["tables"]
+    assert table["heads"][-1] == "went on to earn, 2 plays"
+    assert [line["cells"][-1] for line in table["lines"]] == [["0.50", False], ["1.00", True]]
+    (table,) = second["steps"][0]["tables"]
+    assert table["heads"][-1] == "drops"
+    (file,) = (file for file in index_of(page)["files"] if file["name"] == "train-2")
+    assert file["audited"] == [1] + [0] * 31
 
 
 @pytest.mark.usefixtures("alone")
 def test_without_a_contribution_nothing_of_a_method_is_shown(run_dir):
     page = write_report(run_dir).read_text()
     assert "Thinking" not in page and "Weather" not in page
-    assert 'class="alternatives"' not in page and "badge c-ramp" not in page
+    step = plays_of(page, "train-2")[0]["steps"][0]
+    assert not {"badges", "flags", "tables"} & set(step) and index_of(page)["lead"] == ""
     assert summary({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
 
 

@@ -2,6 +2,11 @@
 RUN_DIR`` writes it.
 """
 
-from verl.record.report.page import refresh_report, render_report, write_report
+from verl.record.report.page import (
+    refresh_report,
+    render_report,
+    write_comparison,
+    write_report,
+)
 
-__all__ = ["refresh_report", "render_report", "write_report"]
+__all__ = ["refresh_report", "render_report", "write_comparison", "write_report"]

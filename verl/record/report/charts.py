@@ -23,8 +23,9 @@ LAST_LABELS = 0.88  # of the axis; the labels of points further right stand befo
 class Series:
     """Values over steps, or over another measure.
 
-    ``color`` is the style sheet's name of a colour; ``low``/``high`` draw an interval, ``labels``
-    stand beside the points.
+    ``color`` is the style sheet's name of a colour; ``low``/``high`` draw an interval, as whiskers
+    or as a ``band``, ``labels`` stand beside the points. ``plays`` says of which plays a point over
+    steps tells: ``train`` or ``val``.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Series:
     markers: bool = False
     faint: bool = False  # raw values behind a smoothed line; not in the legend
     labels: list[str] | None = None
+    plays: str = "train"
+    band: bool = False
 
     def thinned(self) -> "Series":
         """Every n-th point so that at most ``MAX_POINTS`` remain; the last one always stays."""
@@ -119,11 +122,15 @@ def draw(chart: Chart) -> Markup:
         "high": x.high,
         "top": TOP,
         "bottom": chart.height - BOTTOM,
-        "series": [_hover(s, chart.form) for s in series if not s.faint],
+        "series": [
+            {**_hover(s, chart.form), "at": [y(value) for value in layer.ys]}
+            for s, layer in zip(series, layers, strict=True)
+            if not s.faint
+        ],
     }
     label = escape(f"{chart.title}: {chart.y_label} by {chart.x_label}")
     return Markup(
-        f'<svg viewBox="0 0 {chart.width} {chart.height}" role="img" aria-label="{label}" '
+        f'<svg viewBox="0 0 {chart.width} {chart.height}" aria-label="{label}" '
         f'data-hover="{escape(json.dumps(hover, separators=(",", ":")))}">{"".join(parts)}</svg>'
     )
 
@@ -145,6 +152,7 @@ def _hover(series: Series, form: str) -> dict[str, Any]:
         "x": series.xs,
         "y": values,
         "range": ranges,
+        "plays": series.plays,
     }
 
 
@@ -248,7 +256,11 @@ def _path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
 def _line(series: Series, x: Scale, y: Scale) -> list[str]:
     parts = []
     color = f"c-{series.color}"
-    if series.low is not None and series.high is not None:
+    if series.low is not None and series.high is not None and series.band:
+        above = _path(series.xs, series.high, x, y)
+        below = _path(series.xs[::-1], series.low[::-1], x, y)
+        parts.append(f'<path class="band {color}" d="M{above}L{below}Z"/>')
+    elif series.low is not None and series.high is not None:
         for step, low, high in zip(series.xs, series.low, series.high, strict=True):
             at = x(step)
             bottom = y(low)

@@ -113,13 +113,24 @@ def _series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
         metrics = [name for name in run.names if name.startswith(curve.prefix)]
         return [
             # Colours go round, which neighbours in a chart do not notice.
-            Series(name.removeprefix(curve.prefix), *run.points(name), time_color(index))
+            Series(
+                name.removeprefix(curve.prefix),
+                *run.points(name),
+                time_color(index),
+                plays=plays_of(name),
+            )
             for index, name in enumerate(metrics)
         ]
     xs, ys = run.points(curve.metric)
     if curve.smooth:
         ys = smoothed(ys)
-    return [Series(curve.name, xs, ys, curve.color, markers=curve.markers)]
+    plays = plays_of(curve.metric)
+    return [Series(curve.name, xs, ys, curve.color, markers=curve.markers, plays=plays)]
+
+
+def plays_of(metric: str) -> str:
+    """Which plays ``metric`` is about (see ``Series.plays``)."""
+    return "val" if metric.startswith("val/") else "train"
 
 
 def time_color(index: int) -> str:

@@ -1,18 +1,26 @@
-"""Sample episodes of a report: which ones, and their turns in the form the page shows."""
+"""Plays as the page and the terminal show them: rows joined to trajectories, steps with badges,
+flags, tables and the credit of their tokens.
+"""
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from verl.record.report.run_data import RunData
 from verl.sections import AlternativesView, NumberColumn, StepView, contributions
 from verl.utils import jsonl
 
-MAX_LINES = 4000  # rows read of one rollout file
-MAX_TURNS = 60
+Earned = Mapping[int, Sequence[float]]  # number of an alternative -> returns
+EARNED = NumberColumn(
+    "earned",
+    "went on to earn",
+    "{:.2f}",
+    "mean return of the plays that went on from this step with it",
+    best=True,
+)
 
 
 @dataclass
@@ -43,63 +51,12 @@ class EpisodeView:
         return max(sizes[int(0.95 * (len(sizes) - 1))], 1e-9) if sizes else 1.0
 
     def turns(self) -> list[dict[str, Any]]:
-        """The steps with what the template needs beside the record.
-
-        ``tokens`` have the strength of their credit; ``badges``, ``flags`` and ``tables`` are what
-        ``step_views`` ask for.
-        """
+        """The steps; their ``tokens`` have the strength of their credit."""
         scale = self.scale
-        views = step_views()
-        return [_turn(step, scale, views) for step in self.steps[:MAX_TURNS]]
+        return [{**step, "tokens": _tokens(step, scale)} for step in self.steps]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A number of a table, as text."""
-
-    text: str
-    best: bool
-
-
-@dataclass(frozen=True)
-class AlternativeLine:
-    """One alternative: its number, what would have stood there, whether it did."""
-
-    number: int
-    text: str
-    chosen: bool
-    cells: list[Cell]
-
-
-@dataclass(frozen=True)
-class AlternativesTable:
-    """The alternatives of one step, as ``view`` declares them."""
-
-    view: AlternativesView
-    lines: list[AlternativeLine]
-    note: str
-
-
-def step_views() -> list[StepView]:
-    """What methods and environments want to see of every step."""
-    return [other.steps for other in contributions() if other.steps is not None]
-
-
-def _turn(step: dict[str, Any], scale: float, views: Sequence[StepView]) -> dict[str, Any]:
-    badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
-    flags = [step[flag] for view in views for flag in view.flags if step.get(flag)]
-    asked = [view.alternatives for view in views if view.alternatives is not None]
-    tables = [_table(step, view) for view in asked if step.get(view.key)]
-    return {
-        **step,
-        "tokens": _tokens(step, scale),
-        "badges": badges,
-        "flags": flags,
-        "tables": tables,
-    }
-
-
-def _tokens(step: dict[str, Any], scale: float) -> list[dict[str, Any]]:
+def _tokens(step: Mapping[str, Any], scale: float) -> list[dict[str, Any]]:
     """Text, credit and strength of the credit, in [-1, 1], of every sampled token."""
     tokens = []
     for text, credit in step.get("token_credit", []):
@@ -109,72 +66,87 @@ def _tokens(step: dict[str, Any], scale: float) -> list[dict[str, Any]]:
     return tokens
 
 
-def _table(step: dict[str, Any], view: AlternativesView) -> AlternativesTable:
+def step_views() -> list[StepView]:
+    """What methods and environments want to see of every step."""
+    return [other.steps for other in contributions() if other.steps is not None]
+
+
+def asked_of_step(
+    step: Mapping[str, Any], views: Sequence[StepView], earned: Mapping[str, Earned]
+) -> dict[str, Any]:
+    """What ``views`` ask for of a step, without what is empty: ``badges``, ``flags`` and ``tables``
+    of alternatives, as texts.
+
+    ``earned``: by the key of the alternatives, what plays earned that went on with each of them.
+    """
+    badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
+    flags = [step[flag] for view in views for flag in view.flags if step.get(flag)]
+    asked = [view.alternatives for view in views if view.alternatives is not None]
+    tables = [_table(step, view, earned.get(view.key, {})) for view in asked if step.get(view.key)]
+    found = {"badges": badges, "flags": flags, "tables": tables}
+    return {key: value for key, value in found.items() if value}
+
+
+def _table(step: Mapping[str, Any], view: AlternativesView, earned: Earned) -> dict[str, Any]:
     entries = sorted(step[view.key], key=lambda entry: entry[view.badge])
+    titles = [(column.title, column.hint) for column in view.columns]
     columns = [_cells(entries, column) for column in view.columns]
-    lines = []
-    for index, entry in enumerate(entries):
-        cells = [column[index] for column in columns]
-        lines.append(
-            AlternativeLine(entry[view.badge], entry[view.text], bool(entry[view.chosen]), cells)
-        )
+    if earned:
+        plays = max(map(len, earned.values()))
+        titles.append((f"{EARNED.title}, {plays} plays", EARNED.hint))
+        of_entries = [earned.get(entry[view.badge]) for entry in entries]
+        means = [{EARNED.key: fmean(returns)} if returns else {} for returns in of_entries]
+        columns.append(_cells(means, EARNED))
+    lines = [
+        {
+            "number": entry[view.badge],
+            "text": entry[view.text],
+            "chosen": bool(entry[view.chosen]),
+            "cells": [column[index] for column in columns],
+        }
+        for index, entry in enumerate(entries)
+    ]
     key, sentence = view.note
     note = sentence.format(step[key]) if step.get(key) is not None else ""
-    return AlternativesTable(view, lines, note)
+    return {
+        "heads": [view.badge, view.text, *(title for title, _ in titles)],
+        "hints": ["", "", *(hint for _, hint in titles)],
+        "lines": lines,
+        "note": note,
+    }
 
 
-def _cells(entries: Sequence[dict[str, Any]], column: NumberColumn) -> list[Cell]:
-    """One cell per entry; empty where it has no such number."""
+def _cells(entries: Sequence[dict[str, Any]], column: NumberColumn) -> list[tuple[str, bool]]:
+    """A text per entry and whether it is the best; empty where it has no such number."""
     values = [entry.get(column.key) for entry in entries]
     known = [value for value in values if value is not None]
-    # The largest of a single number says nothing.
-    best = max(known) if column.best and len(known) > 1 else None
+    # The largest of numbers that do not differ says nothing.
+    best = max(known) if column.best and len(set(known)) > 1 else None
     cells = []
     for value in values:
         text = "" if value is None else column.form.format(value)
-        cells.append(Cell(text, best is not None and value == best))
+        cells.append((text, best is not None and value == best))
     return cells
 
 
-def read_trajectories(path: Path) -> list[dict[str, Any]]:
+def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any]]:
     """The trajectories of a rollout file: rows of the same ``traj_uid`` are merged, steps in
     order.
+
+    Of a file of more than ``most`` characters, those that are whole in its beginning.
     """
     merged: dict[str, dict[str, Any]] = {}
-    for count, line in enumerate(jsonl.read(path)):
-        if count >= MAX_LINES:
-            break
+    for count, line in enumerate(jsonl.read(path, most)):
         known = merged.setdefault(str(line.get("traj_uid", count)), {**line, "steps": []})
         known["steps"] = known["steps"] + list(line.get("steps") or [])
     for trajectory in merged.values():
         trajectory["steps"].sort(key=lambda step: step.get("step", 0))
-    return list(merged.values())
+    if most is None or path.stat().st_size <= most:
+        return list(merged.values())
+    return [row for row in merged.values() if len(row["steps"]) >= row.get("length", 0)]
 
 
-def sample_episodes(run: RunData) -> list[EpisodeView]:
-    """A won and a lost play of the same task from the last training step, one early episode, two
-    held-out ones.
-    """
-    chosen: list[EpisodeView] = []
-    train = run.rollout_steps()
-    val = run.rollout_steps(validation=True)
-    if train:
-        last = read_trajectories(run.directory.rollout_path(train[-1]))
-        chosen += [_episode(f"training step {train[-1]}", row) for row in contrasting(last)]
-    if val:
-        held_out = read_trajectories(run.directory.rollout_path(val[-1], validation=True))
-        chosen += [_episode(f"held-out, step {val[-1]}", row) for row in one_of_each(held_out)]
-    if len(train) > 1:
-        early = one_of_each(read_trajectories(run.directory.rollout_path(train[0])))
-        chosen += [_episode(f"training step {train[0]}", row) for row in early[:1]]
-    return chosen
-
-
-def _episode(title: str, row: dict[str, Any]) -> EpisodeView:
-    return EpisodeView(title, row, row["steps"])
-
-
-def contrasting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def contrasting(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A won and a lost row of the same group where there is one, any of each otherwise; short ones
     first.
     """
@@ -187,7 +159,7 @@ def contrasting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return one_of_each(rows)
 
 
-def one_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def one_of_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first won and the first lost row that have steps."""
     usable = [row for row in rows if row["steps"] and not row.get("aborted")]
     won = [row for row in usable if row.get("won")]

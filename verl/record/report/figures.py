@@ -158,7 +158,8 @@ def success(run: RunData) -> Section:
 def _success_chart(run: RunData) -> Chart:
     xs, ys = run.points("val/success_rate")
     bounds = [run.interval(x) for x in xs]
-    held_out = Series("held-out tasks, 95% bootstrap interval", xs, ys, "accent", markers=True)
+    name = "held-out tasks, 95% bootstrap interval"
+    held_out = Series(name, xs, ys, "accent", markers=True, plays="val")
     held_out.low = [low for low, _ in bounds]
     held_out.high = [high for _, high in bounds]
     raw = Series("training tasks", *run.points("episode/success_rate"), "second", faint=True)
@@ -211,7 +212,7 @@ def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
     # Sources beyond the colours are left out: two lines of one colour could not be told apart.
     for metric, color in zip(sources, SOURCE_COLORS, strict=False):
         source = metric.split("/")[1]
-        lines.append(Series(source, *run.points(metric), color, markers=True))
+        lines.append(Series(source, *run.points(metric), color, markers=True, plays="val"))
     title = "Held-out success by task type"
     return Chart(title, "episodes won", lines, form="percent", width=WIDE, height=260)
 

@@ -1,9 +1,11 @@
-"""The page: figures, charts and episodes of a run put into the template."""
+"""The page: figures, charts and plays of a run put into the template."""
 
+import base64
+import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,28 @@ from verl.record.config_values import flatten
 from verl.record.report.axes import number
 from verl.record.report.cards import cards, duration
 from verl.record.report.charts import draw
-from verl.record.report.episodes import sample_episodes, step_views
+from verl.record.report.comparison import arms, comparison_path
+from verl.record.report.comparison import sections as compared
 from verl.record.report.figures import sections
+from verl.record.report.plays import Chunk, affordable, embedded, index, pack, packed, play_files
 from verl.record.report.run_data import RunData, load_run
 from verl.utils import jsonl
 
 logger = logging.getLogger(__name__)
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "web"
+STYLES = ("style.css", "plays.css")
+SCRIPTS = (
+    "codec.js",
+    "choose.js",
+    "dom.js",
+    "charts.js",
+    "play.js",
+    "compare.js",
+    "states.js",
+    "browser.js",
+    "live.js",
+    "page.js",
+)
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -44,28 +61,85 @@ def refresh_report(run_dir: str | Path) -> Path | None:
         return None
 
 
+def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -> Path:
+    """Write one page of several runs to ``path``, by default ``comparison.html`` in the nearest
+    folder that they share; returns where it is.
+
+    Raises ``FileNotFoundError`` for no run.
+    """
+    runs = [load_run(run_dir) for run_dir in run_dirs]
+    path = path or comparison_path(run_dirs)
+    jsonl.write_text(path, render_comparison(runs))
+    return path
+
+
 def render_report(run: RunData) -> str:
     """The HTML text: no file, script, font or address outside of it."""
-    loader = FileSystemLoader(HERE)
-    # Observations and answers are foreign text: none of it may become markup.
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(number=_number, draw=draw, seconds=duration)
-    return environment.get_template("page.html.j2").render(
-        style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
-        script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
-        head=_head(run),
-        cards=cards(run),
-        sections=sections(run),
-        episodes=sample_episodes(run),
-        views=step_views(),
-        settings=list(flatten(run.config).items()),
-        facts=_facts(run.facts),
-        table=_last_values(run),
+    chunks = [pack(file) for file in affordable(play_files(run))]
+    texts = [(chunk.summary["name"], embedded(chunk.packed)) for chunk in chunks]
+    return _rendered("page.html.j2", **_values(run, chunks), chunks=texts)
+
+
+def render_live(run: RunData, stamp: str) -> str:
+    """The same page for a server that hands out plays when they are asked for; ``stamp`` names the
+    state of the run that it shows.
+    """
+    chunks = [pack(file) for file in affordable(play_files(run))]
+    return _rendered("page.html.j2", **_values(run, chunks), chunks=[], stamp=stamp)
+
+
+def _values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    head = _head(run)
+    return {
+        "title": f"{head['project']} / {head['experiment']}",
+        "head": head,
+        "cards": cards(run),
+        "sections": sections(run),
+        "index": embedded(packed(index(chunks))),
+        "settings": list(flatten(run.config).items()),
+        "facts": _facts(run.facts),
+        "table": _last_values(run),
+    }
+
+
+def render_comparison(runs: Sequence[RunData]) -> str:
+    """The HTML text of a page of several ``runs``; it has their curves, not their plays."""
+    groups = arms(runs)
+    return _rendered(
+        "comparison.html.j2",
+        title=" against ".join(groups),
+        groups=groups,
+        sections=compared(groups),
     )
 
 
-def _number(value: object) -> str:
-    return number(float(value)) if isinstance(value, (int, float)) else str(value)
+def _rendered(template: str, stamp: str = "", **values: object) -> str:
+    script = _joined(SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    # What is no part of this script does not run, whatever a play says.
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    if stamp:
+        policy += "; connect-src 'self'"
+    values |= {
+        "style": Markup(_joined(STYLES)),
+        "script": Markup(script),
+        "policy": policy,
+        "stamp": stamp,
+        "written": time.strftime("%Y-%m-%d %H:%M"),
+    }
+    return _environment().get_template(template).render(values)
+
+
+def _environment() -> Environment:
+    loader = FileSystemLoader(HERE)
+    # Names of tasks, settings and metrics are foreign text: none of it may become markup.
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(draw=draw)
+    return environment
+
+
+def _joined(names: Sequence[str]) -> str:
+    return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
 
 
 def _head(run: RunData) -> dict[str, Any]:
@@ -78,7 +152,6 @@ def _head(run: RunData) -> dict[str, Any]:
         "experiment": run.setting("trainer.experiment_name") or run.directory.path.name,
         "progress": f"step {last} of {total}" if total else f"step {last}",
         "finished": bool(total) and last >= total,
-        "written": time.strftime("%Y-%m-%d %H:%M"),
         # By the clock: what lay between two starts of a run is in it.
         "elapsed": duration(times[-1] - times[0]) if len(times) > 1 else "",
         "tags": _tags(run),

@@ -76,14 +76,6 @@ class RunData:
         high = line.get("val/success_rate_high", rate)
         return low, high
 
-    def rollout_steps(self, validation: bool = False) -> list[int]:
-        """Steps whose trajectories were written."""
-        prefix = "val_" if validation else ""
-        files = self.directory.rollouts.glob(f"{prefix}*.jsonl")
-        steps = [file.stem.removeprefix(prefix) for file in files]
-        # Without a prefix the files of validations match too; their names are no numbers.
-        return sorted(int(step) for step in steps if step.isdigit())
-
 
 def _is_number(value: object) -> bool:
     # To Python a bool is an int; as a point of a curve it would be 0 or 1.

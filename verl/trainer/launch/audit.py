@@ -85,10 +85,11 @@ def run_audit(cfg: PPOConfig) -> None:
         others = step_scores(trainer.reward(data), cfg)
         told = [replace(point, step_scores=others[point.traj_uid, point.step]) for point in points]
         found = audit(told)
+        # Before the report, which shows it.
+        path = write_points(told, found, Path(cfg.trainer.default_local_dir))
         metrics = audit_metrics(found)
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish()
-    path = write_points(told, found, Path(cfg.trainer.default_local_dir))
     show(metrics)
     logger.info(
         "%d points, %d plays at each of 4 levels; two audits of these points would correlate by "

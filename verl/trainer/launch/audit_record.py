@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlvcr.audit import Audit, AuditPoint, Interval
-from rlvcr.sections import AUDITED_LEVELS, AUDITED_SCORES
+from rlvcr.sections import AUDIT_FILE, AUDITED_LEVELS, AUDITED_SCORES
 from verl.algos import compute_grpo_outcome_advantage, factorize, group_mean_std
 from verl.algos.gigpo import discounted_step_returns, flatten_steps
 from verl.protocol import DataProto
@@ -65,7 +65,7 @@ def audit_metrics(found: Audit) -> dict[str, float]:
 
 def write_points(points: Sequence[AuditPoint], found: Audit, directory: Path) -> Path:
     """Every point with its returns and scores as JSON below ``directory``; returns the file."""
-    path = directory / "audit.json"
+    path = directory / AUDIT_FILE
     content = {
         "audit": dataclasses.asdict(found),
         "points": [dataclasses.asdict(point) for point in points],

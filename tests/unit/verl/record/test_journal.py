@@ -48,7 +48,12 @@ def test_rollouts_go_to_a_second_place_and_a_few_plays_to_the_trackers(
     journal.tracking = texts
     journal.log_rollouts(4, batch)
     assert texts.sent == []
+    tokens = list(jsonl.read(tmp_path / "run" / "tokens" / "4.jsonl"))
+    assert [line["traj_uid"] for line in tokens] == list(batch.non_tensor_batch["traj_uid"])
+    (tmp_path / "run" / "tokens" / "4.jsonl").unlink()
     journal.log_rollouts(4, batch, validation=True)
+    # Of held-out plays the trainer scores no tokens.
+    assert not list((tmp_path / "run" / "tokens").iterdir())
     for place, name in (("train", "4.jsonl"), ("val", "val_4.jsonl")):
         own, second = tmp_path / "run" / "rollouts" / name, tmp_path / place / "4.jsonl"
         assert list(jsonl.read(second)) == list(jsonl.read(own)) and len(

@@ -2,6 +2,9 @@
 training.
 """
 
+import base64
+import gzip
+import hashlib
 import html.parser
 import json
 import logging
@@ -15,11 +18,13 @@ import yaml
 
 import rlvcr.sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.fake_run import fake_run
+from tests.helpers.page import index_of, plays_of
 from verl.record.report import figures, refresh_report, write_report
 from verl.record.report.axes import Scale, log_ticks, nice_ticks, number, step_ticks
 from verl.record.report.cards import duration
 from verl.record.report.charts import MAX_POINTS, Chart, Series, draw, smoothed
 from verl.record.report.episodes import contrasting, read_trajectories
+from verl.record.report.plays import PlayFile, affordable, pack
 from verl.record.report.run_data import load_run
 from verl.sections import contributions
 from verl.utils import jsonl
@@ -42,7 +47,7 @@ def page(run_dir):
 class Tags(html.parser.HTMLParser):
     """Checks that tags close in order and collects what they refer to."""
 
-    EMPTY = ("meta", "line", "path", "circle", "rect", "br", "link", "img")
+    EMPTY = ("meta", "input", "line", "path", "circle", "rect", "br", "link", "img")
 
     def __init__(self):
         super().__init__()
@@ -93,12 +98,122 @@ def test_the_page_shows_charts_figures_and_episodes(page):
         "Time per iteration",
         "Policy loss",
         "Engine against trainer",
-        "Sample episodes",
+        "Plays",
         "Configuration",
     ):
         assert heading in text, heading
     assert "95% interval" in text and "finished, step 12 of" not in text and "step 12 of 30" in text
-    assert "thinking advantage of the sampled thought" in text and "held-out, step 12" in text
+
+
+def test_the_page_holds_the_plays_of_every_step(page, run_dir):
+    files = index_of(page)["files"]
+    named = [(file["name"], len(file["won"])) for file in files]
+    assert named == [
+        ("val-0", 128),
+        ("train-1", 32),
+        ("val-6", 128),
+        ("train-12", 32),
+        ("val-12", 128),
+    ]
+    rows = list(jsonl.read(run_dir / "rollouts" / "12.jsonl"))
+    (train,) = (file for file in files if file["name"] == "train-12")
+    assert train["return"] == [row["return"] for row in rows] and train["whole"]
+    assert train["group"] == [place // 8 for place in range(32)]
+    won, lost = train["pair"]
+    assert (train["won"][won], train["won"][lost]) == (1, 0) and won // 8 == lost // 8
+    play = plays_of(page, "train-12")[won]
+    recorded = rows[won]["steps"][0]
+    shown = play["steps"][0]
+    assert play["name"] == rows[won]["traj_uid"] and shown["action"] == recorded["action"]
+    texts, values = zip(*recorded["token_credit"], strict=True)
+    # The first token of a turn was not sampled: it has no advantage.
+    assert shown["tokens"] == ["<|assistant|>", *texts]
+    overlays = shown["overlays"]
+    assert overlays["advantage"] == [None, *(pytest.approx(value, abs=1e-4) for value in values)]
+    assert overlays["mask"] == [0] + [1] * len(texts) and shown["state"] == "at countertop 1"
+    assert len(overlays["entropy"]) == len(overlays["gap"]) == 1 + len(texts)
+    (table,) = shown["tables"]
+    assert table["note"].startswith("thinking advantage of the sampled thought")
+    assert [line["number"] for line in table["lines"]] == [1, 2, 3, 4]
+    # Held-out plays have no credit: their answer is one text.
+    held_out = plays_of(page, "val-12")[0]["steps"][0]
+    assert held_out["response"].startswith("<level>") and "tokens" not in held_out
+
+
+def test_a_page_has_as_many_files_as_it_can_afford(tmp_path):
+    def file(kind, step):
+        path = tmp_path / f"{kind}{step}"
+        path.write_bytes(b"x" * 100)
+        return PlayFile(path, kind, step)
+
+    files = [file("train", step) for step in range(1, 10)] + [file("val", 9)]
+    assert affordable(files, 1000) == files
+    kept = [kept.name for kept in affordable(files, 999)]
+    assert kept == ["train-1", "train-3", "train-5", "train-7", "train-9", "val-9"]
+    # However little it may cost, the last plays of each kind are there.
+    assert [kept.name for kept in affordable(files, 1)] == ["train-1", "train-9", "val-9"]
+    assert affordable([], 1) == []
+
+
+def test_of_a_large_file_the_whole_plays_of_its_beginning_are_kept(tmp_path):
+    path = tmp_path / "1.jsonl"
+    rows = [
+        {"traj_uid": name, "length": 2, "won": False, "steps": [{"step": step}]}
+        for name in ("a", "b")
+        for step in (0, 1)
+    ]
+    jsonl.write(path, rows)
+    assert [row["traj_uid"] for row in read_trajectories(path)] == ["a", "b"]
+    most = path.stat().st_size // 2 + 1
+    assert [row["traj_uid"] for row in read_trajectories(path, most)] == ["a"]
+
+
+def test_the_plays_of_an_audit_are_in_the_page_of_its_run(tmp_path):
+    run_dir = fake_run(tmp_path / "run", steps=1, validate_every=1)
+    fake_run(run_dir / "audit", steps=1, validate_every=1)
+    uid = next(jsonl.read(run_dir / "audit" / "rollouts" / "1.jsonl"))["traj_uid"]
+    point = {"traj_uid": uid, "step": 0, "returns": [[0.0, 0.5], [0.0], [0.0], [1.0]]}
+    (run_dir / "audit" / "audit.json").write_text(json.dumps({"points": [point]}))
+    page = write_report(run_dir).read_text()
+    files = {file["name"]: file for file in index_of(page)["files"]}
+    assert list(files) == ["val-0", "train-1", "val-1", "audit-1"]
+    assert sum(files["audit-1"]["audited"]) == 1 and "audited" not in files["train-1"]
+    (table,) = plays_of(page, "audit-1")[0]["steps"][0]["tables"]
+    assert table["heads"][-1] == "went on to earn, 2 plays"
+    assert [line["cells"][-1][0] for line in table["lines"]] == ["0.25", "0.00", "0.00", "1.00"]
+
+
+def test_tokens_that_fit_no_play_leave_it_its_credit(tmp_path):
+    pairs = [["go", 0.5], [" on", -0.25]]
+    row = {"traj_uid": "a", "won": True, "steps": [{"step": 0, "token_credit": pairs}]}
+    told = {"step": 0, "tokens": ["<s>", "go", " on"], "mask": [0, 1, 1], "weight": [0, 1, 0.5]}
+    file = PlayFile(tmp_path / "1.jsonl", "train", 1, tmp_path / "tokens.jsonl")
+    jsonl.write(file.path, [row])
+    overlays = []
+    for mask in ([0, 1, 1], [0, 1, 0]):
+        pack_again(file, [{"traj_uid": "a", "steps": [told | {"mask": mask}]}])
+        overlays.append(played(file)["steps"][0]["overlays"])
+    assert overlays[0] == {"advantage": [None, 0.5, -0.25], "mask": [0, 1, 0.5]}
+    assert overlays[1] == {"advantage": [0.5, -0.25]}
+
+
+def pack_again(file, lines):
+    """Another file of tokens; that of the plays is touched, as a step that is played again does."""
+    jsonl.write(file.tokens, lines)
+    jsonl.write(file.path, list(jsonl.read(file.path)))
+
+
+def played(file):
+    return json.loads(gzip.decompress(pack(file).packed))["plays"][0]
+
+
+def test_a_file_is_packed_anew_when_it_changed(tmp_path):
+    file = PlayFile(tmp_path / "1.jsonl", "train", 1)
+    jsonl.write(file.path, [{"traj_uid": "a", "won": True, "steps": [{"step": 0}]}])
+    first = pack(file)
+    assert pack(file) is first
+    jsonl.write(file.path, [{"traj_uid": "a", "won": True, "steps": []}] * 2)
+    assert pack(file).summary["turns"] == [0] and first.summary["turns"] == [1]
 
 
 def test_labels_and_units_are_on_every_chart(page):
@@ -125,18 +240,28 @@ def test_intervals_are_those_that_were_measured(tmp_path):
     assert run.interval(0) == (0.41, 0.6) and run.interval(3) == (0.7, 0.7)
 
 
-def test_what_the_policy_and_the_environment_say_is_escaped(tmp_path):
+def test_what_the_policy_and_the_environment_say_is_no_markup(tmp_path):
     run_dir = fake_run(tmp_path / "r", steps=1, validate_every=1)
     path = run_dir / "rollouts" / "1.jsonl"
+    hostile = "</script><script>alert(1)</script>"
     rows = list(jsonl.read(path))
     for row in rows:
-        row["prompt"] = row["steps"][0]["observation"] = row["steps"][0]["action"] = (
-            "</pre><script>alert(1)</script>"
-        )
+        row["prompt"] = row["task_id"] = row["steps"][0]["observation"] = hostile
+        row["steps"][0]["token_credit"] = [[hostile, 0.5]]
     jsonl.write(path, rows)
     page = write_report(run_dir).read_text()
-    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+    assert "alert(1)" not in page
+    play = plays_of(page, "train-1")[0]
+    assert play["prompt"] == hostile and play["steps"][0]["tokens"] == [hostile]
     parse(page)
+
+
+def test_only_the_script_of_the_page_may_run(page):
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src &#39;sha256-{digest}&#39;" in page and "default-src &#39;none&#39;" in page
+    # What would read text as markup is in none of the scripts.
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
 
 
 @pytest.mark.parametrize("present", ["metrics", "config"])

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from verl import DataProto
-from verl.record.rollout_log import rollout_lines
-from verl.records import StepRecord
+from verl.protocol import object_array
+from verl.record.rollout_log import rollout_lines, token_lines
+from verl.records import CORRECTION_WEIGHTS, StepRecord
 from verl.utils import jsonl
 
 
@@ -121,3 +122,36 @@ def test_a_missing_column_is_named(key):
     data.pop(batch_keys=[key])
     with pytest.raises(KeyError, match=key):
         list(rollout_lines(data, Letters()))
+
+
+def test_tokens_of_a_turn_are_told_with_what_the_batch_knows_of_them():
+    data = batch()
+    # The policy did not sample the first token of the second row's turn.
+    data.batch["response_mask"][1, 0] = 0
+    entropies = torch.tensor([[0.1234, 1.0, 9.0, 0.0, 2.0], [9.0, 0.5, 0.0, 0.0, 0.0]])
+    engine = torch.tensor([[-1.0, -2.0, 0.0, -0.5, 0.0], [0.0, -1.0, 0.0, 0.0, 0.0]])
+    data.batch["entropys"] = entropies
+    data.batch["rollout_log_probs"] = engine
+    data.batch["old_log_probs"] = torch.where(engine < 0, engine - 0.25, -3.0)
+    data.batch[CORRECTION_WEIGHTS] = torch.full((2, 5), 0.5)
+    data.non_tensor_batch["anchor_obs"] = object_array([["a desk", "room 2"], ["a desk"]])
+    first, second = token_lines(data, Letters())
+    assert first["traj_uid"] == "t0" and [step["step"] for step in first["steps"]] == [0, 1]
+    assert first["steps"][0] == {
+        "step": 0,
+        "tokens": ["f", "g"],
+        "mask": [1, 1],
+        "weight": [0.5, 0.5],
+        "entropy": [0.123, 1.0],
+        "gap": [0.25, 0.25],
+    }
+    # A log-prob of 0 is a certain token or an unknown one: the gap is not told.
+    assert first["steps"][1]["gap"] == [0.25, None] and first["steps"][1]["state"] == "room 2"
+    assert second["steps"][0]["mask"] == [0, 1] and second["steps"][0]["tokens"] == ["f", "f"]
+
+
+def test_tokens_that_the_trainer_did_not_score_have_text_and_mask_alone():
+    data = batch()
+    data.batch["rollout_log_probs"] = data.batch["old_log_probs"] = torch.full((2, 5), -1.0)
+    first, _ = token_lines(data, Letters())
+    assert first["steps"][0] == {"step": 0, "tokens": ["f", "g"], "mask": [1, 1]}

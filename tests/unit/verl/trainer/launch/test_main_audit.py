@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlvcr.audit import Audit, AuditPoint, ScoreAudit
+from rlvcr.sections import audited
 from tests.helpers.jobs import ROOT
 from verl.protocol import DataProto, object_array
 from verl.trainer import main_audit
@@ -106,6 +107,13 @@ def test_every_point_is_kept(tmp_path):
     kept = json.loads(write_points([POINT], FOUND, tmp_path).read_text())
     assert kept["points"][0]["returns"] == [[0.0], [1.0], [1.0], [0.0]]
     assert kept["audit"]["reliability"] == 0.75
+
+
+def test_the_report_finds_what_levels_earned(tmp_path):
+    assert audited(tmp_path) == {}
+    write_points([POINT], FOUND, tmp_path)
+    earned = audited(tmp_path)[POINT.traj_uid, POINT.step]
+    assert [tuple(earned[level]) for level in (1, 2, 3, 4)] == list(POINT.returns)
 
 
 def test_what_other_estimators_say_of_a_step():

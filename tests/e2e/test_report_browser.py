@@ -1,0 +1,241 @@
+"""The report in a browser: clicks, keys, width, colours. Screenshots are kept in the folder that
+``RLVCR_SCREENSHOTS`` names.
+"""
+
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import rlvcr.sections  # noqa: F401  (what thinking levels add to a report)
+from tests.helpers.browser import DESKTOP, PHONE, Browser, find_browser
+from tests.helpers.fake_run import fake_run
+from verl.record.report import write_comparison, write_report
+from verl.record.report.serve import LiveServer
+from verl.utils import jsonl
+
+pytestmark = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium on the path, and RLVCR_BROWSER names none"
+)
+HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror="taken()">'
+ADDRESS = "[location.hash, document.activeElement.className || document.activeElement.id]"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    run_dir = fake_run(tmp_path_factory.mktemp("runs") / "quickstart", steps=12, validate_every=6)
+    path = run_dir / "rollouts" / "1.jsonl"
+    rows = list(jsonl.read(path))
+    for row in rows[:8]:
+        row["task_id"] = row["prompt"] = HOSTILE
+        row["steps"][0]["observation"] = row["steps"][0]["action"] = HOSTILE
+    jsonl.write(path, rows)
+    tokens = list(jsonl.read(run_dir / "tokens" / "1.jsonl"))
+    tokens[0]["steps"][0]["tokens"][0] = HOSTILE
+    jsonl.write(run_dir / "tokens" / "1.jsonl", tokens)
+    return write_report(run_dir).as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser(find_browser() or "") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = Path(os.environ.get("RLVCR_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def values_of(browser, selector, what="textContent"):
+    return browser.evaluate(
+        f"[...document.querySelectorAll('{selector}')].map((node) => node.{what})"
+    )
+
+
+def test_a_point_of_a_curve_opens_the_plays_of_its_step(browser, report):
+    browser.show(report)
+    browser.click("svg.opens[aria-label^='Success rate']", right=0.06, down=0.6)
+    # Step 0 has been measured on held-out tasks alone.
+    assert browser.evaluate("[kind.value, step.value]") == ["val", "0"]
+    browser.click("svg.opens[aria-label^='Policy loss']", right=0.2)
+    assert browser.evaluate("[kind.value, step.value]") == ["train", "1"]
+    assert len(values_of(browser, "button.play")) == 32
+
+
+def test_a_bar_of_the_returns_opens_its_plays(browser, report):
+    browser.show(report)
+    bars = values_of(browser, ".bin", "getAttribute('aria-label')")
+    assert [label.split(":")[0] for label in bars] == ["return 0", "return 1"]
+    browser.click(".bin:last-of-type .hit")
+    won = int(bars[1].split()[2])
+    assert set(values_of(browser, "button.play .outcome")) == {"won"}
+    assert len(values_of(browser, "button.play")) == won
+    browser.click(".bin.chosen .hit")
+    assert len(values_of(browser, "button.play")) == 32
+
+
+def test_the_keyboard_alone_reads_plays(browser, report):
+    browser.show(report)
+    browser.evaluate("document.querySelector('#list button').focus()")
+    browser.press("j")
+    browser.wait("document.querySelector('#list button[aria-current=true]') !== null")
+    first = browser.evaluate(ADDRESS)
+    browser.press("k")
+    browser.press("Enter")
+    browser.wait("document.activeElement.id === 'shown'")
+    assert browser.evaluate(ADDRESS) == ["#train-12/0", "shown"] and first[1] == "play"
+    browser.press("Escape")
+    assert browser.evaluate(ADDRESS) == ["#plays", "play"]
+    assert browser.evaluate("shown.hidden")
+    outlined = "getComputedStyle(document.activeElement).outlineStyle"
+    assert browser.evaluate(outlined) == "solid"
+    browser.press("ArrowLeft")
+    assert browser.evaluate("[step.value, document.activeElement.className]") == ["1", "play"]
+    chart = "document.querySelector(\"svg.opens[aria-label^='Policy loss']\")"
+    browser.evaluate(f"{chart}.focus()")
+    browser.press("ArrowRight")
+    browser.press("Enter")
+    assert browser.evaluate("[kind.value, step.value]") == ["train", "12"]
+
+
+def test_what_a_play_says_stays_text(browser, report):
+    browser.show(f"{report}#train-1/0")
+    browser.wait("!shown.hidden")
+    assert browser.evaluate("document.title") == "rlvcr / quickstart"
+    for selector in ("#shown h3", "#shown .observation", "#shown .turn .response", "#list .group"):
+        assert HOSTILE in values_of(browser, selector)[0], selector
+    assert browser.evaluate("document.querySelectorAll('main script, main img').length") == 0
+
+
+def test_the_plays_of_a_group_stand_side_by_side(browser, report):
+    browser.show(f"{report}#train-12/3")
+    browser.press("g")
+    browser.wait("document.querySelector('.besides') !== null")
+    assert len(values_of(browser, ".besides th[scope=col]")) == 8
+    assert values_of(browser, ".besides th[scope=col] .outcome")[:2] == ["won", "not won"]
+    marked = len(values_of(browser, ".besides td.parts"))
+    said = [text for text in values_of(browser, ".besides th p") if "parts at turn" in text]
+    assert marked == len(said) > 0
+    browser.click(".besides th[scope=col]:nth-child(3) button")
+    browser.wait("document.querySelector('.besides .outcome').textContent === 'not won'")
+    assert browser.evaluate("location.hash").endswith("/group")
+    browser.press("p")
+    browser.wait("document.querySelector('.besides') === null")
+
+
+def test_an_arrow_of_the_state_graph_opens_the_plays_that_took_it(browser, report, kept):
+    browser.show(f"{report}#train-12/3")
+    browser.press("s")
+    browser.wait("document.querySelector('svg.states') !== null")
+    colours = values_of(browser, ".way .edge", "getAttribute('class')")
+    assert {"edge up", "edge down"} <= set(colours)
+    states = values_of(browser, ".state", "getAttribute('aria-label')")
+    assert "at countertop 1" in states and {"won", "not won"} <= set(states)
+    browser.click(".way")
+    assert "credit" in values_of(browser, ".told b")[0]
+    browser.evaluate("shown.scrollIntoView()")
+    browser.screenshot(kept / "states.png")
+    browser.click(".told button")
+    browser.wait("document.querySelector('svg.states') === null")
+    assert re.fullmatch(r"#train-12/\d", browser.evaluate("location.hash"))
+
+
+def test_tokens_take_the_colour_of_one_of_their_numbers(browser, report):
+    browser.show(f"{report}#train-12/3")
+    choose = "(() => { const s = document.querySelector('.overlays select'); s.value = '%s';"
+    choose += "s.dispatchEvent(new Event('change')); })()"
+    assert values_of(browser, ".overlays option", "value") == [
+        "advantage",
+        "entropy",
+        "gap",
+        "mask",
+    ]
+    for name, style in (
+        ("entropy", "heat"),
+        ("gap", "up"),
+        ("mask", "masked"),
+        ("advantage", "up"),
+    ):
+        browser.evaluate(choose % name)
+        assert len(values_of(browser, f".turn .response .{style}")) > 0, name
+    # What was not sampled has no advantage.
+    assert values_of(browser, ".turn .response span", "className")[0] == ""
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_fits_and_follows_the_colours_of_the_system(browser, report, kept, size, dark):
+    browser.show(report, size, dark)
+    browser.wait("!shown.hidden")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
+    colour = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    red = int(re.findall(r"\d+", colour)[0])
+    assert (red < 60) == dark
+    browser.evaluate("plays.scrollIntoView()")
+    name = f"plays_{'phone' if size == PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"
+    browser.screenshot(kept / name)
+    assert (kept / name).stat().st_size > 10_000
+
+
+def test_a_page_of_several_runs_fits_a_phone_and_opens_no_plays(browser, tmp_path):
+    runs = [
+        fake_run(tmp_path / f"{name}_{seed}", 4, 2, rollouts=False, seed=seed, estimator=name)
+        for name in ("rlvcr", "grpo")
+        for seed in (1, 2)
+    ]
+    browser.show(write_comparison(runs).as_uri(), PHONE)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+    assert len(values_of(browser, "path.band")) > 10
+    assert values_of(browser, "svg.opens, #plays") == []
+
+
+def test_a_step_without_plays_shows_the_nearest_that_has_some(browser, report):
+    browser.show(report)
+    browser.click("svg.opens[aria-label^='Policy loss']", right=0.55)
+    assert browser.evaluate("[kind.value, step.value]") in (["train", "1"], ["train", "12"])
+    browser.evaluate("step.value = 'all'; step.dispatchEvent(new Event('change'))")
+    assert len(values_of(browser, "button.play")) == 60
+    # The rest is made when it is reached.
+    browser.evaluate("list.lastElementChild.scrollIntoView()")
+    browser.wait("document.querySelectorAll('button.play').length === 64")
+
+
+def test_a_page_that_is_served_follows_its_run(browser, tmp_path):
+    run_dir = fake_run(tmp_path / "run", steps=2, validate_every=2)
+    with LiveServer(run_dir, port=0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        browser.show(f"{server.address}#train-2/1")
+        browser.wait("!shown.hidden")
+        browser.evaluate("window.mark = 1; list.querySelectorAll('button')[2].focus()")
+        rows = list(jsonl.read(run_dir / "rollouts" / "2.jsonl"))
+        jsonl.write(run_dir / "rollouts" / "3.jsonl", rows)
+        metrics = {"step": 3, "episode/success_rate": 0.5, "actor/pg_loss": 0.1}
+        jsonl.append(run_dir / "metrics.jsonl", metrics)
+        browser.wait("step.options.length === 4 && live.textContent === 'live'")
+        assert "step 3 of 30" in browser.evaluate("head.textContent")
+        # What is being read stays, and so does the keyboard.
+        kept = "[step.value, location.hash, document.activeElement.dataset.place, window.mark]"
+        assert browser.evaluate(kept) == ["2", "#train-2/1", "2", 1]
+        browser.evaluate("document.activeElement.blur()")
+        browser.click("svg.opens[aria-label^='Policy loss']", right=0.95)
+        assert browser.evaluate("[kind.value, step.value]") == ["train", "3"]
+        browser.press("Enter")
+        browser.wait("location.hash === '#train-3/0'")
+        server.shutdown()
+        thread.join(10)
+    browser.wait("live.textContent.startsWith('not live')")
+
+
+def test_no_browser_is_named_by_accident(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("RLVCR_BROWSER", raising=False)
+    assert find_browser() is None
+    monkeypatch.setenv("RLVCR_BROWSER", "/opt/chrome")
+    assert find_browser() == "/opt/chrome"

@@ -1,0 +1,155 @@
+"""The report of a run that is under way: what is handed out, and to whom."""
+
+import gzip
+import http.client
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.fake_run import fake_run
+from tests.helpers.page import index_of, plays_of
+from verl.record.report import write_report
+from verl.record.report.serve import LiveServer, is_local
+from verl.utils import jsonl
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return fake_run(tmp_path / "run", steps=2, validate_every=2)
+
+
+@pytest.fixture
+def server(run_dir):
+    with LiveServer(run_dir, port=0) as opened:
+        thread = threading.Thread(target=opened.serve_forever, daemon=True)
+        thread.start()
+        yield opened
+        opened.shutdown()
+        thread.join(10)
+
+
+def get(server, path, host=None, method="GET", key=None):
+    """Status, headers and body of an answer."""
+    place = f"/{server.key if key is None else key}{path}"
+    port = server.server_address[1]
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    # As it stands: a client would tidy the path up.
+    connection.putrequest(method, place, skip_host=True)
+    connection.putheader("Host", host or f"127.0.0.1:{port}")
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, answer.headers, body
+
+
+def test_the_page_has_an_index_and_hands_out_plays_when_asked(server, run_dir):
+    status, headers, body = get(server, "/")
+    page = body.decode()
+    assert status == 200 and headers["Content-Type"] == "text/html; charset=utf-8"
+    assert '"application/gzip" data-plays' not in page and "connect-src &#39;self&#39;" in page
+    assert f'data-live="{get(server, "/stamp")[2].decode()}"' in page
+    names = [file["name"] for file in index_of(page)["files"]]
+    assert names == ["val-0", "train-1", "train-2", "val-2"]
+    status, headers, body = get(server, "/plays/train-2")
+    assert status == 200 and headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    still = write_report(run_dir).read_text()
+    assert json.loads(gzip.decompress(body))["plays"] == plays_of(still, "train-2")
+    assert "data-live" not in still and "connect-src" not in still
+
+
+def test_the_stamp_changes_with_metrics_and_plays(server, run_dir):
+    stamps = [get(server, "/stamp")[2]]
+    assert get(server, "/stamp")[2] == stamps[0]
+    jsonl.append(run_dir / "metrics.jsonl", {"step": 3, "episode/reward": 0.5})
+    stamps.append(get(server, "/stamp")[2])
+    rows = list(jsonl.read(run_dir / "rollouts" / "2.jsonl"))
+    jsonl.write(run_dir / "rollouts" / "3.jsonl", rows)
+    stamps.append(get(server, "/stamp")[2])
+    assert len(set(stamps)) == 3
+    assert index_of(get(server, "/")[2].decode())["files"][-1]["name"] == "train-3"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/config.yaml",
+        "/../config.yaml",
+        "/plays/../../config.yaml",
+        "/plays/..%2f..%2fconfig.yaml",
+        "/plays//etc/passwd",
+        "/plays/",
+        "/metrics.jsonl",
+        "/rollouts/1.jsonl",
+    ],
+)
+def test_no_path_leads_to_a_file(server, path):
+    status, _, body = get(server, path)
+    assert (status, body) == (404, b"no such page\n")
+
+
+def test_who_does_not_know_the_key_sees_nothing(server):
+    for key in ("", "plays", server.key[:-1], server.key + "x"):
+        for path in ("/", "/stamp", "/plays/train-1"):
+            assert get(server, path, key=key)[0] == 404
+    # Without the slash at its end the page could not find its plays.
+    assert get(server, "")[0] == 404 and len(server.key) >= 20
+
+
+def test_nothing_is_written_and_nothing_but_reading_is_allowed(server, run_dir):
+    before = sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*"))
+    for method in ("POST", "PUT", "DELETE"):
+        assert get(server, "/", method=method)[0] == 501
+    get(server, "/")
+    get(server, "/plays/train-1")
+    assert sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*")) == before
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8400", "192.168.0.7", "[fe80::1]"])
+def test_other_names_for_this_machine_are_refused(server, host):
+    for path in ("/", "/stamp", "/plays/train-1"):
+        assert get(server, path, host)[0] == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8400"])
+def test_its_own_names_are_answered(server, host):
+    assert get(server, "/stamp", host)[0] == 200
+
+
+def test_without_being_asked_it_listens_to_this_machine_alone(run_dir):
+    with LiveServer(run_dir, port=0) as server:
+        assert server.server_address[0] == "127.0.0.1" and server.local
+        assert server.address == f"http://127.0.0.1:{server.server_address[1]}/{server.key}/"
+    with LiveServer(run_dir, host="0.0.0.0", port=0) as server:
+        assert not server.local
+    names = ("localhost", "127.8.0.1", "::1", "0.0.0.0", "example.org", "")
+    assert [is_local(name) for name in names] == [True, True, True, False, False, False]
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="not a run directory"):
+        LiveServer(tmp_path, port=0)
+
+
+def test_the_command_line_says_where_it_is_and_what_does_not_fit(run_dir):
+    command = [sys.executable, "-m", "verl.utils.report", "--serve", str(run_dir)]
+    both = subprocess.run(
+        [*command, str(run_dir)], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert both.returncode == 2 and "--serve shows one run" in both.stderr
+    with subprocess.Popen(
+        [*command, "--port", "0"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:") and address.endswith("/")
+        finally:
+            process.terminate()
+            process.wait(30)

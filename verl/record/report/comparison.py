@@ -1,0 +1,210 @@
+"""Several runs in one page: arms, each with its seeds, curve by curve and in a table.
+
+Runs whose configurations differ in nothing but seeds and names are one arm. What is drawn of an arm
+is the mean over its runs, with the 95% bootstrap interval of that mean.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle, takewhile
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from verl.record.config_values import flatten
+from verl.record.report.axes import FORMATS
+from verl.record.report.charts import Chart, Series, smoothed
+from verl.record.report.declared import NumberTable, Section
+from verl.record.report.figures import OPTIMISATION, STEPS, TOKENS
+from verl.record.report.run_data import RunData
+from verl.sections import Curve, Plot, ReportSection, contributions
+from verl.utils.statistics import bootstrap_interval
+
+ARM_COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
+RESAMPLES = 1000  # of the runs of an arm, for each point of a curve
+MOST_KEYS = 2  # that name an arm by its settings; more of them would be no name
+# Where runs of one arm may differ, beside seeds.
+NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
+
+SUCCESS = ReportSection(
+    "Success",
+    "Lines are means over the seeds of an arm, bands the 95% bootstrap interval of the mean.",
+    (
+        Plot(
+            "Held-out success",
+            "episodes won",
+            (Curve("val/success_rate", "held-out", markers=True),),
+            form="percent",
+        ),
+        Plot(
+            "Success on training tasks, smoothed",
+            "episodes won",
+            (Curve("episode/success_rate", "training", smooth=True),),
+            form="percent",
+        ),
+        Plot(
+            "Return, smoothed",
+            "return of a play",
+            (Curve("episode/reward", "training", smooth=True),),
+        ),
+        Plot("Time per iteration", "seconds", (Curve("timing_s/step", "time"),), form="seconds"),
+    ),
+)
+EFFORT = ReportSection(
+    "Effort",
+    "What an episode costs.",
+    tuple(
+        replace(plot, title=f"{plot.title}, {curve.name}", curves=(curve,))
+        for plot in (TOKENS, STEPS)
+        for curve in plot.curves
+        if isinstance(curve, Curve)
+    ),
+)
+
+Arms = Mapping[str, Sequence[RunData]]
+
+
+def arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
+    """``runs`` by what they differ in; the name of an arm says it, or is that of its directories
+    where that were too much.
+    """
+    settings = [_settings(run) for run in runs]
+    keys = sorted({key for found in settings for key in found})
+    differing = [key for key in keys if len({found.get(key) for found in settings}) > 1]
+    grouped: dict[tuple[Any, ...], list[RunData]] = {}
+    for run, found in zip(runs, settings, strict=True):
+        grouped.setdefault(tuple(found.get(key) for key in differing), []).append(run)
+    named: dict[str, list[RunData]] = {}
+    for values, members in grouped.items():
+        pairs = [f"{key.rpartition('.')[2]}={v}" for key, v in zip(differing, values, strict=True)]
+        name = ", ".join(pairs) if 0 < len(pairs) <= MOST_KEYS else _shared_name(members)
+        # Two arms may have directories whose names begin alike.
+        named[name if name not in named else f"{name} ({len(named) + 1})"] = members
+    return named
+
+
+def _settings(run: RunData) -> dict[str, Any]:
+    flat = flatten(run.config)
+    return {k: v for k, v in flat.items() if "seed" not in k.split(".")[-1] and k not in NAMES}
+
+
+def _shared_name(runs: Sequence[RunData]) -> str:
+    names = [run.directory.path.name for run in runs]
+    if len(names) == 1:
+        return names[0]
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    # What is left of _s1 and _s2, or of -seed1 and -seed2, names no arm.
+    return re.sub(r"[_.-](seed|s)?$", "", "".join(letters[0] for letters in alike)) or names[0]
+
+
+def differences(groups: Arms) -> NumberTable:
+    """The settings in which the arms differ."""
+    settings = [_settings(runs[0]) for runs in groups.values()]
+    keys = sorted({key for found in settings for key in found})
+    rows = [[key, *(str(found.get(key, "")) for found in settings)] for key in keys]
+    differing = [row for row in rows if len(set(row[1:])) > 1]
+    return NumberTable("Settings that differ", ["setting", *groups], differing)
+
+
+def sections(groups: Arms) -> list[Section]:
+    """Curves and the table of ``groups``."""
+    added = [section for other in contributions() for section in other.sections]
+    drawn = [_draw(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
+    drawn[0].tables = [table(groups), differences(groups)]
+    return [section for section in drawn if section.charts or section.tables]
+
+
+def _draw(groups: Arms, plan: ReportSection) -> Section:
+    # Of charts with several metrics the arms could not be told apart.
+    plots = [plot for plot in plan.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
+    charts = [draw_arms(groups, plot) for plot in plots]
+    return Section(plan.title, plan.lead, [chart for chart in charts if chart.series], plan.columns)
+
+
+def draw_arms(groups: Arms, plot: Plot) -> Chart:
+    """The first curve of ``plot``, once for each arm that has it."""
+    curve = plot.curves[0]
+    series = []
+    # Colours go round: more arms than colours are told apart under the cursor.
+    for (name, runs), color in zip(groups.items(), cycle(ARM_COLORS), strict=False):
+        line = arm_series(name, runs, curve, color) if isinstance(curve, Curve) else None
+        if line is not None and line.xs:
+            series.append(line)
+    return Chart(
+        plot.title,
+        plot.y_label,
+        series,
+        form=plot.form,
+        width=plot.width,
+        height=plot.height,
+        y_range=plot.y_range,
+    )
+
+
+def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:
+    """Mean and interval over ``runs`` of a metric, at the steps that all have of it."""
+    values = []
+    for run in runs:
+        xs, ys = run.points(curve.metric)
+        values.append(dict(zip(xs, smoothed(ys) if curve.smooth else ys, strict=True)))
+    shared = sorted(set.intersection(*(set(found) for found in values)))
+    at_steps = [[found[step] for found in values] for step in shared]
+    label = f"{name}, {len(runs)} seeds" if len(runs) > 1 else name
+    line = Series(label, shared, [fmean(each) for each in at_steps], color, markers=curve.markers)
+    if len(runs) > 1:
+        bounds = [bootstrap_interval(each, resamples=RESAMPLES) for each in at_steps]
+        line.low = [low for low, _ in bounds]
+        line.high = [high for _, high in bounds]
+        line.band = True
+    return line
+
+
+COLUMNS = (
+    ("held-out before", "val/success_rate", 0, "percent"),
+    ("held-out after", "val/success_rate", -1, "percent"),
+    ("tokens / episode before", "val/tokens_per_episode", 0, "number"),
+    ("tokens / episode after", "val/tokens_per_episode", -1, "number"),
+    ("s / iteration", "timing_s/step", -1, "number"),
+)
+
+
+def table(groups: Arms) -> NumberTable:
+    """First and last values of every arm, means over its runs with their intervals, and of every
+    run.
+    """
+    head = ["arm", "seeds", *(title for title, _, _, _ in COLUMNS)]
+    lines = []
+    for name, runs in groups.items():
+        lines.append([name, str(len(runs)), *_cells(runs)])
+        if len(runs) > 1:
+            seeds = [str(run.setting("trainer.seed", "")) for run in runs]
+            of_runs = zip(runs, seeds, strict=True)
+            lines += [[f"· {run.directory.path.name}", s, *_cells([run])] for run, s in of_runs]
+    return NumberTable("Before and after", head, lines)
+
+
+def _cells(runs: Sequence[RunData]) -> list[str]:
+    return [_cell(runs, metric, place, form) for _, metric, place, form in COLUMNS]
+
+
+def _cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
+    """Mean of the first or the last value, and its interval; empty where a run has none."""
+    values = [run.points(metric)[1] for run in runs]
+    if not all(values):
+        return ""
+    chosen = [found[place] for found in values]
+    show = FORMATS[form]
+    if len(chosen) == 1:
+        return show(chosen[0])
+    low, high = bootstrap_interval(chosen)
+    return f"{show(fmean(chosen))} ({show(low)} to {show(high)})"
+
+
+def comparison_path(run_dirs: Sequence[str | Path]) -> Path:
+    """Where the page of several runs goes if nothing else is said: the nearest folder that they
+    share.
+    """
+    folders = [Path(run_dir).absolute() for run_dir in run_dirs]
+    return Path(os.path.commonpath(folders)) / "comparison.html"

@@ -1,0 +1,135 @@
+"""The report of a run that is under way, over HTTP: it is read anew as the run goes on.
+
+    GET /KEY/            the page, without plays
+    GET /KEY/stamp       a text that changes with the run's files
+    GET /KEY/plays/NAME  the plays of one file of the page's index, packed
+
+Nothing is written, and no path of a request becomes a path of a file: names are looked up. The key
+is drawn at the start, for other users of the machine reach its loopback, too.
+"""
+
+import ipaddress
+import logging
+import secrets
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from verl.record.report.page import render_live
+from verl.record.report.plays import affordable, pack, play_files
+from verl.record.report.run_data import load_run
+
+logger = logging.getLogger(__name__)
+PORT = 8400
+WAIT_S = 30.0  # for a request that does not end
+
+
+class LiveRun:
+    """What a run directory holds at the moment."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.run_dir = run_dir
+        self._lock = threading.Lock()
+
+    def stamp(self) -> str:
+        """The state of the metrics and of the plays: another text when they are others."""
+        run = load_run(self.run_dir)
+        files = [run.directory.metrics_path, *(file.path for file in play_files(run))]
+        found = [file.stat() for file in files if file.exists()]
+        newest = max((status.st_mtime_ns for status in found), default=0)
+        return f"{len(found)}-{sum(status.st_size for status in found)}-{newest}"
+
+    def page(self) -> str:
+        """The page as HTML."""
+        # Before the files are read: what comes meanwhile is a later state.
+        stamp = self.stamp()
+        with self._lock:
+            return render_live(load_run(self.run_dir), stamp)
+
+    def plays(self, name: str) -> bytes | None:
+        """The plays of a file that the page's index names; None for another name."""
+        with self._lock:
+            for file in affordable(play_files(load_run(self.run_dir))):
+                if file.name == name:
+                    return pack(file).packed
+        return None
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Answers for one run on ``address``, by default to this machine alone."""
+
+    daemon_threads = True
+
+    def __init__(self, run_dir: str | Path, host: str = "127.0.0.1", port: int = PORT) -> None:
+        self.live = LiveRun(run_dir)
+        self.live.stamp()  # raises where there is no run
+        super().__init__((host, port), Handler)
+        self.local = is_local(host)
+        self.key = secrets.token_urlsafe(16)
+
+    @property
+    def address(self) -> str:
+        """Where a browser finds it."""
+        host, port = self.server_address[:2]
+        return f"http://{host!s}:{port}/{self.key}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    timeout = WAIT_S
+    server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        """Answer with a page, a stamp or plays; 403 for a foreign host, 404 for another path."""
+        # A page of another site could else have its own name point here and read along.
+        if self.server.local and not is_local(self.asked_host()):
+            self.answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask for localhost\n")
+            return
+        key, slash, path = unquote(urlsplit(self.path).path).removeprefix("/").partition("/")
+        known = secrets.compare_digest(key.encode(), self.server.key.encode())
+        found = self.found(path) if known and slash else None
+        kind, body = found or ("text/plain", b"no such page\n")
+        self.answer(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND, kind, body)
+
+    def found(self, path: str) -> tuple[str, bytes] | None:
+        """Kind and content of what is at ``path`` behind the key."""
+        live = self.server.live
+        if path == "":
+            return "text/html", live.page().encode()
+        if path == "stamp":
+            return "text/plain", live.stamp().encode()
+        folder, _, name = path.partition("/")
+        plays = live.plays(name) if folder == "plays" else None
+        return None if plays is None else ("application/gzip", plays)
+
+    def asked_host(self) -> str:
+        """The host that the browser believes to speak to."""
+        return urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+
+    def answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        """Send ``body``; no other site may use it, and no cache keeps it."""
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """To the log, where a request every two seconds is of interest."""
+        logger.debug(format, *args)
+
+
+def is_local(host: str) -> bool:
+    """Whether ``host``, a name or an address, is this machine's own loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

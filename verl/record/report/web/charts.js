@@ -1,0 +1,118 @@
+// Charts answer the cursor: values of a step beside it, and the plays of the step on a click.
+
+const tip = byId("tip");
+
+function nearest(xs, value) {
+  let best = 0;
+  for (let i = 1; i < xs.length; i++) if (Math.abs(xs[i] - value) < Math.abs(xs[best] - value)) best = i;
+  return best;
+}
+
+function tipLine(series, index) {
+  const name = series.range ? series.name.split(",")[0] + " (" + series.range[index] + ")" : series.name;
+  const mark = make("i", { className: "c-" + series.color });
+  return make("div", {}, mark, series.y[index] + " ", make("span", { textContent: name }));
+}
+
+// Of which plays the point of a step tells that is nearest to a height, in pixels of the drawing.
+function kindAt(chart, step, height) {
+  const here = chart.series.filter((series) => series.x.includes(step));
+  const distance = (series) => Math.abs(series.at[series.x.indexOf(step)] - height);
+  return here.reduce((best, series) => (distance(series) < distance(best) ? series : best)).plays;
+}
+
+// One chart: a line at a step with its values beside it, moved by the mouse or by arrow keys.
+class Answering {
+  constructor(svg, showPlays) {
+    this.svg = svg;
+    this.chart = JSON.parse(svg.dataset.hover);
+    this.showPlays = showPlays;
+    this.steps = [...new Set(this.chart.series.flatMap((series) => series.x))].sort((a, b) => a - b);
+    this.at = null; // the step that is pointed at
+    const { top, bottom } = this.chart;
+    this.cursor = drawn("line", { class: "cursor", y1: top, y2: bottom, visibility: "hidden" });
+    svg.append(this.cursor);
+    svg.addEventListener("mouseleave", () => this.hide());
+    svg.addEventListener("mousemove", (event) => this.follow(event));
+    if (showPlays && this.chart.axis === "step" && this.steps.length) this.openPlays();
+    else svg.setAttribute("role", "img");
+  }
+
+  openPlays() {
+    this.svg.classList.add("opens");
+    this.svg.setAttribute("tabindex", "0");
+    this.svg.setAttribute("role", "button");
+    this.svg.addEventListener("blur", () => this.hide());
+    this.svg.addEventListener("keydown", (event) => this.key(event));
+    this.svg.addEventListener("click", (event) => {
+      const [left, top] = this.placeOf(event);
+      const step = this.stepAt(left);
+      if (step !== null) this.showPlays(kindAt(this.chart, step, top), step);
+    });
+  }
+
+  // Where the mouse is, in pixels of the drawing.
+  placeOf(event) {
+    const box = this.svg.getBoundingClientRect();
+    const scale = this.svg.viewBox.baseVal.width / box.width;
+    return [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
+  }
+
+  stepAt(pixel) {
+    const { left, right, low, high } = this.chart;
+    const share = (pixel - left) / (right - left);
+    if (share < -0.02 || share > 1.02 || !this.steps.length) return null;
+    return this.steps[nearest(this.steps, low + share * (high - low))];
+  }
+
+  pixelOf(step) {
+    const { left, right, low, high } = this.chart;
+    return left + (right - left) * (step - low) / (high - low);
+  }
+
+  follow(event) {
+    const step = this.stepAt(this.placeOf(event)[0]);
+    if (step === null) this.hide();
+    else this.point(step, event.clientX, event.clientY);
+  }
+
+  // Shows the values of a step beside a place of the window.
+  point(step, left, top) {
+    this.at = step;
+    for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, this.pixelOf(step));
+    this.cursor.setAttribute("visibility", "visible");
+    tip.replaceChildren(make("b", { textContent: this.chart.axis + " " + step }));
+    for (const series of [...this.chart.series].reverse()) {
+      const index = series.x.indexOf(step);
+      if (index >= 0) tip.append(tipLine(series, index));
+    }
+    tip.hidden = false;
+    const right = left + 16 + tip.offsetWidth < window.innerWidth;
+    tip.style.left = Math.max(0, right ? left + 16 : left - 16 - tip.offsetWidth) + "px";
+    tip.style.top = Math.min(top + 12, window.innerHeight - tip.offsetHeight - 8) + "px";
+  }
+
+  hide() {
+    tip.hidden = true;
+    this.cursor.setAttribute("visibility", "hidden");
+    this.at = null;
+  }
+
+  key(event) {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (event.key === "Escape") this.hide();
+    if (!move && !(event.key === "Enter" && this.at !== null)) return;
+    event.preventDefault();
+    if (move) this.step(move);
+    // The last series is drawn on top: it is the one the chart is about.
+    else this.showPlays(kindAt(this.chart, this.at, this.chart.series.at(-1).at[0]), this.at);
+  }
+
+  step(move) {
+    const last = this.steps.length - 1;
+    const next = this.at === null ? last : this.steps.indexOf(this.at) + move;
+    const step = this.steps[Math.min(Math.max(next, 0), last)];
+    const box = this.svg.getBoundingClientRect();
+    this.point(step, box.left + this.pixelOf(step) * box.width / this.svg.viewBox.baseVal.width, box.top);
+  }
+}

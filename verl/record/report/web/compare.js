@@ -1,0 +1,57 @@
+// The plays of a group side by side, turn by turn, and where each parts from the first one.
+
+// The first turn in which two plays did or saw something else, or which one of them has not; null
+// where they are the same throughout. What they thought may differ before that.
+function partingTurn(one, other) {
+  const length = Math.max(one.steps.length, other.steps.length);
+  for (let place = 0; place < length; place += 1) {
+    const [first, second] = [one.steps[place], other.steps[place]];
+    if (!first || !second) return place;
+    if (first.action !== second.action || first.observation !== second.observation) return place;
+  }
+  return null;
+}
+
+// The members of a group with one of them first, then those with the other outcome.
+function besides(members, reference) {
+  const others = members.filter((row) => row.number !== reference.number);
+  const differs = (row) => (row.won === reference.won ? 1 : 0);
+  return [reference, ...others.sort((one, other) => differs(one) - differs(other) || one.number - other.number)];
+}
+
+function columnHead(row, parting, choose) {
+  const words = `return ${shortNumber(row.earned)} · ${plural(row.turns, "turn")}`;
+  const head = make("th", { scope: "col" }, outcome(row.won), " ", make("span", { className: "quiet", textContent: words }));
+  const line = make("p", { className: "quiet" });
+  if (choose) {
+    const button = make("button", { textContent: "put first" });
+    button.addEventListener("click", choose);
+    line.append(parting === null ? "the same throughout " : `parts at turn ${parting + 1} `, button);
+  } else {
+    line.append("the others are compared with this one");
+  }
+  head.append(line);
+  return head;
+}
+
+function comparison(rows, plays, name, choose) {
+  const partings = plays.map((play) => partingTurn(plays[0], play));
+  const scale = scaleOf(plays, name);
+  const heads = rows.map((row, place) => columnHead(row, partings[place], place ? () => choose(row) : null));
+  const body = make("tbody");
+  const length = Math.max(...plays.map((play) => play.steps.length));
+  for (let place = 0; place < length; place += 1) {
+    const cells = plays.map((play, column) => cell(play.steps[place], column && partings[column] === place, name, scale));
+    body.append(make("tr", {}, make("th", { scope: "row", textContent: place + 1 }), ...cells));
+  }
+  const table = make("table", { className: "besides" }, make("thead", {}, make("tr", {}, make("th"), ...heads)), body);
+  return make("div", { className: "wide", tabIndex: 0 }, table);
+}
+
+function cell(step, parts, name, scale) {
+  const found = make("td", { className: parts ? "parts" : "" });
+  if (parts) found.append(make("p", { className: "mark", textContent: "parts here" }));
+  if (step) found.append(said(step, name, scale));
+  else if (parts) found.append(make("p", { className: "quiet", textContent: "had ended" }));
+  return found;
+}

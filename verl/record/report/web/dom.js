@@ -1,0 +1,35 @@
+// Elements are made of properties and text: nothing that a play says is ever read as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function byId(name) {
+  return document.getElementById(name);
+}
+
+function make(tag, properties = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
+}
+
+function drawn(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+// A part of a drawing that acts like a button, for the mouse and for the keyboard.
+function pressable(node, label, act) {
+  node.setAttribute("role", "button");
+  node.setAttribute("tabindex", "0");
+  node.setAttribute("aria-label", label);
+  node.append(drawn("title", {}, label));
+  node.addEventListener("click", act);
+  node.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    act();
+  });
+  return node;
+}

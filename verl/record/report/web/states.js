@@ -1,0 +1,163 @@
+// The states of a group as a graph: who went where, by which action, and what credit that got.
+
+const MOST_STATES = 60;
+const STATE = { wide: 150, high: 34, across: 250, down: 62, margin: 24, apart: 24 };
+
+function stateOf(step) {
+  return step.state ?? step.observation ?? "";
+}
+
+// Nodes { text, depth, count } and edges { from, to, action, rows, credit, turns }. A node stands as
+// deep as the earliest turn that saw it; the ends are nodes of their own. Of long plays the first
+// turns, until there are too many states.
+function stateGraph(rows, plays, most = MOST_STATES) {
+  const length = Math.max(0, ...plays.map((play) => play.steps.length));
+  let turns = length;
+  const statesOf = (count) => new Set(plays.flatMap((play) => play.steps.slice(0, count).map(stateOf)));
+  while (turns > 1 && statesOf(turns).size > most) turns -= 1;
+  const nodes = new Map();
+  const edges = new Map();
+  const visit = (text, depth, end) => {
+    const name = (end ? "end " : "state ") + text;
+    const node = nodes.get(name) ?? { name, text, depth, end, count: 0 };
+    node.depth = Math.min(node.depth, depth);
+    node.count += 1;
+    nodes.set(name, node);
+    return name;
+  };
+  plays.forEach((play, which) => {
+    const steps = play.steps.slice(0, turns);
+    const cut = play.steps.length > turns;
+    const names = steps.map((step, depth) => visit(stateOf(step), depth, false));
+    names.push(visit(cut ? "later turns" : rows[which].won ? "won" : "not won", turns, true));
+    steps.forEach((step, place) => {
+      const name = JSON.stringify([names[place], step.action ?? "", names[place + 1]]);
+      const edge = edges.get(name) ?? { from: names[place], to: names[place + 1], action: step.action ?? "", rows: [], credits: [] };
+      edge.rows.push(rows[which]);
+      edge.credits.push(step.advantage ?? null);
+      edges.set(name, edge);
+    });
+  });
+  const found = [...edges.values()];
+  const measured = credited(found, rows);
+  return { nodes: [...nodes.values()], edges: found, turns, cut: turns < length, measured };
+}
+
+// The credit of an edge: the mean advantage of its steps; where plays have none, what they earned
+// less what the group did.
+function credited(edges, rows) {
+  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+  const measured = edges.some((edge) => edge.credits.some((credit) => credit !== null));
+  const group = mean(rows.map((row) => row.earned));
+  for (const edge of edges) {
+    const known = edge.credits.filter((credit) => credit !== null);
+    edge.credit = measured ? (known.length ? mean(known) : 0) : mean(edge.rows.map((row) => row.earned)) - group;
+    delete edge.credits;
+  }
+  return measured;
+}
+
+// Every node gets x and y: layers by depth, in each the order of where its edges come from.
+function placed(graph) {
+  const layers = [];
+  for (const node of graph.nodes) (layers[node.depth] ??= []).push(node);
+  const row = new Map();
+  layers.filter(Boolean).forEach((layer, column) => {
+    const above = (node) => {
+      const from = graph.edges.filter((edge) => edge.to === node.name && row.has(edge.from));
+      if (!from.length) return 0;
+      return from.reduce((sum, edge) => sum + row.get(edge.from), 0) / from.length;
+    };
+    const wanted = new Map(layer.map((node) => [node, above(node)]));
+    layer.sort((one, other) => wanted.get(one) - wanted.get(other) || other.count - one.count);
+    layer.forEach((node, place) => {
+      row.set(node.name, place);
+      node.x = STATE.margin + column * STATE.across;
+      node.y = STATE.margin + place * STATE.down;
+    });
+  });
+  const nodes = new Map(graph.nodes.map((node) => [node.name, node]));
+  graph.edges.forEach((edge) => { edge.bend = bendOf(edge, graph.edges, nodes); });
+  const low = Math.max(0, ...graph.edges.map((edge) => edge.bend));
+  const width = Math.max(...graph.nodes.map((node) => node.x)) + STATE.wide + STATE.margin;
+  const height = Math.max(...graph.nodes.map((node) => node.y)) + STATE.high + STATE.margin + low;
+  return { ...graph, width, height };
+}
+
+// How far an arrow hangs down between its ends: actions between the same two states lie beside each
+// other, and what passes a column of states passes below their middle.
+function bendOf(edge, edges, nodes) {
+  const beside = edges.filter((other) => other.from === edge.from && other.to === edge.to);
+  const columns = Math.abs(nodes.get(edge.to).x - nodes.get(edge.from).x) / STATE.across;
+  const passes = columns > 1 ? STATE.down * 0.75 : 0;
+  return passes + STATE.apart * (beside.indexOf(edge) - (passes ? 0 : (beside.length - 1) / 2));
+}
+
+function cutShort(text, most) {
+  return text.length > most ? text.slice(0, most - 1) + "…" : text;
+}
+
+// From the right side of a node to the left side of the next; back and round where it does not go on.
+function edgePath(from, to, bend) {
+  const [x1, y1] = [from.x + STATE.wide, from.y + STATE.high / 2];
+  const [x2, y2] = [to.x, to.y + STATE.high / 2];
+  if (x2 > x1) {
+    const third = (x2 - x1) / 3;
+    // A curve passes its control points at three quarters of their distance.
+    const hang = bend / 0.75;
+    return `M${x1} ${y1}C${x1 + third} ${y1 + hang} ${x2 - third} ${y2 + hang} ${x2} ${y2}`;
+  }
+  const low = Math.max(y1, y2) + STATE.high + bend;
+  return `M${x1} ${y1}C${x1 + 40} ${low} ${x2 - 40} ${low} ${x2} ${y2}`;
+}
+
+function drawEdge(edge, nodes, scale, tell) {
+  const [from, to] = [nodes.get(edge.from), nodes.get(edge.to)];
+  const d = edgePath(from, to, edge.bend);
+  const wide = 1.5 + Math.min(6, edge.rows.length);
+  const strength = (0.25 + 0.75 * Math.min(1, Math.abs(edge.credit) / scale)).toFixed(2);
+  const colour = edge.credit === 0 ? "flat" : edge.credit < 0 ? "down" : "up";
+  const line = drawn("path", { d, "stroke-width": wide, style: `--s:${strength}`, class: "edge " + colour });
+  const words = `${edge.action}: ${plural(edge.rows.length, "time")}, credit ${signedNumber(edge.credit, 2)}`;
+  const group = drawn("g", { class: "way" }, drawn("path", { d, class: "hit" }), line);
+  if (to.x - from.x === STATE.across) {
+    const [x, y] = [(from.x + STATE.wide + to.x) / 2, (from.y + to.y + STATE.high) / 2 + edge.bend];
+    group.append(drawn("text", { x, y: y - 5, "text-anchor": "middle" }, cutShort(edge.action, 15)));
+  }
+  return pressable(group, words, () => tell(words, from.text, edge.rows));
+}
+
+function drawState(node, edges, tell) {
+  const box = drawn("rect", { x: node.x, y: node.y, width: STATE.wide, height: STATE.high, rx: 8 });
+  const text = drawn("text", { x: node.x + 8, y: node.y + 15 }, cutShort(node.text, 24));
+  const count = drawn("text", { class: "few", x: node.x + 8, y: node.y + 28 }, plural(node.count, node.end ? "play" : "time"));
+  const kind = node.end ? (node.text === "won" ? "state end won" : "state end") : "state";
+  const touching = edges.filter((edge) => edge.from === node.name || edge.to === node.name);
+  const rows = touching.flatMap((edge) => edge.rows);
+  const group = drawn("g", { class: kind }, box, text, count);
+  return pressable(group, node.text, () => tell(plural(new Set(rows).size, "play") + " here", node.text, rows));
+}
+
+// The drawing, and below it what was last pressed with the plays that went there.
+function stateDrawing(rows, plays, open) {
+  const graph = placed(stateGraph(rows, plays));
+  const told = make("div", { className: "told", role: "status" });
+  const tell = (words, state, chosen) => {
+    const buttons = [...new Set(chosen)].map((row) => {
+      const button = make("button", {}, outcome(row.won), ` play ${row.number + 1}`);
+      button.addEventListener("click", () => open(row));
+      return button;
+    });
+    told.replaceChildren(make("b", { textContent: words }), make("p", { className: "observation", textContent: state }), make("p", { className: "tools" }, ...buttons));
+  };
+  const nodes = new Map(graph.nodes.map((node) => [node.name, node]));
+  const scale = fullSize(graph.edges.map((edge) => edge.credit));
+  const svg = drawn("svg", { viewBox: `0 0 ${graph.width} ${graph.height}`, width: graph.width, height: graph.height, class: "states", "aria-label": "states of the group" });
+  svg.append(...graph.edges.map((edge) => drawEdge(edge, nodes, scale, tell)));
+  svg.append(...graph.nodes.map((node) => drawState(node, graph.edges, tell)));
+  const what = graph.measured ? "mean advantage of its steps" : "what its plays earned, less the group's mean";
+  const lead = make("p", { className: "quiet" });
+  lead.append(`An arrow is an action, as wide as it is frequent; green where its credit is above 0, red below: ${what}.`);
+  if (graph.cut) lead.append(` The first ${graph.turns} turns: later ones see too many states.`);
+  return make("div", {}, lead, make("div", { className: "wide", tabIndex: 0 }, svg), told);
+}
