@@ -115,8 +115,10 @@ TARGETS = (
         # Without test_branches, test_audit_plays and tests/golden: these play whole batches, and
         # what they notice here is noticed sooner by the others.
         (
+            "tests/unit/agent_system/multi_turn_rollout/test_carry.py",
             "tests/unit/agent_system/multi_turn_rollout/test_collector.py",
             "tests/unit/agent_system/multi_turn_rollout/test_collector_worker.py",
+            "tests/unit/agent_system/multi_turn_rollout/test_data_plays.py",
             "tests/unit/agent_system/multi_turn_rollout/test_packing.py",
             "tests/unit/rlvcr/test_forced_levels.py",
         ),

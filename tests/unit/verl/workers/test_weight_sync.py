@@ -12,9 +12,8 @@ import torch
 from tests.helpers.engine_cases import rollout_section
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
-from tests.helpers.trainer_fakes import Group, make_fake_run, played_rows
+from tests.helpers.trainer_fakes import Group
 from verl.names import EngineDtype
-from verl.protocol import DataProto
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.weight_sync import WeightSyncError, has_moved
 from verl.utils import fingerprint as fingerprints
@@ -290,19 +289,6 @@ def test_a_step_that_was_left_out_moves_nothing():
     assert has_moved(taken) and has_moved(taken | {"actor/zero_steps": 3.0})
     assert not has_moved(taken | {"actor/zero_steps": 3.0, "actor/skipped_steps": 1.0})
     assert not has_moved(taken | {"actor/lr": 0.0}) and not has_moved({})
-
-
-def test_the_trainer_asks_for_movement_after_an_update_and_only_then():
-    trainer, calls, _ = make_fake_run()
-    actor: Any = trainer.workers.actor
-    metrics = {"actor/optimizer_steps": 1.0, "actor/lr": 0.1}
-    actor.update_actor = lambda _: DataProto(meta_info={"metrics": metrics})
-    trainer.sync_weights()
-    trainer.global_step = 1
-    trainer.update_actor(played_rows())
-    trainer.sync_weights()
-    trainer.sync_weights()
-    assert calls == [("sync", 0), ("sync", 1, "moved"), ("sync", 1)]
 
 
 def test_engines_by_name_show_their_weights(policy):

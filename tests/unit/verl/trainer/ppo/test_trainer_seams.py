@@ -1,0 +1,93 @@
+"""What the trainer hands to others and keeps for itself, between the verbs of a step."""
+
+from typing import Any
+
+import torch
+
+from tests.helpers.trainer_fakes import ROWS, make_fake_run, played_rows
+from verl.protocol import DataProto
+from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+
+def weighed_rows() -> DataProto:
+    batch = played_rows()
+    batch.batch["row_shares"] = torch.ones(ROWS)
+    return batch
+
+
+def test_a_trainer_starts_with_nothing_under_way():
+    trainer, _, _ = make_fake_run()
+    assert trainer.under_way == [] and trainer.moved is False and trainer.overlaps is False
+
+
+def test_the_configuration_says_whether_plays_overlap():
+    first, _, _ = make_fake_run()
+    first.config.trainer.rollout_overlap = "one_step"
+    trainer = RayPPOTrainer(
+        config=first.config,
+        workers=first.workers,
+        collector=first.collector,
+        envs=first.envs,
+        val_envs=first.val_envs,
+        reward_fn=first.reward_fn,
+        journal=first.journal,
+        checkpoints=first.checkpoints,
+    )
+    assert trainer.overlaps is True
+
+
+def test_the_trainer_asks_for_movement_after_an_update_and_only_then():
+    trainer, calls, _ = make_fake_run()
+    actor: Any = trainer.workers.actor
+    metrics = {"actor/optimizer_steps": 1.0, "actor/lr": 0.1}
+    actor.update_actor = lambda _: DataProto(meta_info={"metrics": metrics})
+    trainer.sync_weights()
+    trainer.global_step = 1
+    trainer.update_actor(played_rows())
+    trainer.sync_weights()
+    trainer.sync_weights()
+    assert calls == [("sync", 0), ("sync", 1, "moved"), ("sync", 1)]
+    assert trainer.moved is False
+
+
+def test_updates_are_dealt_by_role_and_step(monkeypatch):
+    dealt = []
+
+    def deal(batch, config, role, step, ranks):
+        dealt.append((config, role, step, ranks))
+        return batch
+
+    monkeypatch.setattr(ray_trainer, "deal_update", deal)
+    trainer, _, _ = make_fake_run(with_critic=True)
+    trainer.global_step = 3
+    trainer.update_critic(weighed_rows())
+    trainer.update_actor(weighed_rows())
+    assert dealt == [(trainer.config, "critic", 3, 1), (trainer.config, "actor", 3, 1)]
+
+
+def test_the_wait_for_plays_that_overlap_is_on_record():
+    trainer, _, _ = make_fake_run()
+    trainer.overlaps = True
+    trainer.sync_weights()
+    assert "timing_s/wait_for_plays" in trainer.drain_metrics()
+
+
+def test_playing_keeps_what_was_measured_before():
+    trainer, _, _ = make_fake_run()
+    trainer.global_step = 1
+    trainer.metrics = {"val/success_rate": 0.5}
+    trainer.collect()
+    assert trainer.metrics["val/success_rate"] == 0.5
+    assert trainer.metrics["rollout/aborted"] == 0.0
+
+
+def test_greedy_plays_are_those_of_the_engines_that_play(monkeypatch):
+    trainer, _, _ = make_fake_run()
+    trainer.config.algorithm.adv_estimator = "remax"
+    asked = []
+    monkeypatch.setattr(trainer, "add_baselines", lambda *arguments: asked.append(arguments))
+    batch = trainer.play(1, trainer.workers)
+    ((tasks, rows, workers),) = asked
+    assert tasks.meta_info["tasks asked for"] == 2
+    assert rows is batch and workers is trainer.workers
