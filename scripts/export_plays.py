@@ -18,6 +18,7 @@ import pyarrow.parquet
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.utils import jsonl
+from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 
 TEXT, NUMBER = pyarrow.string(), pyarrow.float64()
@@ -97,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("out", type=Path, help="file to write")
     words = parser.parse_args(argv)
+    setup_logging()
     try:
         count = export(words.run, words.out)
     except FileNotFoundError as error:

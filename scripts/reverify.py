@@ -25,6 +25,7 @@ from agent_system.environments.failure import EnvFailure
 from agent_system.environments.pool import EnvironmentPool
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils import jsonl
+from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
 
@@ -98,6 +99,11 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
     kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
     settings = env_settings(NamedChoice(name, kwargs, section["max_steps"], section["seed"]))
     package = get_package(name)
+    if package.brings_agent:
+        raise SystemExit(
+            f"{run}: env.env_name={name}: its plays are those of an agent with a policy at hand, "
+            "and cannot be played again from what it said"
+        )
     listed = [task for split in ("train", "val") for task in package.tasks(settings, split)]
     tasks = {task["task_id"]: task for task in listed}
     pool = EnvironmentPool(name, settings, placement="process")
@@ -128,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--file", action="append", help="of rollouts/, such as 12 or val_30")
     parser.add_argument("--limit", type=int, help="plays of each file, at most")
     words = parser.parse_args(argv)
+    setup_logging()
     names = words.file or ["*"]
     found = (words.run / "rollouts").glob
     files = sorted(path for name in names for path in found(f"{name.removesuffix('.jsonl')}.jsonl"))

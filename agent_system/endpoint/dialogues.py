@@ -17,16 +17,17 @@ from agent_system.tokens.template import Message
 
 class Dialogue:
     """One row under way. ``number`` is that of its ledger; ``heard`` are the messages before its
-    first turn, then one before each later turn.
+    first turn, then one before each later turn that was answered.
     """
 
-    __slots__ = ("_asked", "_replies", "conversation", "heard", "number")
+    __slots__ = ("_asked", "_new", "_replies", "conversation", "heard", "number")
 
     def __init__(self, conversation: TokenConversation, number: int, asked: list[Message]) -> None:
         self.conversation = conversation
         self.number = number
         self.heard: list[Message] = []
         self._asked = asked
+        self._new: list[Message] = []  # heard, and not answered yet
         # How the last turn may be quoted; nothing while it is awaited.
         self._replies: tuple[str, ...] = ()
 
@@ -38,14 +39,17 @@ class Dialogue:
         reply = messages[before]
         return reply["role"] == "assistant" and reply["content"] in self._replies
 
-    def ask(self, messages: list[Message]) -> None:
-        """Await the turn that answers ``messages``."""
+    def ask(self, messages: list[Message], shown: list[Message]) -> None:
+        """Await the turn that answers ``messages``, of which ``shown`` were not heard before."""
         self._asked = messages
+        self._new = shown
         self._replies = ()
 
     def answer(self, sampled: Sampled, step: int, replies: Sequence[str]) -> Segment:
         """Add turn ``step``, which a client may quote as any of ``replies``."""
         self._replies = tuple(replies)
+        self.heard += self._new
+        self._new = []
         return self.conversation.say(sampled, step)
 
 
@@ -78,8 +82,7 @@ class Dialogues:
         shown = self._shown(messages[-1])
         if not dialogue.conversation.hear(shown["content"], step):
             return None
-        dialogue.heard.append(shown)
-        dialogue.ask(messages)
+        dialogue.ask(messages, [shown])
         return dialogue
 
     def _begin(self, messages: list[Message], step: int) -> Dialogue | None:
@@ -89,7 +92,7 @@ class Dialogues:
         if not conversation.hear(shown[-1]["content"], step):
             return None
         dialogue = Dialogue(conversation, len(self._all), messages)
-        dialogue.heard += shown
+        dialogue.ask(messages, shown)
         self.ledgers.append(conversation.ledger)
         self._all.append(dialogue)
         return dialogue

@@ -4,18 +4,23 @@ import http.client
 import json
 from urllib.parse import urlsplit
 
+from agent_system.reward_manager.scores import finite
+
 TIMEOUT_S = 60.0
 
 
 class RewardRefused(RuntimeError):
-    """The endpoint did not take a reward; the message is its own."""
+    """The endpoint did not take a reward; the message is its answer."""
 
 
 def post_reward(base_url: str, api_key: str, reward: float, won: bool | None = None) -> None:
-    """End the play of ``api_key`` with ``reward``; ``won`` None: where the reward is above 0.
+    """End the play of ``api_key`` with ``reward``, a number of any kind; ``won`` None: where the
+    reward is above 0.
 
-    Raises ``RewardRefused``, and ``OSError`` where nobody listens.
+    Raises ``TypeError`` or ``ValueError`` for what is no finite number, ``RewardRefused``, and
+    ``OSError`` where nobody listens.
     """
+    reward = finite(reward, "reward")
     place = urlsplit(base_url)
     # Not through ``urllib``, which would ask a proxy for an address of this machine.
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)
@@ -28,4 +33,4 @@ def post_reward(base_url: str, api_key: str, reward: float, won: bool | None = N
     finally:
         connection.close()
     if answer.status != http.client.OK:
-        raise RewardRefused(json.loads(text)["error"]["message"])
+        raise RewardRefused(text)

@@ -151,7 +151,7 @@ def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = await request.json()
-    except ValueError as error:
+    except (ValueError, LookupError, RecursionError) as error:  # a charset, a depth beyond all use
         raise Refused(f"body: no JSON ({error}); allowed: a JSON object; fix: send one") from error
     if not isinstance(body, dict):
         raise wrong("body", body, "no JSON object", "a JSON object", "send one")

@@ -222,8 +222,13 @@ def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Shape) ->
 def _key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
     key = [env_name, expert.version, settings.model_dump(mode="json")]
     module, colon, _ = env_name.partition(":")
+    if not colon:
+        return key
     # Of the user's own: it changes from try to try, and nobody raises a version for that.
-    return [*key, inspect.getsource(importlib.import_module(module))] if colon else key
+    try:
+        return [*key, inspect.getsource(importlib.import_module(module))]
+    except OSError:  # compiled, or made at run time
+        return key
 
 
 def _range(levels: Sequence[int]) -> str:

@@ -46,6 +46,7 @@ class CollectorGroup:
     ) -> None:
         self._env = env_config
         self._remote: list[Any] = []  # actor handles: their methods are made at run time
+        self._over = 0  # plays that they have ended, as far as is known
         # Both or neither: the worker in this process and the loop that it lives in.
         self._local: CollectorWorker | None = None
         self._runner: asyncio.Runner | None = None
@@ -106,20 +107,25 @@ class CollectorGroup:
         """
         deadline = time.monotonic() + timeout_s
         before = self._plays_over()
+        parts: dict[Any, Collected] = {}
         left = list(pending)
-        while left and time.monotonic() < deadline:
+        while left:
             done, left = ray.wait(left, num_returns=len(left), timeout=LOOK_S)
-            ray.get(done)  # at once, where a worker failed: the others may play for long
-            over = self._plays_over() if left else None
-            if before is not None and over is not None:
-                progress.to(over - before)
-        return ray.get(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+            # At once, where a worker failed: the others may play for long.
+            parts.update(zip(done, ray.get(done), strict=True))
+            if left and time.monotonic() > deadline:
+                ray.get(left, timeout=0.0)
+            if left:
+                progress.to(self._plays_over() - before)
+        return [parts[ref] for ref in pending]
 
-    def _plays_over(self) -> int | None:
-        """How many plays the workers have ended; None where they are too busy to say."""
+    def _plays_over(self) -> int:
+        """How many plays the workers have ended, or had when they were last not too busy to say."""
         asked = [worker.plays_over.remote() for worker in self._remote]
         answers, silent = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)
-        return None if silent else sum(ray.get(answers))
+        if not silent:
+            self._over = sum(ray.get(answers))
+        return self._over
 
     def close(self) -> None:
         """Stop environments and workers."""

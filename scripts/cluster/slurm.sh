@@ -44,7 +44,7 @@ address_of() { # node, the node that asks
 }
 head_ip=${RLVCR_HEAD_IP:-127.0.0.1}
 if [ "${#nodes[@]}" -gt 1 ] && [ -z "${RLVCR_HEAD_IP:-}" ]; then
-    head_ip=$(address_of "$head_node" "${nodes[1]}")
+    head_ip=$(address_of "$head_node" "${nodes[1]}") || head_ip=""
     case "$head_ip" in
         "" | 127.*)
             echo "${nodes[1]} knows $head_node as '$head_ip', which is no address to reach it by; set RLVCR_HEAD_IP" >&2
@@ -54,10 +54,8 @@ if [ "${#nodes[@]}" -gt 1 ] && [ -z "${RLVCR_HEAD_IP:-}" ]; then
 fi
 
 # One token for this job: only its own processes may talk to its Ray cluster.
-state=$(mktemp -d "${TMPDIR:-$root}/rlvcr-$SLURM_JOB_ID-XXXXXX")
-(umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$state/token")
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
-RAY_AUTH_TOKEN=$(cat "$state/token")
+RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
 
 # Ends what this job started and nothing else: by process id, driver first.
 cleanup() {
@@ -68,7 +66,6 @@ cleanup() {
     for pid in $driver "${pids[@]}"; do
         wait "$pid" 2>/dev/null || true
     done
-    rm -rf "$state"
 }
 
 requeue() { # why

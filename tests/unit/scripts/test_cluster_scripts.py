@@ -8,23 +8,26 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
+from ray.job_submission import JobStatus
 
+from scripts.cluster import ray_job
 from tests.helpers.jobs import ROOT
 from verl.trainer.config.load import load_config
 from verl.trainer.config.schema import PPOConfig
 
 CLUSTER = ROOT / "scripts" / "cluster"
-STUB = '#!/bin/sh\necho "$(basename "$0") $*" >> "$LOG"\n'
 SRUN = r"""#!/bin/sh
 echo "srun $*" >> "$LOG"
 while [ "${1#--}" != "$1" ]; do
     shift
 done
 case "$1" in
-    getent) echo "$ADDRESS STREAM $3" ;;
+    getent) [ "$ADDRESS" != none ] && echo "$ADDRESS STREAM $3" ;;
     *) exec sleep 60 ;;
 esac
 """
@@ -53,7 +56,6 @@ class Cluster:
         self.stub("srun", SRUN)
         self.stub("scontrol", SCONTROL)
         self.stub("python", PYTHON)
-        self.stub("ray", STUB)
         self.log = folder / "log"
         self.log.touch()
         self.variables = {
@@ -118,13 +120,16 @@ def test_a_slurm_job_starts_ray_where_other_nodes_reach_it_and_the_driver(cluste
     (driver,) = cluster.calls("python -m verl.trainer.main_ppo")
     assert "--config-name quickstart trainer.nnodes=2 trainer.n_gpus_per_node=8" in driver
     assert "trainer.resume_mode=auto" in driver and driver.endswith("trainer.seed=3")
-    assert not list(cluster.folder.glob("rlvcr-7-*")), "the token goes with the job"
 
 
-def test_an_address_that_only_the_head_knows_is_refused(cluster):
-    status, printed = cluster.run("slurm.sh", "quickstart", ADDRESS="127.0.1.1")
-    assert status == 2 and "RLVCR_HEAD_IP" in printed and "127.0.1.1" in printed
+@pytest.mark.parametrize("address", ["127.0.1.1", "none"])
+def test_an_address_that_only_the_head_knows_is_refused(cluster, address):
+    status, printed = cluster.run("slurm.sh", "quickstart", ADDRESS=address)
+    assert status == 2 and "RLVCR_HEAD_IP" in printed
     assert not cluster.calls("python")
+
+
+def test_somebody_may_know_the_address_better(cluster):
     status, _ = cluster.run("slurm.sh", "quickstart", ADDRESS="127.0.1.1", RLVCR_HEAD_IP="10.0.0.9")
     assert status == 0 and any("10.0.0.9:6379" in line for line in cluster.calls("srun"))
 
@@ -163,39 +168,93 @@ def test_before_its_time_limit_a_slurm_job_asks_to_be_queued_again(cluster):
 
 # ---------------------------------------------------------------- Ray jobs
 
-RAY = r"""#!/bin/sh
-echo "ray $*" >> "$LOG"
-echo "mode $RAY_AUTH_MODE" >> "$LOG"
-[ "$2" != status ] || sed -n "$(grep -c 'job submit' "$LOG")p" "$ANSWERS"
-"""
+
+class Jobs:
+    """A Ray cluster's jobs: of each the answers to who asks how it goes, the last one for ever."""
+
+    def __init__(self, *jobs: list[Any]) -> None:
+        self.jobs = jobs
+        self.submitted: list[str] = []
+        self.stopped: list[str] = []
+
+    def submit_job(self, *, entrypoint: str, runtime_env: dict[str, Any]) -> str:
+        assert runtime_env["working_dir"] == str(ROOT) and "runs" in runtime_env["excludes"]
+        self.submitted.append(entrypoint)
+        return str(len(self.submitted) - 1)
+
+    def get_job_info(self, job: str) -> Any:
+        answers = self.jobs[int(job)]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        status, code = answer
+        return SimpleNamespace(status=status, driver_exit_code=code)
+
+    def get_job_logs(self, _job: str) -> str:
+        return "12 succeeded, exit code 2\n"
+
+    def stop_job(self, job: str) -> None:
+        self.stopped.append(job)
+
+
+WON = (JobStatus.SUCCEEDED, 0)
+LOST = (JobStatus.FAILED, 1)
+RUNS = (JobStatus.RUNNING, None)
+
+
+@pytest.fixture
+def submit(monkeypatch):
+    """Exit status of the script, and the jobs it submitted."""
+
+    def run(*jobs: list[Any]) -> tuple[int, Jobs]:
+        cluster = Jobs(*jobs)
+        monkeypatch.setattr(ray_job, "connect", lambda _address: cluster)
+        return ray_job.main(["quickstart", "trainer.seed=3"]), cluster
+
+    monkeypatch.setattr(ray_job, "PAUSE_S", 0.0)
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    return run
 
 
 @pytest.mark.parametrize(
-    ("answers", "status", "submitted"),
+    ("jobs", "status"),
     [
-        (["SUCCEEDED"], 0, 1),
-        (["FAILED", "FAILED", "SUCCEEDED"], 0, 3),
-        (["FAILED"] * 4, 1, 4),
-        (["FAILED: Job entrypoint command failed with exit code 2,"], 1, 1),
-        (["STOPPED"], 1, 1),
+        ([[WON]], 0),
+        ([[RUNS, ConnectionError("restarts"), RUNS, WON]], 0),
+        ([[LOST], [RUNS, LOST], [WON]], 0),
+        ([[LOST]] * 4, 1),
+        ([[(JobStatus.FAILED, 2)]], 2),
+        ([[(JobStatus.FAILED, None)], [WON]], 0),
+        ([[(JobStatus.STOPPED, None)]], 1),
     ],
 )
-def test_a_ray_job_that_fails_is_submitted_again(cluster, answers, status, submitted):
-    cluster.stub("ray", RAY)
-    (cluster.folder / "answers").write_text("\n".join(answers))
-    more = {"RAY_ADDRESS": "http://head:8265", "ANSWERS": str(cluster.folder / "answers")}
-    found, _ = cluster.run("ray_job.sh", "quickstart", "trainer.seed=3", **more)
-    calls = cluster.calls("ray job submit")
-    assert (found, len(calls)) == (status, submitted)
-    assert all(call.endswith("trainer.resume_mode=auto trainer.seed=3") for call in calls)
-    names = {call.split("--submission-id ")[1].split()[0] for call in calls}
-    assert len(names) == submitted, "Ray refuses a name that it had before"
-    assert set(cluster.calls("mode")) == {"mode token"}
+def test_a_ray_job_that_fails_is_submitted_again(submit, jobs, status, capsys):
+    found, cluster = submit(*jobs)
+    assert (found, len(cluster.submitted)) == (status, len(jobs))
+    for command in cluster.submitted:
+        assert "--config-name quickstart trainer.resume_mode=auto trainer.seed=3" in command
+    assert capsys.readouterr().out.count("12 succeeded") == len(jobs), "no line comes twice"
 
 
-def test_a_ray_job_without_an_address_says_which_variable(cluster):
-    status, printed = cluster.run("ray_job.sh", "quickstart")
-    assert status != 0 and "RAY_ADDRESS" in printed
+def test_whoever_stops_following_stops_the_job(submit, monkeypatch):
+    stopped = []
+    monkeypatch.setattr(Jobs, "stop_job", lambda _, job: stopped.append(job))
+    with pytest.raises(KeyboardInterrupt):
+        submit([RUNS, KeyboardInterrupt()])
+    assert stopped == ["0"]
+
+
+def test_a_cluster_that_is_gone_is_not_asked_for_ever(submit, monkeypatch):
+    monkeypatch.setattr(ray_job, "PATIENCE_S", 0.0)
+    with pytest.raises(ray_job.Lost, match="job 0: no answer"):
+        submit([ConnectionError("no route")])
+
+
+def test_a_ray_job_without_an_address_says_which_variable(monkeypatch, capsys):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(SystemExit):
+        ray_job.main(["quickstart"])
+    assert "RAY_ADDRESS" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- manifests

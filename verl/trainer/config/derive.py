@@ -59,6 +59,11 @@ def engine_count(cfg: PPOConfig, device: str) -> int:
     return cfg.actor_rollout_ref.rollout.num_workers or trainer.nnodes * per_node
 
 
+def engines_on_a_node(cfg: PPOConfig, device: str) -> int:
+    """The most rollout workers that one node has."""
+    return -(-engine_count(cfg, device) // cfg.trainer.nnodes)
+
+
 def is_placeholder(files: Sequence[str]) -> bool:
     """Whether ``files`` are there only because a job script has to name some."""
     return bool(files) and all(PLACEHOLDER.search(file) for file in files)

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from verl.names import MAX_LOGITS
-from verl.trainer.config.derive import engine_count
+from verl.trainer.config.derive import engine_count, engines_on_a_node
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.schema.model import FSDPConfig
 
@@ -42,7 +42,8 @@ class PolicySize:
 
 def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     """What a node of a run on CPU holds: trained and frozen copies, engines with their caches,
-    logits of one micro-batch per rank. A lower bound while the policy is not there yet.
+    logits of one micro-batch per rank, and the copy that a save makes. A lower bound while the
+    policy is not there yet.
     """
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
@@ -51,8 +52,9 @@ def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     cache = rollout.kv_cache_gb * GIB
     engines = engine_count(cfg, "cpu") * (parameters * BYTES[rollout.dtype] + cache)
     logits = logit_bytes(micro_tokens(cfg), size) * trainer.n_gpus_per_node
+    saved = parameters * _saved_bytes(cfg)
     # Weights and engines are spread over the nodes; logits are counted for the ranks of one node.
-    return (parameters * copies + engines) / trainer.nnodes + logits
+    return (parameters * copies + engines + saved) / trainer.nnodes + logits
 
 
 def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
@@ -94,11 +96,11 @@ def engine_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """What the host memory of a node of a GPU run holds at least, at the largest of three moments.
+    """What the host memory of a node of a GPU run holds at least, at the largest of its moments.
 
     Loading: every rank of a group reads the whole model. Handing the weights over: the copy that
     rank 0 gathers and the one in the object store, beside the weights of sleeping engines. Saving:
-    every rank's copy of its shards.
+    every rank's copy of its shards, with ``trainer.async_save`` while weights are handed over.
     """
     if size.parameters is None:
         return None
@@ -106,21 +108,33 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     rollout = cfg.actor_rollout_ref.rollout
     weights = size.parameters * BYTES[rollout.dtype]
     loading = whole * cfg.trainer.n_gpus_per_node
-    engines = -(-engine_count(cfg, "cuda") // cfg.trainer.nnodes)
-    asleep = engines * weights * rollout.free_cache_engine
+    asleep = engines_on_a_node(cfg, "cuda") * weights * rollout.free_cache_engine
     # Gathered, cast, and in the store.
     handing_over = whole + 2 * weights + asleep
-    saving = size.parameters * _saved_bytes(cfg) / cfg.trainer.nnodes
-    return max(loading, handing_over, saving)
+    saving = size.parameters * _saved_bytes(cfg) / _nodes_of_a_copy(cfg)
+    # A save goes on beside the next iterations.
+    busiest = handing_over + saving if cfg.trainer.async_save else max(handing_over, saving)
+    return max(loading, busiest)
 
 
 def _saved_bytes(cfg: PPOConfig) -> int:
     """Of each parameter of the policy, and of a critic of its size, in a checkpoint."""
     if cfg.trainer.save_freq < 1:
         return 0
-    trained = [cfg.actor_rollout_ref.actor, *([cfg.critic] if cfg.critic.enable else [])]
-    contents = [section.checkpoint.contents for section in trained]
-    return sum(RESTING_BYTES if "optimizer" in parts else WEIGHT_BYTES for parts in contents)
+    policy = cfg.actor_rollout_ref
+    # Of LoRA's moments, which are small, nothing is counted.
+    resumable = "optimizer" in policy.actor.checkpoint.contents and not policy.model.lora_rank
+    saved = RESTING_BYTES if resumable else WEIGHT_BYTES
+    if cfg.critic.enable:
+        resumable = "optimizer" in cfg.critic.checkpoint.contents
+        saved += RESTING_BYTES if resumable else WEIGHT_BYTES
+    return saved
+
+
+def _nodes_of_a_copy(cfg: PPOConfig) -> int:
+    """Nodes over which one copy of the policy is sharded: those of the first copy save it."""
+    ranks = _sharers(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
+    return -(-ranks // cfg.trainer.n_gpus_per_node)
 
 
 def store_gb(cfg: PPOConfig, size: PolicySize) -> float:

@@ -16,6 +16,7 @@ from verl.trainer.config.amounts import notes
 from verl.trainer.config.derive import (
     default_group_size,
     engine_count,
+    engines_on_a_node,
     is_placeholder,
     iterations,
     known_tasks,
@@ -202,10 +203,10 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     size = PolicySize()
     # A torn file is said by the checks that read the model; here its size is not known.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        size = _policy_size(Path(path)) if path else size
+        size = policy_size(Path(path)) if path else size
     if path is None and isinstance(cfg, SFTConfig):
         vocab = cfg.model.vocab_size
-        size = PolicySize(_new_policy_size(cfg.model.new, vocab), vocab)
+        size = PolicySize(_newpolicy_size(cfg.model.new, vocab), vocab)
     device = guess_device(cfg.trainer.device)
     return Facts(
         cores=available_cpus(),
@@ -226,7 +227,7 @@ def _gpu_memory_gb() -> float | None:
         return None
 
 
-def _policy_size(path: Path) -> PolicySize:
+def policy_size(path: Path) -> PolicySize:
     """Size of the policy in a directory, from its safetensors headers and its ``config.json``."""
     config = path / "config.json"
     if not config.is_file():
@@ -245,7 +246,7 @@ def _policy_size(path: Path) -> PolicySize:
     return PolicySize(parameters or None, *widths)
 
 
-def _new_policy_size(new: NewPolicyConfig, vocab: int) -> int:
+def _newpolicy_size(new: NewPolicyConfig, vocab: int) -> int:
     head = new.head_dim or new.hidden_size // new.num_attention_heads
     # Query and output per attention head, key and value per key/value head.
     attention = new.hidden_size * head * 2 * (new.num_attention_heads + new.num_key_value_heads)
@@ -314,10 +315,11 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         ranks=trainer.n_gpus_per_node * trainer.nnodes,
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         engines=engines,
-        threads_per_engine=rollout.num_threads or max(1, facts.cores // engines),
+        threads_per_engine=rollout.num_threads
+        or max(1, facts.cores // engines_on_a_node(cfg, facts.device)),
         collectors=env.num_collectors,
-        env_processes=env.num_workers,
-        envs=env.num_workers * env.envs_per_worker,
+        env_processes=env.num_collectors * env.num_workers,
+        envs=env.num_collectors * env.num_workers * env.envs_per_worker,
         parameters=facts.parameters,
         memory_gb=_ppo_memory(cfg, facts),
         machine_memory_gb=facts.memory_gb,

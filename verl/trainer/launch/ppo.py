@@ -32,9 +32,9 @@ from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
-from verl.trainer.config.derive import engine_count, iterations
+from verl.trainer.config.derive import engine_count, engines_on_a_node, iterations
 from verl.trainer.config.memory import store_gb
-from verl.trainer.config.plan import gather_facts
+from verl.trainer.config.plan import policy_size
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.critic import RewardNetworkConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
@@ -231,7 +231,8 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     """Start Ray, the rollout engines and the training groups; ``stack`` ends them in reverse
     order.
     """
-    store = cfg.ray_init.object_store_gb or store_gb(cfg, gather_facts(cfg).size)
+    size = policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
+    store = cfg.ray_init.object_store_gb or store_gb(cfg, size)
     try:
         facts = init_ray(cfg.ray_init, object_store_gb=store)
     except ConnectionError as error:
@@ -308,7 +309,8 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     policy = cfg.actor_rollout_ref
     rollout = policy.rollout
     engines = engine_count(cfg, cfg.trainer.device)
-    threads = rollout.num_threads or threads_per_process(engines)
+    neighbours = engines_on_a_node(cfg, cfg.trainer.device)
+    threads = rollout.num_threads or threads_per_process(neighbours)
     pool = pools.get_resource_pool(Role.Rollout)
     remote = ray.remote(RolloutWorker)
     workers = []

@@ -107,8 +107,12 @@ class SFTTrainer:
 
     def _write_engine(self, directory: Path) -> None:
         # Rank 0 alone knows the directory, and every rank has to write into it.
-        save_engine(self.engine, broadcast_text(str(directory))).files()
-        barrier()  # nobody takes it for complete before every rank has written
+        try:
+            save_engine(self.engine, broadcast_text(str(directory))).files()
+        finally:
+            # Nobody takes it for complete before every rank has written, or waits for one that
+            # could not.
+            barrier()
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
         """One optimizer step on the rows ``batch``; the loss is the mean over the whole batch's

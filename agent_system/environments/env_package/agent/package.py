@@ -68,8 +68,9 @@ class AgentEnv:
 def _keep_from_proxies() -> None:
     """A client that goes through a proxy must not hand it the key of a play."""
     for name in ("NO_PROXY", "no_proxy"):
-        hosts = filter(None, [os.environ.get(name), LOOPBACK])
-        os.environ[name] = ",".join(hosts)
+        hosts = [host for host in os.environ.get(name, "").split(",") if host]
+        if LOOPBACK not in hosts:
+            os.environ[name] = ",".join([*hosts, LOOPBACK])
 
 
 def _function(settings: AgentSettings, key: str) -> Callable[..., Any]:

@@ -153,7 +153,7 @@ def misbehaved(tokenizer):
         max_steps=4,
         num_workers=1,
         envs_per_worker=1,
-        step_timeout_s=10.0,
+        step_timeout_s=20.0,
     )
     settings = PlaySettings.from_config(config, get_package("agent"), is_train=True)
     jobs = [

@@ -54,7 +54,7 @@ class EnvConfig(AcceptedEnv, OpenSection):
     rollout: EnvRollout = EnvRollout()
     """how often a task is played"""
     num_workers: PositiveInt = 2
-    """processes that host environments"""
+    """processes that host environments, of each collector"""
     envs_per_worker: PositiveInt = 16
     """environments per process"""
     reset_timeout_s: NonNegative = 60.0

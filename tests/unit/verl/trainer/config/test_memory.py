@@ -8,6 +8,7 @@ from verl.trainer.config import plan as plan_module
 from verl.trainer.config.memory import (
     GIB,
     PolicySize,
+    cpu_node_bytes,
     gpu_node_bytes,
     memory_problems,
     play_bytes,
@@ -51,18 +52,25 @@ def test_an_engine_plays_beside_weights_and_moments():
 
 
 def test_a_node_loads_the_model_once_per_rank():
-    assert gpu_node_bytes(config(), LARGE) == 8 * 4 * P
+    assert gpu_node_bytes(config("trainer.save_freq=-1"), LARGE) == 8 * 4 * P
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
     assert gpu_node_bytes(config(*one, "trainer.save_freq=-1"), LARGE) == (4 + 2 * 2 + 2) * P
 
 
 def test_a_save_copies_weights_and_moments_into_host_memory():
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1", "trainer.save_freq=25")
-    assert gpu_node_bytes(config(*one), LARGE) == (4 + 8) * P
+    at_once = (*one, "trainer.async_save=false")
+    handing_over = (4 + 2 * 2 + 2) * P
+    assert gpu_node_bytes(config(*at_once), LARGE) == (4 + 8) * P
+    assert gpu_node_bytes(config(*one), LARGE) == handing_over + (4 + 8) * P
     weights = "actor_rollout_ref.actor.checkpoint.contents=[model]"
-    assert gpu_node_bytes(config(*one, weights), LARGE) == (4 + 2 * 2 + 2) * P
-    with_critic = config(*one, "algorithm.adv_estimator=gae")
-    assert gpu_node_bytes(with_critic, LARGE) == 2 * (4 + 8) * P
+    assert gpu_node_bytes(config(*one, weights), LARGE) == handing_over + 4 * P
+    adapters = "actor_rollout_ref.model.lora_rank=32"
+    assert gpu_node_bytes(config(*one, adapters), LARGE) == handing_over + 4 * P
+    with_critic = ("algorithm.adv_estimator=gae", adapters)
+    assert gpu_node_bytes(config(*at_once, *with_critic), LARGE) == (4 + 4 + 8) * P
+    without = config(*one[:2], "trainer.save_freq=-1")
+    assert cpu_node_bytes(config(*one), LARGE) - cpu_node_bytes(without, LARGE) == (4 + 8) * P
 
 
 def test_the_object_store_holds_the_weights_as_engines_take_them():
@@ -86,7 +94,7 @@ def test_what_fits_is_let_through():
         ([f"{ROLLOUT}.free_cache_engine=false"], 40.0, None, "for an update"),
         (["trainer.rollout_overlap=one_step"], 40.0, None, "for an update"),
         ([f"{ROLLOUT}.gpu_memory_utilization=0.1"], 80.0, None, "the weights of its engine"),
-        ([], 80.0, 128.0, "a node needs about 227.1 GiB (there are 128.0) of host memory"),
+        ([], 80.0, 128.0, "a node needs about 255.5 GiB (there are 128.0) of host memory"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_the_plan(words, device, host, what):
