@@ -11,7 +11,9 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.checkpoint import CheckpointManager
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-STALL_S = 15  # without movement; an honest part of this job takes a fraction of it
+# Without movement, by the clock of ``struck_parts``: no honest part takes as long, and once a part
+# was struck it is over in four seconds.
+STALL_S = 200
 DEADLINE_S = 240  # a machine that is busy with other jobs starts Ray slowly
 GONE_S = 30
 WORDS = [
@@ -36,7 +38,7 @@ WORDS = [
     "trainer.save_freq=1",
     "trainer.total_training_steps=2",
     "trainer.val_before_train=false",
-    "trainer.waiting_log_s=4",
+    "trainer.waiting_log_s=60",
     f"trainer.stall_timeout_s={STALL_S}",
 ]
 # Where and how -> what the last sentence says of it.
@@ -45,14 +47,14 @@ STOPPED = {
     "collector play": r"gen stands still since \d+ s: collector-0; collector-0 \(process \d+, stop",
     "rank update": r"update_actor stands .*: actor\[rank 0\].update_actor; ActorWorker\[rank 0\]",
     "rank save": r"save_checkpoint stands .*: actor\[rank 0\].save_checkpoint; ActorWorker",
-    "engine start": r"start stands .*: rollout worker 0: ready; RolloutWorker \(process \d+, stop",
 }
 KILLED = {
     "rank save": r"WorkerDiedError: the process is gone: actor\[rank 0\].save_checkpoint",
-    "rank update": r"WorkerDiedError: the process is gone: actor\[rank 0\].update_actor",
+    "engine play": r"RolloutWorkerFailed: .*rollout worker 0",
     "collector play": r"WorkerDiedError: the process is gone: collector-0",
     "engine start": r"WorkerDiedError: the process is gone: rollout worker 0: ready",
 }
+NODE_KILLED = {"rank update": r"raylet"}
 RUN_OUT = {"rank update": r"OutOfMemoryError: out of memory(.|\n)*actor\[rank 0\].update_actor"}
 
 
@@ -67,6 +69,7 @@ def ended(policy, tmp_path, monkeypatch):
 
     def run(place: str, deed: str) -> str:
         monkeypatch.setenv("STRIKE", f"{place}:{deed}")
+        monkeypatch.setenv("STRUCK", str(tmp_path / "struck"))
         where = [
             f"actor_rollout_ref.model.path={policy}",
             f"trainer.default_local_dir={tmp_path}/run",
@@ -101,3 +104,9 @@ def test_a_killed_part_is_named(ended, place):
 def test_a_part_without_memory_is_named(ended, place):
     said = ended(place, "run out")
     assert re.search(RUN_OUT[place], said), said[-4000:]
+
+
+@pytest.mark.parametrize("place", NODE_KILLED)
+def test_a_killed_node_is_named(ended, place):
+    said = ended(place, "kill node")
+    assert re.search(NODE_KILLED[place], said), said[-4000:]

@@ -134,6 +134,14 @@ def test_a_run_that_moves_is_left_alone(dog, clock, sent, caplog, moves):
     assert sent == [] and said(caplog) == []
 
 
+def test_a_part_that_fails_is_no_longer_under_way():
+    parts = Stopwatch()
+    with pytest.raises(OSError, match="disk"), parts.measure("step"), parts.measure("save"):
+        assert parts.under_way == ["step", "save"]
+        raise OSError("disk")
+    assert parts.under_way == [] and parts.changes == 4
+
+
 def test_progress_that_stands_still_is_no_movement(dog, clock, sent):
     progress = Progress("brewing", 100, "potions", first=3)
     for _ in range(13):
