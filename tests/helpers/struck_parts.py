@@ -9,6 +9,7 @@ part was struck, and then runs ``HASTE`` times as fast.
 
 import functools
 import importlib
+import inspect
 import os
 import signal
 import time
@@ -67,7 +68,12 @@ def strike(place: str, method: str, deed: Callable[[], object]) -> None:
         deed()
         return whole(*args, **kwargs)
 
-    setattr(owner, method, struck)
+    @functools.wraps(whole)
+    async def struck_later(*args: Any, **kwargs: Any) -> Any:
+        return await struck(*args, **kwargs)
+
+    # Ray asks which methods are coroutines before it calls them.
+    setattr(owner, method, struck_later if inspect.iscoroutinefunction(whole) else struck)
 
 
 watchdog.GRACE_S *= HASTE
