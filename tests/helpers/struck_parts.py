@@ -9,15 +9,12 @@ part was struck, and then runs ``HASTE`` times as fast.
 
 import functools
 import importlib
-import inspect
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from verl.utils import watchdog
 from verl.utils.watchdog import Watchdog
@@ -32,25 +29,15 @@ def hastened() -> float:
     return now + HASTE * (time.time() - STRUCK.stat().st_mtime) if STRUCK.exists() else now
 
 
-def run_out() -> None:
-    raise torch.OutOfMemoryError("out of memory, says the test")
-
-
 DEEDS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "run out": run_out,
-    # The parent of a Ray worker is its node's raylet.
-    "kill node": lambda: os.kill(os.getppid(), signal.SIGKILL),
 }
-COLLECTOR = "agent_system.multi_turn_rollout.collector_worker:CollectorWorker"
 RANK = "verl.workers.actor:ActorWorker"
 ENGINE = "verl.workers.rollout.hf:HFEngine"
 # Class and method; imported where they are struck, for a job has little time to start.
 PLACES = {
-    "engine start": (ENGINE, "__init__"),
     "engine play": (ENGINE, "step"),
-    "collector play": (COLLECTOR, "collect"),
     "rank update": (RANK, "update_actor"),
     "rank save": (RANK, "save_checkpoint"),
 }
@@ -68,12 +55,7 @@ def strike(place: str, method: str, deed: Callable[[], object]) -> None:
         deed()
         return whole(*args, **kwargs)
 
-    @functools.wraps(whole)
-    async def struck_later(*args: Any, **kwargs: Any) -> Any:
-        return await struck(*args, **kwargs)
-
-    # Ray asks which methods are coroutines before it calls them.
-    setattr(owner, method, struck_later if inspect.iscoroutinefunction(whole) else struck)
+    setattr(owner, method, struck)
 
 
 watchdog.GRACE_S *= HASTE
