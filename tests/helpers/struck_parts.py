@@ -1,6 +1,6 @@
 """A module of a user's own in which a part of the run is struck: ``STRIKE`` says which and how.
 
-    STRIKE="rank save:kill"     a rank kills itself where it begins to save
+    STRIKE="rank save:stop"     a rank stops itself where it begins to save
     STRUCK=FILE                 there from then on
 
 How fast a machine starts Ray must not decide a test: the watchdog's clock is the usual one until a
@@ -30,7 +30,6 @@ def hastened() -> float:
 
 
 DEEDS: dict[str, Callable[[], object]] = {
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
 RANK = "verl.workers.actor:ActorWorker"
