@@ -28,6 +28,7 @@ from agent_system.environments.base import Env, EnvPackage
 from agent_system.environments.env_registry import get_package
 from verl.utils.limits import limit_memory
 from verl.utils.processes import die_with_parent
+from verl.utils.stacks import answer_with_stacks
 
 
 class Host:
@@ -167,6 +168,7 @@ def main(fd: int, parent: int) -> None:
     # The parent died before the kernel knew what we ask: no signal will come.
     if os.getppid() != parent:
         return
+    answer_with_stacks("environment worker")
     # What an environment starts must not hold the socket open after this process has died.
     os.set_inheritable(fd, False)
     # What an environment prints goes to the file of its last words, as errors do.

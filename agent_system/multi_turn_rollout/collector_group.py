@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -20,7 +20,9 @@ from agent_system.multi_turn_rollout.collector_worker import (
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from verl.single_controller.ray.calls import gather
 from verl.utils.progress import Progress
+from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)
 # Seconds. The start is that of environments and, on a fresh machine, of Ray's worker processes.
@@ -58,7 +60,7 @@ class CollectorGroup:
         # are its children, so that they are spread over the nodes with it.
         actor = ray.remote(CollectorWorker).options(num_cpus=0, scheduling_strategy="SPREAD")
         for number in range(env_config.num_collectors):
-            name = f"collector-{number}"
+            name = collector_name(number)
             self._remote.append(
                 actor.remote(env_config, tokenizer, list(rollout_workers), name, **options)
             )
@@ -76,7 +78,8 @@ class CollectorGroup:
             worker.collect_ready.remote(shard, settings, share)
             for worker, shard, share in zip(self._remote, shards, kept, strict=True)
         ]
-        parts: list[Collected] = ray.get(pending, timeout=self._deadline(len(jobs), settings))
+        names = [collector_name(number) for number in range(workers)]
+        parts: list[Collected] = gather(pending, self._deadline(len(jobs), settings), names)
         return _joined(parts, [trajectory for part in parts for trajectory in part.trajectories])
 
     def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
@@ -84,11 +87,12 @@ class CollectorGroup:
         if self._runner is not None and self._local is not None:
             return _checked(self._runner.run(self._local.collect(jobs, settings)))
         shards = shard_by_group(jobs, len(self._remote))
-        pending = [
-            worker.collect.remote(shard, settings)
-            for worker, shard in zip(self._remote, shards, strict=True)
+        # Reference -> who owes it.
+        pending = {
+            worker.collect.remote(shard, settings): collector_name(number)
+            for number, (worker, shard) in enumerate(zip(self._remote, shards, strict=True))
             if shard
-        ]
+        }
         deadline_s = self._deadline(len(jobs), settings)
         with Progress("playing", len(jobs), "plays") as progress:
             parts = self._watched(pending, deadline_s, progress)
@@ -99,24 +103,28 @@ class CollectorGroup:
         return _joined(parts, [by_index[job.index] for job in jobs])
 
     def _watched(
-        self, pending: Sequence[Any], timeout_s: float, progress: Progress
+        self, pending: Mapping[Any, str], timeout_s: float, progress: Progress
     ) -> list[Collected]:
         """What the workers return, while ``progress`` hears of the plays that are over.
 
-        Raises what a worker raised, and ``GetTimeoutError`` after ``timeout_s``.
+        Raises what a worker raised, ``WorkerDiedError`` where one is gone, and
+        ``WorkerTimeoutError`` after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         before = self._plays_over()
         parts: dict[Any, Collected] = {}
         left = list(pending)
-        while left:
-            done, left = ray.wait(left, num_returns=len(left), timeout=LOOK_S)
-            # At once, where a worker failed: the others may play for long.
-            parts.update(zip(done, ray.get(done), strict=True))
-            if left and time.monotonic() > deadline:
-                ray.get(left, timeout=0.0)
-            if left:
-                progress.to(self._plays_over() - before)
+        with waiting_for(pending.values()) as late:
+            while left:
+                done, left = ray.wait(left, num_returns=len(left), timeout=LOOK_S)
+                late[:] = [pending[ref] for ref in left]
+                # At once, where a worker failed: the others may play for long.
+                names = [pending[ref] for ref in done]
+                parts.update(zip(done, gather(done, LOOK_S, names), strict=True))
+                if left and time.monotonic() > deadline:
+                    gather(left, 0.0, late)
+                if left:
+                    progress.to(self._plays_over() - before)
         return [parts[ref] for ref in pending]
 
     def _plays_over(self) -> int:
@@ -156,6 +164,11 @@ class CollectorGroup:
         # All slots of a round play at once, so that one episode's waits count for each round.
         episode_s = env.reset_timeout_s + settings.max_steps * step_s
         return START_TIMEOUT_S + rounds * episode_s + REQUEST_TIMEOUT_S
+
+
+def collector_name(number: int) -> str:
+    """What a collector worker is called, in messages too."""
+    return f"collector-{number}"
 
 
 def _joined(parts: Sequence[Collected], trajectories: list[Trajectory]) -> Collected:

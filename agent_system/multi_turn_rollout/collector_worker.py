@@ -43,6 +43,7 @@ from agent_system.tokens.tokenizer import ChatTokenizer
 from rlvcr.alternatives import AlternativeSampler
 from rlvcr.levels import LevelCodec
 from rlvcr.token_bytes import Tokenizer
+from verl.utils.stacks import answer_with_stacks
 
 
 class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
@@ -96,6 +97,7 @@ class CollectorWorker:
         external_lib: str | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        answer_with_stacks(name)
         # First of all: it registers environments under the name that is looked up next.
         if external_lib:
             importlib.import_module(external_lib)

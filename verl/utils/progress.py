@@ -11,6 +11,7 @@ and then.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -23,6 +24,12 @@ from verl.utils.logging import screen
 logger = logging.getLogger(__name__)
 PERIOD_S = 10.0  # between two plain lines, at least
 COLUMNS = ("{task.description}", "{task.fields[count]}", "{task.fields[pace]}")
+_moved = Counter[str]()
+
+
+def moves() -> int:
+    """How often anything in this process has come further."""
+    return _moved.total()
 
 
 class Progress:
@@ -60,6 +67,7 @@ class Progress:
 
     def to(self, done: int, note: str = "") -> None:
         """``done`` units are done; ``note`` is what else is worth a glance now."""
+        _moved[self.name] += done != self.done
         self.done = done
         if self._bars is not None:
             self._draw(note)

@@ -7,18 +7,28 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Seconds spent per named part of a step; parts may nest and repeat."""
+    """Seconds spent per named part of a step; parts may nest and repeat.
+
+    ``under_way`` are the parts that are measured now, the innermost last; ``changes`` counts how
+    often one began or ended.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self.under_way: list[str] = []
+        self.changes = 0
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Add the duration of the block to ``name``, also when it raises."""
         start = time.perf_counter()
+        self.under_way.append(name)
+        self.changes += 1
         try:
             yield
         finally:
+            self.under_way.pop()
+            self.changes += 1
             self.seconds[name] += time.perf_counter() - start
 
     def add(self, parts: Mapping[str, float]) -> None:

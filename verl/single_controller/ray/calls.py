@@ -15,6 +15,7 @@ from ray.exceptions import (
 )
 
 from verl.single_controller.base.errors import WorkerDiedError, WorkerError, WorkerTimeoutError
+from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +43,16 @@ def gather(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list
     label_of = dict(zip(refs, labels, strict=True))
     values: dict[Any, Any] = {}
     pending = list(label_of)
-    while pending:
-        ready, pending = _ready(pending, max(0.0, deadline - time.monotonic()))
-        if not ready:
-            late = ", ".join(label_of[ref] for ref in pending)
-            raise WorkerTimeoutError(f"no answer after {timeout_s:g} s from: {late}")
-        for done in ready:
-            error = _fetch(done, label_of[done], max(0.0, deadline - time.monotonic()), values)
-            if error is not None:
-                raise _root_cause(error, pending, label_of)
+    with waiting_for(labels) as late:
+        while pending:
+            ready, pending = _ready(pending, max(0.0, deadline - time.monotonic()))
+            late[:] = [label_of[ref] for ref in pending]
+            if not ready:
+                raise WorkerTimeoutError(f"no answer after {timeout_s:g} s from: {', '.join(late)}")
+            for done in ready:
+                error = _fetch(done, label_of[done], max(0.0, deadline - time.monotonic()), values)
+                if error is not None:
+                    raise _root_cause(error, pending, label_of)
     return [values[ref] for ref in refs]
 
 

@@ -12,6 +12,8 @@ import socket
 import sys
 from typing import Any
 
+from verl.utils.stacks import answer_with_stacks
+
 LISTEN_FD = "VERL_MASTER_LISTEN_FD"
 
 
@@ -61,6 +63,7 @@ class WorkerHost:
 
     def start(self, role: str, worker_cls: type, args: tuple, kwargs: dict[str, Any]) -> None:
         """Construct the worker of ``role`` in this process."""
+        answer_with_stacks(f"{worker_cls.__name__}[rank {os.environ.get('RANK', 0)}]")
         self._workers[role] = worker_cls(*args, **kwargs)
 
     def call(self, role: str, method: str, /, *args: object, **kwargs: object) -> Any:

@@ -51,6 +51,7 @@ from verl.utils.logging import setup_logging
 from verl.utils.processes import die_with_parent
 from verl.utils.settings import ConfigError, Section
 from verl.utils.threads import threads_per_process
+from verl.utils.watchdog import Watchdog
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import resolve_device
 from verl.workers.critic import CriticWorker
@@ -101,7 +102,9 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         # Now that the tasks are counted, and before the workers get their copies of the config.
         fill_schedule(cfg, len(envs.tasks))
         collector = TrajectoryCollector(cfg, tokenizer)
-        with contextlib.ExitStack() as stack:
+        schedule = cfg.trainer
+        watchdog = Watchdog(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s)
+        with watchdog, contextlib.ExitStack() as stack:
             # The stack unwinds in reverse: the journal is finished first, Ray ends last.
             workers = start_workers(cfg, stack)
             stack.callback(collector.close)
@@ -126,6 +129,9 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             logger.info(
                 "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path
             )
+            watchdog.follow(trainer.clock)
+            watchdog.enter("run")
+            stack.callback(watchdog.enter, "shutdown")
             yield OpenRun(trainer, collector)
         logger.info("report: %s", run.report_path)
 

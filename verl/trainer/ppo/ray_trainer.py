@@ -112,7 +112,8 @@ class RayPPOTrainer(Generic[TasksT]):
                 self.update_actor(batch)
                 self.sync_weights()
             self.conclude(batch)
-        self.checkpoints.wait()
+        with self.clock.measure("save_checkpoint"):
+            self.checkpoints.wait()
         self.journal.finish()
 
     # ------------------------------------------------------------------ before the first step

@@ -24,6 +24,7 @@ from typing import ParamSpec, TypeVar
 
 from verl.models.hub import model_directory
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
+from verl.utils.stacks import answer_with_stacks
 from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
 from verl.workers.rollout.engine_registry import create_engine, engine_class
 from verl.workers.rollout.sections import WorkerSection
@@ -71,6 +72,7 @@ class RolloutWorker:
         engine: RolloutEngine | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
+        answer_with_stacks(type(self).__name__)
         self._timeout_s = request_timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._made = engine

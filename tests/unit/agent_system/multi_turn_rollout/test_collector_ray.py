@@ -71,18 +71,21 @@ def watched(monkeypatch):
         # Plays of earlier calls, 10 of them, are over as well; once nobody answers.
         over = iter([10, None, 13])
         heard: list[int] = []
+        names = {"a": "collector-0", "b": "collector-1"}
 
-        def get(refs: list[str], timeout: float | None = None) -> list[str]:
+        def gather(refs: list[str], timeout_s: float, labels: list[str]) -> list[str]:
+            assert timeout_s > 0 and labels == [names[ref] for ref in refs]
             if set(refs) & set(broken):
                 raise RuntimeError(f"{refs} broke")
             return [f"plays of {ref}" for ref in refs]
 
-        fake = SimpleNamespace(wait=lambda refs, num_returns, timeout: next(looks), get=get)
+        fake = SimpleNamespace(wait=lambda refs, num_returns, timeout: next(looks))
+        monkeypatch.setattr(collector_group, "gather", gather)
         monkeypatch.setattr(collector_group, "ray", fake)
         monkeypatch.setattr(CollectorGroup, "_plays_over", lambda self: next(over))
         progress: Any = SimpleNamespace(to=heard.append)
         group = object.__new__(CollectorGroup)
-        return CollectorGroup._watched(group, ["a", "b"], 60.0, progress), heard
+        return CollectorGroup._watched(group, names, 60.0, progress), heard
 
     return watch
 

@@ -6,6 +6,7 @@ import pytest
 
 from verl.single_controller.base import WorkerTimeoutError
 from verl.single_controller.ray import calls, local
+from verl.utils.waits import awaited
 
 
 class FakeRay:
@@ -18,9 +19,11 @@ class FakeRay:
         self.done: set[int] = set()
         self.waits = 0
         self.looked_at = 0
+        self.heard: list[list[str]] = []
 
     def wait(self, refs: list[int], num_returns: int, timeout: float) -> Any:
         self.waits += 1
+        self.heard.append(awaited())
         self.looked_at += len(refs)
         if not self.done & set(refs) and timeout and self.rounds:
             self.done |= set(self.rounds.pop(0))
@@ -47,6 +50,14 @@ def test_ranks_that_answer_together_are_looked_at_together(monkeypatch):
 def test_who_does_not_answer_is_named(monkeypatch):
     with pytest.raises(WorkerTimeoutError, match=r"from: rank 2$"):
         gather(monkeypatch, FakeRay([[0], [1]]), 3)
+
+
+def test_the_watchdog_can_read_who_has_not_answered(monkeypatch):
+    fake = FakeRay([[0], [2], [1]])
+    gather(monkeypatch, fake, 3)
+    assert fake.heard[0] == ["rank 0", "rank 1", "rank 2"]
+    assert fake.heard[-1] == ["rank 1"]
+    assert awaited() == []
 
 
 def test_workers_find_what_the_configuration_says(monkeypatch):

@@ -2,12 +2,14 @@
 
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 from pydantic import BeforeValidator
 
 from verl.names import Device, ResumeMode, RolloutOverlap
 from verl.trainer.config.schema.accepted import AcceptedTrainer
 from verl.utils.settings import NonNegativeInt, PositiveInt, Section
+
+Seconds = Annotated[float, Gt(0)]
 
 
 def _off(value: object) -> object:
@@ -55,6 +57,12 @@ class TrainerConfig(AcceptedTrainer):
     """what the workers compute on"""
     num_threads: PositiveInt | None = None
     """CPU threads per training rank; null: shared out from the cores"""
+    waiting_log_s: Seconds = 60.0
+    """seconds without movement after which the log says what is waited for, then after twice as
+    many"""
+    stall_timeout_s: Seconds | None = 7200.0
+    """seconds without movement after which the stacks of all processes are written and the run
+    ends; above the deadlines of single calls, which are an hour at most; null: never"""
     rollout_overlap: Annotated[RolloutOverlap, BeforeValidator(_off)] = "off"
     """one_step: play the next batch while the policy is updated, with the weights from before;
     algorithm.rollout_correction weighs what that changes"""

@@ -1,0 +1,255 @@
+"""What stands still is said, then its stacks are written and it ends; what moves goes on."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from verl.utils import watchdog
+from verl.utils.progress import Progress
+from verl.utils.stacks import STACKS_DIR, answer_with_stacks, collect_stacks
+from verl.utils.timing import Stopwatch
+from verl.utils.waits import awaited, waiting_for
+from verl.utils.watchdog import EXIT_STATUS, GRACE_S, NAMED, Stalled, Watchdog
+
+ANSWERS = """
+import sys, time
+from verl.utils.stacks import answer_with_stacks
+answer_with_stacks("player")
+def deep_in_thought():
+    print("ready", flush=True)
+    time.sleep(600)
+deep_in_thought()
+"""
+DEAF = """
+import sys, time
+from pathlib import Path
+from verl.utils import watchdog
+watchdog.LOOK_S = watchdog.GRACE_S = 0.1
+with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 0.1):
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("as if nothing had happened", flush=True)
+"""
+MUTE = "print('ready', flush=True); import time; time.sleep(600)"
+
+
+class Clock:
+    """Seconds that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def dog(tmp_path, clock, monkeypatch):
+    """A watchdog whose looks are those of the test alone."""
+    monkeypatch.setattr(watchdog, "LOOK_S", 600.0)
+    dog = Watchdog(tmp_path, 60.0, 600.0, clock)
+    dog.look()
+    return dog
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Signals that the watchdog sends, caught on their way, and exits."""
+    sent: list[object] = []
+    monkeypatch.setattr(watchdog.signal, "pthread_kill", lambda _, number: sent.append(number))
+    monkeypatch.setattr(watchdog.os, "_exit", lambda status: sent.append(("exit", status)))
+    monkeypatch.setattr(watchdog, "collect_stacks", lambda *_: [])
+    return sent
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """``child(code)``: a process that runs it and has said that it is ready."""
+    monkeypatch.setenv(STACKS_DIR, str(tmp_path))
+    started: list[subprocess.Popen] = []
+
+    def start(code: str) -> subprocess.Popen:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout and process.stdout.readline() == b"ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def pass_time(dog: Watchdog, clock: Clock, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.now += 1
+        dog.look()
+
+
+def said(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_what_is_waited_for_is_said_at_doubling_intervals(dog, clock, caplog):
+    caplog.set_level(logging.INFO)
+    parts = Stopwatch()
+    dog.follow(parts)
+    with parts.measure("step"), parts.measure("update_actor"), waiting_for(["rank 0", "rank 1"]):
+        pass_time(dog, clock, 300)
+    assert said(caplog) == [
+        f"waiting for update_actor since {seconds} s: rank 0, rank 1" for seconds in (60, 120, 240)
+    ]
+
+
+@pytest.mark.parametrize("moves", ["stage", "part", "progress"])
+def test_a_run_that_moves_is_left_alone(dog, clock, sent, caplog, moves):
+    caplog.set_level(logging.INFO, logger=watchdog.__name__)
+    parts = Stopwatch()
+    dog.follow(parts)
+    progress = Progress("brewing", 100, "potions")
+    for turn in range(40):
+        if moves == "stage":
+            dog.enter(f"stage {turn}")
+        elif moves == "part":
+            with parts.measure("gen"):
+                pass
+        else:
+            progress.add()
+        pass_time(dog, clock, 50)
+    progress.close()
+    assert sent == [] and said(caplog) == []
+
+
+def test_a_part_that_fails_is_no_longer_under_way():
+    parts = Stopwatch()
+    with pytest.raises(OSError, match="disk"), parts.measure("step"), parts.measure("save"):
+        assert parts.under_way == ["step", "save"]
+        raise OSError("disk")
+    assert parts.under_way == [] and parts.changes == 4
+
+
+def test_progress_that_stands_still_is_no_movement(dog, clock, sent):
+    progress = Progress("brewing", 100, "potions", first=3)
+    for _ in range(13):
+        progress.to(3)
+        pass_time(dog, clock, 50)
+    progress.close()
+    assert sent == [signal.SIGINT]
+
+
+def test_a_stall_interrupts_the_run_once_and_then_ends_the_process(dog, clock, sent, caplog):
+    pass_time(dog, clock, 599)
+    assert sent == []
+    pass_time(dog, clock, 1)
+    assert sent == [signal.SIGINT]
+    assert "start stands still since 600 s" in said(caplog)[-1]
+    pass_time(dog, clock, int(GRACE_S) - 1)
+    assert sent == [signal.SIGINT]
+    pass_time(dog, clock, 1)
+    assert sent == [signal.SIGINT, ("exit", EXIT_STATUS)]
+    assert EXIT_STATUS != 0
+
+
+def test_without_a_deadline_nothing_is_ended(tmp_path, clock, sent, caplog):
+    caplog.set_level(logging.INFO)
+    patient = Watchdog(tmp_path, 60.0, None, clock)
+    patient.look()
+    pass_time(patient, clock, 4000)
+    assert sent == []
+    assert said(caplog)[-1] == "waiting for start since 3840 s"
+
+
+def test_a_long_list_is_cut(dog, clock, caplog):
+    caplog.set_level(logging.INFO)
+    with waiting_for([f"rank {number}" for number in range(NAMED + 3)]):
+        pass_time(dog, clock, 60)
+    assert said(caplog)[0].endswith(f"rank {NAMED - 1} and 3 more")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ConnectionError("a peer is gone"), None])
+def test_the_block_raises_stalled_whatever_it_ended_with(dog, clock, sent, tmp_path, error):
+    with pytest.raises(Stalled, match=r"save .*stall_timeout_s=600; stacks: ") as caught, dog:
+        dog.enter("save")
+        pass_time(dog, clock, 601)
+        if error is not None:
+            raise error
+    assert caught.value.__cause__ is error
+    assert STACKS_DIR not in os.environ and not (tmp_path / "stacks").exists()
+
+
+def test_a_block_that_fails_by_itself_keeps_its_error(dog):
+    with pytest.raises(ConnectionError, match="a peer is gone"), dog:
+        raise ConnectionError("a peer is gone")
+
+
+def test_a_wait_of_the_main_thread_is_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.05)
+    never = threading.Event()
+    with pytest.raises(Stalled, match="start stands still"), Watchdog(tmp_path, 60.0, 0.1):
+        never.wait(60)
+    stacks = next(tmp_path.glob("stacks-*.txt")).read_text()
+    assert "== driver" in stacks and "test_a_wait_of_the_main_thread" in stacks
+
+
+def test_a_process_that_does_not_end_in_order_is_ended(tmp_path):
+    done = subprocess.run([sys.executable, "-c", DEAF, tmp_path], capture_output=True, timeout=60)
+    assert done.returncode == EXIT_STATUS
+    assert b"as if nothing had happened" in done.stdout
+    assert b"the run did not end within" in done.stderr
+
+
+def test_waits_are_forgotten_when_they_end():
+    with waiting_for(["a", "b"]) as left, waiting_for(["c", "b"]):
+        left.remove("a")
+        assert awaited() == ["b", "c"]
+    assert awaited() == []
+
+
+def test_a_process_answers_with_its_stacks_and_lives_on(child, tmp_path):
+    process = child(ANSWERS)
+    assert collect_stacks(tmp_path, tmp_path / "all.txt") == []
+    text = (tmp_path / "all.txt").read_text()
+    assert f"== player (process {process.pid}" in text and "in deep_in_thought" in text
+    assert process.poll() is None
+
+
+def test_a_stopped_process_is_named_and_killed(child, tmp_path):
+    process = child(ANSWERS)
+    process.send_signal(signal.SIGSTOP)
+    silent = collect_stacks(tmp_path, tmp_path / "all.txt")
+    assert len(silent) == 1
+    assert silent[0].described().startswith(f"player (process {process.pid}, stopped, ")
+    assert "it did not answer" in (tmp_path / "all.txt").read_text()
+    watchdog._kill(silent)
+    assert process.wait(30) == -signal.SIGKILL
+
+
+def test_a_process_that_cannot_answer_is_not_asked(child, tmp_path):
+    process = child(MUTE)
+    assert collect_stacks(tmp_path, tmp_path / "all.txt") == []
+    assert f"process {process.pid}" in (tmp_path / "all.txt").read_text()
+    time.sleep(0.1)
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("folder", ["", "/nowhere/at/all"])
+def test_nothing_is_written_where_no_run_collects_stacks(monkeypatch, folder):
+    monkeypatch.setenv(STACKS_DIR, folder)
+    before = signal.getsignal(signal.SIGUSR1)
+    answer_with_stacks("player")
+    assert signal.getsignal(signal.SIGUSR1) == before
+    assert not Path("/nowhere").exists()
