@@ -6,10 +6,17 @@ from collections.abc import Iterable
 
 def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The one of ``known`` that ``name`` resembles most; None below ``cutoff`` (0: anything, 1:
-    equal).
+    equal). Of two that are as near, the one with the same letters, then the one that begins alike.
     """
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
+    names = list(known)
+    found = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
+    likeness = difflib.SequenceMatcher(b=name)
+
+    def nearness(candidate: str) -> tuple[float, bool, bool]:
+        likeness.set_seq1(candidate)
+        return likeness.ratio(), sorted(candidate) == sorted(name), candidate[:1] == name[:1]
+
+    return max(found, key=nearness, default=None)
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

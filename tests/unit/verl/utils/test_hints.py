@@ -10,6 +10,13 @@ def test_the_nearest_name():
     assert nearest_name("gigp", iter(KNOWN)) == "gigpo"
 
 
+def test_of_two_as_near_letters_in_another_order_and_the_first_letter_decide():
+    assert (
+        nearest_name("gpro", ["grpo", "hgpo"]) == nearest_name("gpro", ["hgpo", "grpo"]) == "grpo"
+    )
+    assert nearest_name("cat", ["car", "hat"]) == nearest_name("cat", ["hat", "car"]) == "car"
+
+
 def test_nothing_near_is_nothing_said():
     assert nearest_name("ppo_with_clip", KNOWN) is None
     assert did_you_mean("ppo_with_clip", KNOWN) == ""
