@@ -20,7 +20,7 @@ import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("verl", "agent_system", "rlvcr")
-COMPOSITION_ROOT = ("verl.trainer.launch", "verl.trainer.main_")
+COMPOSITION_ROOT = ("verl.trainer.launch", "verl.trainer.main_", "verl.doctor")
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
