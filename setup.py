@@ -96,7 +96,7 @@ setup(
             "*.yaml",
             "py.typed",
         ],
-        "scripts": ["*.sh", "cluster/*.sh"],
+        "scripts": ["*.sh", "cluster/*.py", "cluster/*.sh", "cluster/*.yaml", "cluster/Dockerfile"],
     },
     install_requires=CORE,
     extras_require=EXTRAS,

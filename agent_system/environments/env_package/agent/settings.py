@@ -10,5 +10,5 @@ class AgentSettings(EnvSettings):
     """the agent: a function by place, FILE.py:NAME or MODULE:NAME, called with task, seed,
     base_url, api_key and model; returns its reward, or None where it has posted one"""
     tasks: str = ""
-    """its tasks: a function by place, called with the split (train or val); returns dictionaries
-    with a task_id"""
+    """the agent's tasks: a function by place, called with the split (train or val); returns
+    dictionaries with a task_id"""

@@ -68,8 +68,8 @@ def watched(monkeypatch):
 
     def watch(*broken: str) -> tuple[Any, list[int]]:
         looks = iter([([], ["a", "b"]), (["a"], ["b"]), (["b"], [])])
-        # Plays of earlier calls, 10 of them, are over as well; once nobody answers.
-        over = iter([10, None, 13])
+        # Plays of earlier calls, 10 of them, are over as well.
+        over = iter([10, 11, 13])
         heard: list[int] = []
         names = {"a": "collector-0", "b": "collector-1"}
 
@@ -91,7 +91,7 @@ def watched(monkeypatch):
 
 
 def test_progress_hears_of_the_plays_that_are_over(watched):
-    assert watched() == (["plays of a", "plays of b"], [3])
+    assert watched() == (["plays of a", "plays of b"], [1, 3])
 
 
 def test_a_worker_that_failed_is_told_while_the_others_play(watched):

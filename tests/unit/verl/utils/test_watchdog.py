@@ -31,7 +31,8 @@ DEAF = """
 import sys, time
 from pathlib import Path
 from verl.utils import watchdog
-watchdog.LOOK_S = watchdog.GRACE_S = 0.1
+watchdog.LOOK_S = 0.1
+watchdog.GRACE_S = 2.0
 with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 0.1):
     while True:
         try:

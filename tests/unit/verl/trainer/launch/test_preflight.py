@@ -137,7 +137,7 @@ def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch, 
 
 
 def test_an_environment_that_cannot_be_imported_is_refused(refuse):
-    assert "needs the module 'no_such_lab'" in refuse(
+    assert "no module 'no_such_lab' can be imported from here" in refuse(
         RLVCR[0], "env.env_name='no_such_lab.grid:PACKAGE'"
     )
     assert "is a dict, not an EnvPackage" in refuse(
