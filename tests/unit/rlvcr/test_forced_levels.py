@@ -177,7 +177,8 @@ def test_levels_are_drawn_uniformly_and_repeatably():
 
     def draw(seed, epsilon=0.2):
         settings = SimpleNamespace(seed=seed, level_rule=LevelRule.uniform(epsilon))
-        context: Any = SimpleNamespace(settings=settings, codec=codec, sampler=None)
+        sampler = SimpleNamespace(agent=lambda _: None)
+        context: Any = SimpleNamespace(settings=settings, codec=codec, sampler=sampler)
         plays = [TrajectoryPlayer(context, Job(i, {}, "u", f"u/{i}", i, 0)) for i in range(400)]
         return [tuple(play._forced_level(step, None)) for play in plays for step in range(10)]
 
