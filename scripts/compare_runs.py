@@ -103,8 +103,7 @@ def curves(groups: dict[str, list[RunData]]) -> str:
         # Seeds may have been stopped at different steps: the mean goes as far as all of them do.
         length = min(len(xs) for xs, _ in columns)
         means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
-        name = f"{label}, mean of {len(runs)} seeds" if len(runs) > 1 else label
-        series.append(Series(name, columns[0][0][:length], smoothed(means), color))
+        series.append(Series(label, columns[0][0][:length], smoothed(means), color))
     chart = Chart(
         "Success on training tasks",
         "episodes won, smoothed",
@@ -122,9 +121,10 @@ def curves(groups: dict[str, list[RunData]]) -> str:
     rules = " ".join(line for line in style.splitlines() if _draws(line))
     css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"
     legend = ""
+    apart = (chart.width - 100) // max(1, len(chart.legend))
     for number, shown in enumerate(chart.legend):
         look = f"fill: var(--{shown.color}); font-weight: 600"
-        legend += f'<text x="{80 + 220 * number}" y="26" style="{look}">{shown.name}</text>'
+        legend += f'<text x="{80 + apart * number}" y="26" style="{look}">{shown.name}</text>'
     opening, rest = figure.split(">", 1)
     opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1)
     return f"{opening}>{css}{rest.removesuffix('</svg>')}{legend}</svg>"
