@@ -12,6 +12,7 @@ import pytest
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout import collector_worker
+from agent_system.multi_turn_rollout.agent_player import AgentPlayer
 from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
@@ -276,3 +277,38 @@ def test_plays_share_a_codec_and_who_thinks_where_levels_are_asked_for(world, le
     # Levels without other thoughts.
     plain = world.worker._context(replace(world.settings, levels=True))
     assert plain.alternatives is None and plain.codec is not None
+
+
+def test_ended_plays_are_counted_over_all_calls(world):
+    def over() -> int:
+        return world.runner.run(world.worker.plays_over())
+
+    assert over() == 0
+    world.play(world.jobs[:2])
+    assert over() == 2
+    world.play(world.jobs[:3])
+    assert over() == 5
+
+
+def test_restarts_while_groups_are_carried_are_those_of_the_call(world, monkeypatch):
+    world.worker._pool.counts["restarts"] = 5
+    take = world.worker._under_way.take
+
+    async def with_a_restart(keep):
+        world.worker._pool.counts["restarts"] += 2
+        return await take(keep)
+
+    monkeypatch.setattr(world.worker._under_way, "take", with_a_restart)
+    played = world.runner.run(world.worker.collect_ready(world.jobs, world.settings, 0))
+    assert played.restarts == 2 and len(played.trajectories) == len(world.jobs)
+    assert 0.0 < played.play_s < 60.0
+
+
+def test_an_agent_of_the_users_own_plays_through_the_endpoint(world, monkeypatch):
+    package: Any = SimpleNamespace(for_task=lambda _: SimpleNamespace(brings_agent=True))
+    monkeypatch.setattr(world.worker, "_package", package)
+    context = world.worker._context(world.settings)
+    player: Any = world.worker._player(context, world.jobs[1])
+    assert isinstance(player, AgentPlayer)
+    assert player.context is context and player.trajectory.job is world.jobs[1]
+    assert player._endpoint is world.worker._endpoint
