@@ -305,9 +305,9 @@ def test_restarts_while_groups_are_carried_are_those_of_the_call(world, monkeypa
 
 
 def test_an_agent_of_the_users_own_plays_through_the_endpoint(world, monkeypatch):
+    context = world.worker._context(world.settings)
     package: Any = SimpleNamespace(for_task=lambda _: SimpleNamespace(brings_agent=True))
     monkeypatch.setattr(world.worker, "_package", package)
-    context = world.worker._context(world.settings)
     player: Any = world.worker._player(context, world.jobs[1])
     assert isinstance(player, AgentPlayer)
     assert player.context is context and player.trajectory.job is world.jobs[1]
