@@ -1,10 +1,14 @@
 """Trajectories into rows: widths, padding, masks, and who is left out."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from agent_system.multi_turn_rollout.packing import (
+    _conversation,
     pack,
     played_in,
     row_steps,
@@ -13,6 +17,7 @@ from agent_system.multi_turn_rollout.packing import (
     step_record,
 )
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
+from agent_system.tokens.bridge import CUT
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from rlvcr.alternatives import StepAlternatives
 from rlvcr.levels import ParsedStep, ParseFailure
@@ -272,3 +277,15 @@ def test_what_was_executed_reaches_scoring():
     played.turns[0].executed = 0.75
     (steps,) = row_steps(rows_of([played]))
     assert [step.executed for step in steps] == [0.75, None]
+
+
+def test_a_conversation_is_shown_as_it_was_said():
+    heard = [{"role": "user", "content": f"<{CUT}|a|>"}, {"role": "user", "content": f"b{CUT}"}]
+    turns = [SimpleNamespace(response="one"), SimpleNamespace(response="two")]
+    row: Any = SimpleNamespace(trajectory=SimpleNamespace(heard=heard), turns=turns)
+    assert _conversation(row) == [
+        {"role": "user", "content": "<|a|>"},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "two"},
+    ]
