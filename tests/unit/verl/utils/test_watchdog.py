@@ -28,8 +28,9 @@ def deep_in_thought():
 deep_in_thought()
 """
 DEAF = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job ignores it
 from verl.utils import watchdog
 watchdog.LOOK_S = 0.1
 watchdog.GRACE_S = 2.0
