@@ -132,7 +132,7 @@ class CollectorGroup:
         asked = [worker.plays_over.remote() for worker in self._remote]
         answers, silent = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)
         if not silent:
-            self._over = sum(ray.get(answers))
+            self._over = sum(ray.get(answers, timeout=LOOK_S))  # all of them are there
         return self._over
 
     def close(self) -> None:

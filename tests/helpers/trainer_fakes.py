@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tests.helpers.play import make_config
+from verl.names import RolloutOverlap
 from verl.protocol import DataProto, object_array
 from verl.records import WrittenFiles
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -232,7 +233,10 @@ class ScoreByOutcome:
 
 
 def make_fake_run(
-    checkpoints: Checkpoints | None = None, with_critic: bool = False, steps: int = 4
+    checkpoints: Checkpoints | None = None,
+    with_critic: bool = False,
+    steps: int = 4,
+    overlap: RolloutOverlap = "off",
 ) -> tuple[RayPPOTrainer[Tasks], list[Any], Journal]:
     """A trainer among stand-ins, what was asked of all of them in order, and its journal."""
     config = make_config()
@@ -243,6 +247,7 @@ def make_fake_run(
     config.trainer.val_before_train = False
     config.trainer.val_only = False
     config.trainer.resume_mode = "auto"
+    config.trainer.rollout_overlap = overlap
     config.data.train_batch_size = 2
     workers = Workers(with_critic=with_critic)
     journal = Journal(workers.calls)

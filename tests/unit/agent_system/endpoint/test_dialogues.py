@@ -1,7 +1,5 @@
 """Which conversation a list of messages continues, and in which tokens."""
 
-from dataclasses import dataclass, field
-
 import pytest
 
 from agent_system.endpoint.dialogues import Dialogues
@@ -9,8 +7,8 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, Limits
 from agent_system.tokens.ledger import SegmentKind
 from agent_system.tokens.template import TemplateUnsupported
+from tests.helpers.said import Said
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.utils.sampling import StopReason
 
 SYSTEM = {"role": "system", "content": "Play. Answer <action>left</action>"}
 
@@ -21,19 +19,6 @@ def user(text: str) -> dict[str, str]:
 
 def reply(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
-
-
-@dataclass
-class Said:
-    """A sampled turn."""
-
-    token_ids: list[int]
-    logprobs: list[float] = field(default_factory=list)
-    stop_reason: StopReason = StopReason.STOP
-    policy_version: int = 4
-
-    def __post_init__(self):
-        self.logprobs = [-0.5] * len(self.token_ids)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """One conversation as tokens: what joins the next turn, and whether that turn fits."""
 
 import math
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -11,23 +10,11 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import Limits, TokenConversation, with_user
 from agent_system.tokens.ledger import SegmentKind
 from agent_system.tokens.plain import PlainBridge
+from tests.helpers.said import Said
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import StopReason
 
 SYSTEM = {"role": "system", "content": "Play."}
-
-
-@dataclass
-class Said:
-    """A sampled turn."""
-
-    token_ids: list[int]
-    logprobs: list[float] = field(default_factory=list)
-    stop_reason: StopReason = StopReason.STOP
-    policy_version: int = 4
-
-    def __post_init__(self):
-        self.logprobs = self.logprobs or [-0.5] * len(self.token_ids)
 
 
 class Letters:

@@ -48,8 +48,7 @@ class MeetingCollector(Collector):
 
 
 def overlapping_run(steps: int = 3) -> tuple[Any, list[Any], Any]:
-    trainer, calls, journal = make_fake_run(steps=steps)
-    trainer.overlaps = True
+    trainer, calls, journal = make_fake_run(steps=steps, overlap="one_step")
     updating = threading.Event()
     collector = MeetingCollector(calls, updating)
     trainer.collector = collector
@@ -148,8 +147,7 @@ class KeepingCheckpoints(Checkpoints):
 def test_a_checkpoint_names_the_groups_that_go_on():
     """Those of before the batch that is played ahead: it is played again after a resume."""
     checkpoints = KeepingCheckpoints()
-    trainer, calls, _ = make_fake_run(checkpoints, steps=3)
-    trainer.overlaps = True
+    trainer, calls, _ = make_fake_run(checkpoints, steps=3, overlap="one_step")
     trainer.config.trainer.save_freq = 2
     trainer.collector = LeavingCollector(calls)
     trainer.fit()

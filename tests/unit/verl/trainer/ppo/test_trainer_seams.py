@@ -7,7 +7,6 @@ import torch
 from tests.helpers.trainer_fakes import ROWS, make_fake_run, played_rows
 from verl.protocol import DataProto
 from verl.trainer.ppo import ray_trainer
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 
 def weighed_rows() -> DataProto:
@@ -22,18 +21,7 @@ def test_a_trainer_starts_with_nothing_under_way():
 
 
 def test_the_configuration_says_whether_plays_overlap():
-    first, _, _ = make_fake_run()
-    first.config.trainer.rollout_overlap = "one_step"
-    trainer = RayPPOTrainer(
-        config=first.config,
-        workers=first.workers,
-        collector=first.collector,
-        envs=first.envs,
-        val_envs=first.val_envs,
-        reward_fn=first.reward_fn,
-        journal=first.journal,
-        checkpoints=first.checkpoints,
-    )
+    trainer, _, _ = make_fake_run(overlap="one_step")
     assert trainer.overlaps is True
 
 
@@ -67,8 +55,7 @@ def test_updates_are_dealt_by_role_and_step(monkeypatch):
 
 
 def test_the_wait_for_plays_that_overlap_is_on_record():
-    trainer, _, _ = make_fake_run()
-    trainer.overlaps = True
+    trainer, _, _ = make_fake_run(overlap="one_step")
     trainer.sync_weights()
     assert "timing_s/wait_for_plays" in trainer.drain_metrics()
 
