@@ -8,10 +8,9 @@ objects. Not safe in threads (the translator redirects standard output and rewri
 so engines live in processes.
 """
 
-import functools
-import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import fast_downward
@@ -20,14 +19,16 @@ import textworld.logic
 from alfworld.agents.utils.misc import Demangler
 from mementos.core import _memento_cache
 from textworld.envs import PddlEnv
-from textworld.envs.pddl import logic as pddl_logic
 from textworld.envs.pddl.logic import Atom, PddlState
 
 from agent_system.environments.env_package.alfworld.grammar import MemoLogic
+from agent_system.environments.env_package.alfworld.translation import (
+    Translation,
+    translation_of,
+)
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 FACTS = 200_000  # facts remembered over games, about 0.5 kB each
-TRANSLATIONS = 256  # games kept translated, about 0.2 MB each
 
 
 # Each engine has a copy of the planner library to itself, which holds the state of its game. Copies
@@ -46,10 +47,11 @@ class Turn:
 
 
 class Engine:
-    """Load a game, play it, load the next."""
+    """Load a game, play it, load the next. What is translated is kept in ``translations``."""
 
-    def __init__(self) -> None:
-        self._env: Any = MemoPddlEnv(textworld.EnvInfos(won=True, admissible_commands=True))
+    def __init__(self, translations: Path) -> None:
+        asked = textworld.EnvInfos(won=True, admissible_commands=True)
+        self._env: Any = MemoPddlEnv(asked, translations)
 
     def load(self, game: dict[str, Any]) -> None:
         """Take the content of a ``game.tw-pddl`` file."""
@@ -100,9 +102,10 @@ def tidy(text: str) -> str:
 class MemoPddlEnv(PddlEnv):
     """``PddlEnv`` under ALFWorld's names, with one translation and one parse per game."""
 
-    def __init__(self, infos: textworld.EnvInfos) -> None:
+    def __init__(self, infos: textworld.EnvInfos, translations: Path) -> None:
         # Not PddlEnv's, which always loads another library.
         textworld.Environment.__init__(self, infos)
+        self._translations = translations
         self.downward_lib = _idle_libraries.pop() if _idle_libraries else fast_downward.load_lib()
 
     def load(self, filename_or_data: Any) -> None:
@@ -112,8 +115,8 @@ class MemoPddlEnv(PddlEnv):
         self._game_data = filename_or_data
         self.walkthrough = filename_or_data.get("walkthrough")
         self._logic = MemoLogic(filename_or_data["pddl_domain"], filename_or_data["grammar"])
-        self._translation = translate(
-            filename_or_data["pddl_domain"], filename_or_data["pddl_problem"]
+        self._translation = translation_of(
+            filename_or_data["pddl_domain"], filename_or_data["pddl_problem"], self._translations
         )
         self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
         self._entity_infos = self._get_entity_infos()
@@ -179,12 +182,11 @@ class MemoState(PddlState):
     The planner is not loaded, so ``replan`` is not available.
     """
 
-    def __init__(self, downward_lib, translation: "Translation", logic: MemoLogic) -> None:
+    def __init__(self, downward_lib, translation: Translation, logic: MemoLogic) -> None:
         self._logic = logic
         self.downward_lib = downward_lib
-        self.task = translation.task
         self.sas = translation.sas
-        self.name2type = translation.name2type
+        self.name2type = translation.types_of_things
         self._actions = translation.actions
         self._known = translation.known
         self._operators: dict[int, Any] = {}
@@ -196,7 +198,7 @@ class MemoState(PddlState):
             translation.start = self._first_state(translation)
         self._restore(translation.start)
 
-    def _first_state(self, translation: "Translation") -> tuple:
+    def _first_state(self, translation: Translation) -> tuple:
         self._restore((defaultdict(set), {}, defaultdict(set), Counter()))
         self.add_facts(translation.static_facts)
         atoms = (Atom * self.downward_lib.get_state_size())()
@@ -238,82 +240,11 @@ class MemoState(PddlState):
         action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])
         action.id = number
         action.mapping = {
-            textworld.logic.Placeholder(
-                parameter.name.strip("?"), parameter.type_name
-            ): textworld.logic.Variable(argument, parameter.type_name)
-            for parameter, argument in zip(self._actions[name].parameters, arguments, strict=False)
+            textworld.logic.Placeholder(parameter.strip("?"), kind): textworld.logic.Variable(
+                argument, kind
+            )
+            for (parameter, kind), argument in zip(self._actions[name], arguments, strict=False)
         }
         action.feedback_rule = self._logic.actions[name].feedback_rule
         self._known[number] = (label, action)
         return self._known[number]
-
-
-@dataclass(slots=True)
-class Translation:
-    """What translating one PDDL problem gives; ``start`` is filled in by the first state made of
-    it.
-    """
-
-    task: Any
-    sas: str
-    name2type: dict[str, str]
-    actions: dict[str, Any]
-    static_facts: list
-    known: dict[int, tuple[str, Any]]
-    types: textworld.logic.TypeHierarchy
-    start: tuple | None = None
-
-
-@functools.lru_cache(maxsize=TRANSLATIONS)
-def translate(domain: str, problem: str) -> Translation:
-    """Translate once per game, and leave ``sys.argv`` as it was (the translator overwrites it)."""
-    arguments = sys.argv
-    try:
-        translated: Any = fast_downward.pddl2sas(domain, problem)
-    finally:
-        sys.argv = arguments
-    task, sas = translated
-    name2type = {thing.name: thing.type_name for thing in task.objects}
-    facts = [_proposition(atom, name2type) for atom in task.init]
-    facts = [fact for fact in facts if fact is not None]
-    return Translation(
-        task,
-        sas,
-        name2type,
-        {action.name: action for action in task.actions},
-        facts,
-        {},
-        _types(task),
-    )
-
-
-def _types(task) -> textworld.logic.TypeHierarchy:
-    hierarchy = textworld.logic.TypeHierarchy()
-    seen = set()
-    for kind in task.types:
-        # The translator lists "object" twice: its own and the domain's.
-        if kind.name not in seen:
-            seen.add(kind.name)
-            hierarchy.add(textworld.logic.Type(kind.name, kind.supertype_names))
-    return hierarchy
-
-
-def _proposition(atom, types: dict[str, str]):
-    """A fact of the problem's ``:init`` as the engine states it; equalities, costs and distances
-    are no facts.
-    """
-    translator = vars(fast_downward.translate)["pddl"]  # a module that it imports for itself
-    if isinstance(atom, translator.conditions.Atom) and atom.predicate != "=":
-        name = atom.predicate
-        arguments = atom.args
-    elif isinstance(atom, translator.f_expression.Assign) and atom.fluent.symbol != "total-cost":
-        name = str(atom.expression.value)
-        arguments = atom.fluent.args
-    else:
-        return None
-    # A value that is a number: a distance between places.
-    if name.isdigit():
-        return None
-    return pddl_logic.Proposition(
-        name, [pddl_logic.Variable(argument, types[argument]) for argument in arguments]
-    )

@@ -6,7 +6,10 @@ from typing import Any
 from agent_system.environments.base import Observation, Task
 from agent_system.environments.env_package.alfworld.carried import NEEDED, CarriedPlayer
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
-from agent_system.environments.env_package.alfworld.store import load_game
+from agent_system.environments.env_package.alfworld.store import (
+    load_game,
+    translations_folder,
+)
 
 CHANGING = frozenset(
     {"atlocation", "holds", "opened", "isclean", "ishot", "iscool", "istoggled", "issliced"}
@@ -32,7 +35,7 @@ class AlfworldEnv:
         from agent_system.environments.env_package.alfworld.engine import Engine
 
         self.settings = settings
-        self._engine = Engine()
+        self._engine = Engine(translations_folder(settings))
         self._loaded: str | None = None
         self._start: frozenset[str] = frozenset()
         # Reads what the policy reads.

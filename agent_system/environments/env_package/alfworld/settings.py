@@ -56,7 +56,7 @@ class AlfworldSettings(EnvSettings):
     seed: NonNegativeInt = 0  # pyright: ignore[reportIncompatibleVariableOverride]  frozen
     """seed of game generation: the same games in every run"""
     data_dir: str = "data/alfworld"
-    """where generated games are stored by content hash"""
+    """where generated games are stored by content hash, and all games as the planner reads them"""
     prompt: Literal["compact", "full"] = "full"
     """length of the instructions"""
     thoughts: Literal["announced", "carried"] = "announced"

@@ -101,11 +101,7 @@ class Store:
             "size": self.size,
         }
         name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
-        return (
-            Path(self.settings.data_dir).expanduser().absolute()
-            / "generated"
-            / f"{self.split}-{name}"
-        )
+        return _data_dir(self.settings) / "generated" / f"{self.split}-{name}"
 
     def index(self) -> dict[str, Any]:
         """``{"hash", "games": [{hash, kind, scene, start, length}]}``; generates the split if need
@@ -209,6 +205,15 @@ def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
             "env.alfworld changed?"
         )
     return games.game_file(game)
+
+
+def translations_folder(settings: AlfworldSettings) -> Path:
+    """Where games are kept as the planner reads them, generated and official ones."""
+    return _data_dir(settings) / "translations"
+
+
+def _data_dir(settings: AlfworldSettings) -> Path:
+    return Path(settings.data_dir).expanduser().absolute()
 
 
 def export(game: dict[str, Any], root: Path) -> Path:

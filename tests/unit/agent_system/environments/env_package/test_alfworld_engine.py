@@ -24,10 +24,16 @@ def drawn(kind, index=0):
 
 
 @pytest.fixture(scope="module")
-def engine():
+def kept(tmp_path_factory):
+    """Where translated games are kept."""
+    return tmp_path_factory.mktemp("translations")
+
+
+@pytest.fixture(scope="module")
+def engine(kept):
     from agent_system.environments.env_package.alfworld.engine import Engine
 
-    engine = Engine()
+    engine = Engine(kept)
     yield engine
     engine.close()
 
@@ -70,10 +76,10 @@ def test_same_texts_commands_and_wins_as_the_installed_engine(engine, installed,
         assert mine.valid == (theirs.feedback != "Nothing happens.")
 
 
-def test_a_game_starts_the_same_again_and_engines_do_not_share_state(engine):
+def test_a_game_starts_the_same_again_and_engines_do_not_share_state(engine, kept):
     from agent_system.environments.env_package.alfworld.engine import Engine
 
-    game, other = drawn("pick"), Engine()
+    game, other = drawn("pick"), Engine(kept)
     engine.load(game)
     other.load(game)
     first = engine.reset()
@@ -86,14 +92,14 @@ def test_a_game_starts_the_same_again_and_engines_do_not_share_state(engine):
     other.close()
 
 
-def test_engines_come_and_go(engine):
+def test_engines_come_and_go(engine, kept):
     """Closing engines and making new ones neither crashes nor mixes up games."""
     from agent_system.environments.env_package.alfworld.engine import Engine
 
     engine.load(drawn("pick"))
     first = engine.reset()
     for number in range(1, 6):
-        passing = [Engine(), Engine()]
+        passing = [Engine(kept), Engine(kept)]
         for other in passing:
             other.load(drawn("pick", index=number))
             assert other.reset() != first
@@ -102,6 +108,77 @@ def test_engines_come_and_go(engine):
             other.close()  # twice is no harm
     assert engine.step("look").text != "Nothing happens."
     assert engine.reset() == first
+
+
+def opening(engine, game):
+    """What is seen first, and after every command that is possible then."""
+    engine.load(game)
+    first = engine.reset()
+    answers = []
+    for command in first.commands:
+        answers.append(engine.step(command))
+        engine.reset()
+    return first, answers
+
+
+@pytest.fixture
+def translator(monkeypatch):
+    """The module, with nothing in memory, and the problems that it translates from here on."""
+    from agent_system.environments.env_package.alfworld import translation
+
+    translate = translation._translate
+    translation.translation_of.cache_clear()
+    made = []
+
+    def counted(domain, problem):
+        made.append(problem)
+        return translate(domain, problem)
+
+    monkeypatch.setattr(translation, "_translate", counted)
+    yield translation, made
+    translation.translation_of.cache_clear()
+
+
+def test_what_one_process_translated_another_reads(translator, tmp_path):
+    from agent_system.environments.env_package.alfworld.engine import Engine
+
+    module, made = translator
+    game = drawn("heat")
+    engine = Engine(tmp_path)
+    seen = opening(engine, game)
+    module.translation_of.cache_clear()  # as in another process
+    assert opening(engine, game) == seen
+    engine.load(drawn("heat", index=1))
+    assert len(made) == 2
+    engine.close()
+
+
+@pytest.mark.parametrize("harm", [lambda text: text[:-9], lambda text: "", lambda _: "{}"])
+def test_a_damaged_translation_is_made_again(translator, tmp_path, harm):
+    from agent_system.environments.env_package.alfworld.engine import Engine
+
+    module, made = translator
+    engine = Engine(tmp_path)
+    seen = opening(engine, drawn("pick"))
+    (path,) = tmp_path.iterdir()
+    whole = path.read_text()
+    path.write_text(harm(whole))
+    module.translation_of.cache_clear()
+    assert opening(engine, drawn("pick")) == seen
+    assert len(made) == 2 and path.read_text() == whole
+    engine.close()
+
+
+@pytest.mark.usefixtures("translator")
+def test_games_are_played_where_no_translation_can_be_kept(tmp_path, caplog):
+    from agent_system.environments.env_package.alfworld.engine import Engine
+
+    file = tmp_path / "a file"
+    file.write_text("")
+    engine = Engine(file / "translations")
+    engine.load(drawn("pick"))
+    assert engine.reset().commands and "translated games are not kept" in caplog.text
+    engine.close()
 
 
 def test_the_translator_leaves_the_command_line_alone(engine):
