@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch.nn.functional import log_softmax
 from torch.nn.utils import clip_grad_norm_
+from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.bench.scoring import Cost
-from verl.models.loader import load_causal_lm
 from verl.protocol import DataProto
 from verl.trainer.launch.extensions import load_config
 from verl.workers.actor import ActorWorker
@@ -63,7 +63,7 @@ class Bare:
 
     def __init__(self, path: str, device: str, max_tokens: int, lr: float) -> None:
         # untyped: what transformers says of .to() is not what a checker reads
-        model: Any = load_causal_lm(path)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.model = model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
         self.device = device
