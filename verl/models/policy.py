@@ -16,15 +16,22 @@ from verl.models.packed_attention import PackedLayout
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class PackedModel(nn.Module):
     """A model that reads packed rows and is sharded block by block."""
 
+    config: "PreTrainedConfig"
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The decoder layers, which is what FSDP shards one by one."""
+        raise NotImplementedError
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """What the last hidden states are multiplied with, [width of the output, H]."""
         raise NotImplementedError
 
 
@@ -38,12 +45,18 @@ class PolicyModel(PackedModel):
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
         self.lm = lm
+        self.config = lm.config
         self.window = attention_window(lm.config)
 
     @property
     def blocks(self) -> nn.ModuleList:
         """The decoder layers, which is what FSDP shards one by one."""
         return decoder_layers(self.lm)
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """The weight of the output head [V, H]."""
+        return output_head(self.lm).get_parameter("weight")
 
     def forward(
         self,
@@ -81,6 +94,11 @@ class ValueModel(PackedModel):
         """The decoder layers, which is what FSDP shards one by one."""
         return decoder_layers(self.backbone)
 
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """The weight of the scalar head [1, H]."""
+        return self.value_head.weight
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -102,6 +120,8 @@ class LoadOptions(TypedDict, total=False):
     override_config: Mapping[str, object] | None
     external_lib: str | None
     gradient_checkpointing: bool
+    attention: str
+    empty: bool
 
 
 def value_model_from(path: str | Path | None, **options: Unpack[LoadOptions]) -> ValueModel:

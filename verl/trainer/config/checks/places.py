@@ -21,6 +21,8 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
         yield from engine_problems(cfg)
     elif joins and trainer.device == "auto":
         yield from _parallel_problems(cfg)
+    else:
+        yield from _attention_problems(cfg)
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
         size = lookup(cfg, key)
@@ -44,6 +46,13 @@ def engine_problems(cfg: PPOConfig) -> Problems:
     if engines > ranks:
         why = f"{engines} engines on {ranks} devices, and a device has room for one"
         yield problem(cfg, key, why, f"{ranks} or fewer", f"{key}={ranks}, or more devices")
+
+
+def _attention_problems(cfg: PPOConfig) -> Problems:
+    for key in ("actor_rollout_ref.model.attn_implementation", "critic.model.attn_implementation"):
+        if lookup(cfg, key) == "flex":
+            why = "FlexAttention has no gradient on a CPU"
+            yield problem(cfg, key, why, "auto or sdpa without a GPU", f"{key}=auto")
 
 
 def _parallel_problems(cfg: PPOConfig) -> Problems:

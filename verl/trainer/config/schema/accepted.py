@@ -53,12 +53,10 @@ class AcceptedModel(Section):
 
 
 class AcceptedActor(Section):
-    """Below ``actor_rollout_ref.actor``: how the work is split and compiled."""
+    """Below ``actor_rollout_ref.actor``: how the work is split."""
 
     ulysses_sequence_parallel_size: Annotated[int, NOT_SPLIT] = 1
     """sequence parallelism"""
-    use_torch_compile: Annotated[bool, Unused("the model runs eagerly", VERL)] = False
-    """compile the model"""
 
 
 class AcceptedRollout(Section):

@@ -90,6 +90,8 @@ class ActorConfig(AcceptedActor):
     """which policy loss is minimised"""
     shuffle: bool = False
     """cut other mini-batches in every one of ppo_epochs"""
+    use_torch_compile: bool = False
+    """compile the layers of the policy and of the reference (torch.compile), one by one"""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """what a checkpoint holds"""
     optim: OptimConfig = OptimConfig()

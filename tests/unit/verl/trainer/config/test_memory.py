@@ -51,8 +51,9 @@ def test_an_engine_plays_beside_weights_and_moments():
     assert play_bytes(moved, LARGE, 80 * GIB) == 4 * P / RANKS + 0.5 * 80 * GIB
 
 
-def test_a_node_loads_the_model_once_per_rank():
-    assert gpu_node_bytes(config("trainer.save_freq=-1"), LARGE) == 8 * 4 * P
+def test_ranks_load_no_copies_of_their_own():
+    """Gathered, cast and in the store, beside eight sleeping engines: more than loading takes."""
+    assert gpu_node_bytes(config("trainer.save_freq=-1"), LARGE) == (4 + 2 * 2 + 8 * 2) * P
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
     assert gpu_node_bytes(config(*one, "trainer.save_freq=-1"), LARGE) == (4 + 2 * 2 + 2) * P
 
@@ -130,6 +131,17 @@ def test_the_smallest_gpu_of_a_machine_counts(monkeypatch):
 
     monkeypatch.setattr(plan_module.subprocess, "run", missing)
     assert gather_facts(config()).device_memory_gb is None
+
+
+def test_flex_attention_is_refused_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    keys = [f"{part}.model.attn_implementation" for part in ("actor_rollout_ref", "critic")]
+    for key in keys:
+        (found,) = [text for text in find_problems(config(f"{key}=flex", "trainer.device=cpu"))]
+        assert found.startswith(key) and "no gradient on a CPU" in found and f"{key}=auto" in found
+    for words in (["trainer.device=cuda"], ["trainer.device=auto", "ray_init.address='head:1'"]):
+        problems = find_problems(config(*(f"{key}=flex" for key in keys), *words))
+        assert not any("attn_implementation" in text for text in problems)
 
 
 def test_tensor_parallelism_is_refused_where_there_may_be_a_gpu(monkeypatch):
