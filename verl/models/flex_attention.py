@@ -94,10 +94,13 @@ def packed_flex_attention(
     refuse(attention_mask, others)
     if dropout:
         raise UnsupportedAttention(f"dropout={dropout} of attention, which FlexAttention lacks")
+    if layout.group is not None:
+        query, key, value = map(layout.group.to_heads, (query, key, value))
     shared = query.shape[1] != key.shape[1]
     call = _flex(query.is_cuda)
     out = call(query, key, value, block_mask=layout.flex, scale=scaling, enable_gqa=shared)
-    return out.transpose(1, 2), None
+    out = out.transpose(1, 2)
+    return (out if layout.group is None else layout.group.to_tokens(out)), None
 
 
 def _flex(on_gpu: bool) -> Callable[..., Any]:

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-if TYPE_CHECKING:  # brings torch's compiler along
+if TYPE_CHECKING:  # the first brings torch's compiler along, the second imports this module
     from torch.nn.attention.flex_attention import BlockMask
+
+    from verl.models.sequence_parallel import SequenceGroup
 
 PACKED_ATTENTION = "verl_packed"
 # Share of padding up to which rows are attended to in one call. On a CPU that saves a seventh of
@@ -90,7 +92,7 @@ class PackedLayout:
 
     ``longest_branch`` is the largest number of tokens that a branch's last token sees, the row's
     prefix and itself included. ``flex`` says all of it once more for FlexAttention, where that
-    computes.
+    computes, and ``group`` whose ranks compute together.
     """
 
     lengths: tuple[int, ...]
@@ -98,6 +100,7 @@ class PackedLayout:
     blocks: tuple[BranchBlock, ...] = field(default=())
     longest_branch: int = 0
     flex: "BlockMask | None" = None
+    group: "SequenceGroup | None" = None
 
     @property
     def trunk(self) -> int:
@@ -189,13 +192,16 @@ def packed_attention(
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
     check_window(sliding_window, layout)
     refuse(attention_mask, others)
+    if layout.group is not None:
+        query, key, value = map(layout.group.to_heads, (query, key, value))
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:  # grouped-query attention: several query heads share a key head
         key = key.repeat_interleave(repeats, 1)
         value = value.repeat_interleave(repeats, 1)
     parts = [_attend_rows(group, query, key, value, scaling, dropout) for group in layout.groups]
     parts += [_attend_block(block, query, key, value, scaling, dropout) for block in layout.blocks]
-    return torch.cat(parts, dim=1), None
+    out = torch.cat(parts, dim=1)
+    return (out if layout.group is None else layout.group.to_tokens(out)), None
 
 
 def check_window(window: int | None, layout: PackedLayout) -> None:

@@ -92,6 +92,7 @@ class ActorWorker(TrainingWorker):
             section.fsdp_config,
             optim,
             actor.grad_clip,
+            actor.ulysses_sequence_parallel_size,
             actor.use_torch_compile,
         )
 

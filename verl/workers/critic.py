@@ -61,7 +61,14 @@ class CriticWorker(TrainingWorker):
             attention=attention_on(self.device_name, model.attn_implementation),
             empty=rank() > 0,
         )
-        self._take_model(module, config.dtype, model.fsdp_config, config.optim, config.grad_clip)
+        self._take_model(
+            module,
+            config.dtype,
+            model.fsdp_config,
+            config.optim,
+            config.grad_clip,
+            config.ulysses_sequence_parallel_size,
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:

@@ -28,7 +28,14 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from verl.models.policy import PackedModel
-from verl.workers.collectives import init_distributed, make_mesh, resolve_device, world_size
+from verl.models.sequence_parallel import sequence_group
+from verl.workers.collectives import (
+    TIMEOUT,
+    init_distributed,
+    make_mesh,
+    resolve_device,
+    world_size,
+)
 from verl.workers.compiling import compile_blocks
 from verl.workers.from_rank_zero import check_same_model, take_from_rank_zero
 from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
@@ -61,6 +68,8 @@ class TrainEngine:
         fsdp: the ``fsdp_config`` section; None: nothing is offloaded, all ranks share one copy.
         optim: the ``optim`` section; None for a frozen model.
         grad_clip: largest gradient norm.
+        sequence_ranks: how many neighbouring ranks compute a row together; ``ValueError`` where
+            ranks or heads cannot be divided so.
         compiled: run the decoder layers through ``torch.compile``; ``RuntimeError`` where that
             cannot work.
     """
@@ -74,6 +83,7 @@ class TrainEngine:
         fsdp: FSDPSection | None = None,
         optim: OptimSection | None = None,
         grad_clip: float = 1.0,
+        sequence_ranks: int = 1,
         compiled: bool = False,
     ) -> None:
         self.device = resolve_device(device)
@@ -89,6 +99,8 @@ class TrainEngine:
         else:
             check_schedule(optim)
         self.module = module
+        self.sequence_ranks = sequence_ranks
+        module.group = sequence_group(module.config, sequence_ranks, self.device, TIMEOUT)
         if compiled:
             compile_blocks(module, self.device)
         self._sharded = self._shard(DTYPES[dtype])
@@ -168,6 +180,12 @@ class TrainEngine:
             yield
         finally:
             self._offload()
+
+    def has_turn(self, turn: int) -> bool:
+        """Whether the pass of this ``turn`` (below ``sequence_ranks``) is over rows of this rank;
+        if not, ``module.take_part()`` is what it does for those of another.
+        """
+        return self.module.group is None or self.module.group.take_turn(turn)
 
     # ------------------------------------------------------------------ training
 

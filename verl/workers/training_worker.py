@@ -60,6 +60,7 @@ class TrainingWorker(Worker):
         fsdp: FSDPSection,
         optim: OptimSection | None,
         grad_clip: float,
+        sequence_ranks: int,
         compiled: bool = False,
     ) -> None:
         """Shard ``module`` over the ranks."""
@@ -70,6 +71,7 @@ class TrainingWorker(Worker):
             fsdp=fsdp,
             optim=optim,
             grad_clip=grad_clip,
+            sequence_ranks=sequence_ranks,
             compiled=compiled,
         )
 

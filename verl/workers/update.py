@@ -13,9 +13,9 @@ from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
 from verl.workers.engine import StepReport, TrainEngine
 from verl.workers.mini_batches import mini_batches
-from verl.workers.passes import common_passes
+from verl.workers.passes import common_passes, cut_rows
 from verl.workers.profiling import memory_metrics, speed_metrics
-from verl.workers.rows import Rows, limits_of, micro_batches
+from verl.workers.rows import Rows, limits_of
 from verl.workers.sections import UpdateSection
 
 # index of rows -> this micro-batch's share of the mini-batch loss, and metrics to be summed; [] ->
@@ -65,16 +65,21 @@ def optimizer_step(
         section.ppo_micro_batch_size_per_gpu,
         section.ppo_max_token_len_per_gpu,
     )
-    cuts = micro_batches([rows.lengths[row] for row in part], **limits)
+    cuts = cut_rows(engine, [rows.lengths[row] for row in part], limits)
     passes = common_passes(cuts)
     sums = {name: torch.zeros(()) for name in names}
     # Equally many passes on every rank: collective calls inside a pass have to pair up.
     for number in range(passes):
         cut = cuts[number] if number < len(cuts) else []
-        loss, measured = share([part[i] for i in cut])
-        engine.backward(loss, last=number == passes - 1)
-        for name, value in measured.items():
-            sums[name] = sums[name] + value.float().cpu()
+        for turn in range(engine.sequence_ranks):
+            measured: dict[str, torch.Tensor] = {}
+            if engine.has_turn(turn):
+                loss, measured = share([part[i] for i in cut])
+            else:
+                loss = engine.module.take_part()
+            engine.backward(loss, last=(number, turn) == (passes - 1, engine.sequence_ranks - 1))
+            for name, value in measured.items():
+                sums[name] = sums[name] + value.float().cpu()
     totals = sum_over_ranks([float(value) for value in sums.values()])
     return dict(zip(names, totals, strict=True)), engine.step()
 

@@ -149,12 +149,13 @@ def has_reference(cfg: PPOConfig) -> bool:
 
 
 def micro_tokens(cfg: PPOConfig) -> int:
-    """Tokens of the largest micro-batch of the policy's update."""
+    """Tokens of the policy's largest micro-batch in an update, on one rank."""
     actor = cfg.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:
         return actor.ppo_max_token_len_per_gpu
     row = cfg.data.max_prompt_length + cfg.data.max_response_length
-    return row * (actor.ppo_micro_batch_size_per_gpu or 1)
+    tokens = row * (actor.ppo_micro_batch_size_per_gpu or 1)
+    return -(-tokens // actor.ulysses_sequence_parallel_size)
 
 
 def logit_bytes(tokens: int, size: PolicySize) -> int:

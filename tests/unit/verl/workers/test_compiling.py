@@ -21,6 +21,12 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=2, std=0.2)
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Of one layer: a C++ compiler takes its time."""
+    return make_tiny_policy(tmp_path_factory.mktemp("small"), hidden=32, layers=1, std=0.2)
+
+
 @pytest.fixture(autouse=True)
 def forgetful():
     torch._dynamo.reset()
@@ -47,13 +53,13 @@ def engine_of(policy, compiled, checkpointing=False):
     return TrainEngine(PolicyModel(lm), device="cpu", optim=OptimConfig(), compiled=compiled)
 
 
-def test_scores_and_gradients_agree_to_rounding(policy):
-    plain, compiled = (passes(engine_of(policy, compiled)) for compiled in (False, True))
+def test_scores_and_gradients_agree_to_rounding(small):
+    plain, compiled = (passes(engine_of(small, compiled)) for compiled in (False, True))
     torch.testing.assert_close(compiled, plain, atol=1e-5, rtol=1e-4)
 
 
 def test_layers_share_graphs_that_fit_every_number_of_tokens(policy, monkeypatch):
-    """Two graphs before attention and after it, at most once more for a variable size."""
+    """Those of one model serve another one like it, in all its layers and sizes."""
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile
     monkeypatch.setattr(
@@ -63,9 +69,9 @@ def test_layers_share_graphs_that_fit_every_number_of_tokens(policy, monkeypatch
     )
     passes(engine_of(policy, True, checkpointing=True), checkpointing=True)
     seen = counter.frame_count
-    assert seen > 1
+    assert seen > 2  # the trial, what stands before attention and what after it
     passes(engine_of(policy, True, checkpointing=True), checkpointing=True)
-    assert counter.frame_count == seen + 1  # the trial
+    assert counter.frame_count == seen
 
 
 def test_names_of_weights_are_those_of_plain_layers(policy):

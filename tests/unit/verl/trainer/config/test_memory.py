@@ -11,6 +11,7 @@ from verl.trainer.config.memory import (
     cpu_node_bytes,
     gpu_node_bytes,
     memory_problems,
+    micro_tokens,
     play_bytes,
     store_gb,
     update_bytes,
@@ -42,6 +43,30 @@ def test_an_update_holds_shards_one_layer_activations_and_logits():
     )
     assert kept == shards + gathered + 16 * activations + logits
     assert update_bytes(config(), PolicySize()) is None
+
+
+def test_ranks_that_compute_a_row_together_hold_a_part_of_it():
+    key = "actor_rollout_ref.actor"
+    rows = (f"{key}.use_dynamic_bsz=false", f"{key}.ppo_micro_batch_size_per_gpu=2")
+    alone = config(*rows)
+    together = config(*rows, f"{key}.ulysses_sequence_parallel_size=4")
+    row = alone.data.max_prompt_length + alone.data.max_response_length
+    assert micro_tokens(alone) == 2 * row
+    assert micro_tokens(together) == -(-2 * row // 4)
+    # By tokens, a micro-batch holds as many more as there are ranks to compute it.
+    assert micro_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
+
+
+def test_joint_ranks_are_of_one_node_and_compile_nothing():
+    for where in ("actor_rollout_ref.actor", "critic"):
+        key = f"{where}.ulysses_sequence_parallel_size"
+        (found,) = find_problems(config(f"{key}=3", "trainer.device=cpu"))
+        assert found.startswith(key) and "the 8 ranks of a node" in found and f"{key}=1" in found
+        assert find_problems(config(f"{key}=2", "trainer.device=cpu")) == []
+    words = ["ulysses_sequence_parallel_size=2", "use_torch_compile=true"]
+    both = [f"actor_rollout_ref.actor.{word}" for word in words]
+    (found,) = find_problems(config(*both, "trainer.device=cpu"))
+    assert found.startswith("actor_rollout_ref.actor.use_torch_compile") and "fix: " in found
 
 
 def test_an_engine_plays_beside_weights_and_moments():
