@@ -25,7 +25,8 @@ def last_hidden(
     """
     # Not left to the attention: some models tell their window to the mask alone.
     check_window(window, layout)
-    flex = backbone.config._attn_implementation == FLEX_ATTENTION
+    config: PreTrainedConfig = backbone.config  # pyright: ignore[reportAssignmentType]  has one
+    flex = config._attn_implementation == FLEX_ATTENTION
     layout = (with_block_mask if flex else with_masks)(layout, input_ids.device)
     out = backbone(
         input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout

@@ -12,10 +12,14 @@ gradient; its share of backward is counted all the same.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from verl.models.policy import PackedModel
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def model_flops(module: PackedModel) -> ModelFlops:
     )
 
 
-def _met(parameter: nn.Parameter, text: object) -> tuple[float, bool]:
+def _met(parameter: nn.Parameter, text: "PreTrainedConfig") -> tuple[float, bool]:
     """How many of the weights a token is multiplied with, and whether they are trained."""
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
     if parameter.dim() == 3:  # the experts of a mixture, of which a token goes to a few

@@ -55,7 +55,7 @@ class PackedModel(nn.Module):
         raise NotImplementedError
 
     @property
-    def head_weight(self) -> nn.Parameter:
+    def head_weight(self) -> torch.Tensor:
         """What the last hidden states are multiplied with, [width of the output, H]."""
         raise NotImplementedError
 
@@ -79,7 +79,7 @@ class PolicyModel(PackedModel):
         return decoder_layers(self.lm)
 
     @property
-    def head_weight(self) -> nn.Parameter:
+    def head_weight(self) -> torch.Tensor:
         """The weight of the output head [V, H]."""
         return output_head(self.lm).get_parameter("weight")
 
@@ -126,7 +126,7 @@ class ValueModel(PackedModel):
         return decoder_layers(self.backbone)
 
     @property
-    def head_weight(self) -> nn.Parameter:
+    def head_weight(self) -> torch.Tensor:
         """The weight of the scalar head [1, H]."""
         return self.value_head.weight
 

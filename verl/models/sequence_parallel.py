@@ -137,7 +137,7 @@ def sequence_group(
             f"fix: {KEY}=1"
         )
     ranks, _ = dist.new_subgroups(size, timeout=timeout)
-    assert ranks is not None  # every rank is in one of them
+    assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of them
     return SequenceGroup(ranks, device)
 
 

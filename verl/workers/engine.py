@@ -34,6 +34,7 @@ from verl.workers.collectives import (
     init_distributed,
     make_mesh,
     resolve_device,
+    share_random_state,
     world_size,
 )
 from verl.workers.compiling import compile_blocks
@@ -119,6 +120,7 @@ class TrainEngine:
         fsdp = self.fsdp
         offload = self.device == "cuda" and fsdp is not None and fsdp.offload_policy
         check_same_model(self.module)
+        share_random_state()  # a rank that reads a model draws other numbers than one that does not
         mesh = make_mesh(self.device, -1 if fsdp is None else fsdp.fsdp_size)
         precision = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32

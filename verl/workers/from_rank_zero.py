@@ -10,26 +10,25 @@ its shards.
 
 import json
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from verl.workers.collectives import broadcast_text, share_random_state, world_size
+from verl.workers.collectives import broadcast_text, world_size
 
 
 def check_same_model(module: nn.Module) -> None:
     """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0.
 
-    What is broadcast afterwards has no names: it goes by the order of the tensors. Every rank
-    goes on to draw random numbers from where rank 0 is, for reading a model draws some.
+    What is broadcast afterwards has no names: it goes by the order of the tensors.
     """
     if world_size() == 1:
         return
     own = _described(module)
     first = json.loads(broadcast_text(json.dumps(own)))
-    share_random_state()
     if own != first:
         odd = [entry for entry in (*own, *first) if entry not in own or entry not in first]
         raise RuntimeError(
@@ -43,8 +42,8 @@ def _described(module: nn.Module) -> list[list[object]]:
         module.named_parameters(remove_duplicate=False),
         module.named_buffers(remove_duplicate=False),
     )
-    number = {}
-    # The number of a tensor among all: equal where two names are tied.
+    number: dict[torch.Tensor, int] = {}
+    # Numbered, because two names that are tied on one rank have to be tied on all.
     return [
         [name, list(tensor.shape), str(tensor.dtype), number.setdefault(tensor, len(number))]
         for name, tensor in tensors
@@ -59,13 +58,17 @@ def take_from_rank_zero(part: nn.Module, device: str) -> None:
         return
     taken: dict[torch.Tensor, torch.Tensor] = {}
     for module in part.modules():
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
-                if tensor is None or isinstance(tensor, DTensor):
-                    continue
-                if tensor not in taken:
-                    taken[tensor] = _received(tensor, device)
-                held[name] = taken[tensor]
+        _replace(module._parameters, taken, device)
+        _replace(module._buffers, taken, device)
+
+
+def _replace(held: dict[str, Any], taken: dict[torch.Tensor, torch.Tensor], device: str) -> None:
+    for name, tensor in held.items():
+        if tensor is None or isinstance(tensor, DTensor):
+            continue
+        if tensor not in taken:
+            taken[tensor] = _received(tensor, device)
+        held[name] = taken[tensor]
 
 
 def _received(tensor: torch.Tensor, device: str) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """FlexAttention sees what packed attention sees, and gives its numbers and gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.attention import flex_attention as library
@@ -69,9 +71,10 @@ def test_a_token_sees_its_row_or_the_prefix_and_its_branch():
         [torch.arange(3), torch.arange(2)], [[Branch(2, [5, 6])], [Branch(1, [7])]]
     ).layout
     mask = with_block_mask(layout, CPU).flex
-    place = torch.arange(8)
-    seen = mask.mask_mod(None, None, place[:, None], place[None, :]).int().tolist()
-    assert seen == [
+    assert mask is not None
+    place, one = torch.arange(8), torch.zeros(())
+    seen = mask.mask_mod(one, one, place[:, None], place[None, :])
+    assert seen.int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0, 0],
@@ -86,6 +89,7 @@ def test_a_token_sees_its_row_or_the_prefix_and_its_branch():
 def test_blocks_between_which_nothing_is_seen_are_skipped():
     rows = [torch.arange(256), torch.arange(256)]
     mask = with_block_mask(pack(rows).layout, CPU).flex
+    assert mask is not None
     assert mask.to_dense()[0, 0].tolist() == [
         [1, 0, 0, 0],
         [1, 1, 0, 0],
@@ -130,13 +134,14 @@ def test_what_it_does_not_compute_is_refused(policy):
     layout = packed().layout
     query, key, value = (x.detach() for x in inputs(len(packed().input_ids)))
     ready = with_block_mask(layout, CPU)
-    for more, said in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"layout": None}, "without layout"),
         ({"layout": layout}, "without layout"),
         ({"layout": ready, "dropout": 0.1}, "dropout=0.1"),
         ({"layout": ready, "softcap": 30.0}, "softcap"),
         ({"layout": ready, "sliding_window": 6}, "sliding window of 6"),
-    ):
+    ]
+    for more, said in cases:
         with pytest.raises(UnsupportedAttention, match=said):
             packed_flex_attention(torch.nn.Module(), query, key, value, None, **more)
     lm = load_causal_lm(policy, attention="flex")

@@ -109,6 +109,7 @@ def run_rank(rank: int, directory: Path) -> None:
     (directory / f"{rank}.{OTHER}").write_text(json.dumps(said))
     # As if there were no broadcast: both ranks keep what they read.
     engine_module.check_same_model = lambda module: None
+    engine_module.share_random_state = lambda: None
     engine_module.take_from_rank_zero = lambda part, device: None
     for case in CASES:
         place_and_learn(case, READ, directory, rank)

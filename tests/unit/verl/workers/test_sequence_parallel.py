@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.multiprocessing.spawn import spawn
+from transformers import Qwen3Config
 
 from tests.helpers.policy_rows import add_branches, gradients, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
@@ -53,6 +53,7 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
         scores = score_rows(engine, rows_of(owner), max_rows=2)
         found[f"log_probs {owner}"] = scores.log_probs
         found[f"entropy {owner}"] = scores.entropy
+        assert scores.branch_scores is not None
         records = [record for row in scores.branch_scores for record in row]
         found[f"branches {owner}"] = torch.tensor([[r.logprob, r.entropy] for r in records])
     if case == FLEX:
@@ -81,8 +82,7 @@ def run_rank(rank: int, policy: Path, directory: Path) -> None:
         save_file(numbers_of(policy, case, 2, [rank]), directory / f"{case}.{rank}")
     said = []
     for size in (3, 4):
-        config = SimpleNamespace(num_attention_heads=12, num_key_value_heads=2)
-        config.get_text_config = lambda config=config: config
+        config = Qwen3Config(num_attention_heads=12, num_key_value_heads=2)
         with pytest.raises(ValueError) as error:
             sequence_group(config, size, "cpu", TIMEOUT)
         said.append(str(error.value))
@@ -122,9 +122,9 @@ def test_together_they_find_what_one_finds_alone(policy, together, case):
 
 def test_impossible_sizes_are_refused(together):
     for rank in (0, 1):
-        ranks, heads = json.loads((together / f"said.{rank}.json").read_text())
-        assert "ulysses_sequence_parallel_size=3: the model has 12 attention heads" in ranks
-        assert "does not divide the 2 ranks" in heads
+        heads, ranks = json.loads((together / f"said.{rank}.json").read_text())
+        assert "ulysses_sequence_parallel_size=3: the model has 12 attention heads" in heads
+        assert "allowed: [1, 2, 4, 6, 12]" in heads and "size=4 does not divide the 2" in ranks
 
 
 def test_a_layout_travels_as_numbers():
@@ -141,10 +141,10 @@ def test_a_layout_travels_as_numbers():
         assert [group.rows for group in copy.groups] == [group.rows for group in layout.groups]
 
 
-def test_ranks_that_compute_together_hold_as_many_times_the_tokens():
-    engine = SimpleNamespace(sequence_ranks=2)
-    alone = SimpleNamespace(sequence_ranks=1)
-    limits = Limits(max_tokens=10)
-    assert cut_rows(alone, [6, 6, 6], limits) == [[0], [1], [2]]
-    assert cut_rows(engine, [6, 6, 6], limits) == [[0, 1, 2]]
+def test_ranks_that_compute_together_hold_as_many_times_the_tokens(policy):
+    engine = engine_of(policy, PLAIN, 1)
+    by_tokens = Limits(max_tokens=10)
+    assert cut_rows(engine, [6, 6, 6], by_tokens) == [[0], [1], [2]]
+    engine.sequence_ranks = 2
+    assert cut_rows(engine, [6, 6, 6], by_tokens) == [[0, 1, 2]]
     assert cut_rows(engine, [6, 6, 6], Limits(max_rows=1)) == [[0], [1], [2]]
