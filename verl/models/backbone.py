@@ -26,8 +26,12 @@ def last_hidden(
     # Not left to the attention: some models tell their window to the mask alone.
     check_window(window, layout)
     config: PreTrainedConfig = backbone.config  # pyright: ignore[reportAssignmentType]  has one
-    flex = config._attn_implementation == FLEX_ATTENTION
-    layout = (with_block_mask if flex else with_masks)(layout, input_ids.device)
+    if config._attn_implementation == FLEX_ATTENTION:
+        layout = with_block_mask(layout, input_ids.device)
+    else:
+        # In the type of the layers, or FSDP would cast the masks anew for each of them.
+        weight = next(backbone.parameters())
+        layout = with_masks(layout, input_ids.device, weight.dtype)
     out = backbone(
         input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
     )

@@ -152,9 +152,11 @@ def _row_group(lengths: list[int], start: int, device: torch.device | str) -> Ro
     )
 
 
-def with_masks(layout: PackedLayout, device: torch.device) -> PackedLayout:
+def with_masks(
+    layout: PackedLayout, device: torch.device, dtype: torch.dtype = torch.float32
+) -> PackedLayout:
     """The layout with the masks of its branch blocks, once for all layers of a forward."""
-    blocks = [replace(block, mask=_branch_mask(block).to(device)) for block in layout.blocks]
+    blocks = [replace(block, mask=_branch_mask(block).to(device, dtype)) for block in layout.blocks]
     return replace(layout, blocks=tuple(blocks))
 
 
