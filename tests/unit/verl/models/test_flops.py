@@ -1,14 +1,17 @@
 """Operations in closed form: by hand, and as torch counts those of real passes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen3MoeConfig
 
 from tests.helpers.policy_rows import random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import ModelFlops, Work, model_flops
-from verl.models.loader import load_causal_lm
+from verl.models.loader import load_causal_lm, new_causal_lm
 from verl.models.policy import PolicyModel, value_model_from
 from verl.utils.peaks import PEAK_TFLOPS, peak_tflops
 from verl.workers.rows import Rows
@@ -63,7 +66,7 @@ def test_torch_counts_the_same(policy, make, backward):
     module = PolicyModel(made) if make is load_causal_lm else made
     rows = Rows(random_rows(rows=3))
     work = rows.work([0, 1, 2])
-    square = Work(work.tokens, work.positions, sum(length**2 for length in rows.lengths))
+    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
     flops = model_flops(module)
     expected = flops.update(square) if backward else flops.forward(square)
     with torch.set_grad_enabled(backward):
@@ -75,7 +78,7 @@ def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
     module = PolicyModel(load_causal_lm(policy, lora_rank=4))
     rows = Rows(random_rows(rows=3))
     work = rows.work([0, 1, 2])
-    square = Work(work.tokens, work.positions, sum(length**2 for length in rows.lengths))
+    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
     flops = model_flops(module)
     assert 0 < flops.trained < 0.3 * flops.weights and flops.trained_head == 0
     expected = flops.update(square)
@@ -89,6 +92,32 @@ def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
         and "lora_B" not in name
     )
     assert found == expected - 2 * unread * work.tokens
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_of_a_mixture_a_token_meets_a_few_experts(backward):
+    lm = new_causal_lm(
+        Qwen3MoeConfig(
+            vocab_size=400,
+            hidden_size=32,
+            moe_intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+        ),
+        seed=0,
+    )
+    lm.set_experts_implementation("eager")  # torch counts no grouped products
+    rows = Rows(random_rows(rows=3))
+    work = rows.work([0, 1, 2])
+    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
+    flops = model_flops(PolicyModel(lm))
+    expected = flops.update(square) if backward else flops.forward(square)
+    with torch.set_grad_enabled(backward):
+        assert counted(PolicyModel(lm), rows, backward) == expected
 
 
 @pytest.mark.parametrize(
