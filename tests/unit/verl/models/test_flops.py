@@ -104,7 +104,6 @@ def test_of_a_mixture_a_token_meets_a_few_experts(backward):
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,
-            head_dim=16,
             num_experts=4,
             num_experts_per_tok=2,
         ),
