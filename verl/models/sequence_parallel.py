@@ -200,17 +200,14 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
         ctx.ranks = ranks
-        size = dist.get_world_size(ranks)
-        whole = own.new_empty(size * own.shape[0], own.shape[1])
-        dist.all_gather_into_tensor(whole, own.contiguous(), group=ranks)
-        return whole
+        whole = own.new_empty(dist.get_world_size(ranks), *own.shape)
+        dist.all_gather(list(whole.unbind(0)), own.contiguous(), group=ranks)
+        return whole.flatten(0, 1)
 
     @staticmethod
     @once_differentiable  # hides the parameters' names from the type checker
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
         ctx: Any, gradient: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
-        size = dist.get_world_size(ctx.ranks)
-        own = gradient.new_empty(gradient.shape[0] // size, gradient.shape[1])
-        dist.reduce_scatter_tensor(own, gradient.contiguous(), group=ctx.ranks)
-        return own, None
+        slices = gradient.unflatten(0, (dist.get_world_size(ctx.ranks), -1))
+        return _all_to_all(slices, ctx.ranks).sum(0), None

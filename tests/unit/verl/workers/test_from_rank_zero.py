@@ -69,6 +69,8 @@ def place_and_learn(case: str, way: str, directory: Path, rank: int) -> None:
     seed_everything(3)
     empty = way == BROADCAST and rank > 0
     module = model_of(case, directory, empty)
+    if empty:
+        torch.rand(1)  # reading and building may draw other numbers
     on_meta = {name for name, p in module.named_parameters() if p.is_meta}
     tied = tied_names(module)
     held: list[int] = []
