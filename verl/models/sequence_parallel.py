@@ -117,11 +117,18 @@ def sequence_group(
     """The group of this rank where ``size`` ranks compute a row together, None for one; a
     collective call.
 
-    Raises ``ValueError`` where ranks or heads cannot be divided so.
+    Raises ``ValueError`` where ranks or heads cannot be divided so, or where a slice would not know
+    how its tokens are rotated.
     """
     if size == 1:
         return None
     text = config.get_text_config()
+    kind = _rotated_by_length(text)
+    if kind:
+        raise ValueError(
+            f"{KEY}={size}: the model's rotations ({kind}) depend on the longest position, which a "
+            f"slice of the tokens does not show; allowed: 1; fix: {KEY}=1"
+        )
     heads: int = text.num_attention_heads
     keys: int = getattr(text, "num_key_value_heads", None) or heads
     if heads % size or (keys % size and size % keys):
@@ -139,6 +146,15 @@ def sequence_group(
     ranks, _ = dist.new_subgroups(size, timeout=timeout)
     assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of them
     return SequenceGroup(ranks, device)
+
+
+def _rotated_by_length(text: "PreTrainedConfig") -> str:
+    """The kind of rotations that depend on how long a sequence is; empty for others."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    # Of some models every type of layers has its own.
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    kinds = [str(one.get("rope_type", "")) for one in (rope, *nested)]
+    return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
 
 
 def _flat(layout: PackedLayout) -> list[int]:

@@ -127,6 +127,17 @@ def test_impossible_sizes_are_refused(together):
         assert "allowed: [1, 2, 4, 6, 12]" in heads and "size=4 does not divide the 2" in ranks
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_rotations_that_depend_on_the_longest_position_are_refused(nested):
+    config = Qwen3Config(num_attention_heads=4, num_key_value_heads=2)
+    for kind in ("dynamic", "longrope"):
+        rope = {"rope_type": kind}
+        config.rope_parameters = {"full_attention": rope} if nested else rope
+        with pytest.raises(ValueError, match=rf"rotations \({kind}\) .* fix: ulysses"):
+            sequence_group(config, 2, "cpu", TIMEOUT)
+    assert sequence_group(config, 1, "cpu", TIMEOUT) is None
+
+
 def test_a_layout_travels_as_numbers():
     rows = [torch.arange(7), torch.arange(8), torch.arange(3)]
     branches = [
