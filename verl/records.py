@@ -16,6 +16,7 @@ REWARD_PARTS = "reward_parts"  # column [B]: rewards of the row's trajectory by 
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: what a reward model says of the conversation, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: what a token's loss weighs
+PROFILE = "profile"  # in meta_info: the ProfileOrder of a call, where there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +141,12 @@ class ChoiceBonus:
     token_ids: tuple[int, ...]
     weight: float
     name: str = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOrder:
+    """Which ``ranks`` trace a call of iteration ``step``, and into which ``directory``."""
+
+    directory: str
+    ranks: tuple[int, ...]
+    step: int

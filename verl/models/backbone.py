@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from verl.models.packed_attention import PackedLayout, check_window
+from verl.models.flex_attention import FLEX_ATTENTION, with_block_mask
+from verl.models.packed_attention import PackedLayout, check_window, with_masks
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,6 +25,13 @@ def last_hidden(
     """
     # Not left to the attention: some models tell their window to the mask alone.
     check_window(window, layout)
+    config: PreTrainedConfig = backbone.config  # pyright: ignore[reportAssignmentType]  has one
+    if config._attn_implementation == FLEX_ATTENTION:
+        layout = with_block_mask(layout, input_ids.device)
+    else:
+        # In the type of the layers, or FSDP would cast the masks anew for each of them.
+        weight = next(backbone.parameters())
+        layout = with_masks(layout, input_ids.device, weight.dtype)
     out = backbone(
         input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
     )

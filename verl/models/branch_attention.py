@@ -75,7 +75,7 @@ def pack(
                 positions.append(torch.arange(branch.start, branch.start + size))
                 cursor += size
                 longest = max(longest, branch.start + size)
-            blocks.append(_branch_block([row[index] for index in block], first, offset, device))
+            blocks.append(_branch_block([row[index] for index in block], first, offset))
         branch_offsets.append(where)
     return PackedBranches(
         torch.cat(ids).to(device),
@@ -113,21 +113,10 @@ def _blocks(row: Sequence[Branch]) -> list[list[int]]:
     return blocks
 
 
-def _branch_block(
-    block: list[Branch], first: int, trunk: int, device: torch.device | str
-) -> BranchBlock:
-    sizes = torch.tensor([len(branch.token_ids) for branch in block])
-    starts = torch.tensor([branch.start for branch in block])
-    queries = int(sizes.sum())
-    prefix = int(starts.max())
-    owner = torch.repeat_interleave(torch.arange(len(block)), sizes)  # [Q], the branch of a query
-    order = torch.arange(queries)
-    # a query sees its row up to the start of its branch, and of the block its own branch causally
-    in_row = torch.arange(prefix)[None, :] < starts[owner][:, None]
-    in_branch = (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :])
-    visible = torch.cat([in_row, in_branch], dim=1)
-    mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
-    return BranchBlock(first, first + queries, trunk, prefix, mask.to(device))
+def _branch_block(block: list[Branch], first: int, trunk: int) -> BranchBlock:
+    sizes = tuple(len(branch.token_ids) for branch in block)
+    starts = tuple(branch.start for branch in block)
+    return BranchBlock(first, first + sum(sizes), trunk, max(starts), sizes, starts)
 
 
 def naive_sequences(

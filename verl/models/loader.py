@@ -18,6 +18,7 @@ from verl.models.architecture import (
     config_reasons,
     refusal,
 )
+from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 from verl.utils.hints import did_you_mean
@@ -89,40 +90,60 @@ def load_causal_lm(
     lora_rank: int = 0,
     lora_alpha: float = 16.0,
     target_modules: str | Sequence[str] = "all-linear",
+    attention: str = "sdpa",
+    empty: bool = False,
 ) -> "PreTrainedModel":
     """A ``transformers`` causal LM on the CPU, ready for packed rows.
 
     Weights are ``dtype`` (the master weights, float32 for training). With ``lora_rank > 0`` only
-    the adapters require gradients. Raises ``FileNotFoundError`` for a missing path, config or
-    weights, ``UnsupportedArchitecture`` for a model that packed rows would score wrong.
+    the adapters require gradients. With ``empty`` no weights are read: the model is on ``meta``,
+    and another rank has what it will hold. Raises ``FileNotFoundError`` for a missing path, config
+    or weights, ``UnsupportedArchitecture`` for a model that packed rows would score wrong.
     """
-    from transformers import AutoModelForCausalLM
-
     directory = check_model_dir(path)
-    if not has_weights(directory):
+    if not (empty or has_weights(directory)):
         raise FileNotFoundError(f"'{directory}' has a config.json but no weights (*.safetensors)")
     if external_lib:
         # Imported for what it registers with transformers.
         importlib.import_module(external_lib)
-    # never the network: what the hub has to give was fetched once, before any worker started
-    local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = read_config(directory, trust_remote_code, override_config)
     for reason in config_reasons(config):  # before the weights are read
         raise refusal(config, reason)
     register_packed_attention()
-    with quiet_transformers():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, config=config, dtype=dtype, attn_implementation=PACKED_ATTENTION, **local
-            )
-        except KeyError as error:
-            # Some architectures look their attention up by name in a table of their own.
-            if error.args != (PACKED_ATTENTION,):
-                raise
-            raise refusal(config, NOT_REACHED) from error
+    try:
+        model = _built(None if empty else directory, config, dtype, trust_remote_code)
+    except KeyError as error:
+        # Some architectures look their attention up by name in a table of their own.
+        if error.args != (PACKED_ATTENTION,):
+            raise
+        raise refusal(config, NOT_REACHED) from error
     return prepare_for_training(
-        model, gradient_checkpointing, lora_rank, lora_alpha, target_modules
+        model, gradient_checkpointing, lora_rank, lora_alpha, target_modules, attention
     )
+
+
+def _built(
+    directory: Path | None,
+    config: "PreTrainedConfig",
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+) -> "PreTrainedModel":
+    """The model of ``config`` with the weights in ``directory``; None: on ``meta``, without any."""
+    from transformers import AutoModelForCausalLM
+
+    options = {
+        "dtype": dtype,
+        "attn_implementation": PACKED_ATTENTION,
+        "trust_remote_code": trust_remote_code,
+    }
+    if directory is None:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, **options)
+    with quiet_transformers():
+        # never the network: what the hub has to give was fetched once, before any worker started
+        return AutoModelForCausalLM.from_pretrained(
+            directory, config=config, local_files_only=True, **options
+        )
 
 
 def prepare_for_training(
@@ -131,9 +152,11 @@ def prepare_for_training(
     lora_rank: int = 0,
     lora_alpha: float = 16.0,
     target_modules: str | Sequence[str] = "all-linear",
+    attention: str = "sdpa",
 ) -> "PreTrainedModel":
     """Switch a causal LM to packed attention, make sure that it computes the same in it as in its
-    own, and add checkpointing and LoRA where asked for.
+    own, and add checkpointing and LoRA where asked for. ``attention`` says which kernels compute
+    packed attention: those of ``sdpa``, or ``flex``.
 
     Raises ``UnsupportedArchitecture`` where it does not.
     """
@@ -143,6 +166,9 @@ def prepare_for_training(
     model.config.use_cache = False  # nothing is decoded: every forward sees whole rows
     # Before adapters, which start without effect, and before the parameters are sharded.
     check_architecture(model)
+    if attention == "flex":
+        register_flex_attention()
+        model.set_attn_implementation(FLEX_ATTENTION)
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:

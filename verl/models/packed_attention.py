@@ -11,15 +11,21 @@ optionally, the branches of all rows::
 add nothing to plain causal attention work unchanged; ``verl.models.architecture`` tells which do.
 Neither padding nor a ``[T, T]`` mask is ever made: each row is one causal call of scaled
 dot-product attention, rows of similar length share a call, and a branch block is one call against
-the keys it may see.
+the keys it may see. ``verl.models.flex_attention`` computes the same in one call.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+
+if TYPE_CHECKING:  # the first brings torch's compiler along, the second imports this module
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from verl.models.sequence_parallel import SequenceGroup
 
 PACKED_ATTENTION = "verl_packed"
 # Share of padding up to which rows are attended to in one call. On a CPU that saves a seventh of
@@ -65,15 +71,18 @@ class BranchBlock:
     """Consecutive branch tokens that share one attention call.
 
     Queries are packed positions ``[start, end)``; keys are trunk positions ``[trunk, trunk +
-    prefix)`` and the queries' own positions. ``mask`` [end - start, prefix + end - start] is added
-    to the logits: 0 or -inf.
+    prefix)`` and the queries' own positions. ``sizes`` are the tokens of its branches, which go on
+    from the first ``starts`` of the row. ``mask`` [end - start, prefix + end - start] is added to
+    the logits: 0 or -inf; None until ``with_masks``.
     """
 
     start: int
     end: int
     trunk: int
     prefix: int
-    mask: torch.Tensor
+    sizes: tuple[int, ...]
+    starts: tuple[int, ...]
+    mask: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -82,13 +91,16 @@ class PackedLayout:
     branch tokens.
 
     ``longest_branch`` is the largest number of tokens that a branch's last token sees, the row's
-    prefix and itself included.
+    prefix and itself included. ``flex`` says all of it once more for FlexAttention, where that
+    computes, and ``group`` whose ranks compute together.
     """
 
     lengths: tuple[int, ...]
     groups: tuple[RowGroup, ...]
     blocks: tuple[BranchBlock, ...] = field(default=())
     longest_branch: int = 0
+    flex: "BlockMask | None" = None
+    group: "SequenceGroup | None" = None
 
     @property
     def trunk(self) -> int:
@@ -140,6 +152,26 @@ def _row_group(lengths: list[int], start: int, device: torch.device | str) -> Ro
     )
 
 
+def with_masks(
+    layout: PackedLayout, device: torch.device, dtype: torch.dtype = torch.float32
+) -> PackedLayout:
+    """The layout with the masks of its branch blocks, once for all layers of a forward."""
+    blocks = [replace(block, mask=_branch_mask(block).to(device, dtype)) for block in layout.blocks]
+    return replace(layout, blocks=tuple(blocks))
+
+
+def _branch_mask(block: BranchBlock) -> torch.Tensor:
+    sizes = torch.tensor(block.sizes)
+    starts = torch.tensor(block.starts)
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)  # [Q], the branch of a query
+    order = torch.arange(len(owner))
+    # a query sees its row up to the start of its branch, and of the block its own branch causally
+    in_row = torch.arange(block.prefix)[None, :] < starts[owner][:, None]
+    in_branch = (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :])
+    visible = torch.cat([in_row, in_branch], dim=1)
+    return torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
+
+
 def packed_attention(
     module: torch.nn.Module,  # noqa: ARG001  given by transformers
     query: torch.Tensor,
@@ -161,14 +193,17 @@ def packed_attention(
     if layout is None:
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
     check_window(sliding_window, layout)
-    _refuse(attention_mask, others)
+    refuse(attention_mask, others)
+    if layout.group is not None:
+        query, key, value = map(layout.group.to_heads, (query, key, value))
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:  # grouped-query attention: several query heads share a key head
         key = key.repeat_interleave(repeats, 1)
         value = value.repeat_interleave(repeats, 1)
     parts = [_attend_rows(group, query, key, value, scaling, dropout) for group in layout.groups]
     parts += [_attend_block(block, query, key, value, scaling, dropout) for block in layout.blocks]
-    return torch.cat(parts, dim=1), None
+    out = torch.cat(parts, dim=1)
+    return (out if layout.group is None else layout.group.to_tokens(out)), None
 
 
 def check_window(window: int | None, layout: PackedLayout) -> None:
@@ -183,7 +218,7 @@ def check_window(window: int | None, layout: PackedLayout) -> None:
         )
 
 
-def _refuse(mask: torch.Tensor | None, others: Mapping[str, object]) -> None:
+def refuse(mask: torch.Tensor | None, others: Mapping[str, object]) -> None:
     """Raise ``UnsupportedAttention`` for what the model wants beside scaled dot products."""
     if mask is not None:
         # transformers makes none for a custom attention: this one is the model's own
@@ -232,6 +267,7 @@ def _attend_block(
     seen = slice(block.trunk, block.trunk + block.prefix)
     keys = torch.cat([key[:, :, seen], key[:, :, own]], dim=2)
     values = torch.cat([value[:, :, seen], value[:, :, own]], dim=2)
+    assert block.mask is not None  # ``with_masks`` comes before the layers
     mask = block.mask.to(query.dtype)
     out = F.scaled_dot_product_attention(
         query[:, :, own], keys, values, attn_mask=mask, scale=scaling, dropout_p=dropout
@@ -245,4 +281,6 @@ def register_packed_attention() -> None:
     """
     from transformers import AttentionInterface
 
-    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    # A layer that is compiled calls it as it is: traced, it would be compiled anew for the numbers
+    # of every layout.
+    AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention))

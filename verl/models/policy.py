@@ -13,18 +13,50 @@ from torch import nn
 from verl.models.backbone import attention_window, decoder_layers, last_hidden, output_head
 from verl.models.loader import load_causal_lm
 from verl.models.packed_attention import PackedLayout
+from verl.models.sequence_parallel import SequenceGroup
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class PackedModel(nn.Module):
     """A model that reads packed rows and is sharded block by block."""
 
+    config: "PreTrainedConfig"
+    window: int | None
+    group: SequenceGroup | None = None  # of ranks that compute a row together
+
+    def last_hidden(
+        self,
+        backbone: nn.Module,
+        input_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        layout: PackedLayout | None,
+    ) -> torch.Tensor:
+        """Last hidden states [T, H] of a packed sequence; without one, of the rank's whose turn it
+        is.
+        """
+        inputs = None
+        if input_ids is not None and position_ids is not None and layout is not None:
+            inputs = (input_ids, position_ids, layout)
+        if self.group is not None:
+            return self.group.hidden(backbone, inputs, self.window)
+        assert inputs is not None  # only in a group another rank may have them
+        return last_hidden(backbone, *inputs, self.window)
+
+    def take_part(self) -> torch.Tensor:
+        """A pass over rows of another rank of the group: zero, whose gradient is zero."""
+        raise NotImplementedError
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The decoder layers, which is what FSDP shards one by one."""
+        raise NotImplementedError
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """What the last hidden states are multiplied with, [width of the output, H]."""
         raise NotImplementedError
 
 
@@ -38,6 +70,7 @@ class PolicyModel(PackedModel):
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
         self.lm = lm
+        self.config = lm.config
         self.window = attention_window(lm.config)
 
     @property
@@ -45,18 +78,29 @@ class PolicyModel(PackedModel):
         """The decoder layers, which is what FSDP shards one by one."""
         return decoder_layers(self.lm)
 
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The weight of the output head [V, H]."""
+        return output_head(self.lm).get_parameter("weight")
+
     def forward(
         self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        layout: PackedLayout,
+        input_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        layout: PackedLayout | None,
         targets: Sequence[Targets],
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
         """Score each group of ``targets`` in one packed sequence; input_ids, position_ids [T]."""
-        hidden = last_hidden(self.lm.base_model, input_ids, position_ids, layout, self.window)
+        hidden = self.last_hidden(self.lm.base_model, input_ids, position_ids, layout)
         head = output_head(self.lm)
         return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]
+
+    def take_part(self) -> torch.Tensor:
+        """A pass over rows of another rank of the group: zero, whose gradient is zero."""
+        first = _first_position(self)
+        # With the head, whose gradient all ranks reduce together.
+        return self(None, None, None, [Targets(first, first)])[0].log_probs.sum() * 0.0
 
 
 class ValueModel(PackedModel):
@@ -81,17 +125,31 @@ class ValueModel(PackedModel):
         """The decoder layers, which is what FSDP shards one by one."""
         return decoder_layers(self.backbone)
 
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The weight of the scalar head [1, H]."""
+        return self.value_head.weight
+
     def forward(
         self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        layout: PackedLayout,
+        input_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        layout: PackedLayout | None,
         index: torch.Tensor,
     ) -> torch.Tensor:
         """Values [N] float32 at packed positions ``index`` [N]; input_ids, position_ids [T]."""
-        hidden = last_hidden(self.backbone, input_ids, position_ids, layout, self.window)
+        hidden = self.last_hidden(self.backbone, input_ids, position_ids, layout)
         values = self.value_head(hidden.index_select(0, index)).float()
         return values[:, 0].clone()  # what an FSDP module returns must not be a view
+
+    def take_part(self) -> torch.Tensor:
+        """A pass over rows of another rank of the group: zero, whose gradient is zero."""
+        return self(None, None, None, _first_position(self)).sum() * 0.0
+
+
+def _first_position(module: PackedModel) -> torch.Tensor:
+    assert module.group is not None  # alone, a rank has rows of its own
+    return torch.zeros(1, dtype=torch.long, device=module.group.device)
 
 
 class LoadOptions(TypedDict, total=False):
@@ -102,6 +160,8 @@ class LoadOptions(TypedDict, total=False):
     override_config: Mapping[str, object] | None
     external_lib: str | None
     gradient_checkpointing: bool
+    attention: str
+    empty: bool
 
 
 def value_model_from(path: str | Path | None, **options: Unpack[LoadOptions]) -> ValueModel:

@@ -3,10 +3,11 @@ logits.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from verl.names import MAX_LOGITS
@@ -76,13 +77,45 @@ def scores_from_hidden(
 def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """Logits [N, V] in float32, also where the layers compute in bfloat16; hidden [N, H].
 
-    Rounded to bfloat16, a logit of 20 is off by up to 0.06. A head that is more than a linear map
-    (an adapter) computes in its own type.
+    Rounded to bfloat16, a logit of 20 is off by up to 0.06. Two bfloat16 numbers have an exact
+    product in float32: a GPU multiplies them as they are and adds up in float32, a CPU computes in
+    float32 throughout. A head that is more than a linear map (an adapter) computes in its own type.
     """
     if hidden.dtype == torch.float32 or not isinstance(head, nn.Linear):
         return head(hidden).float()
-    bias = None if head.bias is None else head.bias.float()
-    return nn.functional.linear(hidden.float(), head.weight.float(), bias)
+    if not hidden.is_cuda:
+        bias = None if head.bias is None else head.bias.float()
+        return nn.functional.linear(hidden.float(), head.weight.float(), bias)
+    logits: torch.Tensor = Float32Logits.apply(hidden, head.weight)
+    return logits if head.bias is None else logits + head.bias.float()
+
+
+class Float32Logits(torch.autograd.Function):
+    """``hidden [N, H] @ weight [V, H].T`` in float32 of bfloat16 factors, without float32 copies of
+    them.
+
+    Backward rounds the gradient of the logits to the factors' type, in which both get theirs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight)
+        if hidden.is_cuda:
+            return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        return hidden.float() @ weight.t().float()  # a CPU has no kernel for it
+
+    @staticmethod
+    @once_differentiable  # hides the parameters' names from the type checker
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
+        ctx: Any, grad_logits: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        hidden, weight = ctx.saved_tensors
+        of_hidden, of_weight = ctx.needs_input_grad
+        rounded = grad_logits.to(weight.dtype)
+        return (
+            rounded @ weight if of_hidden else None,
+            rounded.t() @ hidden if of_weight else None,
+        )
 
 
 def head_width(head: nn.Module) -> int:

@@ -9,6 +9,7 @@ runs/<project>/<experiment>/
     tokens/<step>.jsonl     entropy, mask and engine-trainer gap of a training step's tokens
     report.html             self-contained
     checkpoints/            global_step_N/
+    profile/                traces of the updates of trainer.profile_steps
     logs/                   log files, trackers
 """
 

@@ -9,12 +9,14 @@ import torch
 
 from verl.algos import TokenPicker
 from verl.models.export import hf_names, save_hf, tied_names
+from verl.models.flex_attention import attention_on
+from verl.models.flops import Work
 from verl.models.hub import local_model
 from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import ChoiceBonus, WeightSketch
+from verl.records import PROFILE, ChoiceBonus, WeightSketch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.fingerprint import fingerprint
 from verl.utils.shipped import as_array
@@ -22,6 +24,7 @@ from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import rank, sum_over_ranks
 from verl.workers.engine_state import full_weights
 from verl.workers.policy_loss import CHOICE_MASK, Denominators, PolicyLoss, denominators
+from verl.workers.profiling import profiled
 from verl.workers.rows import Limits, Rows, drop_padding, limits_of
 from verl.workers.sections import PolicySection, ScoringSection
 from verl.workers.training_worker import TrainingWorker
@@ -58,7 +61,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the policy and shard it.
+        """Load the policy and shard it; rank 0 reads the weights for all.
 
         Raises ``FileNotFoundError`` for a missing model directory.
         """
@@ -75,15 +78,23 @@ class ActorWorker(TrainingWorker):
             lora_rank=model.lora_rank if trained else 0,
             lora_alpha=model.lora_alpha,
             target_modules=model.target_modules,
+            attention=attention_on(self.device_name, model.attn_implementation),
+            empty=rank() > 0,
         )
         # both are lost once the parameters are sharded
         self.tied = tied_names(self.lm)
         self.scales = lora_scales(self.lm)
         module = PolicyModel(self.lm)
-        if trained:
-            self._take_model(module, actor.dtype, actor.fsdp_config, actor.optim, actor.grad_clip)
-        else:
-            self._take_model(module, ref.dtype, ref.fsdp_config, None, actor.grad_clip)
+        section, optim = (actor, actor.optim) if trained else (ref, None)
+        self._take_model(
+            module,
+            section.dtype,
+            section.fsdp_config,
+            optim,
+            actor.grad_clip,
+            actor.ulysses_sequence_parallel_size,
+            actor.use_torch_compile,
+        )
 
     # ------------------------------------------------------------------ scoring
 
@@ -142,8 +153,9 @@ class ActorWorker(TrainingWorker):
         loss = self._policy_loss(data)
         step = int(data.meta_info.get("global_step", self.updates))
         records: list[StepRecord] = []
-        tokens = 0
-        with self.engine.resident(training=True):
+        work = Work()
+        tracing = profiled(data.meta_info.get(PROFILE), "update_actor")
+        with self.engine.resident(training=True), tracing:
             for part in plan_mini_batches(data, section, "update_actor", self.seed, step):
                 computed = self._computed(loss, data, part)
                 whole = denominators(data, part, section.loss_agg_mode, computed)
@@ -155,9 +167,10 @@ class ActorWorker(TrainingWorker):
                 records.append(
                     optimizer_step(self.engine, rows, computed, section, share, loss.metrics)
                 )
-                tokens += sum(rows.lengths[row] for row in computed)
+                work += rows.work(computed)
         self.updates += 1
-        metrics = update_metrics("actor", records, tokens, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        metrics = update_metrics("actor", self.engine, records, work, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
     def _computed(self, loss: PolicyLoss, data: DataProto, part: list[int]) -> list[int]:

@@ -121,6 +121,15 @@ def broadcast_text(text: str) -> str:
     return bytes(data.tolist()).decode()
 
 
+def share_random_state() -> None:
+    """Let every rank draw from the CPU's generator what rank 0 would draw next."""
+    if world_size() == 1:
+        return
+    state = torch.get_rng_state().to(_wire_device())
+    dist.broadcast(state, src=0)
+    torch.set_rng_state(state.cpu())
+
+
 def gather_vectors(values: torch.Tensor) -> torch.Tensor:
     """The vectors [n_r] of all ranks, one after another; lengths may differ, dtypes must not."""
     if world_size() == 1:

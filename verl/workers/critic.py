@@ -6,12 +6,17 @@ from functools import partial
 import torch
 
 from verl.algos import compute_value_loss
+from verl.models.flex_attention import attention_on
+from verl.models.flops import Work
 from verl.models.hub import local_model
 from verl.models.policy import value_model_from
 from verl.protocol import DataProto
+from verl.records import PROFILE
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers.collectives import rank
 from verl.workers.passes import score_micro_batches
 from verl.workers.policy_loss import Denominators, denominators
+from verl.workers.profiling import profiled
 from verl.workers.rows import Rows, drop_padding, limits_of
 from verl.workers.sections import CriticSection
 from verl.workers.training_worker import TrainingWorker
@@ -40,7 +45,7 @@ class CriticWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the backbone and shard it.
+        """Load the backbone and shard it; rank 0 reads the weights for all.
 
         Raises ``FileNotFoundError`` for a missing model directory.
         """
@@ -53,8 +58,17 @@ class CriticWorker(TrainingWorker):
             override_config=dict(model.override_config),
             external_lib=model.external_lib,
             gradient_checkpointing=model.enable_gradient_checkpointing,
+            attention=attention_on(self.device_name, model.attn_implementation),
+            empty=rank() > 0,
         )
-        self._take_model(module, config.dtype, model.fsdp_config, config.optim, config.grad_clip)
+        self._take_model(
+            module,
+            config.dtype,
+            model.fsdp_config,
+            config.optim,
+            config.grad_clip,
+            config.ulysses_sequence_parallel_size,
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
@@ -89,15 +103,17 @@ class CriticWorker(TrainingWorker):
         data = drop_padding(data)
         step = int(data.meta_info.get("global_step", self.updates))
         records = []
-        with self.engine.resident(training=True):
+        work = Work()
+        tracing = profiled(data.meta_info.get(PROFILE), "update_critic")
+        with self.engine.resident(training=True), tracing:
             for part in plan_mini_batches(data, config, "update_critic", self.seed, step):
                 whole = denominators(data, part, config.loss_agg_mode)
                 share = partial(self._share, rows, data, whole)
                 records.append(optimizer_step(self.engine, rows, part, config, share, METRICS))
+                work += rows.work(part)
         self.updates += 1
-        tokens = sum(rows.lengths[: len(data)]) * (config.ppo_epochs or 1)
         seconds = time.perf_counter() - started
-        metrics = update_metrics("critic", records, tokens, seconds)
+        metrics = update_metrics("critic", self.engine, records, work, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
     def _share(

@@ -28,7 +28,17 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from verl.models.policy import PackedModel
-from verl.workers.collectives import init_distributed, make_mesh, resolve_device, world_size
+from verl.models.sequence_parallel import sequence_group
+from verl.workers.collectives import (
+    TIMEOUT,
+    init_distributed,
+    make_mesh,
+    resolve_device,
+    share_random_state,
+    world_size,
+)
+from verl.workers.compiling import compile_blocks
+from verl.workers.from_rank_zero import check_same_model, take_from_rank_zero
 from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
 from verl.workers.sections import FSDPSection, OptimSection
 
@@ -52,13 +62,17 @@ class TrainEngine:
     """Owns a model on this rank's device, and its optimizer.
 
     Args:
-        module: a ``PolicyModel`` or ``ValueModel`` with float32 weights on the CPU; equal on every
-            rank.
+        module: a ``PolicyModel`` or ``ValueModel``: on rank 0 with float32 weights on the CPU. What
+            the others hold is not read; it may be on ``meta``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: what the layers compute in, ``float32`` or ``bfloat16``.
         fsdp: the ``fsdp_config`` section; None: nothing is offloaded, all ranks share one copy.
         optim: the ``optim`` section; None for a frozen model.
         grad_clip: largest gradient norm.
+        sequence_ranks: how many neighbouring ranks compute a row together; ``ValueError`` where
+            ranks or heads cannot be divided so.
+        compiled: run the decoder layers through ``torch.compile``; ``RuntimeError`` where that
+            cannot work.
     """
 
     def __init__(
@@ -70,11 +84,14 @@ class TrainEngine:
         fsdp: FSDPSection | None = None,
         optim: OptimSection | None = None,
         grad_clip: float = 1.0,
+        sequence_ranks: int = 1,
+        compiled: bool = False,
     ) -> None:
         self.device = resolve_device(device)
         init_distributed(self.device)
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: training computes in float32 or bfloat16")
+        self.dtype = dtype
         self.fsdp = fsdp
         self.optim = optim
         self.grad_clip = float(grad_clip)
@@ -83,6 +100,10 @@ class TrainEngine:
         else:
             check_schedule(optim)
         self.module = module
+        self.sequence_ranks = sequence_ranks
+        module.group = sequence_group(module.config, sequence_ranks, self.device, TIMEOUT)
+        if compiled:
+            compile_blocks(module, self.device)
         self._sharded = self._shard(DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
         self.steps = 0  # optimizer steps tried, those left out included: the schedule counts them
@@ -92,11 +113,14 @@ class TrainEngine:
     # ------------------------------------------------------------------ placement
 
     def _shard(self, dtype: torch.dtype) -> list[FSDPModule]:
-        """Shard the decoder layers one by one, then what is around them; returns the parts."""
+        """Shard the decoder layers one by one, then what is around them; returns the parts.
+
+        FSDP takes a part to the device when it is that part's turn.
+        """
         fsdp = self.fsdp
         offload = self.device == "cuda" and fsdp is not None and fsdp.offload_policy
-        if self.device == "cuda" and not offload:
-            self.module.to("cuda")
+        check_same_model(self.module)
+        share_random_state()  # a rank that reads a model draws other numbers than one that does not
         mesh = make_mesh(self.device, -1 if fsdp is None else fsdp.fsdp_size)
         precision = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
@@ -104,6 +128,7 @@ class TrainEngine:
         parts: list[FSDPModule] = []
         # the layers first: the root takes only the parameters that no other part has taken
         for part in (*self.module.blocks, self.module):
+            take_from_rank_zero(part, self.device)
             sharded = fully_shard(
                 part,
                 mesh=mesh,
@@ -157,6 +182,12 @@ class TrainEngine:
             yield
         finally:
             self._offload()
+
+    def has_turn(self, turn: int) -> bool:
+        """Whether the pass of this ``turn`` (below ``sequence_ranks``) is over rows of this rank;
+        if not, ``module.take_part()`` is what it does for those of another.
+        """
+        return self.module.group is None or self.module.group.take_turn(turn)
 
     # ------------------------------------------------------------------ training
 

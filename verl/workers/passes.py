@@ -18,6 +18,16 @@ def common_passes(cuts: Sequence[Sequence[int]]) -> int:
     return int(max_over_ranks([len(cuts)])[0])
 
 
+def cut_rows(engine: TrainEngine, sizes: Sequence[int], limits: Limits) -> list[list[int]]:
+    """Micro-batches of rows of ``sizes`` tokens. ``limits`` are a device's: ranks that compute a
+    row together hold as many times the tokens.
+    """
+    tokens = limits.get("max_tokens")
+    if tokens:
+        limits = Limits(max_tokens=tokens * engine.sequence_ranks)
+    return micro_batches(sizes, **limits)
+
+
 @torch.no_grad()
 def score_micro_batches(
     engine: TrainEngine, sizes: Sequence[int], limits: Limits, score: Callable[[list[int]], None]
@@ -27,8 +37,12 @@ def score_micro_batches(
     ``sizes`` are the tokens of this rank's rows. Every rank of the engine must call it; ``score``
     runs equally often on each of them and may see a row twice.
     """
-    cuts = micro_batches(sizes, **limits)
+    cuts = cut_rows(engine, sizes, limits)
     with engine.resident():
         for number in range(common_passes(cuts)):
-            # a rank that has finished repeats a row, to take part in the others' passes
-            score(cuts[number] if number < len(cuts) else [0])
+            for turn in range(engine.sequence_ranks):
+                if engine.has_turn(turn):
+                    # a rank that has finished repeats a row, to take part in the others' passes
+                    score(cuts[number] if number < len(cuts) else [0])
+                else:
+                    engine.module.take_part()

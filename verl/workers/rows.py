@@ -10,6 +10,7 @@ from typing import TypedDict
 import torch
 
 from verl.models.branch_attention import PackedBranches, pack
+from verl.models.flops import Work
 from verl.models.token_scores import Targets
 from verl.protocol import DataProto
 from verl.records import Branch
@@ -67,6 +68,15 @@ class Rows:
         before = torch.as_tensor(packed.offsets)[:, None] + self.place[index] - 1
         tokens = self.responses[index][mask]
         return Targets(before[mask].to(self.device), tokens.to(self.device), temperature)
+
+    def work(self, rows: Sequence[int]) -> Work:
+        """What a pass over the given rows is asked for, at their sampled tokens."""
+        lengths = [self.lengths[row] for row in rows]
+        return Work(
+            tokens=sum(lengths),
+            positions=int(self.mask[torch.as_tensor(rows, dtype=torch.long)].sum()),
+            pairs=sum(length * (length + 1) // 2 for length in lengths),
+        )
 
     def unpack(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Values [N] of ``targets`` at their response positions, zero elsewhere: [len(rows), R];

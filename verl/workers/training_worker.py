@@ -49,7 +49,7 @@ class TrainingWorker(Worker):
 
     def _join_group(self) -> None:
         """Seed this process and join the ranks; comes before a model is made."""
-        # The same on every rank: what starts at random (LoRA) has to be equal before it is sharded.
+        # A run starts from one seed, whatever its number of ranks.
         seed_everything(self.seed)
         self.init_process_group(backend_of(self.device_name))
 
@@ -60,6 +60,8 @@ class TrainingWorker(Worker):
         fsdp: FSDPSection,
         optim: OptimSection | None,
         grad_clip: float,
+        sequence_ranks: int,
+        compiled: bool = False,
     ) -> None:
         """Shard ``module`` over the ranks."""
         self._engine = TrainEngine(
@@ -69,6 +71,8 @@ class TrainingWorker(Worker):
             fsdp=fsdp,
             optim=optim,
             grad_clip=grad_clip,
+            sequence_ranks=sequence_ranks,
+            compiled=compiled,
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
+from verl.models.flops import Work, model_flops
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
 from verl.workers.engine import StepReport, TrainEngine
 from verl.workers.mini_batches import mini_batches
-from verl.workers.passes import common_passes
-from verl.workers.rows import Rows, limits_of, micro_batches
+from verl.workers.passes import common_passes, cut_rows
+from verl.workers.profiling import memory_metrics, speed_metrics
+from verl.workers.rows import Rows, limits_of
 from verl.workers.sections import UpdateSection
 
 # index of rows -> this micro-batch's share of the mini-batch loss, and metrics to be summed; [] ->
@@ -63,29 +65,36 @@ def optimizer_step(
         section.ppo_micro_batch_size_per_gpu,
         section.ppo_max_token_len_per_gpu,
     )
-    cuts = micro_batches([rows.lengths[row] for row in part], **limits)
+    cuts = cut_rows(engine, [rows.lengths[row] for row in part], limits)
     passes = common_passes(cuts)
     sums = {name: torch.zeros(()) for name in names}
     # Equally many passes on every rank: collective calls inside a pass have to pair up.
     for number in range(passes):
         cut = cuts[number] if number < len(cuts) else []
-        loss, measured = share([part[i] for i in cut])
-        engine.backward(loss, last=number == passes - 1)
-        for name, value in measured.items():
-            sums[name] = sums[name] + value.float().cpu()
+        for turn in range(engine.sequence_ranks):
+            measured: dict[str, torch.Tensor] = {}
+            if engine.has_turn(turn):
+                loss, measured = share([part[i] for i in cut])
+            else:
+                loss = engine.module.take_part()
+            engine.backward(loss, last=(number, turn) == (passes - 1, engine.sequence_ranks - 1))
+            for name, value in measured.items():
+                sums[name] = sums[name] + value.float().cpu()
     totals = sum_over_ranks([float(value) for value in sums.values()])
     return dict(zip(names, totals, strict=True)), engine.step()
 
 
 def update_metrics(
-    role: str, records: Sequence[StepRecord], tokens: int, seconds: float
+    role: str, engine: TrainEngine, records: Sequence[StepRecord], work: Work, seconds: float
 ) -> dict[str, float]:
     """Means over the optimizer steps that measured something, counts of steps left out, and what an
     update cost.
 
-    ``tokens`` real tokens of this rank, all epochs counted; ``seconds`` of this rank. Equal on
-    every rank.
+    ``work`` of this rank's passes, all epochs counted; ``seconds`` of this rank. Equal on every
+    rank.
     """
+    # the slowest rank is the one the others wait for
+    seconds = max_over_ranks([seconds])[0]
     metrics = {f"{role}/{name}": mean for name, mean in _means(records).items()}
     reports = [report for _, report in records]
     kept = [report.grad_norm for report in reports if not report.skipped]
@@ -95,14 +104,11 @@ def update_metrics(
         f"{role}/optimizer_steps": float(len(reports)),
         f"{role}/skipped_steps": float(sum(report.skipped for report in reports)),
         f"{role}/zero_steps": float(sum(report.zero for report in reports)),
-        f"perf/update_{role}_tokens": sum_over_ranks([tokens])[0],
-        # the slowest rank is the one the others wait for
-        f"perf/update_{role}_seconds": max_over_ranks([seconds])[0],
+        f"perf/update_{role}_tokens": sum_over_ranks([work.tokens])[0],
+        f"perf/update_{role}_seconds": seconds,
     }
-    if torch.cuda.is_available():
-        used_gib = torch.cuda.max_memory_allocated() / 2**30
-        metrics["perf/max_memory_allocated_gb"] = max_over_ranks([used_gib])[0]
-    return metrics
+    flops = model_flops(engine.module).update(work)
+    return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics()
 
 
 def _means(records: Sequence[StepRecord]) -> dict[str, float]:

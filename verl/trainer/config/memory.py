@@ -98,23 +98,22 @@ def engine_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """What the host memory of a node of a GPU run holds at least, at the largest of its moments.
 
-    Loading: every rank of a group reads the whole model. Handing the weights over: the copy that
-    rank 0 gathers and the one in the object store, beside the weights of sleeping engines. Saving:
-    every rank's copy of its shards, with ``trainer.async_save`` while weights are handed over.
+    Handing the weights over: the copy that rank 0 gathers and the one in the object store, beside
+    the weights of sleeping engines. Saving: every rank's copy of its shards, with
+    ``trainer.async_save`` while weights are handed over. Loading takes less: rank 0 alone reads the
+    model, and groups load one after another.
     """
     if size.parameters is None:
         return None
     whole = size.parameters * WEIGHT_BYTES
     rollout = cfg.actor_rollout_ref.rollout
     weights = size.parameters * BYTES[rollout.dtype]
-    loading = whole * cfg.trainer.n_gpus_per_node
     asleep = engines_on_a_node(cfg, "cuda") * weights * rollout.free_cache_engine
     # Gathered, cast, and in the store.
     handing_over = whole + 2 * weights + asleep
     saving = size.parameters * _saved_bytes(cfg) / _nodes_of_a_copy(cfg)
     # A save goes on beside the next iterations.
-    busiest = handing_over + saving if cfg.trainer.async_save else max(handing_over, saving)
-    return max(loading, busiest)
+    return handing_over + saving if cfg.trainer.async_save else max(handing_over, saving)
 
 
 def _saved_bytes(cfg: PPOConfig) -> int:
@@ -150,12 +149,13 @@ def has_reference(cfg: PPOConfig) -> bool:
 
 
 def micro_tokens(cfg: PPOConfig) -> int:
-    """Tokens of the largest micro-batch of the policy's update."""
+    """Tokens of the policy's largest micro-batch in an update, on one rank."""
     actor = cfg.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:
         return actor.ppo_max_token_len_per_gpu
     row = cfg.data.max_prompt_length + cfg.data.max_response_length
-    return row * (actor.ppo_micro_batch_size_per_gpu or 1)
+    tokens = row * (actor.ppo_micro_batch_size_per_gpu or 1)
+    return -(-tokens // actor.ulysses_sequence_parallel_size)
 
 
 def logit_bytes(tokens: int, size: PolicySize) -> int:

@@ -78,7 +78,7 @@ def _run_rank(number: int, job: SFTJob, ranks: int, meeting: str) -> None:
     if number == 0:
         setup_logging(job.log_file)
     torch.set_num_threads(trainer.num_threads or max(1, available_cpus() // ranks))
-    # The same on every rank: what starts at random has to be equal before it is sharded.
+    # A run starts from one seed, whatever its number of ranks.
     seed_everything(trainer.seed)
     device = resolve_device(trainer.device)
     if device == "cuda":
@@ -117,6 +117,7 @@ def train_and_save(job: SFTJob) -> Path:
         trust_remote_code=cfg.model.trust_remote_code,
         override_config=cfg.model.override_config,
         gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
+        empty=rank() > 0,
     )
     # Asked before the engine shards the parameters, after which it cannot be told.
     tied = tied_names(lm)

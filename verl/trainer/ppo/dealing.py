@@ -7,10 +7,12 @@ What a mini-batch is made of, and so the gradient, does not depend on who comput
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from verl.protocol import DataProto
+from verl.records import PROFILE, ProfileOrder
 from verl.single_controller.base.decorator import ROWS_PER_RANK
 from verl.trainer.config.schema import PPOConfig
 from verl.utils.seqlen_balancing import spread_rows
@@ -56,6 +58,10 @@ def deal_update(batch: DataProto, config: PPOConfig, role: str, step: int, ranks
     """
     tensors = [key for key in batch.tensor_keys() if key not in UNREAD]
     sent = narrowed(batch, tensors, NAMED)
+    if step in config.trainer.profile_steps:
+        place = Path(config.trainer.default_local_dir) / "profile"
+        ranks_traced = tuple(config.trainer.profile_ranks)
+        sent.meta_info[PROFILE] = ProfileOrder(str(place), ranks_traced, step)
     if not config.trainer.balance_batch or ranks == 1:
         return sent
     section = config.critic if role == "critic" else config.actor_rollout_ref.actor

@@ -118,8 +118,8 @@ class TrainingWorkers:
         rollout_workers: Sequence[Any],
         balanced: bool = True,
     ) -> "TrainingWorkers":
-        """Start a group per role, load the models, and wait for the engines, which load at the same
-        time.
+        """Start a group per role, load their models one after another, and wait for the engines,
+        which load at the same time.
 
         Raises ``TypeError`` when the worker class of a role lacks a method the trainer calls.
         """
@@ -140,9 +140,9 @@ class TrainingWorkers:
             raise TypeError(f"{critic.worker_cls.__name__} lacks methods of a CriticGroup")
         if reward_model is not None and not isinstance(reward_model, RewardGroup):
             raise TypeError(f"{reward_model.worker_cls.__name__} lacks methods of a RewardGroup")
-        # All of them load at the same time.
-        for pending in [group.submit("init_model") for group in groups.values()]:
-            pending.get()
+        # One after another: rank 0 holds a whole model in host memory while it loads.
+        for group in groups.values():
+            group.submit("init_model").get()
         call_engines(rollout_workers, "ready")
         return cls(actor, rollout_workers, ref, critic, balanced, reward_model)
 

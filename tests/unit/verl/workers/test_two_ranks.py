@@ -42,7 +42,8 @@ PLAIN = (
 LONE = "one row"  # the second rank has nothing but a copy of it
 PICKING = "kl_cov"  # a loss that picks tokens by what all ranks hold
 DEALT = "five rows and two"  # as rows are dealt by their tokens
-MODES = ("token-mean", "seq-mean-token-mean", *PLAIN, LONE, PICKING, DEALT)
+JOINT = "rows computed by both"  # a slice of the tokens and a head each
+MODES = ("token-mean", "seq-mean-token-mean", *PLAIN, LONE, PICKING, DEALT, JOINT)
 
 
 def batch(mode: str) -> DataProto:
@@ -60,8 +61,12 @@ def batch(mode: str) -> DataProto:
     return data[:1] if mode == LONE else data
 
 
+def sequence_ranks(mode):
+    return int(os.environ.get("WORLD_SIZE", "1")) if mode == JOINT else 1
+
+
 def settings(path, mode):
-    aggregation = "token-mean" if mode in (LONE, PICKING, DEALT) else mode
+    aggregation = "token-mean" if mode in (LONE, PICKING, DEALT, JOINT) else mode
     terms = {
         "loss_agg_mode": aggregation,
         "ppo_mini_batches": 3,
@@ -74,6 +79,7 @@ def settings(path, mode):
         terms["policy_loss"] = PolicyLossConfig(loss_mode=PICKING, kl_cov_ratio=0.2)
     config = policy_config(path, **terms)
     config.actor.optim.eps = EPS
+    config.actor.ulysses_sequence_parallel_size = sequence_ranks(mode)
     config.actor.fsdp_config.reduce_every_micro_batch = mode != "token-mean"
     return config
 
@@ -89,6 +95,7 @@ def play(path, data, directory, mode):
     note = {"writer": written.writer, "sizes": dict(written.sizes)}
     (directory / f"written{rank()}.json").write_text(json.dumps(note))
     values = critic_config(path, ppo_mini_batches=2)
+    values.ulysses_sequence_parallel_size = sequence_ranks(mode)
     values.optim.eps = EPS
     critic = CriticWorker(values, device="cpu", seed=3)
     critic.init_model()
@@ -185,7 +192,7 @@ def test_scores_and_values_agree(both):
 def test_metrics_agree_and_are_equal_on_both_ranks(both):
     (_, metrics, _), (_, reports, _), mode = both
     assert (metrics["actor/zero_steps"] > 0) == (mode in PLAIN)
-    cost = ("seconds", "memory")
+    cost = ("seconds", "memory_used_gb", "tflops/actor", "tflops/critic")
     for name in (n for n in metrics if not n.endswith(cost)):
         assert reports[0][name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6), name
         assert reports[1][name] == reports[0][name], name

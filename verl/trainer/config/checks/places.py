@@ -21,6 +21,9 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
         yield from engine_problems(cfg)
     elif joins and trainer.device == "auto":
         yield from _parallel_problems(cfg)
+    else:
+        yield from _attention_problems(cfg)
+    yield from _joint_problems(cfg)
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
         size = lookup(cfg, key)
@@ -44,6 +47,29 @@ def engine_problems(cfg: PPOConfig) -> Problems:
     if engines > ranks:
         why = f"{engines} engines on {ranks} devices, and a device has room for one"
         yield problem(cfg, key, why, f"{ranks} or fewer", f"{key}={ranks}, or more devices")
+
+
+def _joint_problems(cfg: PPOConfig) -> Problems:
+    """Ranks that compute a row together are of one node."""
+    ranks = cfg.trainer.n_gpus_per_node
+    for where in ("actor_rollout_ref.actor", "critic"):
+        key = f"{where}.ulysses_sequence_parallel_size"
+        size = lookup(cfg, key)
+        if ranks % size:
+            why = f"it does not divide the {ranks} ranks of a node, which compute a row together"
+            yield problem(cfg, key, why, f"divisors of {ranks}", f"{key}=1")
+    compiled = "actor_rollout_ref.actor.use_torch_compile"
+    if cfg.actor_rollout_ref.actor.ulysses_sequence_parallel_size > 1 and lookup(cfg, compiled):
+        why = "layers in which ranks exchange what they have are not compiled"
+        fix = f"{compiled}=false, or actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
+        yield problem(cfg, compiled, why, "false", fix)
+
+
+def _attention_problems(cfg: PPOConfig) -> Problems:
+    for key in ("actor_rollout_ref.model.attn_implementation", "critic.model.attn_implementation"):
+        if lookup(cfg, key) == "flex":
+            why = "FlexAttention has no gradient on a CPU"
+            yield problem(cfg, key, why, "auto or sdpa without a GPU", f"{key}=auto")
 
 
 def _parallel_problems(cfg: PPOConfig) -> Problems:

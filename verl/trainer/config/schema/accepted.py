@@ -21,7 +21,6 @@ TEXT_ONLY = Unused(
     instead="leave it out",
 )
 PACKED = Unused("rows are always packed", VERL)
-NOT_SPLIT = Unused("rows are not split over devices", VERL)
 WHOLE_ON_EACH = Unused("every rank holds the whole reward model", VERL)
 BY_ROWS = Unused("it scores reward_model.micro_batch_size_per_gpu conversations at once", VERL)
 OWN_TEMPLATE = Unused(
@@ -52,15 +51,6 @@ class AcceptedModel(Section):
     """Liger kernels"""
 
 
-class AcceptedActor(Section):
-    """Below ``actor_rollout_ref.actor``: how the work is split and compiled."""
-
-    ulysses_sequence_parallel_size: Annotated[int, NOT_SPLIT] = 1
-    """sequence parallelism"""
-    use_torch_compile: Annotated[bool, Unused("the model runs eagerly", VERL)] = False
-    """compile the model"""
-
-
 class AcceptedRollout(Section):
     """Below ``actor_rollout_ref.rollout``."""
 
@@ -84,13 +74,6 @@ class AcceptedCriticModel(Section):
     """tokenizer of the value model"""
     use_remove_padding: Annotated[bool, PACKED] = False
     """compute on real tokens only"""
-
-
-class AcceptedCritic(Section):
-    """Below ``critic``."""
-
-    ulysses_sequence_parallel_size: Annotated[int, NOT_SPLIT] = 1
-    """sequence parallelism"""
 
 
 class AcceptedRewardModel(Section):

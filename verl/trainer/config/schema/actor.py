@@ -7,7 +7,6 @@ from typing import Annotated
 from annotated_types import Ge
 
 from verl.names import KLEstimator, LossAggMode, Strategy, TrainDtype
-from verl.trainer.config.schema.accepted import AcceptedActor
 from verl.trainer.config.schema.model import CheckpointConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.trainer.config.schema.rollout import RolloutConfig
 from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
@@ -30,7 +29,7 @@ class PolicyLossConfig(Section):
     """kl_cov: weight of the distance from the old log-prob of those tokens"""
 
 
-class ActorConfig(AcceptedActor):
+class ActorConfig(Section):
     """Losses, batches and optimiser of the policy.
 
     Batch sizes in tasks, micro-batches in rows per device.
@@ -90,6 +89,11 @@ class ActorConfig(AcceptedActor):
     """which policy loss is minimised"""
     shuffle: bool = False
     """cut other mini-batches in every one of ppo_epochs"""
+    ulysses_sequence_parallel_size: PositiveInt = 1
+    """neighbouring ranks that compute a row together, each a slice of its tokens and a share of the
+    attention heads; policy and reference"""
+    use_torch_compile: bool = False
+    """compile the layers of the policy and of the reference (torch.compile), one by one"""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """what a checkpoint holds"""
     optim: OptimConfig = OptimConfig()

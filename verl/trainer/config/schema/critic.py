@@ -8,7 +8,6 @@ from annotated_types import Ge, Gt
 
 from verl.names import LossAggMode, Strategy, TrainDtype
 from verl.trainer.config.schema.accepted import (
-    AcceptedCritic,
     AcceptedRewardModel,
     AcceptedRewardNetwork,
 )
@@ -20,7 +19,7 @@ from verl.trainer.config.schema.model import (
 from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section
 
 
-class CriticConfig(AcceptedCritic):
+class CriticConfig(Section):
     """The value model; it exists only where the estimator needs values (gae)."""
 
     enable: Derived[bool] = NULL
@@ -47,6 +46,8 @@ class CriticConfig(AcceptedCritic):
     """passes of the critic over the rows; null: actor.ppo_epochs"""
     shuffle: bool = False
     """cut other mini-batches in every one of ppo_epochs"""
+    ulysses_sequence_parallel_size: PositiveInt = 1
+    """neighbouring ranks that compute a row together"""
     grad_clip: NonNegative = 1.0
     """largest gradient norm"""
     cliprange_value: NonNegative = 0.5

@@ -76,6 +76,10 @@ class TrainerConfig(AcceptedTrainer):
     directory"""
     validation_data_dir: str | None = None
     """a second place for the trajectories of validations, besides the run directory"""
+    profile_steps: list[PositiveInt] = []
+    """iterations whose updates are traced by torch.profiler, into profile/ of the run directory"""
+    profile_ranks: list[NonNegativeInt] = [0]
+    """training ranks that write a trace in profile_steps"""
     log_val_generations: NonNegativeInt = 0
     """validation plays shown by the trackers that can show text: tensorboard, wandb, clearml"""
     logger: list[str] = ["console"]

@@ -11,6 +11,7 @@ from verl.trainer.config.memory import (
     cpu_node_bytes,
     gpu_node_bytes,
     memory_problems,
+    micro_tokens,
     play_bytes,
     store_gb,
     update_bytes,
@@ -44,6 +45,30 @@ def test_an_update_holds_shards_one_layer_activations_and_logits():
     assert update_bytes(config(), PolicySize()) is None
 
 
+def test_ranks_that_compute_a_row_together_hold_a_part_of_it():
+    key = "actor_rollout_ref.actor"
+    rows = (f"{key}.use_dynamic_bsz=false", f"{key}.ppo_micro_batch_size_per_gpu=2")
+    alone = config(*rows)
+    together = config(*rows, f"{key}.ulysses_sequence_parallel_size=4")
+    row = alone.data.max_prompt_length + alone.data.max_response_length
+    assert micro_tokens(alone) == 2 * row
+    assert micro_tokens(together) == -(-2 * row // 4)
+    # By tokens, a micro-batch holds as many more as there are ranks to compute it.
+    assert micro_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
+
+
+def test_joint_ranks_are_of_one_node_and_compile_nothing():
+    for where in ("actor_rollout_ref.actor", "critic"):
+        key = f"{where}.ulysses_sequence_parallel_size"
+        (found,) = find_problems(config(f"{key}=3", "trainer.device=cpu"))
+        assert found.startswith(key) and "the 8 ranks of a node" in found and f"{key}=1" in found
+        assert find_problems(config(f"{key}=2", "trainer.device=cpu")) == []
+    words = ["ulysses_sequence_parallel_size=2", "use_torch_compile=true"]
+    both = [f"actor_rollout_ref.actor.{word}" for word in words]
+    (found,) = find_problems(config(*both, "trainer.device=cpu"))
+    assert found.startswith("actor_rollout_ref.actor.use_torch_compile") and "fix: " in found
+
+
 def test_an_engine_plays_beside_weights_and_moments():
     held = (12 + 4) * P / RANKS
     assert play_bytes(config(), LARGE, 80 * GIB) == held + 0.5 * 80 * GIB
@@ -51,8 +76,9 @@ def test_an_engine_plays_beside_weights_and_moments():
     assert play_bytes(moved, LARGE, 80 * GIB) == 4 * P / RANKS + 0.5 * 80 * GIB
 
 
-def test_a_node_loads_the_model_once_per_rank():
-    assert gpu_node_bytes(config("trainer.save_freq=-1"), LARGE) == 8 * 4 * P
+def test_ranks_load_no_copies_of_their_own():
+    """Gathered, cast and in the store, beside eight sleeping engines: more than loading takes."""
+    assert gpu_node_bytes(config("trainer.save_freq=-1"), LARGE) == (4 + 2 * 2 + 8 * 2) * P
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
     assert gpu_node_bytes(config(*one, "trainer.save_freq=-1"), LARGE) == (4 + 2 * 2 + 2) * P
 
@@ -130,6 +156,17 @@ def test_the_smallest_gpu_of_a_machine_counts(monkeypatch):
 
     monkeypatch.setattr(plan_module.subprocess, "run", missing)
     assert gather_facts(config()).device_memory_gb is None
+
+
+def test_flex_attention_is_refused_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    keys = [f"{part}.model.attn_implementation" for part in ("actor_rollout_ref", "critic")]
+    for key in keys:
+        (found,) = [text for text in find_problems(config(f"{key}=flex", "trainer.device=cpu"))]
+        assert found.startswith(key) and "no gradient on a CPU" in found and f"{key}=auto" in found
+    for words in (["trainer.device=cuda"], ["trainer.device=auto", "ray_init.address='head:1'"]):
+        problems = find_problems(config(*(f"{key}=flex" for key in keys), *words))
+        assert not any("attn_implementation" in text for text in problems)
 
 
 def test_tensor_parallelism_is_refused_where_there_may_be_a_gpu(monkeypatch):

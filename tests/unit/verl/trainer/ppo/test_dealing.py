@@ -8,6 +8,7 @@ from scripts.bench import balance
 from tests.helpers.policy_rows import add_branches, random_rows
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.protocol import DataProto, object_array
+from verl.records import PROFILE, ProfileOrder
 from verl.single_controller.base.decorator import (
     ROWS_PER_RANK,
     Dispatch,
@@ -192,6 +193,22 @@ def test_texts_stay_with_the_driver_and_one_rank_gets_rows_as_they_come():
     assert ROWS_PER_RANK not in sent.meta_info
     trainer.config.trainer.balance_batch = False
     assert ROWS_PER_RANK not in deal_update(data, trainer.config, "actor", 1, 2).meta_info
+
+
+def test_chosen_steps_are_traced_on_chosen_ranks():
+    trainer, *_ = make_fake_run()
+    section = trainer.config.trainer
+    section.profile_steps = [2, 5]
+    section.profile_ranks = [0, 3]
+    section.default_local_dir = "/somewhere/run"
+    data = update_rows()
+    orders = {
+        step: deal_update(data, trainer.config, "actor", step, ranks).meta_info.get(PROFILE)
+        for step, ranks in ((1, 4), (2, 4), (5, 1))
+    }
+    expected = {step: ProfileOrder("/somewhere/run/profile", (0, 3), step) for step in (2, 5)}
+    assert orders == expected | {1: None}
+    assert PROFILE not in data.meta_info
 
 
 def test_a_mini_batch_of_fewer_rows_than_ranks_leaves_some_without():

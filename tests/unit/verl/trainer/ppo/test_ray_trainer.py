@@ -33,6 +33,7 @@ from verl.algos import (
 from verl.algos.algorithm_registry import RegisteredEstimator
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, WeightSketch
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.trainer.config.registered_names import COLUMNS, batch_columns
 from verl.trainer.ppo import credit, ray_trainer, resources
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
@@ -302,6 +303,36 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
     workers.sleep_engines()
     workers.sync_weights(4)
     assert called == [("sleep",)] * 2 + [("wake",)] * 2 + [("update_weights", weights, 4)] * 2
+
+
+def test_a_group_loads_once_those_before_it_have_loaded(monkeypatch):
+    """Rank 0 of each holds a whole model meanwhile."""
+    calls: list[tuple[str, str]] = []
+
+    class Loading(Group):
+        def submit(self, method: str, *_, **__) -> "Loading":
+            calls.append((method, self.name))
+            return self
+
+        def get(self) -> None:
+            calls.append(("loaded", self.name))
+
+    monkeypatch.setattr(
+        resources, "RayWorkerGroup", lambda pool, spec, name_prefix: Loading([], name_prefix)
+    )
+    pool = resources.ResourcePoolManager({"all": [2]}, dict.fromkeys(resources.Role, "all"))
+    pool.create_resource_pool()
+    spec = RayClassWithInitArgs(object)
+    workers = resources.TrainingWorkers.start(
+        {resources.Role.Actor: spec, resources.Role.Critic: spec}, pool, []
+    )
+    assert calls == [
+        ("init_model", "actor"),
+        ("loaded", "actor"),
+        ("init_model", "critic"),
+        ("loaded", "critic"),
+    ]
+    assert workers.critic is not None and not workers.has_reference
 
 
 # ---------------------------------------------------------------- the run around the steps

@@ -1,0 +1,78 @@
+"""What is another way on a CUDA device than on a CPU: attention, output head, compiled layers."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.helpers.policy_rows import add_branches, gradients, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.loader import load_causal_lm
+from verl.models.policy import PolicyModel
+from verl.models.token_scores import full_logits
+from verl.trainer.config.schema.model import OptimConfig
+from verl.workers.branch_scores import score_rows
+from verl.workers.engine import TrainEngine
+from verl.workers.rows import Rows
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def nccl():
+    """A process group of this test's own: one that other tests began may know gloo alone."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=128, layers=2, std=0.1)
+
+
+def scored_and_learnt(policy, attention, compiled, dtype):
+    """Scores of rows and branches, and the gradient of the rows' log-probs."""
+    lm = load_causal_lm(policy, attention=attention)
+    engine = TrainEngine(
+        PolicyModel(lm), device="cuda", dtype=dtype, optim=OptimConfig(), compiled=compiled
+    )
+    data = add_branches(random_rows(rows=6))
+    scores = score_rows(engine, data, max_rows=4)
+    assert scores.branch_scores is not None
+    branches = torch.tensor([one.logprob for row in scores.branch_scores for one in row])
+    rows = Rows(data, "cuda")
+    for index in ([0, 1], [2, 3, 4]):
+        packed = rows.pack(index)
+        inputs = (packed.input_ids, packed.position_ids, packed.layout)
+        found = engine.module(*inputs, [rows.targets(packed, index)])[0]
+        engine.backward(found.log_probs.sum() / 50, last=index[0] == 2)
+    gradient = {name: value.cpu() for name, value in gradients(engine.module).items()}
+    return scores.log_probs, branches, gradient
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-3), ("bfloat16", 0.1)])
+@pytest.mark.parametrize(
+    ("attention", "compiled"), [("flex", False), ("sdpa", True), ("flex", True)]
+)
+def test_every_way_gives_the_numbers_of_plain_layers_with_sdpa(
+    policy, attention, compiled, dtype, atol
+):
+    expected = scored_and_learnt(policy, "sdpa", compiled=False, dtype=dtype)
+    found = scored_and_learnt(policy, attention, compiled, dtype)
+    torch.testing.assert_close(found, expected, atol=atol, rtol=atol)
+
+
+def test_logits_of_bfloat16_factors_are_added_up_in_float32():
+    draw = torch.Generator("cuda").manual_seed(0)
+    head = torch.nn.Linear(256, 1000, device="cuda", dtype=torch.bfloat16)
+    hidden = torch.randn(64, 256, device="cuda", generator=draw).bfloat16().requires_grad_()
+    logits = full_logits(head, hidden)
+    exact = torch.nn.functional.linear(hidden.double(), head.weight.double(), head.bias.double())
+    assert logits.dtype == torch.float32
+    assert (logits - exact).abs().max() < 1e-4
+    upstream = torch.randn(logits.shape, device="cuda", generator=draw)
+    logits.backward(upstream)
+    of_hidden = upstream.double() @ head.weight.double()
+    assert hidden.grad is not None
+    torch.testing.assert_close(hidden.grad.double(), of_hidden, atol=0.1, rtol=2**-6)

@@ -1,0 +1,137 @@
+"""Operations in closed form: by hand, and as torch counts those of real passes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen3MoeConfig
+
+from tests.helpers.policy_rows import random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.flops import ModelFlops, Work, model_flops
+from verl.models.loader import load_causal_lm, new_causal_lm
+from verl.models.policy import PolicyModel, value_model_from
+from verl.utils.peaks import PEAK_TFLOPS, peak_tflops
+from verl.workers.rows import Rows
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=64, layers=2)
+
+
+def test_a_pass_and_its_gradient_by_hand():
+    flops = ModelFlops(weights=10, trained=10, head=3, trained_head=3, queries=2)
+    work = Work(tokens=5, positions=4, pairs=15)
+    assert flops.forward(work) == 2 * (10 * 5 + 3 * 4) + 4 * 2 * 15
+    assert flops.update(work) == 3 * flops.forward(work)
+    frozen = ModelFlops(weights=10, trained=1, head=3, trained_head=0, queries=2)
+    assert frozen.update(work) == 3 * flops.forward(work) - 2 * (9 * 5 + 3 * 4)
+    assert work + Work(1, 2, 3) == Work(6, 6, 18)
+
+
+def test_rows_ask_for_their_tokens_their_sampled_ones_and_what_these_see():
+    rows = Rows(random_rows(rows=3))
+    first, last = rows.lengths[0], rows.lengths[2]
+    sampled = int(rows.mask[0].sum() + rows.mask[2].sum())
+    pairs = first * (first + 1) // 2 + last * (last + 1) // 2
+    assert rows.work([0, 2]) == Work(first + last, sampled, pairs)
+    assert rows.work([]) == Work()
+
+
+def counted(module, rows, backward):
+    """What torch counts in a pass over all rows; every row of them in an attention call of its
+    own, in plain products, of which it knows no hidden pairs.
+    """
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        for row in range(len(rows)):
+            packed = rows.pack([row])
+            targets = rows.targets(packed, [row])
+            inputs = (packed.input_ids, packed.position_ids, packed.layout)
+            if isinstance(module, PolicyModel):
+                loss = module(*inputs, [targets])[0].log_probs.sum()
+            else:
+                loss = module(*inputs, targets.index).sum()
+            if backward:
+                loss.backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("make", [load_causal_lm, value_model_from])
+def test_torch_counts_the_same(policy, make, backward):
+    made = make(policy)
+    module = PolicyModel(made) if make is load_causal_lm else made
+    rows = Rows(random_rows(rows=3))
+    work = rows.work([0, 1, 2])
+    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
+    flops = model_flops(module)
+    expected = flops.update(square) if backward else flops.forward(square)
+    with torch.set_grad_enabled(backward):
+        assert counted(module, rows, backward) == expected
+
+
+def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
+    """All but the first layer's gradients of its inputs, which are frozen, and counted here."""
+    module = PolicyModel(load_causal_lm(policy, lora_rank=4))
+    rows = Rows(random_rows(rows=3))
+    work = rows.work([0, 1, 2])
+    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
+    flops = model_flops(module)
+    assert 0 < flops.trained < 0.3 * flops.weights and flops.trained_head == 0
+    expected = flops.update(square)
+    found = counted(module, rows, backward=True)
+    unread = sum(
+        weight.numel()
+        for name, weight in module.blocks[0].named_parameters()
+        if "self_attn" in name
+        and weight.dim() == 2
+        and "o_proj" not in name
+        and "lora_B" not in name
+    )
+    assert found == expected - 2 * unread * work.tokens
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_of_a_mixture_a_token_meets_a_few_experts(backward):
+    lm = new_causal_lm(
+        Qwen3MoeConfig(
+            vocab_size=400,
+            hidden_size=32,
+            moe_intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+        ),
+        seed=0,
+    )
+    lm.set_experts_implementation("eager")  # torch counts no grouped products
+    rows = Rows(random_rows(rows=3))
+    work = rows.work([0, 1, 2])
+    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
+    flops = model_flops(PolicyModel(lm))
+    expected = flops.update(square) if backward else flops.forward(square)
+    with torch.set_grad_enabled(backward):
+        assert counted(PolicyModel(lm), rows, backward) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A10G", 70.0),
+        ("NVIDIA GeForce RTX 4090", 165.0),
+        ("NVIDIA RTX A4000", None),
+        ("NVIDIA L40S", 362.0),
+        ("", None),
+    ],
+)
+def test_peaks_are_those_of_whole_names(device, peak):
+    assert peak_tflops(device) == peak
+    assert all(peak_tflops(f"NVIDIA {name}") == value for name, value in PEAK_TFLOPS.items())

@@ -1,0 +1,93 @@
+"""What an update costs: operations per second against the device's peak, memory, traces."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from tests.helpers.policy_rows import critic_config, policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.flops import model_flops
+from verl.records import PROFILE, ProfileOrder
+from verl.workers.actor import ActorWorker
+from verl.workers.critic import CriticWorker
+from verl.workers.profiling import memory_metrics, speed_metrics
+from verl.workers.rows import Rows
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A device of that name, as far as a metric asks for it."""
+
+    def pretend(name):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**30)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 5 * 2**30)
+
+    return pretend
+
+
+def test_a_share_of_the_peak_is_claimed_on_known_gpus_in_bfloat16(gpu):
+    slow = {"perf/tflops/actor": 49.45}
+    work = (2 * 49.45e12, 2.0)
+    assert speed_metrics("actor", *work, "bfloat16") == slow
+    gpu("NVIDIA H100 80GB HBM3")
+    assert speed_metrics("actor", *work, "bfloat16") == slow | {"perf/mfu/actor": 49.45 / 989.0}
+    assert speed_metrics("actor", *work, "float32") == slow
+    gpu("Something New")
+    assert speed_metrics("actor", *work, "bfloat16") == slow
+
+
+def test_memory_is_of_host_and_device(gpu):
+    (name,) = found = memory_metrics()
+    assert name == "perf/cpu_memory_used_gb" and 0.05 < found[name] < 1000
+    gpu("NVIDIA H100 80GB HBM3")
+    found = memory_metrics()
+    assert found["perf/max_memory_allocated_gb"] == 3.0
+    assert found["perf/max_memory_reserved_gb"] == 5.0
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_an_update_counts_the_operations_of_its_rows(policy, role, epochs):
+    data = random_rows(rows=4)
+    if role == "actor":
+        worker = ActorWorker(policy_config(policy, ppo_epochs=epochs), device="cpu")
+        worker.init_model()
+        answer = worker.update_actor(data)
+    else:
+        worker = CriticWorker(critic_config(policy, ppo_epochs=epochs), device="cpu")
+        worker.init_model()
+        answer = worker.update_critic(data)
+    metrics = answer.meta_info["metrics"]
+    seconds = metrics[f"perf/update_{role}_seconds"]
+    work = Rows(data).work(range(4))
+    assert metrics[f"perf/update_{role}_tokens"] == epochs * work.tokens
+    expected = epochs * model_flops(worker.engine.module).update(work)
+    assert metrics[f"perf/tflops/{role}"] * seconds * 1e12 == pytest.approx(expected)
+    assert f"perf/mfu/{role}" not in metrics
+    assert metrics["perf/cpu_memory_used_gb"] > 0
+
+
+def test_ranks_that_are_asked_to_write_a_trace_of_an_update(policy, tmp_path):
+    place = tmp_path / "profile"
+    worker = ActorWorker(policy_config(policy), device="cpu")
+    worker.init_model()
+    data = random_rows(rows=2)
+    for ranks in ((), (1,)):
+        data.meta_info[PROFILE] = ProfileOrder(str(place), ranks, step=3)
+        worker.update_actor(data)
+    assert not place.exists()
+    data.meta_info[PROFILE] = ProfileOrder(str(place), (1, 0), step=3)
+    worker.update_actor(data)
+    (file,) = place.iterdir()
+    assert file.name == "step3-update_actor-rank0.json.gz"
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    assert any("scaled_dot_product" in event.get("name", "") for event in events)

@@ -1,0 +1,161 @@
+"""Two ranks that compute rows together find the scores and gradients of one that has them alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.multiprocessing.spawn import spawn
+from transformers import Qwen3Config
+
+from tests.helpers.policy_rows import add_branches, gradients, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models import sequence_parallel
+from verl.models.branch_attention import pack
+from verl.models.loader import load_causal_lm
+from verl.models.policy import PolicyModel
+from verl.models.sequence_parallel import sequence_group
+from verl.records import Branch
+from verl.trainer.config.schema.model import OptimConfig
+from verl.workers.branch_scores import score_rows
+from verl.workers.collectives import TIMEOUT
+from verl.workers.engine import TrainEngine
+from verl.workers.passes import cut_rows
+from verl.workers.rows import Limits, Rows
+
+OPTIM = OptimConfig()
+PLAIN, CHECKPOINTED, FLEX = "plain", "checkpointed", "flex"
+CASES = (PLAIN, CHECKPOINTED, FLEX)
+
+
+def engine_of(policy: Path, case: str, ranks: int) -> TrainEngine:
+    lm = load_causal_lm(
+        policy,
+        gradient_checkpointing=case == CHECKPOINTED,
+        attention="flex" if case == FLEX else "sdpa",
+    )
+    optim = None if case == FLEX else OPTIM  # of which torch knows no gradient on a CPU
+    return TrainEngine(PolicyModel(lm), device="cpu", optim=optim, sequence_ranks=ranks)
+
+
+def rows_of(rank: int):
+    """Of each rank its own: other numbers of rows, tokens and branches."""
+    return add_branches(random_rows(rows=2 + rank, seed=rank), seed=rank)
+
+
+def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[str, torch.Tensor]:
+    """Scores of the rows of ``owners``, and the gradient of all of their log-probs."""
+    engine = engine_of(policy, case, ranks)
+    found: dict[str, torch.Tensor] = {}
+    for owner in owners:
+        scores = score_rows(engine, rows_of(owner), max_rows=2)
+        found[f"log_probs {owner}"] = scores.log_probs
+        found[f"entropy {owner}"] = scores.entropy
+        assert scores.branch_scores is not None
+        records = [record for row in scores.branch_scores for record in row]
+        found[f"branches {owner}"] = torch.tensor([[r.logprob, r.entropy] for r in records])
+    if case == FLEX:
+        return found
+    engine.module.train()
+    for turn in range(ranks):
+        if not engine.has_turn(turn):
+            engine.backward(engine.module.take_part(), last=turn == ranks - 1)
+            continue
+        for number, owner in enumerate(owners):
+            rows = Rows(rows_of(owner))
+            index = list(range(len(rows)))
+            packed = rows.pack(index)
+            inputs = (packed.input_ids, packed.position_ids, packed.layout)
+            scores = engine.module(*inputs, [rows.targets(packed, index)])[0]
+            loss = (scores.log_probs + 0.1 * scores.entropy).sum() / 50
+            engine.backward(loss, last=number == len(owners) - 1 and turn == ranks - 1)
+    return found | {f"gradient {name}": value for name, value in gradients(engine.module).items()}
+
+
+def run_rank(rank: int, policy: Path, directory: Path) -> None:
+    torch.set_num_threads(1)
+    meeting = f"file://{directory / 'rendezvous'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    for case in CASES:
+        save_file(numbers_of(policy, case, 2, [rank]), directory / f"{case}.{rank}")
+    said = []
+    for size in (3, 4):
+        config = Qwen3Config(num_attention_heads=12, num_key_value_heads=2)
+        with pytest.raises(ValueError) as error:
+            sequence_group(config, size, "cpu", TIMEOUT)
+        said.append(str(error.value))
+    (directory / f"said.{rank}.json").write_text(json.dumps(said))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """Of four heads, and two of keys: one for each rank."""
+    return make_tiny_policy(
+        tmp_path_factory.mktemp("policy"), hidden=128, layers=2, std=0.2, tie=False
+    )
+
+
+@pytest.fixture(scope="module")
+def together(policy, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("together")
+    spawn(run_rank, args=(policy, directory), nprocs=2)
+    return directory
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_together_they_find_what_one_finds_alone(policy, together, case):
+    alone = numbers_of(policy, case, 1, [0, 1])
+    joint = [load_file(together / f"{case}.{rank}") for rank in (0, 1)]
+    assert any(name.startswith("gradient lm.lm_head") for name in alone) == (case != FLEX)
+    for name, expected in alone.items():
+        kind, _, where = name.partition(" ")
+        if kind != "gradient":
+            torch.testing.assert_close(joint[int(where)][name], expected, atol=1e-5, rtol=1e-4)
+            continue
+        assert expected.abs().max() > 0
+        for found in joint:  # reduced over the ranks
+            torch.testing.assert_close(found[name], expected, atol=1e-6, rtol=1e-4, msg=name)
+
+
+def test_impossible_sizes_are_refused(together):
+    for rank in (0, 1):
+        heads, ranks = json.loads((together / f"said.{rank}.json").read_text())
+        assert "ulysses_sequence_parallel_size=3: the model has 12 attention heads" in heads
+        assert "allowed: [1, 2, 4, 6, 12]" in heads and "size=4 does not divide the 2" in ranks
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_rotations_that_depend_on_the_longest_position_are_refused(nested):
+    config = Qwen3Config(num_attention_heads=4, num_key_value_heads=2)
+    for kind in ("dynamic", "longrope"):
+        rope = {"rope_type": kind}
+        config.rope_parameters = {"full_attention": rope} if nested else rope
+        with pytest.raises(ValueError, match=rf"rotations \({kind}\) .* fix: ulysses"):
+            sequence_group(config, 2, "cpu", TIMEOUT)
+    assert sequence_group(config, 1, "cpu", TIMEOUT) is None
+
+
+def test_a_layout_travels_as_numbers():
+    rows = [torch.arange(7), torch.arange(8), torch.arange(3)]
+    branches = [
+        [Branch(4, [1, 2]), Branch(2, [3])],
+        [],
+        [Branch(3, list(range(99))), Branch(1, [4])],
+    ]
+    for layout in (pack(rows).layout, pack(rows, branches).layout):
+        copy = sequence_parallel._layout(sequence_parallel._flat(layout), "cpu")
+        assert copy.blocks == layout.blocks and copy.lengths == layout.lengths
+        assert copy.longest == layout.longest
+        assert [group.rows for group in copy.groups] == [group.rows for group in layout.groups]
+
+
+def test_ranks_that_compute_together_hold_as_many_times_the_tokens(policy):
+    engine = engine_of(policy, PLAIN, 1)
+    by_tokens = Limits(max_tokens=10)
+    assert cut_rows(engine, [6, 6, 6], by_tokens) == [[0], [1], [2]]
+    engine.sequence_ranks = 2
+    assert cut_rows(engine, [6, 6, 6], by_tokens) == [[0, 1, 2]]
+    assert cut_rows(engine, [6, 6, 6], Limits(max_rows=1)) == [[0], [1], [2]]

@@ -1,0 +1,229 @@
+"""One packed sequence on several ranks (Ulysses): each has a slice of its tokens, and in attention
+all tokens of a share of the heads.
+
+    rank 0  tokens [0, t)  ──┐            ┌─ heads [0, h)  ──┐            ┌── tokens [0, t)
+                             ├ all-to-all ┤    attention     ├ all-to-all ┤
+    rank 1  tokens [t, 2t) ──┘            └─ heads [h, 2h) ──┘            └── tokens [t, 2t)
+
+The ranks of a group take turns: in each turn one of them has rows, targets and a loss, and all of
+them compute. A row belongs to one rank throughout, so that sums over ranks count it once, and the
+gradients that the ranks find for their slices add up to its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from verl.models.backbone import last_hidden
+from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig
+
+KEY = "ulysses_sequence_parallel_size"
+
+
+class SequenceGroup:
+    """Neighbouring ranks that compute each other's rows together.
+
+    ``owner`` is the one whose rows the present pass computes, ``tokens`` how many these have.
+    """
+
+    def __init__(self, ranks: dist.ProcessGroup, device: str) -> None:
+        self.ranks = ranks
+        self.size = dist.get_world_size(ranks)
+        self.index = dist.get_rank(ranks)
+        self.device = device
+        self.owner = 0
+        self.tokens = 0
+
+    def take_turn(self, owner: int) -> bool:
+        """Begin a pass over rows of ``owner``; whether that is this rank."""
+        self.owner = owner
+        return owner == self.index
+
+    def hidden(
+        self,
+        backbone: nn.Module,
+        inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Last hidden states [T, H] of the owner's packed sequence, whole on every rank;
+        ``inputs`` (ids and positions [T], layout) are the owner's, None elsewhere.
+        """
+        ids, positions, layout = self._shared(inputs)
+        self.tokens = len(ids)
+        layout = replace(layout, group=self)
+        own = last_hidden(backbone, self._slice(ids), self._slice(positions), layout, window)
+        whole: torch.Tensor = _Joined.apply(own, self.ranks)
+        return whole[: self.tokens]
+
+    def _shared(
+        self, inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None
+    ) -> tuple[torch.Tensor, torch.Tensor, PackedLayout]:
+        numbers = torch.zeros(0, dtype=torch.long)
+        if inputs is not None:
+            ids, positions, layout = inputs
+            header = torch.tensor(_flat(layout))
+            numbers = torch.cat([torch.tensor([len(header)]), header, ids.cpu(), positions.cpu()])
+        size = torch.tensor([len(numbers)], device=self.device)
+        dist.broadcast(size, group=self.ranks, group_src=self.owner)
+        # As many everywhere: what another rank has to offer is overwritten.
+        numbers = numbers.new_zeros(int(size)) if inputs is None else numbers
+        numbers = numbers.to(self.device)
+        dist.broadcast(numbers, group=self.ranks, group_src=self.owner)
+        if inputs is not None:
+            return inputs
+        first = 1 + int(numbers[0])
+        ids, positions = numbers[first:].chunk(2)
+        return ids, positions, _layout(numbers[1:first].tolist(), self.device)
+
+    def _slice(self, values: torch.Tensor) -> torch.Tensor:
+        """This rank's tokens of ``values`` [T]; the last ones may be padding."""
+        length = -(-len(values) // self.size)
+        padded = F.pad(values, (0, length * self.size - len(values)))
+        return padded[self.index * length :][:length]
+
+    def to_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """This rank's heads of all tokens [1, A / size, T, D] for all heads of its tokens
+        [1, A, t, D]. Of fewer heads than ranks several get the same one.
+        """
+        repeats = max(1, self.size // states.shape[1])
+        heads = states[0].repeat_interleave(repeats, 0).unflatten(0, (self.size, -1))
+        exchanged: torch.Tensor = _Exchanged.apply(heads, self.ranks)
+        return exchanged.transpose(0, 1).flatten(1, 2)[None, :, : self.tokens]
+
+    def to_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """All heads of this rank's tokens [1, t, A, D] for its heads of all tokens
+        [1, T, A / size, D].
+        """
+        length = -(-self.tokens // self.size)
+        padded = F.pad(states[0], (0, 0, 0, 0, 0, length * self.size - self.tokens))
+        slices = padded.unflatten(0, (self.size, length))
+        exchanged: torch.Tensor = _Exchanged.apply(slices, self.ranks)
+        return exchanged.transpose(0, 1).flatten(1, 2)[None]
+
+
+def sequence_group(
+    config: "PreTrainedConfig", size: int, device: str, timeout: timedelta
+) -> SequenceGroup | None:
+    """The group of this rank where ``size`` ranks compute a row together, None for one; a
+    collective call.
+
+    Raises ``ValueError`` where ranks or heads cannot be divided so, or where a slice would not know
+    how its tokens are rotated.
+    """
+    if size == 1:
+        return None
+    text = config.get_text_config()
+    kind = _rotated_by_length(text)
+    if kind:
+        raise ValueError(
+            f"{KEY}={size}: the model's rotations ({kind}) depend on the longest position, which a "
+            f"slice of the tokens does not show; allowed: 1; fix: {KEY}=1"
+        )
+    heads: int = text.num_attention_heads
+    keys: int = getattr(text, "num_key_value_heads", None) or heads
+    if heads % size or (keys % size and size % keys):
+        allowed = [n for n in range(1, heads + 1) if not heads % n and not (keys % n and n % keys)]
+        raise ValueError(
+            f"{KEY}={size}: the model has {heads} attention heads and {keys} of keys, of which "
+            f"every rank gets as many; allowed: {allowed}; fix: {KEY}={max(allowed)} or less"
+        )
+    world = dist.get_world_size()
+    if world % size:
+        raise ValueError(
+            f"{KEY}={size} does not divide the {world} ranks; allowed: divisors of {world}; "
+            f"fix: {KEY}=1"
+        )
+    ranks, _ = dist.new_subgroups(size, timeout=timeout)
+    assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of them
+    return SequenceGroup(ranks, device)
+
+
+def _rotated_by_length(text: "PreTrainedConfig") -> str:
+    """The kind of rotations that depend on how long a sequence is; empty for others."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    # Of some models every type of layers has its own.
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    kinds = [str(one.get("rope_type", "")) for one in (rope, *nested)]
+    return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
+
+
+def _flat(layout: PackedLayout) -> list[int]:
+    """A layout as numbers: rows and their lengths, then for each block where it starts, its trunk,
+    its branches, their sizes and starts.
+    """
+    numbers = [len(layout.lengths), *layout.lengths]
+    for block in layout.blocks:
+        numbers += [block.start, block.trunk, len(block.sizes), *block.sizes, *block.starts]
+    return numbers
+
+
+def _layout(numbers: Sequence[int], device: str) -> PackedLayout:
+    rows = numbers[0]
+    layout = layout_of_rows(list(numbers[1 : 1 + rows]), device)
+    blocks: list[BranchBlock] = []
+    longest = 0
+    at = 1 + rows
+    while at < len(numbers):
+        start, trunk, count = numbers[at : at + 3]
+        sizes = tuple(numbers[at + 3 : at + 3 + count])
+        starts = tuple(numbers[at + 3 + count : at + 3 + 2 * count])
+        blocks.append(BranchBlock(start, start + sum(sizes), trunk, max(starts), sizes, starts))
+        longest = max(longest, *map(sum, zip(sizes, starts, strict=True)))
+        at += 3 + 2 * count
+    return replace(layout, blocks=tuple(blocks), longest_branch=longest)
+
+
+class _Exchanged(torch.autograd.Function):
+    """Part i of ``parts`` [size, ...] goes to rank i, and rank i's part for this one comes back in
+    its place; so do their gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parts: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
+        ctx.ranks = ranks
+        return _all_to_all(parts, ranks)
+
+    @staticmethod
+    @once_differentiable  # hides the parameters' names from the type checker
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        return _all_to_all(gradient, ctx.ranks), None
+
+
+def _all_to_all(parts: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
+    parts = parts.contiguous()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=ranks)
+    return received
+
+
+class _Joined(torch.autograd.Function):
+    """The slices [t, H] of all ranks [size * t, H]; the gradient of a slice is the sum of what the
+    ranks found.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
+        ctx.ranks = ranks
+        whole = own.new_empty(dist.get_world_size(ranks), *own.shape)
+        dist.all_gather(list(whole.unbind(0)), own.contiguous(), group=ranks)
+        return whole.flatten(0, 1)
+
+    @staticmethod
+    @once_differentiable  # hides the parameters' names from the type checker
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        slices = gradient.unflatten(0, (dist.get_world_size(ctx.ranks), -1))
+        return _all_to_all(slices, ctx.ranks).sum(0), None
