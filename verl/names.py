@@ -35,7 +35,7 @@ ROLLOUT_RS: tuple[RolloutRS, ...] = get_args(RolloutRS)
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 TrainDtype = Literal["float32", "bfloat16"]
-PackedAttention = Literal["auto", "sdpa", "flex"]
+PackedAttention = Literal["sdpa", "flex"]
 Strategy = Literal["fsdp2", "fsdp"]
 Device = Literal["auto", "cpu", "cuda"]
 RolloutOverlap = Literal["off", "one_step"]

@@ -28,13 +28,6 @@ from verl.models.packed_attention import (
 FLEX_ATTENTION = "verl_packed_flex"
 
 
-def attention_on(device: str, chosen: str) -> str:
-    """``sdpa`` or ``flex``; of ``auto`` what suits the device."""
-    if chosen != "auto":
-        return chosen
-    return "flex" if device == "cuda" else "sdpa"
-
-
 def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
     """The layout for FlexAttention, once for all layers of a forward."""
     from torch.nn.attention.flex_attention import create_block_mask

@@ -9,7 +9,6 @@ import torch
 
 from verl.algos import TokenPicker
 from verl.models.export import hf_names, save_hf, tied_names
-from verl.models.flex_attention import attention_on
 from verl.models.flops import Work
 from verl.models.hub import local_model
 from verl.models.loader import load_causal_lm
@@ -78,7 +77,7 @@ class ActorWorker(TrainingWorker):
             lora_rank=model.lora_rank if trained else 0,
             lora_alpha=model.lora_alpha,
             target_modules=model.target_modules,
-            attention=attention_on(self.device_name, model.attn_implementation),
+            attention=model.attn_implementation,
             empty=rank() > 0,
         )
         # both are lost once the parameters are sharded

@@ -6,7 +6,6 @@ from functools import partial
 import torch
 
 from verl.algos import compute_value_loss
-from verl.models.flex_attention import attention_on
 from verl.models.flops import Work
 from verl.models.hub import local_model
 from verl.models.policy import value_model_from
@@ -58,7 +57,7 @@ class CriticWorker(TrainingWorker):
             override_config=dict(model.override_config),
             external_lib=model.external_lib,
             gradient_checkpointing=model.enable_gradient_checkpointing,
-            attention=attention_on(self.device_name, model.attn_implementation),
+            attention=model.attn_implementation,
             empty=rank() > 0,
         )
         self._take_model(

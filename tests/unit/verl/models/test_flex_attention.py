@@ -10,7 +10,6 @@ from tests.helpers.policy_rows import add_branches, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.branch_attention import pack
 from verl.models.flex_attention import (
-    attention_on,
     packed_flex_attention,
     with_block_mask,
 )
@@ -106,7 +105,7 @@ def policy(tmp_path_factory):
 def test_a_worker_scores_rows_and_branches_with_either(policy):
     data = add_branches(random_rows(rows=5))
     answers = []
-    for chosen in ("auto", "flex"):
+    for chosen in ("sdpa", "flex"):
         config = policy_config(policy, ppo_micro_batch_size_per_gpu=3)
         config.model.attn_implementation = chosen
         worker = ActorWorker(config, device="cpu")
@@ -122,12 +121,6 @@ def test_a_worker_scores_rows_and_branches_with_either(policy):
         assert [score.logprob for score in row] == pytest.approx(
             [score.logprob for score in expected], abs=1e-5
         )
-
-
-def test_auto_is_flex_on_gpus_alone():
-    assert attention_on("cuda", "auto") == "flex"
-    assert attention_on("cpu", "auto") == "sdpa"
-    assert attention_on("cuda", "sdpa") == "sdpa"
 
 
 def test_what_it_does_not_compute_is_refused(policy):

@@ -69,7 +69,7 @@ def _attention_problems(cfg: PPOConfig) -> Problems:
     for key in ("actor_rollout_ref.model.attn_implementation", "critic.model.attn_implementation"):
         if lookup(cfg, key) == "flex":
             why = "FlexAttention has no gradient on a CPU"
-            yield problem(cfg, key, why, "auto or sdpa without a GPU", f"{key}=auto")
+            yield problem(cfg, key, why, "sdpa without a GPU", f"{key}=sdpa")
 
 
 def _parallel_problems(cfg: PPOConfig) -> Problems:

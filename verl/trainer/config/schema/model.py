@@ -22,9 +22,9 @@ class ModelConfig(AcceptedModel):
     """directory (or hub name, or name@revision) of the policy in Hugging Face format; required"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward: less memory, more time"""
-    attn_implementation: PackedAttention = "auto"
-    """kernels of packed attention: sdpa (calls for rows and for blocks of branches), flex
-    (FlexAttention, one call; GPUs alone); auto: flex on GPUs, sdpa on CPU"""
+    attn_implementation: PackedAttention = "sdpa"
+    """kernels of packed attention: sdpa (calls for rows and for blocks of branches) or flex
+    (FlexAttention, one compiled call; GPUs alone)"""
     lora_rank: NonNegativeInt = 0
     """rank of LoRA adapters; 0 trains all weights"""
     lora_alpha: float = 16.0
@@ -100,8 +100,8 @@ class CriticModelConfig(AcceptedCriticModel):
     """where the value model's weights start from; null: actor_rollout_ref.model.path"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward"""
-    attn_implementation: PackedAttention = "auto"
-    """kernels of packed attention: sdpa, flex; auto: flex on GPUs, sdpa on CPU"""
+    attn_implementation: PackedAttention = "sdpa"
+    """kernels of packed attention: sdpa or, on GPUs, flex"""
     trust_remote_code: bool = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}

@@ -163,7 +163,7 @@ def test_flex_attention_is_refused_where_there_is_no_gpu(monkeypatch):
     keys = [f"{part}.model.attn_implementation" for part in ("actor_rollout_ref", "critic")]
     for key in keys:
         (found,) = [text for text in find_problems(config(f"{key}=flex", "trainer.device=cpu"))]
-        assert found.startswith(key) and "no gradient on a CPU" in found and f"{key}=auto" in found
+        assert found.startswith(key) and "no gradient on a CPU" in found and f"{key}=sdpa" in found
     for words in (["trainer.device=cuda"], ["trainer.device=auto", "ray_init.address='head:1'"]):
         problems = find_problems(config(*(f"{key}=flex" for key in keys), *words))
         assert not any("attn_implementation" in text for text in problems)
