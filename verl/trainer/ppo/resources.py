@@ -141,7 +141,8 @@ class TrainingWorkers:
         if reward_model is not None and not isinstance(reward_model, RewardGroup):
             raise TypeError(f"{reward_model.worker_cls.__name__} lacks methods of a RewardGroup")
         _load(list(groups.values()), at_once=not pools.use_gpu)
-        call_engines(rollout_workers, "ready")
+        if not pools.use_gpu:
+            call_engines(rollout_workers, "ready")
         workers = cls(actor, rollout_workers, ref, critic, balanced, reward_model, weight_transfer)
         workers._asleep = pools.use_gpu
         return workers
