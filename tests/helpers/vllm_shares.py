@@ -42,7 +42,10 @@ class Run:
             "distributed_executor_backend": "mp",
             "weight_transfer_config": {"backend": "ipc"},
         }
-        section = rollout_section(name="vllm", engine_kwargs=kwargs)
+        # Whole prompts at once: vLLM's own sampler on CPU fails after a part of one.
+        section = rollout_section(
+            name="vllm", engine_kwargs=kwargs, max_num_batched_tokens=512, max_num_seqs=4
+        )
         self.engine = VLLMEngine(section, directory, seed=3, num_threads=1)
         self.engine._engine.collective_rpc(pretend_cuda, args=(shared,))
         pretend_cuda(None, shared)

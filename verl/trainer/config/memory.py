@@ -86,22 +86,6 @@ def play_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float |
     return held + _reference(cfg, parameters) + _awake(cfg, parameters, device_bytes)
 
 
-def load_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """What a GPU holds while a rank has a model whole on it, before it is sharded. Engines sleep
-    then, and the reference comes after the policy.
-    """
-    if size.parameters is None:
-        return None
-    whole = size.parameters * WEIGHT_BYTES
-    actor = cfg.actor_rollout_ref.actor.fsdp_config
-    ref = cfg.actor_rollout_ref.ref.fsdp_config
-    first = 0.0 if actor.offload_policy else float(whole)
-    if not has_reference(cfg) or ref.offload_policy:
-        return first
-    stays = not (actor.param_offload or actor.offload_policy)
-    return max(first, whole + stays * whole / _sharers(cfg, actor))
-
-
 def engine_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """Weights of an engine on one of its GPUs, without any cache."""
     return None if size.parameters is None else _share(cfg, size.parameters)
@@ -232,14 +216,10 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator
     size_key = key if rollout.kv_cache_gb is None else "actor_rollout_ref.rollout.kv_cache_gb"
     fsdp = "actor_rollout_ref.actor.fsdp_config"
     held = 0.0 if size.parameters is None else _awake(cfg, size.parameters, there)
-    # An engine that does not sleep keeps what it has while others load or update.
-    kept = 0.0 if rollout.free_cache_engine else held
-    loading = load_bytes(cfg, size)
-    if loading is not None and loading + kept > there:
-        fix = f"larger GPUs, or {fsdp}.offload_policy=true and the same of ref.fsdp_config"
-        yield f"plan: a GPU needs {_gib(loading + kept, there)} to load the policy; fix: {fix}"
     update = update_bytes(cfg, size)
-    awake = kept if cfg.trainer.rollout_overlap == "off" else held
+    # An engine that does not sleep keeps what it has while the policy is updated.
+    sleeps = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
+    awake = 0.0 if sleeps else held
     if update is not None and update + awake > there:
         fix = (
             "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "

@@ -114,8 +114,8 @@ class TrainingWorkers:
         balanced: bool = True,
         weight_transfer: str = "store",
     ) -> "TrainingWorkers":
-        """Start a group per role, load the models, and wait for the engines, which load at the same
-        time; on GPUs they come first, and then one group after another.
+        """Start a group per role, load their models one after another, and wait for the engines,
+        which load at the same time; where they share GPUs with the groups, they come first.
 
         Raises ``TypeError`` when the worker class of a role lacks a method the trainer calls.
         """
@@ -140,9 +140,10 @@ class TrainingWorkers:
             raise TypeError(f"{critic.worker_cls.__name__} lacks methods of a CriticGroup")
         if reward_model is not None and not isinstance(reward_model, RewardGroup):
             raise TypeError(f"{reward_model.worker_cls.__name__} lacks methods of a RewardGroup")
-        _load(list(groups.values()), at_once=not pools.use_gpu)
-        if not pools.use_gpu:
-            call_engines(rollout_workers, "ready")
+        # One after another: a device has one model whole at a time, before it is sharded.
+        for group in groups.values():
+            group.submit("init_model").get()
+        call_engines(rollout_workers, "ready")
         workers = cls(actor, rollout_workers, ref, critic, balanced, reward_model, weight_transfer)
         workers._asleep = pools.use_gpu
         return workers
@@ -282,15 +283,3 @@ class TrainingWorkers:
         for group in (self.actor, self.ref, self.critic, self.reward_model):
             if group is not None:
                 group.shutdown(max(0.1, deadline - time.monotonic()))
-
-
-def _load(groups: Sequence[RayWorkerGroup], at_once: bool) -> None:
-    """Load the models of ``groups``; one after another, a device has one of them whole at a time,
-    before it is sharded.
-    """
-    if at_once:
-        for pending in [group.submit("init_model") for group in groups]:
-            pending.get()
-        return
-    for group in groups:
-        group.submit("init_model").get()

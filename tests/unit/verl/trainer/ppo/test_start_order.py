@@ -63,20 +63,21 @@ def test_on_gpus_engines_measure_alone_and_groups_load_one_after_another(start):
         "actor: loaded",
         "ref: init_model",
         "ref: loaded",
+        ("engine", "ready"),
     ]
     heard.clear()
     workers._wake("weights")
     assert heard == [("engine", "wake", "weights")], "the first weights wake them"
 
 
-def test_on_cpus_all_load_at_the_same_time(start):
+def test_on_cpus_engines_load_while_the_groups_do(start):
     heard, workers = start(use_gpu=False)
     assert heard == [
         "actor is there",
         "ref is there",
         "actor: init_model",
-        "ref: init_model",
         "actor: loaded",
+        "ref: init_model",
         "ref: loaded",
         ("engine", "ready"),
     ]
