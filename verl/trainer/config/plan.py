@@ -140,7 +140,8 @@ class Plan:
             "players",
             f"{engines}, {_count(self.collectors, 'collector')}, {processes} ({envs} at once)",
         )
-        yield "weights", f"to the engines {WAYS[self.weight_transfer]}"
+        if self.device != "cpu":
+            yield "weights", f"to the engines {WAYS[self.weight_transfer]}"
         yield (
             "tasks",
             f"{_known(self.train_tasks)} to train on, {_known(self.val_tasks)} to validate on",

@@ -226,6 +226,7 @@ def test_the_way_of_the_weights_follows_from_device_and_engine():
         cfg = config(f"{ROLLOUT}.name={name}")
         assert weight_transfer(cfg, device) == way, (device, name)
         said = make_plan(cfg, Facts(device=device)).text()
-        assert ("by CUDA IPC" if way == "ipc" else "through the object store") in said
+        assert ("by CUDA IPC" in said) == (way == "ipc")
+        assert ("through the object store" in said) == (way == "store" and device == "cuda")
     forced = config(f"{ROLLOUT}.weight_transfer=store")
     assert weight_transfer(forced, "cuda") == "store"

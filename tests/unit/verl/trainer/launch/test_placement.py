@@ -176,7 +176,7 @@ def test_the_devices_of_a_pool_are_those_that_ray_gives_to_its_guests():
     init_ray(num_cpus=8, num_gpus=4)
     try:
         with (
-            RayResourcePool([2], use_gpu=True) as taken,
+            RayResourcePool([2], use_gpu=True, name_prefix="taken") as taken,
             RayResourcePool([2], use_gpu=True, max_colocate_count=3, cpus_per_worker=0.5) as pool,
         ):
             assert not set(taken.device_ids()) & set(pool.device_ids())
