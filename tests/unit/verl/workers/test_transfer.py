@@ -1,9 +1,12 @@
 """What goes from the ranks to the engines on their devices is what would go through the store."""
 
+import os
+import socket
 from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import spawn
 
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
@@ -38,6 +41,43 @@ def test_the_stream_is_what_the_store_would_get_weight_by_weight(actor):
         assert all(torch.equal(streamed[name], stored[name]) for name in stored)
         assert stream.sketch == sketch
     assert stream.largest() == max(tensor.nbytes for tensor in stored.values())
+
+
+def stream_on_rank(number, policy, directory, port):
+    """One of two ranks: what it streams, what it would store, and its sketch."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(number),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    config = policy_config(policy)
+    config.rollout.dtype = "bfloat16"
+    config.model.lora_rank = 4
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    stored = {name: as_tensor(array) for name, array in worker.export_weights()}
+    stream = WeightStream(worker.engine, torch.bfloat16, PREFIX, worker.scales, worker.tied)
+    streamed = dict(stream)
+    sketch = stream.sketch == worker.weight_sketch()
+    torch.save((stored, streamed, sketch, len(stream.sketch.sent)), directory / f"{number}.pt")
+
+
+def test_every_rank_has_every_weight_whole_and_rank_0_knows_what_it_was(tmp_path):
+    policy = make_tiny_policy(tmp_path / "policy", hidden=32, layers=1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(stream_on_rank, args=(policy, tmp_path, port), nprocs=2)
+    (stored, first, same, sent), (nothing, second, empty, unknown) = (
+        torch.load(tmp_path / f"{number}.pt") for number in range(2)
+    )
+    assert nothing == {} and unknown == 0 and sent == len(stored) == len(first)
+    assert same and empty, "the store would hand out the same"
+    for streamed in (first, second):
+        assert list(streamed) == list(stored)
+        assert all(torch.equal(streamed[name], stored[name]) for name in stored)
 
 
 def test_a_module_is_gathered_with_its_adapters():
