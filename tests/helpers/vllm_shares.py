@@ -47,7 +47,8 @@ class Run:
             name="vllm", engine_kwargs=kwargs, max_num_batched_tokens=512, max_num_seqs=4
         )
         self.engine = VLLMEngine(section, directory, seed=3, num_threads=1)
-        self.engine._engine.collective_rpc(pretend_cuda, args=(shared,))
+        self.ask_workers: Any = self.engine._engine.collective_rpc
+        self.ask_workers(pretend_cuda, args=(shared,))
         pretend_cuda(None, shared)
         self.actor = ActorWorker(policy_config(directory), device="cpu")
         self.actor.init_model()
@@ -128,8 +129,9 @@ def pretend_cuda(_worker: object, shared: str) -> None:
 
     pretended: Any = PretendedCuda(shared)
     for module in (base, ipc_engine, packed_tensor):
-        module.torch = pretended
-    packed_tensor.reduce_tensor = pretended.reduce_tensor
+        vars(module)["torch"] = pretended
+    transport: Any = packed_tensor
+    transport.reduce_tensor = pretended.reduce_tensor
     reductions.rebuild_cuda_tensor = pretended.rebuild
 
 
@@ -144,11 +146,12 @@ def spoil(worker: Any, number: int) -> None:
 def start(directory: str) -> None:
     """Start engine and policy from ``directory``."""
     global _run
-    VLLMEngine._mend_for_cpu = lambda _self: None  # of one worker in this process
+    engine: Any = VLLMEngine
+    engine._mend_for_cpu = lambda _self: None  # it mends a worker in this process
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     _run = Run(directory)
     for module in (resources, calls):
-        module.gather = _run.gather
+        vars(module)["gather"] = _run.gather
 
 
 def running() -> Run:
@@ -168,9 +171,10 @@ def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tens
     run = running()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in run.actor.engine.module.parameters():
-            whole = torch.randn(parameter.shape, generator=generator)
-            parameter.to_local().add_(0.05 * whole)
+        sharded: Any
+        for sharded in run.actor.engine.module.parameters():
+            whole = torch.randn(sharded.shape, generator=generator)
+            sharded.to_local().add_(0.05 * whole)
     transfer.PIECE_BYTES = piece_bytes
     run.actor._sender = None
     run.workers.sync_weights(version)
@@ -180,7 +184,7 @@ def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tens
 def refused(version: int, number: int) -> str:
     """Synchronise while worker ``number`` spoils what it gets: what is said."""
     run = running()
-    run.engine._engine.collective_rpc(spoil, args=(number,))
+    run.ask_workers(spoil, args=(number,))
     try:
         run.workers.sync_weights(version)
     except RuntimeError as error:
