@@ -14,7 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from verl.trainer.config.derive import engine_count, trajectories_per_iteration
+from verl.trainer.config.derive import (
+    engine_count,
+    trajectories_per_iteration,
+    weight_transfer,
+)
 from verl.trainer.config.memory import has_reference
 from verl.trainer.config.plan import Facts, make_plan
 from verl.trainer.config.schema import PPOConfig
@@ -86,6 +90,7 @@ class Assumed:
     engine_step_s: float = 0.005  # of an engine beside reading, per token of a batch
     env_step_s: float = 0.05  # an environment, in a batch of others
     store: float = 4.0  # GB/s of weights through host memory
+    link: float = 25.0  # GB/s at which a rank gathers weights from the others
 
 
 MODELS = {
@@ -120,6 +125,8 @@ def facts_of(cfg: PPOConfig, device: Device) -> Facts:
         vocab_size=model.vocab,
         layers=model.layers,
         hidden=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
     )
 
 
@@ -158,9 +165,22 @@ def seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float
         "score": compute(1, plays * row + branches),
         "reference": compute(1, plays * row) * has_reference(cfg),
         "update": compute(passes, plays * row) * cfg.actor_rollout_ref.actor.ppo_epochs,
-        # Gathered in float32; then, in the engines' precision, into the store and out of it.
-        "hand over": model.parameters * (FLOAT32_BYTES + 2 * BF16_BYTES) / (assumed.store * GIGA),
+        "hand over": hand_over(cfg, device, assumed),
     }
+
+
+def hand_over(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
+    """Seconds until the engines have new weights, which are gathered in float32."""
+    parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].parameters
+    gathered = parameters * FLOAT32_BYTES
+    if weight_transfer(cfg, "cuda") == "store":
+        # Then, in the engines' precision, into the store and out of it.
+        return (gathered + parameters * 2 * BF16_BYTES) / (assumed.store * GIGA)
+    others = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
+    # On the device: cast, packed into a piece, copied out of it, loaded; each reads and writes.
+    moved = gathered + parameters * 7 * BF16_BYTES
+    seconds_there = moved / (device.gigabytes_per_s * GIGA * assumed.bandwidth)
+    return others * gathered / (assumed.link * GIGA) + seconds_there
 
 
 def tables() -> Iterator[str]:

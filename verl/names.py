@@ -38,6 +38,7 @@ TrainDtype = Literal["float32", "bfloat16"]
 PackedAttention = Literal["sdpa", "flex"]
 Strategy = Literal["fsdp2", "fsdp"]
 Device = Literal["auto", "cpu", "cuda"]
+WeightTransfer = Literal["auto", "store", "ipc"]
 RolloutOverlap = Literal["off", "one_step"]
 ResumeMode = Literal["auto", "disable", "resume_path"]
 History = Literal["append", "window"]
@@ -114,3 +115,5 @@ CHECKPOINT_MANIFEST = "manifest.json"  # the file without which a directory is n
 # Logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward
 # recomputes.
 MAX_LOGITS = 1 << 27
+
+CPU_CACHE_GB = 1.0  # KV cache of an engine on CPU where none is given, GiB

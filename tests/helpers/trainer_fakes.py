@@ -53,7 +53,7 @@ class Group:
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(method, args, kwargs)
 
-    def call_refs(self, method: str, /) -> list[Any]:
+    def call_refs(self, method: str, /, *_args: object) -> list[Any]:
         return [method]
 
     def compute_log_prob(self, data: DataProto, /) -> DataProto:

@@ -75,6 +75,15 @@ def lora_scales(model: nn.Module) -> dict[str, float]:
     return found
 
 
+def adapted_module(name: str) -> str:
+    """What a weight belongs to: the module that its adapters adapt, or the weight alone."""
+    for mark in (".base_layer.", ".lora_"):
+        module, found, _ = name.partition(mark)
+        if found:
+            return module
+    return name
+
+
 def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict[str, torch.Tensor]:
     """Full state with adapters folded into the weights they adapt: ``W + scale * B @ A``, under the
     plain names.

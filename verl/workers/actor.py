@@ -1,8 +1,10 @@
 """ActorWorker: one rank of the policy. It scores rows, updates the weights, and hands them out."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from verl.workers.profiling import profiled
 from verl.workers.rows import Limits, Rows, drop_padding, limits_of
 from verl.workers.sections import PolicySection, ScoringSection
 from verl.workers.training_worker import TrainingWorker
+from verl.workers.transfer import WeightSender, WeightStream
 from verl.workers.update import StepRecord, optimizer_step, plan_mini_batches, update_metrics
 
 PREFIX = "lm."  # where PolicyModel keeps the causal LM
@@ -55,6 +58,7 @@ class ActorWorker(TrainingWorker):
         self.config = config
         self.role = role
         self._handed_out = WeightSketch({}, {})
+        self._sender: WeightSender | None = None
 
     # ------------------------------------------------------------------ set-up
 
@@ -221,8 +225,23 @@ class ActorWorker(TrainingWorker):
         return list(arrays.items())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def send_weights(self, engines: Sequence[Any], version: int) -> list[dict[str, int]]:
+        """Hand all weights to the rollout workers ``engines``, from the devices of the ranks to
+        those of the engines (``verl.workers.transfer``), as ``export_weights`` would. What each of
+        them took, by name, on rank 0.
+        """
+        if self._sender is None:
+            dtype = getattr(torch, self.config.rollout.dtype)
+            stream = WeightStream(self.engine, dtype, PREFIX, self.scales, self.tied)
+            self._sender = WeightSender(stream, engines)
+        with self.engine.resident():
+            taken = self._sender.send(version)
+        self._handed_out = self._sender.stream.sketch
+        return taken
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight_sketch(self) -> WeightSketch:
-        """Fingerprints of what ``export_weights`` returned last, on rank 0."""
+        """Fingerprints of what was handed out last, on rank 0."""
         return self._handed_out
 
     def _hf_weights(self) -> dict[str, torch.Tensor]:

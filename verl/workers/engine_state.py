@@ -72,14 +72,19 @@ def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     Tied weights appear once, under their first name.
     """
     with engine.resident():
-        found = {name: _full(tensor) for name, tensor in _weights(engine).items()}
+        found = {name: _full(tensor) for name, tensor in weights_of(engine).items()}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor | None:
     """The unsharded tensor as a CPU copy on rank 0, None elsewhere; a collective call."""
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().cpu().clone() if rank() == 0 else None
+    found = whole(tensor)
+    return found.cpu().clone() if rank() == 0 else None
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The unsharded tensor where its shards are, on every rank; a collective call."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def save_engine(
@@ -100,7 +105,7 @@ def save_engine(
         others[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
     with engine.resident(training=True):
         engine.reshard()
-        state = _weights(engine) | (_moments(engine) if optimizer else {})
+        state = weights_of(engine) | (_moments(engine) if optimizer else {})
         return EngineSave(directory, others, begin_writing(state, directory))
 
 
@@ -114,7 +119,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     found = stored(directory)
     with torch.no_grad(), engine.resident(training=True):
         engine.reshard()
-        state = _weights(engine)
+        state = weights_of(engine)
         names = set(_weight_names(found))
         if state.keys() != names:
             odd = sorted(state.keys() ^ names)[:5]
@@ -161,7 +166,8 @@ def _read_record(directory: Path) -> dict[str, Any]:
     return record
 
 
-def _weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
+def weights_of(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    """Parameters and kept buffers by the module's names, sharded as they are."""
     kept = engine.module.state_dict().keys()
     buffers = {name: buffer for name, buffer in engine.module.named_buffers() if name in kept}
     return dict(engine.module.named_parameters()) | buffers

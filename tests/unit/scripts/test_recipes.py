@@ -54,7 +54,13 @@ def test_the_seconds_of_one_recipe_by_hand():
     # 1,200 thoughts for every engine, 64 at once
     step = (2 * weights + 64 * row / 2 * cache) / (0.6 * 3350e9) + 0.005
     assert found["alternatives"] == pytest.approx(1200 / 64 * 40 * step)
-    assert found["hand over"] == pytest.approx((4 + 2 + 2) * weights / 4e9)
+    on_device = (4 + 7 * 2) * weights / (0.6 * 3350e9)
+    assert found["hand over"] == pytest.approx(4 * weights / 25e9 + on_device)
+    alone = load_config("alfworld_qwen2.5_1.5b_80gb")
+    assert seconds(alone, H100, Assumed())["hand over"] == pytest.approx(on_device)
+    cfg.actor_rollout_ref.rollout.weight_transfer = "store"
+    stored = seconds(cfg, H100, Assumed())["hand over"]
+    assert stored == pytest.approx((4 + 2 + 2) * weights / 4e9)
 
 
 def test_only_credit_for_thinking_samples_other_thoughts():

@@ -10,6 +10,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from verl.single_controller.base.errors import WorkerTimeoutError
+from verl.single_controller.ray.calls import gather
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,19 @@ class RayResourcePool:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
         return {"scheduling_strategy": self.slots()[device].strategy, **self.actor_resources()}
 
+    def device_ids(self) -> list[str]:
+        """The GPU behind every slot, as ``CUDA_VISIBLE_DEVICES`` of its node names it: for those
+        who use more than the one that they were started on.
+
+        Raises ``WorkerTimeoutError`` where a slot has no share left to look from.
+        """
+        share = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
+        look = ray.remote(_own_device)
+        slots = self.slots()
+        looks = [look.options(scheduling_strategy=slot.strategy, **share) for slot in slots]
+        labels = [f"{self.name_prefix}[device {number}]" for number in range(len(slots))]
+        return gather([each.remote() for each in looks], self.timeout_s, labels)
+
     def _reserve(self) -> None:
         # CPUs are not shared as the GPU is: every group that may come needs its own.
         bundle: dict[str, float] = {"CPU": self.cpus_per_worker * self.max_colocate_count}
@@ -140,3 +154,9 @@ class RayResourcePool:
 
 def _readable(resources: dict[str, Any]) -> dict[str, float]:
     return {key: resources.get(key, 0.0) for key in ("CPU", "GPU")}
+
+
+def _own_device() -> str:
+    """The GPU of which this process has a share."""
+    (device,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return device

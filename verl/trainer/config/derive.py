@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
-from verl.names import GROUP_ESTIMATORS
+from verl.names import GROUP_ESTIMATORS, WeightTransfer
 from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.env import EnvConfig
@@ -55,13 +55,25 @@ def trajectories_per_iteration(cfg: PPOConfig) -> int:
 def engine_count(cfg: PPOConfig, device: str) -> int:
     """Rollout workers of a run on ``device`` (``cpu``, ``cuda``)."""
     trainer = cfg.trainer
-    per_node = trainer.n_gpus_per_node if device == "cuda" else 1
-    return cfg.actor_rollout_ref.rollout.num_workers or trainer.nnodes * per_node
+    rollout = cfg.actor_rollout_ref.rollout
+    if rollout.num_workers:
+        return rollout.num_workers
+    if device != "cuda":
+        return trainer.nnodes
+    return max(1, trainer.nnodes * trainer.n_gpus_per_node // rollout.tensor_model_parallel_size)
 
 
 def engines_on_a_node(cfg: PPOConfig, device: str) -> int:
     """The most rollout workers that one node has."""
     return -(-engine_count(cfg, device) // cfg.trainer.nnodes)
+
+
+def weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
+    """How weights get to the engines of a run on ``device``: ``store`` or ``ipc``."""
+    rollout = cfg.actor_rollout_ref.rollout
+    if rollout.weight_transfer != "auto":
+        return rollout.weight_transfer
+    return "ipc" if device == "cuda" and rollout.name == "vllm" else "store"
 
 
 def is_placeholder(files: Sequence[str]) -> bool:

@@ -15,8 +15,8 @@ Lower bounds on purpose: what is refused by them cannot run.
 import dataclasses
 from collections.abc import Iterator
 
-from verl.names import MAX_LOGITS
-from verl.trainer.config.derive import engine_count, engines_on_a_node
+from verl.names import CPU_CACHE_GB, MAX_LOGITS
+from verl.trainer.config.derive import engine_count, weight_transfer
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.schema.model import FSDPConfig
 
@@ -38,6 +38,8 @@ class PolicySize:
     vocab_size: int | None = None
     layers: int | None = None
     hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
 
 
 def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
@@ -49,7 +51,7 @@ def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
     copies = TRAINING_BYTES * (1 + bool(cfg.critic.enable)) + WEIGHT_BYTES * has_reference(cfg)
-    cache = rollout.kv_cache_gb * GIB
+    cache = (CPU_CACHE_GB if rollout.kv_cache_gb is None else rollout.kv_cache_gb) * GIB
     engines = engine_count(cfg, "cpu") * (parameters * BYTES[rollout.dtype] + cache)
     logits = logit_bytes(micro_tokens(cfg), size) * trainer.n_gpus_per_node
     saved = parameters * _saved_bytes(cfg)
@@ -81,39 +83,46 @@ def play_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float |
         return None
     fsdp = cfg.actor_rollout_ref.actor.fsdp_config
     held = _trained(cfg, fsdp, parameters, RESTING_BYTES) if not _rests_on_host(fsdp) else 0.0
-    return (
-        held
-        + _reference(cfg, parameters)
-        + cfg.actor_rollout_ref.rollout.gpu_memory_utilization * device_bytes
-    )
+    return held + _reference(cfg, parameters) + _awake(cfg, parameters, device_bytes)
 
 
 def engine_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """Weights of an engine on a GPU, without any cache."""
-    if size.parameters is None:
-        return None
-    return size.parameters * BYTES[cfg.actor_rollout_ref.rollout.dtype]
+    """Weights of an engine on one of its GPUs, without any cache."""
+    return None if size.parameters is None else _share(cfg, size.parameters)
+
+
+def _share(cfg: PPOConfig, parameters: int) -> float:
+    rollout = cfg.actor_rollout_ref.rollout
+    return parameters * BYTES[rollout.dtype] / rollout.tensor_model_parallel_size
+
+
+def _awake(cfg: PPOConfig, parameters: int, device_bytes: float) -> float:
+    """An engine that is awake, on one of its GPUs."""
+    rollout = cfg.actor_rollout_ref.rollout
+    if rollout.kv_cache_gb is None:
+        return rollout.gpu_memory_utilization * device_bytes
+    return _share(cfg, parameters) + rollout.kv_cache_gb * GIB
 
 
 def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """What the host memory of a node of a GPU run holds at least, at the largest of its moments.
 
-    Handing the weights over: the copy that rank 0 gathers and the one in the object store, beside
-    the weights of sleeping engines. Saving: every rank's copy of its shards, with
-    ``trainer.async_save`` while weights are handed over. Loading takes less: rank 0 alone reads the
-    model, and groups load one after another.
+    Loading: rank 0 reads the whole model, for one group after another. Handing the weights over
+    through the object store: the copy that rank 0 gathers and the one there; sleeping engines hold
+    none. Saving: every rank's copy of its shards, with ``trainer.async_save`` while weights are
+    handed over.
     """
     if size.parameters is None:
         return None
     whole = size.parameters * WEIGHT_BYTES
     rollout = cfg.actor_rollout_ref.rollout
     weights = size.parameters * BYTES[rollout.dtype]
-    asleep = engines_on_a_node(cfg, "cuda") * weights * rollout.free_cache_engine
     # Gathered, cast, and in the store.
-    handing_over = whole + 2 * weights + asleep
+    handing_over = whole + 2 * weights if weight_transfer(cfg, "cuda") == "store" else 0
     saving = size.parameters * _saved_bytes(cfg) / _nodes_of_a_copy(cfg)
     # A save goes on beside the next iterations.
-    return handing_over + saving if cfg.trainer.async_save else max(handing_over, saving)
+    busiest = handing_over + saving if cfg.trainer.async_save else max(handing_over, saving)
+    return max(whole, busiest)
 
 
 def _saved_bytes(cfg: PPOConfig) -> int:
@@ -178,7 +187,10 @@ def activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
 def memory_problems(
     cfg: PPOConfig, size: PolicySize, device_gb: float | None, host_gb: float | None
 ) -> Iterator[str]:
-    """What a GPU of ``device_gb`` GiB, or a node with ``host_gb`` GiB of memory, cannot hold."""
+    """What a GPU of ``device_gb`` GiB, or a node with ``host_gb`` GiB of memory, cannot hold, and
+    heads that cannot be spread over the devices of an engine.
+    """
+    yield from _head_problems(cfg, size)
     if device_gb is not None:
         yield from _device_problems(cfg, size, device_gb * GIB)
     host = gpu_node_bytes(cfg, size)
@@ -187,14 +199,27 @@ def memory_problems(
         yield f"plan: a node needs {_gib(host, host_gb * GIB)} of host memory; fix: {fix}"
 
 
+def _head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
+    heads = size.heads or each
+    kv_heads = size.kv_heads or heads
+    # A key/value head can be on several devices, a query head cannot.
+    if heads % each or (kv_heads % each and each % kv_heads):
+        why = f"{heads} heads over {kv_heads} of keys and values do not divide evenly"
+        yield f"{key}={each}: {why}; allowed: a size that divides both; fix: {key}=1"
+
+
 def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator[str]:
-    rollout = "actor_rollout_ref.rollout.gpu_memory_utilization"
-    share = cfg.actor_rollout_ref.rollout.gpu_memory_utilization
+    rollout = cfg.actor_rollout_ref.rollout
+    key = "actor_rollout_ref.rollout.gpu_memory_utilization"
+    size_key = key if rollout.kv_cache_gb is None else "actor_rollout_ref.rollout.kv_cache_gb"
     fsdp = "actor_rollout_ref.actor.fsdp_config"
+    held = 0.0 if size.parameters is None else _awake(cfg, size.parameters, there)
     update = update_bytes(cfg, size)
-    # An engine that does not sleep keeps its share while the policy is updated.
-    sleeps = cfg.actor_rollout_ref.rollout.free_cache_engine
-    awake = 0.0 if sleeps and cfg.trainer.rollout_overlap == "off" else share * there
+    # An engine that does not sleep keeps what it has while the policy is updated.
+    sleeps = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
+    awake = 0.0 if sleeps else held
     if update is not None and update + awake > there:
         fix = (
             "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "
@@ -203,13 +228,14 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator
         yield f"plan: a GPU needs {_gib(update + awake, there)} for an update; fix: {fix}"
     play = play_bytes(cfg, size, there)
     if play is not None and play > there:
-        fix = f"a smaller {rollout}, or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
+        fix = f"a smaller {size_key}, or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
         yield f"plan: a GPU needs {_gib(play, there)} while its engine plays; fix: {fix}"
     engine = engine_bytes(cfg, size)
-    if engine is not None and engine > share * there:
-        fix = f"a larger {rollout}"
+    share = rollout.gpu_memory_utilization
+    if rollout.kv_cache_gb is None and engine is not None and engine > share * there:
         what = f"{_gib(engine, share * there, 'its share')} for the weights of its engine"
-        yield f"{rollout}={share}: a GPU needs {what}; allowed: more than that; fix: {fix}"
+        fix = f"a larger {key}, or a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
+        yield f"{key}={share}: a GPU needs {what}; allowed: more than that; fix: {fix}"
 
 
 def _trained(cfg: PPOConfig, fsdp: FSDPConfig, parameters: int, per_weight: int) -> float:

@@ -4,8 +4,6 @@ rough memory.
 
 import contextlib
 import dataclasses
-import json
-import math
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -21,6 +19,7 @@ from verl.trainer.config.derive import (
     iterations,
     known_tasks,
     trajectories_per_iteration,
+    weight_transfer,
 )
 from verl.trainer.config.load import guess_device
 from verl.trainer.config.memory import (
@@ -34,9 +33,14 @@ from verl.trainer.config.memory import (
     update_bytes,
 )
 from verl.trainer.config.plugged import EXTENSIONS
+from verl.trainer.config.policy_size import new_policy_size, policy_size
 from verl.trainer.config.schema import PPOConfig, SFTConfig
-from verl.trainer.config.schema.sft import NewPolicyConfig
 from verl.utils.threads import available_cpus
+
+WAYS = {
+    "store": "through the object store",
+    "ipc": "by CUDA IPC, from the GPUs that engines and training ranks share",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +56,15 @@ class Facts:
     vocab_size: int | None = None
     layers: int | None = None
     hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
     device_memory_gb: float | None = None  # of one GPU
 
     @property
     def size(self) -> PolicySize:
         """What is known of the policy."""
-        return PolicySize(self.parameters, self.vocab_size, self.layers, self.hidden)
+        names = [field.name for field in dataclasses.fields(PolicySize)]
+        return PolicySize(**{name: getattr(self, name) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +96,8 @@ class Plan:
     ranks: int = 1
     threads_per_rank: int = 1
     engines: int = 0
+    gpus_per_engine: int = 1
+    weight_transfer: str = "store"
     threads_per_engine: int = 1
     collectors: int = 0
     env_processes: int = 0
@@ -123,12 +132,16 @@ class Plan:
 
     def _play_lines(self) -> Iterator[tuple[str, str]]:
         engines = f"{_count(self.engines, 'engine')} x {_count(self.threads_per_engine, 'thread')}"
+        if self.gpus_per_engine > 1:
+            engines += f" on {self.gpus_per_engine} GPUs each"
         processes = _count(self.env_processes, "environment process", "es")
         envs = _count(self.envs, "environment")
         yield (
             "players",
             f"{engines}, {_count(self.collectors, 'collector')}, {processes} ({envs} at once)",
         )
+        if self.device != "cpu":
+            yield "weights", f"to the engines {WAYS[self.weight_transfer]}"
         yield (
             "tasks",
             f"{_known(self.train_tasks)} to train on, {_known(self.val_tasks)} to validate on",
@@ -206,7 +219,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
         size = policy_size(Path(path)) if path else size
     if path is None and isinstance(cfg, SFTConfig):
         vocab = cfg.model.vocab_size
-        size = PolicySize(_newpolicy_size(cfg.model.new, vocab), vocab)
+        size = PolicySize(new_policy_size(cfg.model.new, vocab), vocab)
     device = guess_device(cfg.trainer.device)
     return Facts(
         cores=available_cpus(),
@@ -225,37 +238,6 @@ def _gpu_memory_gb() -> float | None:
         return min(int(line) for line in said.split()) / 1024
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-
-
-def policy_size(path: Path) -> PolicySize:
-    """Size of the policy in a directory, from its safetensors headers and its ``config.json``."""
-    config = path / "config.json"
-    if not config.is_file():
-        return PolicySize()
-    parameters = 0
-    for file in path.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            # safetensors: the header's length in 8 bytes, then the header as JSON; no weight is
-            # read.
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        parameters += sum(
-            math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
-        )
-    said = json.loads(config.read_text())
-    widths = (said.get(key) for key in ("vocab_size", "num_hidden_layers", "hidden_size"))
-    return PolicySize(parameters or None, *widths)
-
-
-def _newpolicy_size(new: NewPolicyConfig, vocab: int) -> int:
-    head = new.head_dim or new.hidden_size // new.num_attention_heads
-    # Query and output per attention head, key and value per key/value head.
-    attention = new.hidden_size * head * 2 * (new.num_attention_heads + new.num_key_value_heads)
-    # SwiGLU has three matrices; besides, two norms of the layer's width, and two of a head's (over
-    # queries and keys).
-    layer = attention + 3 * new.hidden_size * new.intermediate_size + 2 * new.hidden_size + 2 * head
-    embeddings = vocab * new.hidden_size * (1 if new.tie_word_embeddings else 2)
-    # The last term is the norm behind the last layer.
-    return embeddings + new.num_hidden_layers * layer + new.hidden_size
 
 
 def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
@@ -315,6 +297,8 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         ranks=trainer.n_gpus_per_node * trainer.nnodes,
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         engines=engines,
+        gpus_per_engine=rollout.tensor_model_parallel_size if facts.device == "cuda" else 1,
+        weight_transfer=weight_transfer(cfg, facts.device),
         threads_per_engine=rollout.num_threads
         or max(1, facts.cores // engines_on_a_node(cfg, facts.device)),
         collectors=env.num_collectors,

@@ -32,9 +32,14 @@ from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
 from verl.trainer.config.cold_start import cold_start_config
-from verl.trainer.config.derive import engine_count, engines_on_a_node, iterations
+from verl.trainer.config.derive import (
+    engine_count,
+    engines_on_a_node,
+    iterations,
+    weight_transfer,
+)
 from verl.trainer.config.memory import store_gb
-from verl.trainer.config.plan import policy_size
+from verl.trainer.config.policy_size import policy_size
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.critic import RewardNetworkConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
@@ -263,23 +268,28 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     rollout_workers = start_rollout_workers(cfg, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
-    workers = TrainingWorkers.start(specs, pools, rollout_workers, cfg.trainer.balance_batch)
+    transfer = cfg.actor_rollout_ref.rollout.weight_transfer
+    workers = TrainingWorkers.start(
+        specs, pools, rollout_workers, cfg.trainer.balance_batch, transfer
+    )
     stack.callback(workers.shutdown)
     return workers
 
 
 def choose_device(cfg: PPOConfig, joined: bool) -> str:
-    """Fill in ``trainer.device``, for all workers alike, and how many engines there are: of a
-    cluster that was ``joined`` Ray knows what it has. Raises ``ConfigError`` for what its nodes
-    cannot hold.
+    """Fill in ``trainer.device``, for all workers alike, how many engines there are and how they
+    get weights: of a cluster that was ``joined`` Ray knows what it has. Raises ``ConfigError`` for
+    what its nodes cannot hold.
     """
     nodes = nodes_of(ray.nodes())
     asked = cfg.trainer.device
     chosen = device_of(asked, nodes) if joined else resolve_device(asked)
     cfg.trainer.device = "cuda" if chosen == "cuda" else "cpu"
-    cfg.actor_rollout_ref.rollout.num_workers = engine_count(cfg, cfg.trainer.device)
+    rollout = cfg.actor_rollout_ref.rollout
+    rollout.num_workers = engine_count(cfg, cfg.trainer.device)
     groups = len(worker_specs(cfg)) + 1  # and the engines
     refuse(placement_problems(cfg, nodes, groups, cpus_per_worker(cfg.trainer.device)))
+    rollout.weight_transfer = weight_transfer(cfg, cfg.trainer.device)
     return cfg.trainer.device
 
 
@@ -311,20 +321,31 @@ def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
 
 
 def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
-    """Start one engine per rollout worker; they load while the training groups do."""
+    """Start one engine per rollout worker; each gets the devices of as many slots of the pool as
+    its weights are spread over.
+    """
     policy = cfg.actor_rollout_ref
     rollout = policy.rollout
     engines = engine_count(cfg, cfg.trainer.device)
     neighbours = engines_on_a_node(cfg, cfg.trainer.device)
     threads = rollout.num_threads or threads_per_process(neighbours)
     pool = pools.get_resource_pool(Role.Rollout)
+    each = rollout.tensor_model_parallel_size if pools.use_gpu else 1
+    devices = pool.device_ids() if each > 1 else []
     remote = ray.remote(RolloutWorker)
     workers = []
     for index in range(engines):
         # Evenly over the devices, whose order is that of the nodes.
-        place = pool.guest_options(index * pool.world_size // engines)
+        first = index * (pool.world_size // each) // engines * each
         # Many trajectories ask one engine at once; it batches them itself.
-        worker = remote.options(max_concurrency=64, **place)
-        seed = rollout.seed + index
-        workers.append(worker.remote(policy, policy.model.path, seed=seed, num_threads=threads))
+        worker = remote.options(max_concurrency=64, **pool.guest_options(first))
+        workers.append(
+            worker.remote(
+                policy,
+                policy.model.path,
+                seed=rollout.seed + index,
+                num_threads=threads,
+                devices=devices[first : first + each],
+            )
+        )
     return workers

@@ -20,9 +20,10 @@ from verl.trainer.ppo.interfaces import (
     RewardGroup,
 )
 from verl.trainer.ppo.weight_sync import prove_arrival, prove_movement
+from verl.workers.rollout.base import EnginePart
+from verl.workers.rollout.calls import SYNC_TIMEOUT_S, call_engines
 
 logger = logging.getLogger(__name__)
-SYNC_TIMEOUT_S = 600.0  # for an engine to load, to take new weights, to sleep or to wake
 WRITE_TIMEOUT_S = 3600.0  # for all ranks to write their shards
 ASK_AGAIN_S = 0.2
 
@@ -74,21 +75,13 @@ class ResourcePoolManager:
             pool.shutdown()
 
 
-def call_engines(workers: Sequence[Any], method: str, *args: Any) -> list[Any]:
-    """Call ``method`` of every rollout worker and wait for the answers, in order."""
-    labels = [f"rollout worker {index}: {method}" for index in range(len(workers))]
-    return gather(
-        [getattr(worker, method).remote(*args) for worker in workers], SYNC_TIMEOUT_S, labels
-    )
-
-
 class TrainingWorkers:
     """The worker groups of a run and what the trainer and the collector ask of them.
 
     ``actor`` trains the policy, ``ref`` (optional) is the frozen reference, ``critic`` (optional)
     the value function, ``reward_model`` (optional) scores plays; ``rollout_workers`` are the
-    handles of the engines that sample. Rows that are scored are spread over the ranks by their
-    tokens where ``balanced``.
+    handles of the engines that sample; ``weight_transfer`` is how they get weights: ``store`` or
+    ``ipc``. Rows that are scored are spread over the ranks by their tokens where ``balanced``.
     """
 
     def __init__(
@@ -99,6 +92,7 @@ class TrainingWorkers:
         critic: CriticGroup | None = None,
         balanced: bool = True,
         reward_model: RewardGroup | None = None,
+        weight_transfer: str = "store",
     ) -> None:
         self.actor = actor
         self.rollout_workers = rollout_workers
@@ -106,6 +100,7 @@ class TrainingWorkers:
         self.critic = critic
         self.balanced = balanced
         self.reward_model = reward_model
+        self.weight_transfer = weight_transfer
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
         self._handed_out: WeightSketch | None = None
@@ -117,12 +112,17 @@ class TrainingWorkers:
         pools: ResourcePoolManager,
         rollout_workers: Sequence[Any],
         balanced: bool = True,
+        weight_transfer: str = "store",
     ) -> "TrainingWorkers":
         """Start a group per role, load their models one after another, and wait for the engines,
-        which load at the same time.
+        which load at the same time; where they share GPUs with the groups, they come first.
 
         Raises ``TypeError`` when the worker class of a role lacks a method the trainer calls.
         """
+        if pools.use_gpu:
+            # An engine measures what is free on its device: nothing may come or go meanwhile.
+            call_engines(rollout_workers, "ready")
+            call_engines(rollout_workers, "sleep", 2)
         groups = {
             role: RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
             for role, spec in specs.items()
@@ -144,7 +144,9 @@ class TrainingWorkers:
         for group in groups.values():
             group.submit("init_model").get()
         call_engines(rollout_workers, "ready")
-        return cls(actor, rollout_workers, ref, critic, balanced, reward_model)
+        workers = cls(actor, rollout_workers, ref, critic, balanced, reward_model, weight_transfer)
+        workers._asleep = pools.use_gpu
+        return workers
 
     @property
     def data_parallel_size(self) -> int:
@@ -177,31 +179,49 @@ class TrainingWorkers:
 
     def sleep_engines(self) -> None:
         """Let every engine give its device memory to the training groups, until weights are
-        synchronised.
+        synchronised: those it has are forgotten.
         """
-        call_engines(self.rollout_workers, "sleep")
+        call_engines(self.rollout_workers, "sleep", 2)
         self._asleep = True
 
     def sync_weights(self, version: int, moved: bool = False) -> None:
-        """Wake the engines and hand them the actor's weights through the object store; the driver
-        never holds them. ``moved``: the optimizer took a step with a gradient since the last time.
+        """Wake the engines and hand them the actor's weights, which the driver never holds; caches
+        take their memory when the weights are there. ``moved``: the optimizer took a step with a
+        gradient since the last time.
 
         Raises ``WeightSyncError`` where an engine did not get them, or where they are those of the
         last time although they moved.
         """
-        weights, *others = self.actor.call_refs("export_weights")
-        if self._asleep:
-            call_engines(self.rollout_workers, "wake")
-            self._asleep = False
-        taken = call_engines(self.rollout_workers, "update_weights", weights, version)
-        # The other ranks took part, and hand out nothing; what went wrong there is raised here.
-        gather(others, SYNC_TIMEOUT_S, ["export of the weights"] * len(others))
+        from_devices = self.weight_transfer == "ipc"
+        taken = self._send(version) if from_devices else self._store(version)
+        self._wake("kv_cache")
+        self._asleep = False
         sketch = self.actor.call_refs("weight_sketch")[:1]
         sent: WeightSketch = gather(sketch, SYNC_TIMEOUT_S, ["sketch of the weights"])[0]
         prove_arrival(sent, taken, version)
         if moved:
             prove_movement(self._handed_out, sent, version)
         self._handed_out = sent
+
+    def _store(self, version: int) -> list[dict[str, int]]:
+        """The weights of rank 0 go through the object store."""
+        weights, *others = self.actor.call_refs("export_weights")
+        self._wake("weights")
+        taken = call_engines(self.rollout_workers, "update_weights", weights, version)
+        # The other ranks took part, and hand out nothing; what went wrong there is raised here.
+        gather(others, SYNC_TIMEOUT_S, ["export of the weights"] * len(others))
+        return taken
+
+    def _send(self, version: int) -> list[dict[str, int]]:
+        """The weights go from the devices of the ranks to the engines that share them."""
+        self._wake("weights")
+        sending = self.actor.call_refs("send_weights", self.rollout_workers, version)
+        labels = ["sending of the weights"] * len(sending)
+        return gather(sending, SYNC_TIMEOUT_S, labels)[0]
+
+    def _wake(self, part: EnginePart) -> None:
+        if self._asleep:
+            call_engines(self.rollout_workers, "wake", part)
 
     def engine_metrics(self) -> dict[str, float]:
         """What the engines did since the last call: ``perf/engine_*``, summed over engines.

@@ -8,7 +8,7 @@ vLLM.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,8 @@ _SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 _63_BITS = 0x7FFFFFFFFFFFFFFF  # seeds have to fit the signed integers of torch and vLLM
 
 Weights: TypeAlias = "Iterable[tuple[str, np.ndarray | torch.Tensor]]"
+SleepLevel: TypeAlias = Literal[1, 2]
+EnginePart: TypeAlias = Literal["weights", "kv_cache"]
 
 
 class EngineError(RuntimeError):
@@ -83,16 +85,48 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def sleep(self) -> None:
-        """Give accelerator memory back until ``wake``; there is none to give on CPU."""
+    def sleep(self, level: SleepLevel = 1) -> None:
+        """Give accelerator memory back until ``wake``; there is none to give on CPU.
+
+        On level 1 the weights wait in host memory. On level 2 they are forgotten: after ``wake``
+        come new ones, before any request.
+        """
         ...
 
-    def wake(self) -> None:
-        """Take the memory again."""
+    def wake(self, part: EnginePart | None = None) -> None:
+        """Take the memory again: of one part, or of all that sleeps. Requests wait for all."""
         ...
 
     def close(self) -> None:
         """Free everything."""
+        ...
+
+
+class ReceivingEngine(RolloutEngine, Protocol):
+    """An engine that fetches weights itself, from the devices of the ranks that train.
+
+    What ``info`` holds is between the engine and the sender of its kind
+    (``verl.workers.transfer``).
+    """
+
+    def connect(self, info: Mapping[str, object]) -> None:
+        """Be ready for hand-overs; comes once, before all others."""
+        ...
+
+    def begin_update(self) -> None:
+        """Expect new weights in pieces. Raises ``EngineError`` while requests are unfinished."""
+        ...
+
+    def receive(self, info: Mapping[str, object]) -> None:
+        """Load a piece."""
+        ...
+
+    def finish_update(self, version: int) -> dict[str, int]:
+        """Go on with the new weights and forget cached prefixes; the fingerprints of those that
+        came, by name.
+
+        Raises ``EngineError`` where it holds others than those that came.
+        """
         ...
 
 

@@ -1,11 +1,14 @@
 """Which engines there are, by name; each is imported when it is asked for."""
 
 import importlib
+import os
+from collections.abc import Sequence
 from typing import Protocol
 
+from verl.models.hub import model_directory
 from verl.utils.hints import did_you_mean
 from verl.workers.rollout.base import RolloutEngine
-from verl.workers.rollout.sections import EngineSection
+from verl.workers.rollout.sections import EngineSection, WorkerSection
 
 ENGINES = {
     "vllm": "verl.workers.rollout.vllm:VLLMEngine",
@@ -73,4 +76,33 @@ def create_engine(
     make = engine_class(name)
     return make(
         config, model_path, seed=seed, num_threads=num_threads, trust_remote_code=trust_remote_code
+    )
+
+
+def start_engine(
+    config: WorkerSection | None,
+    model_path: str,
+    seed: int,
+    num_threads: int | None,
+    devices: Sequence[str],
+) -> RolloutEngine:
+    """The engine that ``config``, the section ``actor_rollout_ref``, describes, in a process that
+    has not loaded torch yet; it sees ``devices``, where any are named.
+
+    Raises ``ValueError`` without a config, and what ``create_engine`` does.
+    """
+    if config is None:
+        raise ValueError("a rollout worker needs a config, or an engine in its place")
+    if devices:
+        # Ray has named the one that this process has a share of; read when CUDA is first used.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    if config.model.external_lib:
+        importlib.import_module(config.model.external_lib)  # it may register the engine
+    rollout = config.rollout
+    engine_class(rollout.name)  # a wrong name is said before anything is fetched
+    # On this node: a hub name leads to a directory of its own cache.
+    directory = model_directory(model_path)
+    trust = config.model.trust_remote_code
+    return create_engine(
+        rollout.name, rollout, directory, seed, num_threads, trust_remote_code=trust
     )

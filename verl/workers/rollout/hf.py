@@ -10,7 +10,7 @@ few rows wait a few steps for others: a small policy spends more on joining than
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,7 +26,9 @@ from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.shipped import as_tensor
 from verl.workers.rollout.base import (
     EngineError,
+    EnginePart,
     RequestSeeds,
+    SleepLevel,
     StopPlan,
     StopRules,
     StopTokenizer,
@@ -134,6 +136,7 @@ class HFEngine:
         self._waited = 0  # steps since somebody began to wait
         self._rows: list[_Row] = []
         self._prefixes: _Prefixes | None = None  # None where no row runs
+        self._shapes: dict[str, torch.Size] = {}  # of weights that sleep forgot
         self.policy_version = 0
 
     @property
@@ -213,15 +216,25 @@ class HFEngine:
         """All parameters, under all their names."""
         return dict(self._model.named_parameters(remove_duplicate=False))
 
-    def sleep(self) -> None:
-        """Move the model to host memory."""
+    def sleep(self, level: SleepLevel = 1) -> None:
+        """Move the model to host memory, on level 2 without its weights; on CPU it is there."""
+        if self._device.type == "cpu":
+            return
+        if level == 2:
+            self._shapes = forget(self._model)
         _move(self._model, "cpu")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # or this process would keep what it no longer uses
 
-    def wake(self) -> None:
-        """Move the model back."""
+    def wake(self, part: EnginePart | None = None) -> None:
+        """Move the model back, with room for weights where they were forgotten. Keys and values
+        have memory while rows run.
+        """
+        if part == "kv_cache":
+            return
         _move(self._model, self._device)
+        make_room(self._model, self._shapes)
+        self._shapes = {}
 
     def close(self) -> None:
         """Free the model."""
@@ -348,6 +361,22 @@ class HFEngine:
 def _move(model: torch.nn.Module, device: str | torch.device) -> None:
     """Move ``model`` in place."""
     model.to(device)
+
+
+def forget(model: torch.nn.Module) -> dict[str, torch.Size]:
+    """Free the memory of every weight of ``model``; the shape of each by its name."""
+    shapes: dict[str, torch.Size] = {}
+    for name, parameter in model.named_parameters():
+        shapes[name] = parameter.shape
+        parameter.data = parameter.new_empty(0)
+    return shapes
+
+
+def make_room(model: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> None:
+    """Memory for the weights named in ``shapes``; what stands in it means nothing."""
+    for name, shape in shapes.items():
+        parameter = model.get_parameter(name)
+        parameter.data = parameter.new_empty(shape)
 
 
 def _layers(cache: DynamicCache) -> list[CacheLayerMixin]:

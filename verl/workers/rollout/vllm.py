@@ -1,7 +1,8 @@
 """The vLLM engine: ``LLMEngine`` in this process, token ids in and out.
 
-CPU and CUDA share everything but this: on CPU the sampler and the reload are mended (``vllm_cpu``),
-and the KV cache is sized in GiB, not as a share of the device.
+CPU and CUDA share everything but this: on CPU the sampler and the reload are mended (``vllm_cpu``);
+on CUDA weights may come from the devices of the training ranks, and with tensor parallelism a
+worker process per device holds a share of them (``vllm_worker``).
 """
 
 import logging
@@ -9,12 +10,15 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from verl.names import CPU_CACHE_GB
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.shipped import as_tensor
 from verl.workers.rollout.base import (
     GREEDY_BELOW,
     EngineError,
+    EnginePart,
     RequestSeeds,
+    SleepLevel,
     StopRules,
     Weights,
     check_request,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
     from verl.workers.rollout.vllm_cpu import CountedSampler
 
 logger = logging.getLogger(__name__)
+GIB = 2**30
 CPU_BLOCK_SIZE = 32  # tokens: the unit of prefix reuse; the CPU kernels want a multiple of 32
 _REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 
@@ -107,10 +112,7 @@ class VLLMEngine:
         """Load full weights in place and drop the prefix cache; raises ``EngineError`` while
         requests run.
         """
-        if self._requests:
-            raise EngineError(
-                f"weights cannot change while {len(self._requests)} requests are running"
-            )
+        self._refuse_while_running()
         dtype = self._engine.vllm_config.model_config.dtype
         # One by one, when vLLM asks for the next: a second copy of all is never there.
         tensors = ((name, as_tensor(value).to(dtype)) for name, value in weights)
@@ -119,13 +121,40 @@ class VLLMEngine:
             from verl.workers.rollout.vllm_cpu import repack_output_head
 
             repack_output_head(self._runner().get_model())
-        # A prompt that hits the old cache would be continued by a mix of two policies.
-        if not self._engine.reset_prefix_cache():
-            raise EngineError(
-                "vLLM kept its prefix cache after a weight update: "
-                "cached keys would be of old weights"
-            )
-        self.policy_version = version
+        self._begin_version(version)
+
+    def connect(self, info: Mapping[str, object]) -> None:
+        """Be ready for weights by vLLM's own way (``weight_transfer_config``)."""
+        self._ask_workers("init_weight_transfer_engine", init_info=info)
+
+    def begin_update(self) -> None:
+        """Expect new weights in pieces; raises ``EngineError`` while requests run."""
+        from verl.workers.rollout.vllm_worker import watch
+
+        self._refuse_while_running()
+        self._engine.collective_rpc(watch)
+        self._ask_workers("start_weight_update")
+
+    def receive(self, info: Mapping[str, object]) -> None:
+        """Load a piece, whole on every device; each keeps its share."""
+        self._ask_workers("update_weights", update_info=info)
+
+    def finish_update(self, version: int) -> dict[str, int]:
+        """Drop the prefix cache; the fingerprints of the weights that came, by name.
+
+        Raises ``EngineError`` where a device holds others, or got others than the first did.
+        """
+        from verl.workers.rollout.vllm_worker import arrived
+
+        self._ask_workers("finish_weight_update")
+        first, *others = self._engine.collective_rpc(arrived)
+        for number, taken in enumerate(others, start=1):
+            if taken != first:
+                raise EngineError(
+                    f"device {number} of the engine took other weights than its first device"
+                )
+        self._begin_version(version)
+        return first
 
     def held_weights(self) -> "dict[str, torch.Tensor]":
         """The parameters that vLLM keeps under the name and in the shape of the checkpoint; on CPU
@@ -133,17 +162,17 @@ class VLLMEngine:
         """
         return dict(self._runner().get_model().named_parameters())
 
-    def sleep(self) -> None:
-        """Free device memory on CUDA (weights wait in host memory); nothing on CPU or with
-        free_cache_engine=false.
+    def sleep(self, level: SleepLevel = 1) -> None:
+        """Free device memory on CUDA (on level 1 weights wait in host memory, on level 2 they are
+        forgotten); nothing on CPU or with free_cache_engine=false.
         """
         if self._can_sleep:
-            self._engine.sleep(level=1)
+            self._engine.sleep(level=level)
 
-    def wake(self) -> None:
-        """Undo ``sleep``."""
+    def wake(self, part: EnginePart | None = None) -> None:
+        """Undo ``sleep``, for one part or for all."""
         if self._can_sleep:
-            self._engine.wake_up()
+            self._engine.wake_up(tags=None if part is None else [part])
 
     def close(self) -> None:
         """Shut vLLM's core down."""
@@ -191,6 +220,24 @@ class VLLMEngine:
             output.request_id, tokens, logprobs, reason, self.policy_version, info
         )
 
+    def _refuse_while_running(self) -> None:
+        if self._requests:
+            raise EngineError(
+                f"weights cannot change while {len(self._requests)} requests are running"
+            )
+
+    def _ask_workers(self, method: str, **arguments: object) -> None:
+        self._engine.collective_rpc(method, kwargs=arguments)
+
+    def _begin_version(self, version: int) -> None:
+        # A prompt that hits the old cache would be continued by a mix of two policies.
+        if not self._engine.reset_prefix_cache():
+            raise EngineError(
+                "vLLM kept its prefix cache after a weight update: "
+                "cached keys would be of old weights"
+            )
+        self.policy_version = version
+
     def _runner(self) -> "GPUModelRunner":
         return self._engine.model_executor.driver_worker.worker.model_runner
 
@@ -232,15 +279,29 @@ def engine_arguments(
         # Compilation saves about a tenth of the forward pass and costs most of a minute at every
         # start.
         arguments |= {"enforce_eager": True, "block_size": CPU_BLOCK_SIZE}
-        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
+        cache_gb = CPU_CACHE_GB if config.kv_cache_gb is None else config.kv_cache_gb
+        arguments["kv_cache_memory_bytes"] = int(cache_gb * GIB)
     else:
-        arguments |= {
-            "enforce_eager": config.enforce_eager,
-            "gpu_memory_utilization": config.gpu_memory_utilization,
-            "tensor_parallel_size": config.tensor_model_parallel_size,
-            "enable_sleep_mode": config.free_cache_engine,
-        }
+        arguments |= _on_cuda(config)
     return arguments | asked
+
+
+def _on_cuda(config: EngineSection) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "enforce_eager": config.enforce_eager,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "tensor_parallel_size": config.tensor_model_parallel_size,
+        "enable_sleep_mode": config.free_cache_engine,
+    }
+    if config.kv_cache_gb is not None:
+        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * GIB)
+    if config.weight_transfer == "ipc":
+        arguments["weight_transfer_config"] = {"backend": "ipc"}
+    if config.tensor_model_parallel_size > 1:
+        # Processes on the devices that this one sees. vLLM would take Ray, because this is an actor
+        # in a placement group, and want bundles that training ranks have a share of.
+        arguments["distributed_executor_backend"] = "mp"
+    return arguments
 
 
 def _prepare_process(num_threads: int | None) -> bool:

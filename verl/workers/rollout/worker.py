@@ -12,21 +12,20 @@ weights.
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from verl.models.hub import model_directory
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.stacks import answer_with_stacks
-from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
-from verl.workers.rollout.engine_registry import create_engine, engine_class
+from verl.workers.rollout.base import EngineError, RolloutEngine
+from verl.workers.rollout.engine_registry import start_engine
+from verl.workers.rollout.idle_calls import IdleCalls
 from verl.workers.rollout.sections import WorkerSection
 
 logger = logging.getLogger(__name__)
@@ -53,14 +52,17 @@ class _Box:
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class RolloutWorker:
+class RolloutWorker(IdleCalls):
     """Serves one engine to any number of clients; made to be a Ray actor with asynchronous methods.
 
     ``config`` is the section ``actor_rollout_ref``; ``engine`` replaces the one it describes (in
-    tests). Every request yields exactly one result unless its client aborts: what the engine
-    refuses, what takes more than ``request_timeout_s``, and what runs while the engine raises, ends
-    as ``StopReason.ABORT`` with ``info["error"]``. After ``MAX_FAILURES`` failing steps in a row,
-    or while one hangs, calls raise ``EngineError``.
+    tests). ``devices`` are the GPUs of an engine that has more than the one Ray gave this process,
+    as ``CUDA_VISIBLE_DEVICES`` names them.
+
+    Every request yields exactly one result unless its client aborts: what the engine refuses, what
+    takes more than ``request_timeout_s``, and what runs while the engine raises, ends as
+    ``StopReason.ABORT`` with ``info["error"]``. After ``MAX_FAILURES`` failing steps in a row, or
+    while one hangs, calls raise ``EngineError``.
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class RolloutWorker:
         num_threads: int | None = None,
         engine: RolloutEngine | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        devices: Sequence[str] = (),
     ) -> None:
         answer_with_stacks(type(self).__name__)
         self._timeout_s = request_timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._made = engine
-        self._started = self._thread.submit(self._start, config, model_path, seed, num_threads)
+        make = partial(start_engine, config, model_path, seed, num_threads, devices)
+        self._started = self._thread.submit(self._start, make)
         self._commands: deque[Callable[[], list[SamplingResult]]] = deque()  # for the engine thread
         # request -> client and deadline, oldest first
         self._running: dict[str, tuple[str, float]] = {}
@@ -158,26 +162,6 @@ class RolloutWorker:
         self._give_up(dropped)
         self._boxes[client].results = []
 
-    async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
-        """Load new weights once no request runs; ``version`` marks what is sampled from then on.
-        Returns the fingerprints of those that the engine took, by name.
-
-        Raises ``EngineError`` when requests still run after the request deadline (a result has one
-        policy version), and where the engine holds other weights afterwards.
-        """
-        async with self._paused("update_weights"):
-            return await self._in_thread(self._take_weights, weights, version)
-
-    async def sleep(self) -> None:
-        """Give accelerator memory to the trainer, once no request runs."""
-        async with self._paused("sleep"):
-            await self._in_thread(self._engine.sleep)
-
-    async def wake(self) -> None:
-        """Take accelerator memory back."""
-        async with self._paused("wake"):
-            await self._in_thread(self._engine.wake)
-
     async def stats(self) -> dict[str, float]:
         """Totals since the engine was ready: tokens, requests, engine steps, seconds it was busy
         and idle.
@@ -204,21 +188,32 @@ class RolloutWorker:
             self._idle.clear()
             self._work.set()
 
-    @contextlib.asynccontextmanager
-    async def _paused(self, purpose: str) -> AsyncIterator[None]:
+    async def _pause(self, purpose: str) -> None:
+        """Hold requests back and wait until none runs; nothing else pauses before ``_go_on``."""
         await self.ready()
         self._check_alive()
         self._pauses += 1
         try:
-            async with self._exclusive:
-                await self._drained(purpose)
-                yield
-        finally:
-            self._pauses -= 1
-            if not self._pauses:
-                held = self._held
-                self._held = []
-                self._admit(held)
+            await self._exclusive.acquire()
+        except BaseException:
+            self._let_in()
+            raise
+        try:
+            await self._drained(purpose)
+        except BaseException:
+            self._go_on()
+            raise
+
+    def _go_on(self) -> None:
+        self._exclusive.release()
+        self._let_in()
+
+    def _let_in(self) -> None:
+        self._pauses -= 1
+        if not self._pauses:
+            held = self._held
+            self._held = []
+            self._admit(held)
 
     async def _drained(self, purpose: str) -> None:
         try:
@@ -298,37 +293,12 @@ class RolloutWorker:
 
     # ---- in the engine thread
 
-    def _start(
-        self, config: WorkerSection | None, model_path: str, seed: int, num_threads: int | None
-    ) -> None:
-        if self._made is not None:
-            return
-        if config is None:
-            raise ValueError("a rollout worker needs a config, or an engine in its place")
-        began = time.perf_counter()
-        rollout = config.rollout
-        if config.model.external_lib:
-            importlib.import_module(config.model.external_lib)  # it may register the engine
-        trust = config.model.trust_remote_code
-        engine_class(rollout.name)  # a wrong name is said before anything is fetched
-        # On this node: a hub name leads to a directory of its own cache.
-        directory = model_directory(model_path)
-        self._made = create_engine(
-            rollout.name, rollout, directory, seed, num_threads, trust_remote_code=trust
-        )
-        seconds = time.perf_counter() - began
-        logger.info("rollout engine %s started in %.1f s", rollout.name, seconds)
-
-    def _take_weights(self, weights: Weights, version: int) -> dict[str, int]:
-        # Not above: it loads torch, before which an engine sets what torch reads at its import.
-        from verl.workers.rollout.arrival import Arrival
-
-        engine = self._engine
-        read = engine.held_weights if hasattr(engine, "held_weights") else dict
-        arrival = Arrival(weights, read())
-        engine.update_weights(arrival, version)
-        arrival.check(read())
-        return arrival.taken
+    def _start(self, make: Callable[[], RolloutEngine]) -> None:
+        if self._made is None:
+            began = time.perf_counter()
+            self._made = make()
+            name = type(self._made).__name__
+            logger.info("rollout engine %s started in %.1f s", name, time.perf_counter() - began)
 
     def _burst(self) -> list[SamplingResult]:
         """Turns of the engine until something is finished or ``BURST_S`` are over."""

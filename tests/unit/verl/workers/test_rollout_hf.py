@@ -18,7 +18,7 @@ from tests.helpers.engine_cases import (
 )
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.sampling import SamplingRequest, StopReason
-from verl.workers.rollout import create_engine
+from verl.workers.rollout import create_engine, hf
 from verl.workers.rollout.base import EngineError
 
 END = 1  # <|im_end|> in the tiny tokenizer
@@ -277,6 +277,32 @@ def test_weights_do_not_change_under_running_requests_nor_with_wrong_names(engin
     engine.add(ask(1)[0])
     with pytest.raises(EngineError, match="1 requests"):
         engine.update_weights(weights, 1)
+
+
+def test_sleep_forgets_weights_only_where_new_ones_come(policy, monkeypatch):
+    engine = create_engine("hf", rollout_section(), str(policy))
+    weights = [(name, held.clone()) for name, held in engine.held_weights().items()]
+    before = play(engine, ask(2))["r0"].token_ids
+    moves: list[str] = []
+    monkeypatch.setattr(hf, "_move", lambda _model, device: moves.append(str(device)))
+    engine.sleep(2)
+    assert moves == [] and engine.held_weights()["lm_head.weight"].numel(), (
+        "on CPU nothing is freed"
+    )
+    monkeypatch.setattr(engine, "_device", torch.device("cuda"))
+    engine.sleep()
+    engine.wake()
+    assert moves == ["cpu", "cuda"]
+    assert all(torch.equal(held, dict(weights)[n]) for n, held in engine.held_weights().items())
+    engine.sleep(2)
+    assert not any(held.numel() for held in engine.held_weights().values())
+    engine.wake("weights")
+    engine.wake("kv_cache")
+    assert moves == ["cpu", "cuda"] * 2
+    assert [held.shape for held in engine.held_weights().values()] == [w.shape for _, w in weights]
+    engine.update_weights(weights, 3)
+    monkeypatch.setattr(engine, "_device", torch.device("cpu"))
+    assert play(engine, ask(2))["r0"].token_ids == before
 
 
 def test_unknown_engine_names_the_known_ones_and_the_nearest():

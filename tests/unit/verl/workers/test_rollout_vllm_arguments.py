@@ -1,7 +1,16 @@
-"""What the vLLM engine is started with. Needs no vLLM."""
+"""What the vLLM engine is started with, and what it says to it. Needs no vLLM."""
+
+import os
+from typing import Any
+
+import pytest
 
 from tests.helpers.engine_cases import rollout_section
-from verl.workers.rollout.vllm import engine_arguments
+from verl.trainer.config.schema.actor import ActorRolloutRefConfig
+from verl.workers.rollout import EngineError, engine_registry
+from verl.workers.rollout.engine_registry import start_engine
+from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
+from verl.workers.rollout.vllm_worker import arrived, watch
 
 
 def arguments(on_cpu=True, **engine_kwargs):
@@ -29,3 +38,145 @@ def test_hf_overrides_are_added_to_the_float32_head():
 def test_only_a_device_engine_is_given_shares_of_a_device():
     assert "gpu_memory_utilization" in arguments(on_cpu=False)
     assert not {"gpu_memory_utilization", "tensor_parallel_size"} & arguments(on_cpu=True).keys()
+
+
+def on_gpu(**changes):
+    section = rollout_section(kv_cache_gb=None, **changes)
+    return engine_arguments("policy", section, seed=1, trust_remote_code=False, on_cpu=False)
+
+
+def test_a_cache_has_the_size_that_is_given_on_both():
+    assert arguments(on_cpu=True)["kv_cache_memory_bytes"] == int(0.1 * 2**30)
+    assert arguments(on_cpu=False)["kv_cache_memory_bytes"] == int(0.1 * 2**30)
+    assert "kv_cache_memory_bytes" not in on_gpu()
+    unset = rollout_section(kv_cache_gb=None)
+    assert engine_arguments("p", unset, 1, False, on_cpu=True)["kv_cache_memory_bytes"] == 2**30
+
+
+def test_an_engine_on_several_devices_has_processes_on_those_it_sees():
+    assert on_gpu()["tensor_parallel_size"] == 1
+    assert "distributed_executor_backend" not in on_gpu()
+    several = on_gpu(tensor_model_parallel_size=4)
+    assert several["tensor_parallel_size"] == 4
+    assert several["distributed_executor_backend"] == "mp"
+
+
+def test_an_engine_that_fetches_weights_itself_is_told_how():
+    assert on_gpu(weight_transfer="ipc")["weight_transfer_config"] == {"backend": "ipc"}
+    for way in ("store", "auto"):
+        assert "weight_transfer_config" not in on_gpu(weight_transfer=way)
+
+
+# ---------------------------------------------------------------- what is said to vLLM
+
+
+class Paper:
+    """``LLMEngine`` with two workers, which notes what it is asked; ``taken`` is what they took."""
+
+    def __init__(self, *taken: dict[str, int]) -> None:
+        self.asked: list[tuple] = []
+        self.taken = list(taken)
+        self.forgets = True
+
+    def collective_rpc(self, method: Any, kwargs: dict | None = None) -> list:
+        self.asked.append((method, kwargs) if kwargs else (method,))
+        return self.taken
+
+    def sleep(self, level: int) -> None:
+        self.asked.append(("sleep", level))
+
+    def wake_up(self, tags: list[str] | None) -> None:
+        self.asked.append(("wake", tags))
+
+    def reset_prefix_cache(self) -> bool:
+        self.asked.append(("forget prefixes",))
+        return self.forgets
+
+
+def engine_on(paper: Paper, can_sleep: bool = True) -> VLLMEngine:
+    engine: Any = VLLMEngine.__new__(VLLMEngine)
+    engine._engine = paper
+    engine._requests = {}
+    engine._can_sleep = can_sleep
+    engine.policy_version = 0
+    return engine
+
+
+def test_a_hand_over_is_watched_from_its_beginning_and_ends_with_old_prefixes_forgotten():
+    paper = Paper({"w": 1}, {"w": 1})
+    engine = engine_on(paper)
+    engine.connect({"packed": True})
+    engine.begin_update()
+    engine.receive({"names": ["w"]})
+    assert engine.policy_version == 0
+    assert engine.finish_update(4) == {"w": 1}
+    assert engine.policy_version == 4
+    assert paper.asked == [
+        ("init_weight_transfer_engine", {"init_info": {"packed": True}}),
+        (watch,),
+        ("start_weight_update",),
+        ("update_weights", {"update_info": {"names": ["w"]}}),
+        ("finish_weight_update",),
+        (arrived,),
+        ("forget prefixes",),
+    ]
+
+
+def test_devices_that_got_different_weights_are_no_engine():
+    engine = engine_on(Paper({"w": 1}, {"w": 2}))
+    with pytest.raises(EngineError, match="device 1 of the engine took other weights"):
+        engine.finish_update(4)
+    assert engine.policy_version == 0
+
+
+def test_prefixes_of_old_weights_that_stay_are_an_error():
+    paper = Paper({"w": 1})
+    paper.forgets = False
+    with pytest.raises(EngineError, match="kept its prefix cache"):
+        engine_on(paper).finish_update(4)
+
+
+def test_no_hand_over_begins_while_requests_run():
+    paper = Paper()
+    engine: Any = engine_on(paper)
+    engine._requests = {"a": "b"}
+    with pytest.raises(EngineError, match="while 1 requests are running"):
+        engine.begin_update()
+    assert paper.asked == []
+
+
+def test_sleep_has_levels_and_waking_has_parts():
+    paper = Paper()
+    engine = engine_on(paper)
+    engine.sleep()
+    engine.wake()
+    engine.sleep(2)
+    engine.wake("weights")
+    engine.wake("kv_cache")
+    assert paper.asked == [
+        ("sleep", 1),
+        ("wake", None),
+        ("sleep", 2),
+        ("wake", ["weights"]),
+        ("wake", ["kv_cache"]),
+    ]
+    awake = Paper()
+    engine_on(awake, can_sleep=False).sleep(2)
+    engine_on(awake, can_sleep=False).wake("weights")
+    assert awake.asked == []
+
+
+def test_an_engine_of_several_devices_sees_them_before_it_is_made(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    seen: list[str] = []
+
+    def make(*_args: object, **_more: object) -> str:
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        return "engine"
+
+    monkeypatch.setattr(engine_registry, "engine_class", lambda _name: make)
+    config = ActorRolloutRefConfig()
+    assert start_engine(config, str(tmp_path), 0, 1, ["5", "7"]) == "engine"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    start_engine(config, str(tmp_path), 0, 1, [])
+    assert seen == ["5,7", "5"], "what Ray gave is enough for one"

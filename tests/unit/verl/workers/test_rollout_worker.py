@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pytest
@@ -32,7 +32,8 @@ class PaperEngine:
         self.gate.set()
         self.most = 0
         self.threads: set[int] = set()
-        self.asleep = False
+        self.asleep: list[object] = []
+        self.pieces: list[object] = []
 
     def add(self, request: SamplingRequest) -> None:
         if not request.prompt_ids:
@@ -76,11 +77,28 @@ class PaperEngine:
     def held_weights(self) -> dict[str, torch.Tensor]:
         return {}
 
-    def sleep(self) -> None:
-        self.asleep = True
+    def connect(self, info: Mapping[str, object]) -> None:
+        self.pieces.append(info)
 
-    def wake(self) -> None:
-        self.asleep = False
+    def begin_update(self) -> None:
+        assert not self.requests
+        self.pieces.append("begin")
+
+    def receive(self, info: Mapping[str, object]) -> None:
+        assert not self.requests
+        self.pieces.append(info)
+
+    def finish_update(self, version: int) -> dict[str, int]:
+        if self.failures:
+            raise EngineError("the paper is another one")
+        self.policy_version = version
+        return {"w": 7}
+
+    def sleep(self, level: int = 1) -> None:
+        self.asleep.append(level)
+
+    def wake(self, part: str | None = None) -> None:
+        self.asleep.append(part)
 
     def close(self) -> None:
         self.closed = True
@@ -282,11 +300,55 @@ def test_a_hanging_engine_is_noticed_by_whoever_waits():
 def test_sleep_and_wake_reach_the_engine():
     async def scenario(worker, engine):
         await worker.sleep()
-        assert engine.asleep
         await worker.wake()
-        assert not engine.asleep
+        await worker.sleep(2)
+        await worker.wake("weights")
+        await worker.wake("kv_cache")
+        assert engine.asleep == [1, None, 2, "weights", "kv_cache"]
 
     with_worker(scenario)
+
+
+def test_weights_that_come_in_pieces_meet_no_request():
+    async def scenario(worker, engine):
+        await worker.connect({"packed": True})
+        await worker.begin_update()
+        await worker.submit([request("later")])
+        for piece in ({"names": ["a"]}, {"names": ["b"]}):
+            await worker.receive(piece)
+        assert await worker.poll("me") == [] and not engine.requests
+        assert await worker.finish_update(6) == {"w": 7}
+        (result,) = (await collect(worker, 1)).values()
+        assert result.policy_version == 6
+        assert engine.pieces == [{"packed": True}, "begin", {"names": ["a"]}, {"names": ["b"]}]
+
+    with_worker(scenario)
+
+
+def test_weights_that_did_not_arrive_are_said_and_the_worker_lives_on():
+    async def scenario(worker, engine):
+        await worker.begin_update()
+        engine.failures = 1
+        with pytest.raises(EngineError, match="another one"):
+            await worker.finish_update(6)
+        engine.failures = 0
+        await worker.update_weights([("w", np.ones(1))], 7)
+        assert engine.policy_version == 7
+
+    with_worker(scenario)
+
+
+def test_an_update_in_pieces_waits_for_requests_and_gives_up_like_any_other():
+    async def scenario(worker, engine):
+        await worker.submit([request("endless", 10**9)])
+        worker._running["endless"] = ("me", time.monotonic() + 1000)
+        with pytest.raises(EngineError, match=r"begin_update: 1 requests still run after 0\.3 s"):
+            await worker.begin_update()
+        assert engine.pieces == []
+        await worker.submit([request("next")])
+        assert list(await collect(worker, 1)) == ["next"]
+
+    with_worker(scenario, request_timeout_s=0.3)
 
 
 def test_an_engine_that_cannot_start_says_why():

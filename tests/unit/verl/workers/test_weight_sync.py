@@ -21,7 +21,7 @@ from verl.utils.fingerprint import fingerprint
 from verl.utils.shipped import as_array, as_tensor
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
-from verl.workers.rollout import EngineError, RolloutWorker, create_engine
+from verl.workers.rollout import EngineError, RolloutWorker, calls, create_engine
 from verl.workers.rollout.arrival import Arrival
 from verl.workers.rollout.hf import HFEngine
 
@@ -101,8 +101,8 @@ class ActorGroup(Group):
         super().__init__([], "actor")
         self.worker = worker
 
-    def call_refs(self, method: str, /) -> list[Any]:
-        return [(self.worker, method, ())]
+    def call_refs(self, method: str, /, *args: object) -> list[Any]:
+        return [(self.worker, method, args)]
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,8 @@ def gather_here(monkeypatch):
         workers.append(worker)
         return loop.run_until_complete(answer)
 
-    monkeypatch.setattr(resources, "gather", lambda refs, *_: [value(ref) for ref in refs])
+    for module in (resources, calls):
+        monkeypatch.setattr(module, "gather", lambda refs, *_: [value(ref) for ref in refs])
     yield
     for worker in workers:
         loop.run_until_complete(worker.close())
@@ -259,8 +260,8 @@ def test_what_is_fused_repacked_or_quantised_is_not_read_back():
         "fp8": torch.zeros(2, 2, dtype=torch.float8_e4m3fn),
         "stale": torch.zeros(2, 2),
     }
-    arrival = Arrival(sent, held)
-    assert len(list(arrival)) == len(arrival.taken) == 5
+    arrival = Arrival(held)
+    assert len(list(arrival.through(sent))) == len(arrival.taken) == 5
     with pytest.raises(EngineError, match="1 of 2 that can be read back are not the new ones: sta"):
         arrival.check(held)
     held["stale"] = torch.ones(2, 2)

@@ -23,6 +23,7 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
         yield from _parallel_problems(cfg)
     else:
         yield from _attention_problems(cfg)
+        yield from _transfer_problems(cfg, "cpu")
     yield from _joint_problems(cfg)
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
@@ -41,12 +42,17 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
 def engine_problems(cfg: PPOConfig) -> Problems:
     """What keeps the engines from being placed on the GPUs of the training ranks."""
     yield from _parallel_problems(cfg)
+    yield from _transfer_problems(cfg, "cuda")
     key = "actor_rollout_ref.rollout.num_workers"
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     engines = engine_count(cfg, "cuda")
-    if engines > ranks:
-        why = f"{engines} engines on {ranks} devices, and a device has room for one"
-        yield problem(cfg, key, why, f"{ranks} or fewer", f"{key}={ranks}, or more devices")
+    if engines * each > ranks:
+        room = ranks // each
+        of = f" of {each} devices" if each > 1 else ""
+        why = f"{engines} engines{of} on {ranks} devices, and a device has room for one"
+        fix = f"{key}={room}, or more devices" if room else "more devices"
+        yield problem(cfg, key, why, f"{room} or fewer", fix)
 
 
 def _joint_problems(cfg: PPOConfig) -> Problems:
@@ -74,11 +80,35 @@ def _attention_problems(cfg: PPOConfig) -> Problems:
 
 def _parallel_problems(cfg: PPOConfig) -> Problems:
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    if lookup(cfg, key) > 1:
-        why = "an engine is one process, on the one device that it shares with a training rank"
-        fix = f"{key}=1; a policy too large for a device's share needs a larger "
-        fix += "actor_rollout_ref.rollout.gpu_memory_utilization"
-        yield problem(cfg, key, why, "1", fix)
+    each = lookup(cfg, key)
+    if each == 1:
+        return
+    rollout = cfg.actor_rollout_ref.rollout
+    devices = cfg.trainer.n_gpus_per_node
+    if rollout.name == "hf":
+        fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
+        yield problem(cfg, key, "the hf engine is on one device", "1", fix)
+    elif devices % each:
+        why = f"a node has {devices} devices, and those of an engine are on one node"
+        yield problem(cfg, key, why, "a divisor of trainer.n_gpus_per_node", f"{key}=1")
+    elif rollout.name == "vllm" and rollout.weight_transfer == "store":
+        where = "actor_rollout_ref.rollout.weight_transfer"
+        why = f"an engine of {each} devices gets its weights from the ranks on those"
+        yield problem(cfg, where, why, "auto, ipc", f"{where}=auto, or {key}=1")
+
+
+def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
+    key = "actor_rollout_ref.rollout.weight_transfer"
+    if lookup(cfg, key) != "ipc":
+        return
+    name = cfg.actor_rollout_ref.rollout.name
+    if device != "cuda":
+        why = "it shares memory of GPUs, and trainer.device is cpu"
+    elif name != "vllm":
+        why = f"it is vLLM's way, and the engine is {name}"
+    else:
+        return
+    yield problem(cfg, key, why, "auto, store", f"{key}=auto")
 
 
 def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:

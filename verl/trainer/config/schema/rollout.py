@@ -6,6 +6,7 @@ from annotated_types import Ge
 
 from verl.names import (
     EngineDtype,
+    WeightTransfer,
 )
 from verl.trainer.config.schema.accepted import AcceptedRollout
 from verl.utils.settings import (
@@ -60,12 +61,14 @@ class RolloutConfig(AcceptedRollout):
     """rollout workers (engines); null: one per GPU, without GPUs one per node"""
     num_threads: PositiveInt | None = None
     """CPU threads per engine; null: shared out from the machine's cores"""
-    kv_cache_gb: NonNegative = 1.0
-    """KV cache of an engine on CPU, GiB"""
+    kv_cache_gb: NonNegative | None = None
+    """KV cache on each device of an engine, GiB; null: 1 on CPU, on a GPU the rest of its share"""
     gpu_memory_utilization: Annotated[Share, GpuOnly()] = 0.5
     """share of a GPU the engine may use"""
     tensor_model_parallel_size: Annotated[PositiveInt, GpuOnly()] = 1
-    """devices per engine"""
+    """GPUs of an engine, which shares each with a training rank; they are on one node"""
+    weight_transfer: WeightTransfer = "auto"
+    """way of the weights to engines: store, ipc (on shared GPUs); auto: ipc for vllm, else store"""
     max_model_len: Derived[PositiveInt] = NULL
     """context of the engine; null: max_prompt_length + max_response_length"""
     max_num_seqs: PositiveInt = 256

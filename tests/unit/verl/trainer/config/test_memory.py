@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from verl.trainer.config import plan as plan_module
+from verl.trainer.config.derive import engine_count, weight_transfer
 from verl.trainer.config.memory import (
     GIB,
     PolicySize,
@@ -76,17 +77,23 @@ def test_an_engine_plays_beside_weights_and_moments():
     assert play_bytes(moved, LARGE, 80 * GIB) == 4 * P / RANKS + 0.5 * 80 * GIB
 
 
-def test_ranks_load_no_copies_of_their_own():
-    """Gathered, cast and in the store, beside eight sleeping engines: more than loading takes."""
-    assert gpu_node_bytes(config("trainer.save_freq=-1"), LARGE) == (4 + 2 * 2 + 8 * 2) * P
+def test_a_node_holds_one_copy_of_the_model_while_it_loads():
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
-    assert gpu_node_bytes(config(*one, "trainer.save_freq=-1"), LARGE) == (4 + 2 * 2 + 2) * P
+    for words in ((), one):
+        assert gpu_node_bytes(config(*words, "trainer.save_freq=-1"), LARGE) == 4 * P
+
+
+def test_weights_on_their_way_through_the_store_are_in_host_memory_twice_and_gathered():
+    one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1", "trainer.save_freq=-1")
+    through_store = config(*one, f"{ROLLOUT}.weight_transfer=store")
+    assert gpu_node_bytes(through_store, LARGE) == (4 + 2 * 2) * P
 
 
 def test_a_save_copies_weights_and_moments_into_host_memory():
-    one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1", "trainer.save_freq=25")
+    ways = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.weight_transfer=store")
+    one = (*ways, "trainer.save_freq=25")
     at_once = (*one, "trainer.async_save=false")
-    handing_over = (4 + 2 * 2 + 2) * P
+    handing_over = (4 + 2 * 2) * P
     assert gpu_node_bytes(config(*at_once), LARGE) == (4 + 8) * P
     assert gpu_node_bytes(config(*one), LARGE) == handing_over + (4 + 8) * P
     weights = "actor_rollout_ref.actor.checkpoint.contents=[model]"
@@ -95,7 +102,7 @@ def test_a_save_copies_weights_and_moments_into_host_memory():
     assert gpu_node_bytes(config(*one, adapters), LARGE) == handing_over + 4 * P
     with_critic = ("algorithm.adv_estimator=gae", adapters)
     assert gpu_node_bytes(config(*at_once, *with_critic), LARGE) == (4 + 4 + 8) * P
-    without = config(*one[:2], "trainer.save_freq=-1")
+    without = config(*ways, "trainer.save_freq=-1")
     assert cpu_node_bytes(config(*one), LARGE) - cpu_node_bytes(without, LARGE) == (4 + 8) * P
 
 
@@ -115,12 +122,14 @@ def test_what_fits_is_let_through():
     ("words", "device", "host", "what"),
     [
         ([], 24.0, None, "a GPU needs about"),
+        ([f"{ROLLOUT}.kv_cache_gb=60"], 80.0, None, "while its engine plays"),
+        ([f"{ROLLOUT}.kv_cache_gb=30", "trainer.rollout_overlap=one_step"], 60.0, None, "update"),
         (["trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1"], 80.0, None, "for an update"),
         ([f"{ROLLOUT}.gpu_memory_utilization=0.9"], 80.0, None, "while its engine plays"),
         ([f"{ROLLOUT}.free_cache_engine=false"], 40.0, None, "for an update"),
         (["trainer.rollout_overlap=one_step"], 40.0, None, "for an update"),
         ([f"{ROLLOUT}.gpu_memory_utilization=0.1"], 80.0, None, "the weights of its engine"),
-        ([], 80.0, 128.0, "a node needs about 255.5 GiB (there are 128.0) of host memory"),
+        ([], 80.0, 64.0, "a node needs about 85.2 GiB (there are 64.0) of host memory"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_the_plan(words, device, host, what):
@@ -169,12 +178,91 @@ def test_flex_attention_is_refused_where_there_is_no_gpu(monkeypatch):
         assert not any("attn_implementation" in text for text in problems)
 
 
-def test_tensor_parallelism_is_refused_where_there_may_be_a_gpu(monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+def test_a_cache_of_a_given_size_stands_beside_the_weights_of_the_engine():
+    held = (12 + 4) * P / RANKS
+    fixed = config(f"{ROLLOUT}.kv_cache_gb=10")
+    assert play_bytes(fixed, LARGE, 80 * GIB) == held + 2 * P + 10 * GIB
+    spread = config(f"{ROLLOUT}.kv_cache_gb=10", f"{ROLLOUT}.tensor_model_parallel_size=4")
+    assert play_bytes(spread, LARGE, 80 * GIB) == held + 2 * P / 4 + 10 * GIB
+    assert not [text for text in memory_problems(fixed, LARGE, 80.0, None) if "share" in text]
+
+
+def test_a_cache_on_cpu_has_a_size_where_none_is_given():
+    words = ("trainer.device=cpu", f"{ROLLOUT}.num_workers=1")
+    unset = cpu_node_bytes(config(*words), LARGE)
+    assert cpu_node_bytes(config(*words, f"{ROLLOUT}.kv_cache_gb=1.0"), LARGE) == unset
+    assert cpu_node_bytes(config(*words, f"{ROLLOUT}.kv_cache_gb=3.0"), LARGE) == unset + 2 * GIB
+
+
+# ---------------------------------------------------------------- engines on several devices
+
+
+def refusals(*words: str) -> list[str]:
+    keys = ("tensor_model_parallel_size", "num_workers", "weight_transfer")
+    return [text for text in find_problems(config(*words)) if any(key in text for key in keys)]
+
+
+def test_engines_take_several_devices_of_a_node_each():
     key = f"{ROLLOUT}.tensor_model_parallel_size"
-    words = [f"{key}=2", f"{ROLLOUT}.num_workers=4"]
-    (found,) = [text for text in find_problems(config(*words)) if text.startswith(key)]
-    assert "one process" in found and f"fix: {key}=1" in found
-    assert not any(key in text for text in find_problems(config(*words, "trainer.device=cpu")))
-    joined = find_problems(config(*words, "trainer.device=auto", "ray_init.address='head:1'"))
-    assert any(text.startswith(key) for text in joined)
+    assert refusals(f"{key}=4") == []
+    assert engine_count(config(f"{key}=4"), "cuda") == 2
+    assert engine_count(config(f"{key}=4", "trainer.nnodes=2"), "cuda") == 4
+    plan = make_plan(config(f"{key}=4"), Facts(device="cuda", parameters=P)).text()
+    assert "2 engines" in plan and "on 4 GPUs each" in plan
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "why"),
+    [
+        (["tensor_model_parallel_size=3"], "tensor_model_parallel_size=3", "a node has 8 devices"),
+        (["tensor_model_parallel_size=2", "name=hf"], "tensor_model", "the hf engine is on one"),
+        (["tensor_model_parallel_size=2", "num_workers=5"], "num_workers=5", "engines of 2 dev"),
+        (
+            ["tensor_model_parallel_size=2", "weight_transfer=store"],
+            "weight_transfer='store'",
+            "from the ranks on those",
+        ),
+        (["weight_transfer=ipc", "name=hf"], "weight_transfer='ipc'", "the engine is hf"),
+    ],
+)
+def test_engines_that_cannot_be_are_refused(words, key, why):
+    (found,) = refusals(*(f"{ROLLOUT}.{word}" for word in words))
+    assert found.startswith(f"{ROLLOUT}.{key}") and why in found and "; fix: " in found
+
+
+def test_devices_of_a_cluster_that_is_joined_are_counted_where_there_may_be_a_gpu(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    odd = f"{ROLLOUT}.tensor_model_parallel_size=3"
+    assert refusals(odd, "trainer.device=cpu") == []
+    assert refusals(odd, "trainer.device=auto", "ray_init.address='head:1'") != []
+
+
+def test_memory_of_gpus_is_not_shared_without_any():
+    (found,) = refusals("trainer.device=cpu", f"{ROLLOUT}.weight_transfer=ipc")
+    assert "trainer.device is cpu" in found
+
+
+@pytest.mark.parametrize(("heads", "kv", "fits"), [(28, 4, True), (28, 3, False), (30, 2, False)])
+def test_heads_that_do_not_divide_evenly_are_refused(heads, kv, fits):
+    size = PolicySize(heads=heads, kv_heads=kv)
+    found = list(memory_problems(config(f"{ROLLOUT}.tensor_model_parallel_size=4"), size, 80.0, 1))
+    assert bool(found) is not fits
+    assert all(f"{heads} heads over {kv}" in text and "; fix: " in text for text in found)
+    assert list(memory_problems(config(), size, 80.0, 1)) == []
+
+
+def test_the_way_of_the_weights_follows_from_device_and_engine():
+    ways = {
+        ("cuda", "vllm"): "ipc",
+        ("cuda", "hf"): "store",
+        ("cpu", "vllm"): "store",
+        ("cuda", "my_lab:Engine"): "store",
+    }
+    for (device, name), way in ways.items():
+        cfg = config(f"{ROLLOUT}.name={name}")
+        assert weight_transfer(cfg, device) == way, (device, name)
+        said = make_plan(cfg, Facts(device=device)).text()
+        assert ("by CUDA IPC" in said) == (way == "ipc")
+        assert ("through the object store" in said) == (way == "store" and device == "cuda")
+    forced = config(f"{ROLLOUT}.weight_transfer=store")
+    assert weight_transfer(forced, "cuda") == "store"

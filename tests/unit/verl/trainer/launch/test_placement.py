@@ -62,10 +62,10 @@ def test_what_fits_is_let_through(cfg):
         (config(ranks=4), [Node("thin", 11.0, 4.0)], "trainer.n_gpus_per_node=4", "12 CPUs"),
         (config(engines=3), [GPU_NODE], "actor_rollout_ref.rollout.num_workers=3", "2 or fewer"),
         (
-            config(parallel=2),
+            config(engines=2, parallel=2),
             [GPU_NODE],
-            "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
-            "one process",
+            "actor_rollout_ref.rollout.num_workers=2",
+            "2 engines of 2 devices on 2 devices",
         ),
         (config("cpu", ranks=20), [HEAD], "trainer.n_gpus_per_node=20", "0 GPUs and 60 CPUs"),
     ],
@@ -111,28 +111,83 @@ class Devices(RayResourcePool):
         self.given.append(device)
         return {}
 
+    def device_ids(self):
+        return [f"{node}:{device}" for node in "ab" for device in range(4)]
+
+
+class Started:
+    """In the place of a remote rollout worker's class: notes what workers are made with."""
+
+    def __init__(self):
+        self.made: list[dict] = []
+
+    def options(self, **options):
+        assert options == {"max_concurrency": 64}
+        return self
+
+    def remote(self, _config, _path, **arguments):
+        self.made.append(arguments)
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Start the engines of a config; where they were put, and what they were made with."""
+
+    def run(cfg):
+        remote = Started()
+        monkeypatch.setattr(launch.ray, "remote", lambda _cls: remote)
+        pool = Devices()
+        pools = ResourcePoolManager(
+            {}, {Role.Rollout: "pool"}, use_gpu=True, resource_pool_dict={"pool": pool}
+        )
+        launch.start_rollout_workers(cfg, pools)
+        return pool.given, remote.made
+
+    return run
+
 
 @pytest.mark.parametrize(
     ("engines", "devices"), [(2, [0, 4]), (3, [0, 2, 5]), (None, [0, 1, 2, 3, 4, 5, 6, 7])]
 )
-def test_engines_are_spread_over_the_devices_and_so_over_the_nodes(monkeypatch, engines, devices):
-    made = []
+def test_engines_are_spread_over_the_devices_and_so_over_the_nodes(start, engines, devices):
+    given, made = start(config("cuda", ranks=4, nnodes=2, engines=engines))
+    assert given == devices
+    seeds = [arguments["seed"] for arguments in made]
+    assert seeds == list(range(len(devices))), "every engine samples with a seed of its own"
+    assert all(arguments["devices"] == [] for arguments in made), "Ray gives each its own"
 
-    class Remote:
-        def options(self, **options):
-            assert options == {"max_concurrency": 64}
-            return self
 
-        def remote(self, _config, _path, **arguments):
-            made.append(arguments["seed"])
-            return len(made)
+@pytest.mark.parametrize(
+    ("engines", "parallel", "first"),
+    [(None, 2, [0, 2, 4, 6]), (None, 4, [0, 4]), (3, 2, [0, 2, 4]), (2, 2, [0, 4]), (1, 4, [0])],
+)
+def test_an_engine_gets_neighbouring_devices_of_one_node(start, engines, parallel, first):
+    given, made = start(config("cuda", ranks=4, nnodes=2, engines=engines, parallel=parallel))
+    assert given == first
+    every = Devices().device_ids()
+    assert [arguments["devices"] for arguments in made] == [
+        every[device : device + parallel] for device in first
+    ]
+    assert all(len({name[0] for name in arguments["devices"]}) == 1 for arguments in made)
 
-    monkeypatch.setattr(launch.ray, "remote", lambda _cls: Remote())
-    pool = Devices()
-    pools = ResourcePoolManager({}, {Role.Rollout: "pool"}, resource_pool_dict={"pool": pool})
-    launch.start_rollout_workers(config("cuda", ranks=4, nnodes=2, engines=engines), pools)
-    assert pool.given == devices
-    assert made == list(range(len(devices))), "every engine samples with a seed of its own"
+
+def test_the_devices_of_a_pool_are_those_that_ray_gives_to_its_guests():
+    """With pretended GPUs: the first half is taken, so that numbers and slots differ."""
+    init_ray(num_cpus=8, num_gpus=4)
+    try:
+        with (
+            RayResourcePool([2], use_gpu=True, name_prefix="taken") as taken,
+            RayResourcePool([2], use_gpu=True, max_colocate_count=3, cpus_per_worker=0.5) as pool,
+        ):
+            assert not set(taken.device_ids()) & set(pool.device_ids())
+            found = pool.device_ids()
+            own = ray.remote(lambda: ray.get_runtime_context().get_accelerator_ids()["GPU"])
+            for slot, device in enumerate(found):
+                guest = own.options(**pool.guest_options(slot)).remote()
+                assert ray.get(guest, timeout=60) == [device]
+            assert len(set(found)) == 2
+    finally:
+        ray.shutdown()
 
 
 def test_on_a_ray_with_pretended_gpus_the_driver_takes_its_word_for_them():

@@ -4,6 +4,7 @@ which order.
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,9 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.trainer.config.registered_names import COLUMNS, batch_columns
 from verl.trainer.ppo import credit, ray_trainer, resources
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
+from verl.trainer.ppo.weight_sync import WeightSyncError
 from verl.utils.torch_functional import last_selected
+from verl.workers.rollout import calls
 
 
 @pytest.fixture(scope="module")
@@ -289,12 +292,13 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
             return Method(name)
 
     class Actor(Group):
-        def call_refs(self, method: str, /) -> list[str]:
+        def call_refs(self, method: str, /, *_: object) -> list[str]:
             return [f"{method} of rank 0", f"{method} of rank 1"]
 
     sketch = WeightSketch({"w": 2}, {"w": 1})
     answers = {"update_weights": {"w": 1}, "weight_sketch of rank 0": sketch}
-    monkeypatch.setattr(resources, "gather", lambda refs, *_: [answers.get(r, r) for r in refs])
+    for module in (resources, calls):
+        monkeypatch.setattr(module, "gather", lambda refs, *_: [answers.get(r, r) for r in refs])
     workers = resources.TrainingWorkers(Actor([], "actor"), [Engine(), Engine()])
     weights = "export_weights of rank 0"
     workers.sync_weights(3)
@@ -302,7 +306,48 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
     called.clear()
     workers.sleep_engines()
     workers.sync_weights(4)
-    assert called == [("sleep",)] * 2 + [("wake",)] * 2 + [("update_weights", weights, 4)] * 2
+    assert called == [
+        *[("sleep", 2)] * 2,
+        *[("wake", "weights")] * 2,
+        *[("update_weights", weights, 4)] * 2,
+        *[("wake", "kv_cache")] * 2,
+    ]
+    called.clear()
+    workers.sync_weights(5)
+    assert called == [("update_weights", weights, 5)] * 2, "who is awake needs no waking"
+
+
+def test_weights_from_devices_come_when_there_is_room_and_before_the_caches(monkeypatch):
+    called = []
+
+    class Engine:
+        def __getattr__(self, name: str) -> Any:
+            remote = lambda *args: called.append((name, *args))  # noqa: E731
+            return SimpleNamespace(remote=remote)
+
+    class Actor(Group):
+        def call_refs(self, method: str, /, *args: object) -> list[Any]:
+            called.append((method, *args))
+            answers = {"send_weights": [[{"w": 1}], []], "weight_sketch": [sketch, None]}
+            return answers[method]
+
+    sketch = WeightSketch({"w": 2}, {"w": 1})
+    for module in (resources, calls):
+        monkeypatch.setattr(module, "gather", lambda refs, *_: list(refs))
+    engine = Engine()
+    workers = resources.TrainingWorkers(Actor([], "actor"), [engine], weight_transfer="ipc")
+    workers.sleep_engines()
+    workers.sync_weights(4)
+    assert called == [
+        ("sleep", 2),
+        ("wake", "weights"),
+        ("send_weights", [engine], 4),
+        ("wake", "kv_cache"),
+        ("weight_sketch",),
+    ]
+    sketch = WeightSketch({"w": 2}, {"w": 7})
+    with pytest.raises(WeightSyncError, match="rollout worker 0 did not get version 5"):
+        workers.sync_weights(5)
 
 
 def test_a_group_loads_once_those_before_it_have_loaded(monkeypatch):

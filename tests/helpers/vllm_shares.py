@@ -1,0 +1,226 @@
+"""An engine whose weights are spread over two vLLM workers, and a policy that hands it new ones by
+vLLM's own way of CUDA IPC.
+
+Everything is vLLM's and ours but the memory that the two sides share: in the place of a CUDA
+allocation that another process opens there is a file that it maps. The functions run in the process
+of ``vllm_process.one_process``.
+"""
+
+import asyncio
+import inspect
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.helpers.engine_cases import play, rollout_section
+from tests.helpers.policy_rows import policy_config
+from tests.helpers.trainer_fakes import Group
+from verl.models.export import hf_names
+from verl.trainer.ppo import resources
+from verl.utils.sampling import SamplingRequest, SamplingResult
+from verl.workers import transfer
+from verl.workers.actor import PREFIX, ActorWorker
+from verl.workers.engine_state import full_weights
+from verl.workers.rollout import RolloutWorker, calls
+from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
+
+SHARES = 2
+_run: "Run | None" = None
+
+
+class Run:
+    """An engine, a policy, and what joins them."""
+
+    def __init__(self, directory: str) -> None:
+        shared = tempfile.mkdtemp()
+        kwargs = {
+            "tensor_parallel_size": SHARES,
+            "distributed_executor_backend": "mp",
+            "weight_transfer_config": {"backend": "ipc"},
+        }
+        # Whole prompts at once: vLLM's own sampler on CPU fails after a part of one.
+        section = rollout_section(
+            name="vllm", engine_kwargs=kwargs, max_num_batched_tokens=512, max_num_seqs=4
+        )
+        self.engine = VLLMEngine(section, directory, seed=3, num_threads=1)
+        self.ask_workers: Any = self.engine._engine.collective_rpc
+        self.ask_workers(pretend_cuda, args=(shared,))
+        pretend_cuda(None, shared)
+        self.actor = ActorWorker(policy_config(directory), device="cpu")
+        self.actor.init_model()
+        self.loop = asyncio.new_event_loop()
+        self.rollout_worker = RolloutWorker(None, "", engine=self.engine)
+        handle: Any = Handle(self.rollout_worker)
+        self.workers = resources.TrainingWorkers(
+            Actors(self.actor), [handle], weight_transfer="ipc"
+        )
+
+    def gather(self, refs: list, *_: object) -> list:
+        """Calls are their own references here."""
+        return [self.answer(*ref) for ref in refs]
+
+    def answer(self, worker: object, method: str, args: tuple) -> object:
+        """What ``worker.method(*args)`` gives."""
+        said = getattr(worker, method)(*args)
+        return self.loop.run_until_complete(said) if inspect.iscoroutine(said) else said
+
+
+class Handle:
+    """A rollout worker as its Ray handle looks."""
+
+    def __init__(self, worker: RolloutWorker) -> None:
+        self.worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *args: (self.worker, name, args))
+
+
+class Actors(Group):
+    """A group of one actor worker, in this process."""
+
+    def __init__(self, worker: ActorWorker) -> None:
+        super().__init__([], "actor")
+        self.worker = worker
+
+    def call_refs(self, method: str, /, *args: object) -> list[Any]:
+        return [(self.worker, method, args)]
+
+
+class PretendedCuda:
+    """``torch`` for vLLM's transport: one device, whose memory is a file below ``shared``."""
+
+    def __init__(self, shared: str) -> None:
+        self.file = str(Path(shared) / "memory")
+        nothing = SimpleNamespace(synchronize=lambda: None)
+        self.accelerator = SimpleNamespace(
+            current_device_index=lambda: 0, synchronize=nothing.synchronize
+        )
+        self.cuda = SimpleNamespace(
+            get_device_properties=lambda _index: SimpleNamespace(uuid="GPU-pretended"),
+            current_stream=lambda: nothing,
+            synchronize=nothing.synchronize,
+            ipc_collect=lambda: None,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+        assert device == "cuda"
+        return torch.from_file(self.file, shared=True, size=size, dtype=dtype)
+
+    def reduce_tensor(self, tensor: torch.Tensor) -> tuple[None, tuple]:
+        """The handle of ``tensor``; its seventh place is the receiver's to fill in."""
+        return None, (self.file, tensor.numel(), 0, 0, 0, 0, None)
+
+    @staticmethod
+    def rebuild(file: str, size: int, *_: object) -> torch.Tensor:
+        return torch.from_file(file, shared=True, size=size, dtype=torch.uint8)
+
+
+def pretend_cuda(_worker: object, shared: str) -> None:
+    """Have vLLM's transport in this process share memory through a file."""
+    from torch.multiprocessing import reductions
+    from vllm.distributed.weight_transfer import base, ipc_engine, packed_tensor
+
+    pretended: Any = PretendedCuda(shared)
+    for module in (base, ipc_engine, packed_tensor):
+        vars(module)["torch"] = pretended
+    transport: Any = packed_tensor
+    transport.reduce_tensor = pretended.reduce_tensor
+    reductions.rebuild_cuda_tensor = pretended.rebuild
+
+
+def spoil(worker: Any, number: int) -> None:
+    """Have worker ``number`` take zeros for what it is given."""
+    model = worker.get_model()
+    if worker.rank == number:
+        load = model.load_weights
+        model.__dict__["load_weights"] = lambda pairs: load((n, t * 0) for n, t in pairs)
+
+
+def start(directory: str) -> None:
+    """Start engine and policy from ``directory``."""
+    global _run
+    engine: Any = VLLMEngine
+    engine._mend_for_cpu = lambda _self: None  # it mends a worker in this process
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    _run = Run(directory)
+    for module in (resources, calls):
+        vars(module)["gather"] = _run.gather
+
+
+def running() -> Run:
+    """What ``start`` made."""
+    assert _run is not None, "start() comes first"
+    return _run
+
+
+def stop() -> None:
+    """Close the engine."""
+    run = running()
+    run.loop.run_until_complete(run.rollout_worker.close())
+
+
+def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tensor]:
+    """Change the policy by much and synchronise; the weights it has now, by their names."""
+    run = running()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        sharded: Any
+        for sharded in run.actor.engine.module.parameters():
+            whole = torch.randn(sharded.shape, generator=generator)
+            sharded.to_local().add_(0.05 * whole)
+    transfer.PIECE_BYTES = piece_bytes
+    run.actor._sender = None
+    run.workers.sync_weights(version)
+    return hf_names(full_weights(run.actor.engine), PREFIX, {}, run.actor.tied)
+
+
+def refused(version: int, number: int) -> str:
+    """Synchronise while worker ``number`` spoils what it gets: what is said."""
+    run = running()
+    run.ask_workers(spoil, args=(number,))
+    try:
+        run.workers.sync_weights(version)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def serve(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
+    """Play ``requests`` to the end."""
+    return play(running().engine, requests)
+
+
+def accepted() -> list[str]:
+    """What vLLM does not take of what the engine on CUDA says to it: arguments of its start, and
+    methods of the engine and of its workers.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.worker.gpu_worker import Worker
+
+    section = rollout_section(tensor_model_parallel_size=2, weight_transfer="ipc")
+    arguments = engine_arguments("policy", section, 1, False, on_cpu=False)
+    wrong = [name for name in arguments if name not in inspect.signature(EngineArgs).parameters]
+    calls_made = [
+        (LLMEngine.sleep, {"level": 2}),
+        (LLMEngine.wake_up, {"tags": ["weights"]}),
+        (LLMEngine.collective_rpc, {"method": "name", "kwargs": {}}),
+        (Worker.init_weight_transfer_engine, {"init_info": {}}),
+        (Worker.start_weight_update, {}),
+        (Worker.update_weights, {"update_info": {}}),
+        (Worker.finish_weight_update, {}),
+        (Worker.get_model, {}),
+    ]
+    for function, given in calls_made:
+        try:
+            inspect.signature(function).bind(None, **given)
+        except TypeError as error:
+            wrong.append(f"{function.__qualname__}: {error}")
+    return wrong

@@ -1,0 +1,86 @@
+"""Who comes first where engines and training ranks share GPUs: nobody measures what another one is
+about to take.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.helpers.trainer_fakes import Group
+from verl.trainer.ppo import resources
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
+
+
+class Loading(Group):
+    """A group that notes when it is there, when it begins to load, and when it has loaded."""
+
+    def __init__(self, heard: list[Any], name: str) -> None:
+        super().__init__(heard, name)
+        self.calls.append(f"{name} is there")
+
+    def submit(self, method: str, *_args: Any, **_kwargs: Any) -> Any:
+        self.calls.append(f"{self.name}: {method}")
+        return SimpleNamespace(get=lambda: self.calls.append(f"{self.name}: loaded"))
+
+    def compute_ref_log_prob(self, data: Any, /) -> Any:
+        raise NotImplementedError(data)
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Start an actor, a reference and an engine; what happened, and the workers."""
+
+    def run(use_gpu: bool) -> tuple[list[Any], TrainingWorkers]:
+        heard: list[Any] = []
+        monkeypatch.setattr(
+            resources, "call_engines", lambda _engines, *call: heard.append(("engine", *call))
+        )
+        monkeypatch.setattr(
+            resources,
+            "RayWorkerGroup",
+            lambda _pool, _spec, name_prefix: Loading(heard, name_prefix),
+        )
+        roles = (Role.Actor, Role.RefPolicy)
+        pool: Any = None
+        pools = ResourcePoolManager(
+            {}, dict.fromkeys(roles, "pool"), use_gpu, resource_pool_dict={"pool": pool}
+        )
+        specs: Any = dict.fromkeys(roles)
+        return heard, TrainingWorkers.start(specs, pools, ["engine"])
+
+    return run
+
+
+def test_on_gpus_engines_measure_alone_and_groups_load_one_after_another(start):
+    heard, workers = start(use_gpu=True)
+    assert heard == [
+        ("engine", "ready"),
+        ("engine", "sleep", 2),
+        "actor is there",
+        "ref is there",
+        "actor: init_model",
+        "actor: loaded",
+        "ref: init_model",
+        "ref: loaded",
+        ("engine", "ready"),
+    ]
+    heard.clear()
+    workers._wake("weights")
+    assert heard == [("engine", "wake", "weights")], "the first weights wake them"
+
+
+def test_on_cpus_engines_load_while_the_groups_do(start):
+    heard, workers = start(use_gpu=False)
+    assert heard == [
+        "actor is there",
+        "ref is there",
+        "actor: init_model",
+        "actor: loaded",
+        "ref: init_model",
+        "ref: loaded",
+        ("engine", "ready"),
+    ]
+    heard.clear()
+    workers._wake("weights")
+    assert heard == []

@@ -1,0 +1,154 @@
+"""What goes from the ranks to the engines on their devices is what would go through the store."""
+
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.spawn import spawn
+
+from tests.helpers.policy_rows import policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.models.lora import adapted_module
+from verl.utils.shipped import as_tensor
+from verl.workers.actor import PREFIX, ActorWorker
+from verl.workers.rollout import EngineError, calls
+from verl.workers.rollout.arrival import Arrival
+from verl.workers.rollout.vllm_worker import arrived
+from verl.workers.transfer import EngineClient, WeightStream
+
+
+@pytest.fixture(scope="module", params=[0, 4], ids=["plain", "lora"])
+def actor(request, tmp_path_factory):
+    policy = make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=2)
+    config = policy_config(policy)
+    config.rollout.dtype = "bfloat16"
+    config.model.lora_rank = request.param
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    worker.update_actor(random_rows(rows=4))  # adapters begin at zero
+    return worker
+
+
+def test_the_stream_is_what_the_store_would_get_weight_by_weight(actor):
+    stored = {name: as_tensor(array) for name, array in actor.export_weights()}
+    sketch = actor.weight_sketch()
+    stream = WeightStream(actor.engine, torch.bfloat16, PREFIX, actor.scales, actor.tied)
+    for _ in range(2):  # every hand-over begins anew
+        streamed = dict(stream)
+        assert list(streamed) == list(stored)
+        assert all(torch.equal(streamed[name], stored[name]) for name in stored)
+        assert stream.sketch == sketch
+    assert stream.largest() == max(tensor.nbytes for tensor in stored.values())
+
+
+def stream_on_rank(number, policy, directory, port):
+    """One of two ranks: what it streams, what it would store, and its sketch."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(number),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    config = policy_config(policy)
+    config.rollout.dtype = "bfloat16"
+    config.model.lora_rank = 4
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    stored = {name: as_tensor(array) for name, array in worker.export_weights()}
+    stream = WeightStream(worker.engine, torch.bfloat16, PREFIX, worker.scales, worker.tied)
+    streamed = dict(stream)
+    sketch = stream.sketch == worker.weight_sketch()
+    torch.save((stored, streamed, sketch, len(stream.sketch.sent)), directory / f"{number}.pt")
+
+
+def test_every_rank_has_every_weight_whole_and_rank_0_knows_what_it_was(tmp_path):
+    policy = make_tiny_policy(tmp_path / "policy", hidden=32, layers=1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(stream_on_rank, args=(policy, tmp_path, port), nprocs=2)
+    (stored, first, same, sent), (nothing, second, empty, unknown) = (
+        torch.load(tmp_path / f"{number}.pt") for number in range(2)
+    )
+    assert nothing == {} and unknown == 0 and sent == len(stored) == len(first)
+    assert same and empty, "the store would hand out the same"
+    for streamed in (first, second):
+        assert list(streamed) == list(stored)
+        assert all(torch.equal(streamed[name], stored[name]) for name in stored)
+
+
+def test_a_module_is_gathered_with_its_adapters():
+    names = ("m.q.base_layer.weight", "m.q.base_layer.bias", "m.q.lora_A.default.weight", "m.n.w")
+    assert [adapted_module(name) for name in names] == ["m.q", "m.q", "m.q", "m.n.w"]
+
+
+class Handle:
+    """A rollout worker as its Ray handle looks, that notes what it is asked."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.asked: list[tuple] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*args: object) -> object:
+            self.asked.append((name, *args))
+            return {"w": self.number} if name == "finish_update" else None
+
+        return type("Method", (), {"remote": staticmethod(remote)})
+
+
+def test_every_engine_hears_every_step_and_says_what_it_took(monkeypatch):
+    monkeypatch.setattr(calls, "gather", lambda refs, *_: list(refs))
+    engines = [Handle(0), Handle(1)]
+    client = EngineClient(engines)
+    client.init_weight_transfer_engine({"packed": True})
+    client.version = 8
+    client.start_weight_update()
+    client.update_weights({"names": ["w"]})
+    client.finish_weight_update()
+    steps = [
+        ("connect", {"packed": True}),
+        ("begin_update",),
+        ("receive", {"names": ["w"]}),
+        ("finish_update", 8),
+    ]
+    assert [engine.asked for engine in engines] == [steps, steps]
+    assert client.taken == [{"w": 0}, {"w": 1}]
+
+
+# ---------------------------------------------------------------- shares of weights
+
+
+def test_a_share_of_the_columns_is_read_back_and_what_is_cut_otherwise_is_not():
+    whole = torch.arange(32.0).reshape(4, 8)
+    held = {
+        "whole": torch.zeros(4, 8),
+        "columns": torch.zeros(4, 4),
+        "rows": torch.zeros(2, 8),
+        "bias": torch.zeros(4),
+    }
+    arrival = Arrival(held, share=1, shares=2)
+    sent = [("whole", whole), ("columns", whole), ("rows", whole), ("bias", torch.ones(8))]
+    assert sorted(dict(arrival.through(sent))) == sorted(held)
+    held["whole"] = whole
+    held["columns"] = whole[:, 4:].clone()
+    assert arrival.check(held) == 2
+    held["columns"] = whole[:, :4].clone()  # what the other device should have
+    with pytest.raises(EngineError, match=r"1 of 2 that can be read back .*: columns"):
+        arrival.check(held)
+
+
+def test_arrays_are_cut_like_tensors():
+    whole = torch.arange(8.0).reshape(2, 4)
+    arrival = Arrival({"w": torch.zeros(2, 2)}, share=0, shares=2)
+    list(arrival.through([("w", whole.numpy())]))
+    assert arrival.check({"w": whole[:, :2]}) == 1
+
+
+def test_weights_that_nobody_watched_are_no_proof():
+    worker: Any = type("Worker", (), {"get_model": lambda _: torch.nn.Linear(1, 1)})()
+    with pytest.raises(EngineError, match="without being watched"):
+        arrived(worker)

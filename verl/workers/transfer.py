@@ -1,0 +1,127 @@
+"""Weights from the devices of the training ranks to the engines on the same devices.
+
+    rank 0   shards ─gather─▶ a weight ─cast─▶ piece ──CUDA IPC──▶ its share in the engine there
+    rank 1   shards ─gather─▶ a weight ─cast─▶ piece ──CUDA IPC──▶ its share in the engine there
+
+The transport is vLLM's own (``vllm.distributed.weight_transfer``); all ranks go through the weights
+together, and rank 0 tells the engines. Beside its shards a rank holds one piece of the weights, and
+an engine a copy of that piece.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from verl.models.export import hf_names
+from verl.models.lora import adapted_module
+from verl.records import WeightSketch
+from verl.utils.fingerprint import fingerprint
+from verl.workers.collectives import rank
+from verl.workers.engine import TrainEngine
+from verl.workers.engine_state import weights_of, whole
+from verl.workers.rollout.calls import call_engines
+
+if TYPE_CHECKING:  # vLLM is optional
+    from vllm.distributed.weight_transfer.base import WeightTransferUpdatePayload
+
+PIECE_BYTES = 512 * 2**20  # of weights that travel together, unless one of them is larger
+
+
+class WeightStream:
+    """The weights of ``engine`` under their Hugging Face names, in ``dtype``, LoRA merged: one
+    after another on the device, of all ranks at the same time.
+
+    ``prefix``, ``scales`` and ``tied`` are those of ``hf_names``.
+    """
+
+    def __init__(
+        self,
+        engine: TrainEngine,
+        dtype: torch.dtype,
+        prefix: str,
+        scales: dict[str, float],
+        tied: set[str],
+    ) -> None:
+        self._engine = engine
+        self._dtype = dtype
+        self._names = (prefix, scales, tied)
+        self.sketch = WeightSketch({}, {})  # of what was iterated over last, on rank 0
+
+    def largest(self) -> int:
+        """Bytes of the largest weight."""
+        shapes = [tensor.shape for tensor in weights_of(self._engine).values()]
+        return max(prod(shape) for shape in shapes) * self._dtype.itemsize
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        held: dict[str, int] = {}
+        sent: dict[str, int] = {}
+        self.sketch = WeightSketch(held, sent)
+        device = self._engine.device
+        weights = weights_of(self._engine).items()
+        # A module and its adapters come one after another: they are gathered together.
+        for _, part in groupby(weights, key=lambda item: adapted_module(item[0])):
+            gathered = {name: whole(tensor).to(device) for name, tensor in part}
+            for name, tensor in hf_names(gathered, *self._names).items():
+                cast = tensor.to(self._dtype)
+                if rank() == 0:
+                    held[name] = fingerprint(tensor)
+                    sent[name] = fingerprint(cast)
+                yield name, cast
+
+
+class EngineClient:
+    """The rollout workers ``engines`` as vLLM's senders want them (``VLLMWeightSyncClient``): every
+    call goes to all of them, and waits for all.
+    """
+
+    def __init__(self, engines: Sequence[Any]) -> None:
+        self._engines = engines
+        self.version = 0  # of the weights under way
+        self.taken: list[dict[str, int]] = []  # by each engine, the last time
+
+    def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
+        """Before all hand-overs."""
+        call_engines(self._engines, "connect", init_info)
+
+    def start_weight_update(self) -> None:
+        """Before the first piece."""
+        call_engines(self._engines, "begin_update")
+
+    def update_weights(self, update_info: "WeightTransferUpdatePayload") -> None:
+        """A piece; back when all engines have copied it."""
+        call_engines(self._engines, "receive", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:  # noqa: ARG002
+        """After the last piece."""
+        self.taken = call_engines(self._engines, "finish_update", self.version)
+
+
+class WeightSender:
+    """One rank's end of the hand-overs to ``engines``, handles of rollout workers whose engines
+    fetch weights themselves; made and used by all ranks at the same time.
+    """
+
+    def __init__(self, stream: WeightStream, engines: Sequence[Any]) -> None:
+        from vllm.distributed.weight_transfer.ipc_engine import (
+            IPCTrainerInitInfo,
+            IPCTrainerWeightTransferEngine,
+        )
+
+        self.stream = stream
+        self._client = EngineClient(engines)
+        size = max(PIECE_BYTES, stream.largest())
+        info = IPCTrainerInitInfo(rank=rank(), packed=True, packed_buffer_size_bytes=size)
+        self._sender = IPCTrainerWeightTransferEngine.trainer_init(
+            info,
+            client=self._client,
+            source=stream,  # pyright: ignore[reportArgumentType]  it is only iterated over
+        )
+
+    def send(self, version: int) -> list[dict[str, int]]:
+        """Hand the weights over; what each engine took, by name, on rank 0."""
+        self._client.version = version
+        self._sender.send_weights()
+        return self._client.taken
