@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import (
     GetTimeoutError,
+    ObjectLostError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -91,7 +92,7 @@ def _fetch(
     except RayTaskError as error:
         error.add_note(f"raised in {label}")
         return error
-    except (RayActorError, WorkerCrashedError) as error:
+    except (RayActorError, WorkerCrashedError, ObjectLostError) as error:
         return _chained(
             WorkerDiedError(f"the process is gone: {label}: {_first_lines(error)}"), error
         )
