@@ -147,16 +147,16 @@ def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
     step_ids = np.full(response, -1, dtype=np.int64)
     log_probs = np.zeros(response, dtype=np.float32)
     for b, row in enumerate(rows):
-        ledger = row.ledger
+        played = row.ledger.arrays()
         split = row.split
         end = row.end
         # Prompts are padded on the left, so that all responses begin in the same column.
         first = prompt_width - split
-        input_ids[b, first : first + end] = ledger.ids[:end]
-        attention[b, first : first + end] = ledger.full_attention_mask()[:end]
-        mask[b, : end - split] = ledger.completion_only_mask()[split:end]
-        step_ids[b, : end - split] = ledger.turn_ids()[split:end]
-        log_probs[b, : end - split] = ledger.logprobs()[split:end]
+        input_ids[b, first : first + end] = played.ids[:end]
+        attention[b, first : first + end] = 1
+        mask[b, : end - split] = played.mask()[split:end]
+        step_ids[b, : end - split] = played.turn_ids()[split:end]
+        log_probs[b, : end - split] = played.token_logprobs()[split:end]
     ids = torch.from_numpy(input_ids)
     return {
         "prompts": ids[:, :prompt_width].clone(),

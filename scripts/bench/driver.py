@@ -77,14 +77,14 @@ class Shape:
     """
 
     turns: int = 10
-    prompt: int = 112
+    prompt: int = 128
     sampled: int = 24
     shown: int = 16
 
     @property
     def tokens(self) -> int:
-        """All of them."""
-        return self.prompt + self.turns * (self.sampled + self.shown)
+        """All of a row: what is shown last is never answered, and not in it."""
+        return self.prompt + self.turns * (self.sampled + self.shown) - self.shown
 
 
 class CpuClock:
@@ -177,10 +177,9 @@ class PaperRanks:
         return collect(answers)
 
     def _score(self, data: DataProto, *names: str) -> DataProto:
-        with self._clock.part("send"):
-            calls, collect = plan_calls(SPLIT, self.world_size, (data,), {})
-            for call in calls:
-                self._store.put(call, "send")
+        calls, collect = plan_calls(SPLIT, self.world_size, (data,), {})
+        for call in calls:
+            self._store.put(call, "send")
         with self._clock.part("of the ranks"):
             shapes = [args[0].batch["responses"].shape for args, _ in calls]
             tables = [{name: torch.zeros(shape) for name in names} for shape in shapes]
@@ -188,6 +187,25 @@ class PaperRanks:
         with self._clock.part("answers"):
             self._store.sent["answers"] += sum(answer.size for answer in answers)
             return collect([answer.read() for answer in answers])
+
+
+class PaperWorkers(TrainingWorkers):
+    """The workers of a run, by what dealing and sending to them cost."""
+
+    def __init__(self, ranks: int, clock: CpuClock, store: Store) -> None:
+        group: Any = PaperRanks(ranks, clock, store)
+        super().__init__(group, [], ref=group)
+        self._clock = clock
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """As the ranks score."""
+        with self._clock.part("send"):
+            return super().compute_log_prob(data)
+
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """As the ranks score."""
+        with self._clock.part("send"):
+            return super().compute_ref_log_prob(data)
 
 
 class Words:
@@ -285,8 +303,7 @@ def measure(rows: int, ranks: int = RANKS, shape: Shape | None = None) -> Cost:
     """The cost of an iteration with ``rows`` plays of ``shape``."""
     clock = CpuClock()
     store = Store()
-    group: Any = PaperRanks(ranks, clock, store)
-    trainer = trainer_of(TrainingWorkers(group, [], ref=group))
+    trainer = trainer_of(PaperWorkers(ranks, clock, store))
     played = received(rows, shape or Shape(), clock, store)
     with clock.part("pack"):
         batch = packed(played)
