@@ -77,9 +77,8 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
 
 def _credit(tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTexts") -> dict[str, Any]:
     """Mean credit of a step, and the credit of each of its sampled ``tokens`` [N]."""
-    pairs = []
-    for token, advantage in zip(tokens.tolist(), advantages.tolist(), strict=True):
-        pairs.append([texts[token], round(advantage, DIGITS)])
+    credit = rounded(advantages, DIGITS)
+    pairs = [[texts[token], one] for token, one in zip(tokens.tolist(), credit, strict=True)]
     mean = round(float(advantages.mean()), DIGITS) if len(advantages) else 0.0
     return {"advantage": mean, "token_credit": pairs}
 
@@ -125,12 +124,11 @@ def _token_numbers(
         "mask": of_row["response_mask"][own].astype(int).tolist(),
     }
     if CORRECTION_WEIGHTS in of_row:
-        weights = of_row[CORRECTION_WEIGHTS][own].tolist()
-        found["weight"] = [round(weight, ENTROPY_DIGITS) for weight in weights]
+        found["weight"] = rounded(of_row[CORRECTION_WEIGHTS][own], ENTROPY_DIGITS)
     # Without entropies nobody but the engine has scored these tokens.
     if "entropys" not in of_row:
         return found
-    found["entropy"] = [round(value, ENTROPY_DIGITS) for value in of_row["entropys"][own].tolist()]
+    found["entropy"] = rounded(of_row["entropys"][own], ENTROPY_DIGITS)
     if "rollout_log_probs" in of_row and "old_log_probs" in of_row:
         engine = of_row["rollout_log_probs"][own]
         gaps = (engine - of_row["old_log_probs"][own]).tolist()
@@ -139,6 +137,13 @@ def _token_numbers(
             for gap, told in zip(gaps, engine.tolist(), strict=True)
         ]
     return found
+
+
+def rounded(values: np.ndarray, digits: int) -> list[float]:
+    """``values`` (float32) to ``digits`` decimal places, as ``round`` has them: in float64 the
+    product with a power of ten is exact.
+    """
+    return np.round(values.astype(np.float64), digits).tolist()
 
 
 class TokenTexts(dict[int, str]):
