@@ -3,6 +3,7 @@ simulation and arithmetic: ``python -m scripts.bench.scale``.
 
     driver    CPU seconds that ``scripts.bench.driver`` measures on small tables here and now, per
               row, per token and per rank; dealing is done in full, by the code that a run calls
+    journal   the same, of the thread behind the step
     store     bytes through the object store of the driver's node: plays, rows, answers
     links     the driver's, with all of that for other nodes; every device's, with shards of weights
               that are gathered and gradients that are reduced, micro-batch by micro-batch
@@ -49,6 +50,7 @@ class DriverModel:
     row_s: float
     token_s: float
     rank_s: float
+    journal_s: float  # of a token that was played
     received: float  # bytes of a token, as collectors send it
     moved: float  # bytes of a token of padded rows, to the ranks and back
 
@@ -61,6 +63,7 @@ class Load:
     plays: int
     driver_s: float
     deal_s: float
+    journal_s: float
     store_gb: float
     driver_link_s: float
     device_link_gb: float
@@ -73,6 +76,7 @@ class Load:
         """What the iteration waits for most."""
         parts = {
             "driver": self.driver_s + self.deal_s,
+            "journal": self.journal_s,
             "driver's link": self.driver_link_s,
             "devices' links": self.device_link_s,
             "devices": self.device_s,
@@ -95,6 +99,7 @@ def fit(rows: int) -> DriverModel:
         max(0.0, row_ms) / 1e3,
         token_ms / 1e3,
         max(0.0, rank_ms) / 1e3,
+        long.seconds[driver.BEHIND] / table,
         long.sent["receive"] / table,
         moved / table,
     )
@@ -154,6 +159,7 @@ def load(ranks: int, plays: int, model: DriverModel, seed: int = 0) -> Load:
         plays=plays,
         driver_s=plays * model.row_s + padded * model.token_s + ranks * model.rank_s,
         deal_s=deal_s,
+        journal_s=tokens * model.journal_s,
         store_gb=stored / GIGA,
         driver_link_s=stored * (nodes - 1) / nodes / GIGA / DRIVER_LINK,
         device_link_gb=own / GIGA,
@@ -166,16 +172,17 @@ def load(ranks: int, plays: int, model: DriverModel, seed: int = 0) -> Load:
 def table(loads: Sequence[Load]) -> Iterator[str]:
     """The lines of the table."""
     yield (
-        "| ranks | plays | driver, s | dealing, s | store, GB | driver's link, s "
+        "| ranks | plays | driver, s | dealing, s | journal, s | store, GB | driver's link, s "
         "| device's link, GB | the same, s | devices, s | efficiency | longest |"
     )
-    yield f"|{'---|' * 11}"
+    yield f"|{'---|' * 12}"
     for one in loads:
         figures = (
             f"{one.ranks:,}",
             f"{one.plays:,}",
             f"{one.driver_s:.1f}",
             f"{one.deal_s:.2f}",
+            f"{one.journal_s:.1f}",
             f"{one.store_gb:.1f}",
             f"{one.driver_link_s:.2f}",
             f"{one.device_link_gb:.0f}",
@@ -198,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = fit(args.rows)
     print(
         f"driver: {1e3 * model.row_s:.2f} ms a row, {1e9 * model.token_s:.0f} ns a token of it, "
-        f"{1e3 * model.rank_s:.2f} ms a rank; {model.received:.0f} bytes a token from collectors, "
+        f"{1e3 * model.rank_s:.2f} ms a rank; journal: {1e9 * model.journal_s:.0f} ns a token; "
+        f"{model.received:.0f} bytes a token from collectors, "
         f"{model.moved:.0f} to ranks and back\n"
     )
     loads = [load(ranks, plays, model) for ranks in args.ranks for plays in args.plays]

@@ -7,7 +7,7 @@ behind it.
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -128,18 +128,19 @@ class Journal:
         # Before the plays: whoever sees a file of plays finds that of their tokens.
         if not validation:
             self.run.write_tokens(step, token_lines(batch, self.tokenizer))
-        lines = list(rollout_lines(batch, self.tokenizer))
+        # Line by line: with the credit of every token they are many times what the rows are.
+        lines = rollout_lines(batch, self.tokenizer)
         written = self.run.write_rollouts(step, lines, validation)
         second = trainer.validation_data_dir if validation else trainer.rollout_data_dir
         if second is not None:
             Path(second).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(written, Path(second) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
-            texts = plays(lines, trainer.log_val_generations)
+            texts = plays(rollout_lines(batch, self.tokenizer), trainer.log_val_generations)
             self._trackers.log_texts("val/plays", PLAY, texts, step)
 
 
-def plays(lines: Sequence[Mapping[str, Any]], count: int) -> list[list[str]]:
+def plays(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:
     """Task, return, and what was seen and answered, of the first ``count`` trajectories of a
     rollout file.
     """

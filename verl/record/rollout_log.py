@@ -77,8 +77,8 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
 
 def _credit(tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTexts") -> dict[str, Any]:
     """Mean credit of a step, and the credit of each of its sampled ``tokens`` [N]."""
-    credit = rounded(advantages, DIGITS)
-    pairs = [[texts[token], one] for token, one in zip(tokens.tolist(), credit, strict=True)]
+    # Tuples, and no loop: there are millions of them in a large step.
+    pairs = list(zip(texts.of(tokens), rounded(advantages, DIGITS), strict=True))
     mean = round(float(advantages.mean()), DIGITS) if len(advantages) else 0.0
     return {"advantage": mean, "token_credit": pairs}
 
@@ -120,7 +120,7 @@ def _token_numbers(
 ) -> dict[str, Any]:
     """What is known of the tokens of a row [R] where ``own`` [R] holds."""
     found: dict[str, Any] = {
-        "tokens": [texts[token] for token in of_row["responses"][own].tolist()],
+        "tokens": texts.of(of_row["responses"][own]),
         "mask": of_row["response_mask"][own].astype(int).tolist(),
     }
     if CORRECTION_WEIGHTS in of_row:
@@ -152,6 +152,10 @@ class TokenTexts(dict[int, str]):
     def __init__(self, tokenizer: Decoder) -> None:
         super().__init__()
         self._tokenizer = tokenizer
+
+    def of(self, tokens: np.ndarray) -> list[str]:
+        """The texts of ``tokens`` [N]."""
+        return list(map(self.__getitem__, tokens.tolist()))
 
     def __missing__(self, token: int) -> str:
         text = self._tokenizer.decode([token])

@@ -1,5 +1,7 @@
 """What the benches of the driver count, and what is made of it; no times."""
 
+from dataclasses import replace
+
 import pytest
 
 from scripts.bench import balance, driver, scale
@@ -52,7 +54,7 @@ def test_costs_are_a_table(capsys, tmp_path):
 
 
 def test_a_load_follows_from_the_costs():
-    model = scale.DriverModel(1e-3, 1e-6, 1e-2, received=10.0, moved=100.0)
+    model = scale.DriverModel(1e-3, 1e-6, 1e-2, 1e-9, received=10.0, moved=100.0)
     load = scale.load(16, 800, model)
     rows = balance.invent(balance.Case(16, 800, scale.STEPS))
     padded = 800 * max(rows.sizes)
@@ -62,8 +64,11 @@ def test_a_load_follows_from_the_costs():
     assert load.driver_link_s == pytest.approx(stored / 2 / scale.DRIVER_LINK), "two nodes"
     assert 0.9 < load.efficiency <= 1
     assert load.longest == "devices"
-    slow = scale.DriverModel(1.0, 0.0, 0.0, model.received, model.moved)
+    slow = replace(model, row_s=1.0)
     assert scale.load(16, 800, slow).longest == "driver"
+    late = replace(model, journal_s=1.0)
+    assert scale.load(16, 800, late).longest == "journal"
+    assert load.journal_s == pytest.approx(1e-9 * sum(rows.sizes))
 
 
 def test_shards_of_weights_pass_the_links_once_for_every_micro_batch():
@@ -79,7 +84,7 @@ def test_shards_of_weights_pass_the_links_once_for_every_micro_batch():
 
 
 def test_the_table_has_a_line_for_every_case(monkeypatch, capsys):
-    model = scale.DriverModel(1e-3, 1e-7, 1e-2, 10.0, 100.0)
+    model = scale.DriverModel(1e-3, 1e-7, 1e-2, 2e-6, 10.0, 100.0)
     monkeypatch.setattr(scale, "fit", lambda rows: model)
     scale.main(["--ranks", "8", "16", "--plays", "80"])
     lines = capsys.readouterr().out.strip().splitlines()

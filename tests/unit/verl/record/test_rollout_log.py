@@ -71,14 +71,14 @@ def test_lines_hold_the_credit_of_the_sampled_tokens_only():
     assert first["prompt"] == "ab" and second["prompt"] == "cde"
     assert (first["won"], first["return"], first["length"]) == (True, 1.0, 2)
     assert (
-        first["steps"][0]["token_credit"] == [["f", 1.0], ["g", 2.0]]
+        first["steps"][0]["token_credit"] == [("f", 1.0), ("g", 2.0)]
         and first["steps"][0]["advantage"] == 1.5
     )
     assert (
-        first["steps"][1]["token_credit"] == [["i", -1.0], ["f", -2.0]]
+        first["steps"][1]["token_credit"] == [("i", -1.0), ("f", -2.0)]
         and first["steps"][1]["action"] == "go"
     )
-    assert second["steps"][0]["token_credit"] == [["f", 0.12346], ["f", 0.5]]
+    assert second["steps"][0]["token_credit"] == [("f", 0.12346), ("f", 0.5)]
 
 
 def test_without_advantages_there_is_no_credit():
