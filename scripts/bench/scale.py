@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Loads of an iteration, by simulation.")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--plays", type=int, nargs="+", default=PLAYS)
-    parser.add_argument("--rows", type=int, default=512, help="of what is measured")
+    parser.add_argument("--rows", type=int, default=256, help="of what is measured")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     model = fit(args.rows)

@@ -20,8 +20,9 @@ from verl.record.tracking import Tracking
 from verl.utils.background import BackgroundCalls
 
 logger = logging.getLogger(__name__)
-# What a step with a validation hands over: plays wait in memory until they are written.
-MOST_WAITING = 3
+# Beside what is being written: a step with a validation goes on at once, and the next one does not
+# hand over its plays while those of this one are not written. Plays wait in memory.
+MOST_WAITING = 2
 WRITE_TIMEOUT_S = 1800.0  # for all that waits to be written
 PLAY = ["task", "return", "play"]
 
