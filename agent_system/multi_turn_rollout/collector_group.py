@@ -9,11 +9,12 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agent_system.config import EnvConfig
 from agent_system.environments.groups import assert_same_start
@@ -74,9 +75,10 @@ class CollectorGroup:
         self._remote = [self._started(number) for number in range(env_config.num_collectors)]
 
     def _started(self, number: int) -> Any:
-        # A collector waits nearly all the time: it takes no CPU from Ray's count. Its environments
-        # are its children, so that they are spread over the nodes with it.
-        actor = ray.remote(CollectorWorker).options(num_cpus=0, scheduling_strategy="SPREAD")
+        # A collector waits nearly all the time: it takes no CPU from Ray's count, and Ray may put
+        # many on one node. Its environments are its children, and go with it.
+        place = NodeAffinitySchedulingStrategy(node_of(number, ray.nodes()), soft=True)
+        actor = ray.remote(CollectorWorker).options(num_cpus=0, scheduling_strategy=place)
         return actor.remote(*self._arguments, collector_name(number), **self._options)
 
     def collect_ready(self, jobs: Sequence[Job], settings: PlaySettings, keep: int) -> Collected:
@@ -224,6 +226,15 @@ class CollectorGroup:
 def collector_name(number: int) -> str:
     """What a collector worker is called, in messages too."""
     return f"collector-{number}"
+
+
+def node_of(number: int, nodes: Sequence[Mapping[str, Any]]) -> str:
+    """The node for collector ``number``, of those that ``ray.nodes()`` describes: all that are
+    alive in turn, those with most CPUs first.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    alive.sort(key=lambda node: (-node["Resources"].get("CPU", 0.0), node["NodeID"]))
+    return alive[number % len(alive)]["NodeID"]
 
 
 def _joined(parts: Sequence[Collected], trajectories: list[Trajectory]) -> Collected:

@@ -23,7 +23,7 @@ import argparse
 import json
 import pickle
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,7 +33,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray import cloudpickle
 
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
@@ -91,7 +90,7 @@ class CpuClock:
     """CPU seconds of this process by part; what a part contains is not counted in it."""
 
     def __init__(self) -> None:
-        self.seconds = Counter[str]()
+        self.seconds: dict[str, float] = defaultdict(float)
         self._open: list[str] = []
         self._since = 0.0
 
@@ -123,7 +122,7 @@ class Store:
     def put(self, value: object, name: str) -> None:
         """Pickle ``value``, and copy its buffers."""
         buffers: list[pickle.PickleBuffer] = []
-        message = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         self.sent[name] += len(message)
         for buffer in buffers:
             raw = np.frombuffer(buffer.raw(), dtype=np.uint8)
@@ -138,7 +137,7 @@ class Shipped:
 
     def __init__(self, value: object) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
-        self._message = cloudpickle.dumps(value, protocol=5, buffer_callback=self._buffers.append)
+        self._message = pickle.dumps(value, protocol=5, buffer_callback=self._buffers.append)
 
     def read(self) -> Any:
         """The value; its buffers cannot be written to, as in the store."""

@@ -10,7 +10,7 @@ import ray
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout import collector_group
-from agent_system.multi_turn_rollout.collector_group import CollectorGroup
+from agent_system.multi_turn_rollout.collector_group import CollectorGroup, node_of
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import Group, make_config, make_world, walking_policy
@@ -156,3 +156,13 @@ def test_what_kills_every_collector_ends_the_run(watched):
     gone = WorkerDiedError("out of memory")
     with pytest.raises(WorkerDiedError, match="out of memory"):
         watched(**{"0": gone, "0+": gone, "0++": gone})
+
+
+def test_collectors_are_dealt_to_the_nodes_that_are_alive():
+    nodes = [
+        {"NodeID": "head", "Alive": True, "Resources": {}},
+        {"NodeID": "b", "Alive": True, "Resources": {"CPU": 8.0}},
+        {"NodeID": "gone", "Alive": False, "Resources": {"CPU": 64.0}},
+        {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0}},
+    ]
+    assert [node_of(number, nodes) for number in range(5)] == ["a", "b", "head", "a", "b"]
