@@ -1,7 +1,7 @@
 """The collector workers of a run as one object that plays jobs.
 
 A collector that is lost, alone or with its node, is replaced on what is left of the cluster, and
-what it played begins again. Seeds hang on plays: they come out as they would have.
+what it played begins again with the same seeds.
 """
 
 import asyncio
