@@ -1,14 +1,20 @@
-"""The collector workers of a run as one object that plays jobs."""
+"""The collector workers of a run as one object that plays jobs.
+
+A collector that is lost, alone or with its node, is replaced on what is left of the cluster, and
+what it played begins again with the same seeds.
+"""
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agent_system.config import EnvConfig
 from agent_system.environments.groups import assert_same_start
@@ -20,7 +26,8 @@ from agent_system.multi_turn_rollout.collector_worker import (
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
-from verl.single_controller.ray.calls import gather
+from verl.single_controller.base.errors import WorkerDiedError
+from verl.single_controller.ray.calls import gather, ray_get
 from verl.utils.progress import Progress
 from verl.utils.waits import waiting_for
 
@@ -29,6 +36,11 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
 LOOK_S = 1.0  # between two looks at how far the plays are
+REPLACED = 2  # times that a call replaces one collector: what kills it more often is no accident
+
+# Asks collector ``number`` for its plays, with those of earlier calls where it is a new one, and
+# returns the reference to them.
+Ask: TypeAlias = Callable[[int, bool], Any]
 
 
 class CollectorGroup:
@@ -47,23 +59,27 @@ class CollectorGroup:
         **options: Any,
     ) -> None:
         self._env = env_config
+        self._arguments = (env_config, tokenizer, list(rollout_workers))
+        self._options = options
         self._remote: list[Any] = []  # actor handles: their methods are made at run time
+        # Of every collector, by traj_uid: what was begun and has not been handed out.
+        self._under_way: list[dict[str, Job]] = [{} for _ in range(env_config.num_collectors)]
         self._over = 0  # plays that they have ended, as far as is known
         # Both or neither: the worker in this process and the loop that it lives in.
         self._local: CollectorWorker | None = None
         self._runner: asyncio.Runner | None = None
         if not isinstance(rollout_workers[0], ActorHandle):
             self._runner = asyncio.Runner()
-            self._local = CollectorWorker(env_config, tokenizer, rollout_workers, **options)
+            self._local = CollectorWorker(*self._arguments, **options)
             return
-        # A collector waits nearly all the time: it takes no CPU from Ray's count. Its environments
-        # are its children, so that they are spread over the nodes with it.
-        actor = ray.remote(CollectorWorker).options(num_cpus=0, scheduling_strategy="SPREAD")
-        for number in range(env_config.num_collectors):
-            name = collector_name(number)
-            self._remote.append(
-                actor.remote(env_config, tokenizer, list(rollout_workers), name, **options)
-            )
+        self._remote = [self._started(number) for number in range(env_config.num_collectors)]
+
+    def _started(self, number: int) -> Any:
+        # A collector waits nearly all the time: it takes no CPU from Ray's count, and Ray may put
+        # many on one node. Its environments are its children, and go with it.
+        place = NodeAffinitySchedulingStrategy(node_of(number, ray.nodes()), soft=True)
+        actor = ray.remote(CollectorWorker).options(num_cpus=0, scheduling_strategy=place)
+        return actor.remote(*self._arguments, collector_name(number), **self._options)
 
     def collect_ready(self, jobs: Sequence[Job], settings: PlaySettings, keep: int) -> Collected:
         """Begin ``jobs`` and return the groups that are done, of these and of earlier calls, once
@@ -74,12 +90,17 @@ class CollectorGroup:
         workers = len(self._remote)
         shards = shard_by_group(jobs, workers)
         kept = [len(range(place, keep, workers)) for place in range(workers)]
-        pending = [
-            worker.collect_ready.remote(shard, settings, share)
-            for worker, shard, share in zip(self._remote, shards, kept, strict=True)
-        ]
-        names = [collector_name(number) for number in range(workers)]
-        parts: list[Collected] = gather(pending, self._deadline(len(jobs), settings), names)
+        for under_way, shard in zip(self._under_way, shards, strict=True):
+            under_way.update({job.traj_uid: job for job in shard})
+
+        def ask(number: int, again: bool) -> Any:
+            shard = list(self._under_way[number].values()) if again else shards[number]
+            return self._remote[number].collect_ready.remote(shard, settings, kept[number])
+
+        parts = self._play(ask, range(workers), len(jobs), settings)
+        for under_way, part in zip(self._under_way, parts, strict=True):
+            for trajectory in part.trajectories:
+                del under_way[trajectory.job.traj_uid]
         return _joined(parts, [trajectory for part in parts for trajectory in part.trajectories])
 
     def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
@@ -87,52 +108,88 @@ class CollectorGroup:
         if self._runner is not None and self._local is not None:
             return _checked(self._runner.run(self._local.collect(jobs, settings)))
         shards = shard_by_group(jobs, len(self._remote))
-        # Reference -> who owes it.
-        pending = {
-            worker.collect.remote(shard, settings): collector_name(number)
-            for number, (worker, shard) in enumerate(zip(self._remote, shards, strict=True))
-            if shard
-        }
-        deadline_s = self._deadline(len(jobs), settings)
-        with Progress("playing", len(jobs), "plays") as progress:
-            parts = self._watched(pending, deadline_s, progress)
+        busy = [number for number, shard in enumerate(shards) if shard]
+
+        def ask(number: int, _: bool) -> Any:
+            return self._remote[number].collect.remote(shards[number], settings)
+
+        parts = self._play(ask, busy, len(jobs), settings)
         # Shards come back as they were dealt; rows are wanted in the order of the jobs.
         by_index = {
             trajectory.job.index: trajectory for part in parts for trajectory in part.trajectories
         }
         return _joined(parts, [by_index[job.index] for job in jobs])
 
-    def _watched(
-        self, pending: Mapping[Any, str], timeout_s: float, progress: Progress
+    def _play(
+        self, ask: Ask, numbers: Sequence[int], jobs: int, settings: PlaySettings
     ) -> list[Collected]:
-        """What the workers return, while ``progress`` hears of the plays that are over.
+        with Progress("playing", jobs, "plays") as progress:
+            return self._watched(ask, numbers, self._deadline(jobs, settings), progress)
 
-        Raises what a worker raised, ``WorkerDiedError`` where one is gone, and
+    def _watched(
+        self, ask: Ask, numbers: Sequence[int], timeout_s: float, progress: Progress
+    ) -> list[Collected]:
+        """What the collectors ``numbers`` return, while ``progress`` hears of the plays that are
+        over.
+
+        Raises what a collector raised, ``WorkerDiedError`` where one was lost once too often, and
         ``WorkerTimeoutError`` after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         before = self._plays_over()
-        parts: dict[Any, Collected] = {}
-        left = list(pending)
-        with waiting_for(pending.values()) as late:
-            while left:
-                done, left = ray.wait(left, num_returns=len(left), timeout=LOOK_S)
-                late[:] = [pending[ref] for ref in left]
-                # At once, where a worker failed: the others may play for long.
-                names = [pending[ref] for ref in done]
-                parts.update(zip(done, gather(done, LOOK_S, names), strict=True))
-                if left and time.monotonic() > deadline:
-                    gather(left, 0.0, late)
-                if left:
-                    progress.to(self._plays_over() - before)
-        return [parts[ref] for ref in pending]
+        parts: dict[int, Collected] = {}
+        lost = Counter[int]()
+        pending = {ask(number, False): number for number in numbers}
+        with waiting_for(map(collector_name, numbers)) as late:
+            while pending:
+                done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=LOOK_S)
+                # At once, where a collector failed: the others may play for long.
+                for ref in done:
+                    number = pending.pop(ref)
+                    part = self._part(ref, number, last=lost[number] == REPLACED)
+                    if part is None:
+                        lost[number] += 1
+                        pending[ask(number, True)] = number
+                    else:
+                        parts[number] = part
+                late[:] = map(collector_name, pending.values())
+                if pending and time.monotonic() > deadline:
+                    gather(list(pending), 0.0, late)
+                if pending:
+                    progress.to(max(0, self._plays_over() - before))
+        for number in numbers:
+            parts[number].lost = lost[number]
+        return [parts[number] for number in numbers]
+
+    def _part(self, ref: Any, number: int, last: bool) -> Collected | None:
+        """What collector ``number`` returned; None where it is gone, and now replaced. ``last``:
+        it is not replaced once more.
+        """
+        name = collector_name(number)
+        try:
+            return ray_get(ref, LOOK_S, name)
+        except WorkerDiedError as error:
+            if last:
+                raise
+            logger.warning("%s is lost, and what it played begins again: %s", name, error)
+        # It may be out of reach and alive.
+        ray.kill(self._remote[number])
+        self._remote[number] = self._started(number)
+        return None
 
     def _plays_over(self) -> int:
-        """How many plays the workers have ended, or had when they were last not too busy to say."""
+        """How many plays the workers have ended, or had when they were last there and not too busy
+        to say.
+        """
         asked = [worker.plays_over.remote() for worker in self._remote]
+        names = [collector_name(number) for number in range(len(asked))]
         answers, silent = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)
-        if not silent:
-            self._over = sum(ray.get(answers, timeout=LOOK_S))  # all of them are there
+        if silent:
+            return self._over
+        try:
+            self._over = sum(gather(answers, LOOK_S, names))
+        except WorkerDiedError:
+            logger.debug("a collector is gone; told where its plays are waited for", exc_info=True)
         return self._over
 
     def close(self) -> None:
@@ -171,6 +228,15 @@ def collector_name(number: int) -> str:
     return f"collector-{number}"
 
 
+def node_of(number: int, nodes: Sequence[Mapping[str, Any]]) -> str:
+    """The node for collector ``number``, of those that ``ray.nodes()`` describes: all that are
+    alive in turn, those with most CPUs first.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    alive.sort(key=lambda node: (-node["Resources"].get("CPU", 0.0), node["NodeID"]))
+    return alive[number % len(alive)]["NodeID"]
+
+
 def _joined(parts: Sequence[Collected], trajectories: list[Trajectory]) -> Collected:
     # The parts were played at the same time: the slowest one says how long it took.
     collected = Collected(
@@ -178,6 +244,7 @@ def _joined(parts: Sequence[Collected], trajectories: list[Trajectory]) -> Colle
         play_s=max(part.play_s for part in parts),
         thoughts_s=max(part.thoughts_s for part in parts),
         restarts=sum(part.restarts for part in parts),
+        lost=sum(part.lost for part in parts),
     )
     return _checked(collected)
 

@@ -56,13 +56,14 @@ class Collected:
 
     ``play_s``: from the start until the last episode was over; ``thoughts_s``: from then until the
     last thought at another level was there. ``restarts`` counts environment workers that died or
-    hung and were replaced.
+    hung and were replaced, ``lost`` collectors that were.
     """
 
     trajectories: list[Trajectory]
     play_s: float
     thoughts_s: float
     restarts: int = 0
+    lost: int = 0
 
     def add(self, other: "Collected") -> None:
         """Append what was played afterwards."""
@@ -70,6 +71,14 @@ class Collected:
         self.play_s += other.play_s
         self.thoughts_s += other.thoughts_s
         self.restarts += other.restarts
+        self.lost += other.lost
+
+    def replaced(self) -> dict[str, float]:
+        """Metrics of what was replaced meanwhile."""
+        return {
+            "rollout/env_restarts": float(self.restarts),
+            "rollout/collectors_lost": float(self.lost),
+        }
 
 
 def by_group(jobs: Sequence[Job]) -> dict[str, list[Job]]:

@@ -46,9 +46,7 @@ def policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     tokens: Counter[int] = Counter()
     for trajectory in trajectories:
         for ledger in trajectory.ledgers:
-            for segment in ledger.agent_segments:
-                if segment.policy_version is not None and segment.policy_version >= 0:
-                    tokens[segment.policy_version] += len(segment.ids)
+            tokens.update(ledger.arrays().tokens_by_version())
     if not tokens.total():
         return {}
     mean = sum(version * count for version, count in tokens.items()) / tokens.total()

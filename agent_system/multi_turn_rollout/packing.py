@@ -142,29 +142,33 @@ def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
     response = (len(rows), response_width)
     input_ids = np.full(whole, pad_token_id, dtype=np.int64)
     attention = np.zeros(whole, dtype=np.int64)
+    positions = np.zeros(whole, dtype=np.int64)
+    ramp = np.arange(whole[1])
     mask = np.zeros(response, dtype=np.int64)
     # -1 and not 0, which is the first step.
     step_ids = np.full(response, -1, dtype=np.int64)
     log_probs = np.zeros(response, dtype=np.float32)
     for b, row in enumerate(rows):
-        ledger = row.ledger
+        played = row.ledger.arrays()
         split = row.split
         end = row.end
         # Prompts are padded on the left, so that all responses begin in the same column.
         first = prompt_width - split
-        input_ids[b, first : first + end] = ledger.ids[:end]
-        attention[b, first : first + end] = ledger.full_attention_mask()[:end]
-        mask[b, : end - split] = ledger.completion_only_mask()[split:end]
-        step_ids[b, : end - split] = ledger.turn_ids()[split:end]
-        log_probs[b, : end - split] = ledger.logprobs()[split:end]
+        input_ids[b, first : first + end] = played.ids[:end]
+        attention[b, first : first + end] = 1
+        # Padding has the position of its neighbour.
+        positions[b, first : first + end] = ramp[:end]
+        positions[b, first + end :] = max(end - 1, 0)
+        mask[b, : end - split] = played.mask()[split:end]
+        step_ids[b, : end - split] = played.turn_ids()[split:end]
+        log_probs[b, : end - split] = played.token_logprobs()[split:end]
     ids = torch.from_numpy(input_ids)
     return {
         "prompts": ids[:, :prompt_width].clone(),
         "responses": ids[:, prompt_width:].clone(),
         "input_ids": ids,
         "attention_mask": torch.from_numpy(attention),
-        # Counted from the first real token; padding on the left stands at 0 as well.
-        "position_ids": torch.from_numpy(np.clip(attention.cumsum(-1) - 1, 0, None)),
+        "position_ids": torch.from_numpy(positions),
         "response_mask": torch.from_numpy(mask),
         "step_ids": torch.from_numpy(step_ids),
         "rollout_log_probs": torch.from_numpy(log_probs),

@@ -353,7 +353,7 @@ class TrajectoryCollector:
             **rollout_metrics(played.trajectories, played.play_s),
             **episode_metrics(played.trajectories),
             **left_out,
-            "rollout/env_restarts": float(played.restarts),
+            **played.replaced(),
         }
         if is_train and self.codec is not None:
             unseen = self.collapse.update([turn.chosen_level for row in rows for turn in row.turns])

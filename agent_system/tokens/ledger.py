@@ -9,57 +9,45 @@ never decoded and encoded again, because that changes about one turn in ten at t
              trained                                                                      trained
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
 
+from agent_system.tokens.segments import Segment, SegmentArrays, SegmentKind
 from verl.utils.sampling import StopReason
 
-
-class SegmentKind(StrEnum):
-    """Who wrote a segment."""
-
-    PROMPT = "prompt"  # the first prompt: template and text
-    AGENT = "agent"  # sampled by the policy; the only kind that is trained
-    ENV = "env"  # text of an environment
-    # What the chat template puts between the turns, an end-of-turn token that was not sampled, and
-    # what a turn was made to begin with.
-    BRIDGE = "bridge"
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """``ids`` written by ``kind`` from position ``start`` of the ledger on; ``logprobs`` only for
-    the agent's.
-    """
-
-    ids: tuple[int, ...]
-    kind: SegmentKind
-    start: int
-    logprobs: tuple[float, ...] = ()
-    turn: int = 0
-    episode: int = 0
-    policy_version: int | None = None
-    stop_reason: StopReason | None = None
-    retokenized: bool = False
-
-    @property
-    def end(self) -> int:
-        """The position after the last token."""
-        return self.start + len(self.ids)
+__all__ = ["Segment", "SegmentKind", "TokenLedger"]
 
 
 class TokenLedger:
     """Append-only record of one conversation (a trajectory, or a trial of several episodes).
 
-    ``ids`` is the live token list: read it, hand a copy to an engine, never change it.
+    ``ids`` is the live token list: read it, hand a copy to an engine, never change it. A ledger
+    travels as arrays, and is lists again where somebody asks for these.
     """
 
-    __slots__ = ("_ids", "_segments")
+    __slots__ = ("_arrays", "_ids", "_segments")
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._segments: list[Segment] = []
+        self._arrays: SegmentArrays | None = None  # of all segments, once they were asked for
+
+    def __getstate__(self) -> SegmentArrays:
+        return self.arrays()
+
+    def __setstate__(self, arrays: SegmentArrays) -> None:
+        TokenLedger.__init__(self)
+        self._arrays = arrays
+
+    def arrays(self) -> SegmentArrays:
+        """The ledger as arrays, which are shared: for reading."""
+        if self._arrays is None:
+            self._arrays = SegmentArrays.of(self._segments)
+        return self._arrays
+
+    def _unpack(self) -> None:
+        if self._arrays is not None and not self._segments:
+            self._segments = self._arrays.segments()
+            self._ids = self._arrays.ids.tolist()
 
     def append(
         self,
@@ -81,6 +69,7 @@ class TokenLedger:
                 trained on by default), a log-prob on tokens the agent did not sample, or a prompt
                 segment after an agent segment.
         """
+        self._unpack()
         told = () if logprobs is None else tuple(logprobs)
         # A sampled token without its log-prob would read as one of probability 1.
         if kind is SegmentKind.AGENT and not retokenized and len(told) != len(ids):
@@ -109,63 +98,56 @@ class TokenLedger:
         )
         self._ids.extend(segment.ids)
         self._segments.append(segment)
+        self._arrays = None
         return segment
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     @property
     def ids(self) -> list[int]:
         """All tokens in order; the ledger's own list."""
+        self._unpack()
         return self._ids
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments in order."""
+        self._unpack()
         return tuple(self._segments)
 
     @property
     def agent_segments(self) -> list[Segment]:
         """The segments that the policy sampled."""
-        return [segment for segment in self._segments if segment.kind is SegmentKind.AGENT]
+        return [segment for segment in self.segments if segment.kind is SegmentKind.AGENT]
 
     @property
     def retokenized(self) -> bool:
         """Whether some agent segment was made from text instead of being sampled."""
-        return any(segment.retokenized for segment in self._segments)
+        return self.arrays().retokenized
 
     @property
     def prompt_length(self) -> int:
         """Tokens before the first agent segment: where a row is split into prompt and response."""
-        for segment in self._segments:
+        for segment in self.segments:
             if segment.kind is SegmentKind.AGENT:
                 return segment.start
-        return len(self._ids)
+        return len(self)
 
     def completion_only_mask(self) -> list[int]:
         """1 exactly where the policy sampled the token, one entry per token."""
-        return self._spread(0, lambda _: 1)
+        return self.arrays().mask().tolist()
 
     def full_attention_mask(self) -> list[int]:
         """1 on every token: whatever is in the ledger was seen by the policy."""
-        return [1] * len(self._ids)
+        return [1] * len(self)
 
     def turn_ids(self) -> list[int]:
         """The turn of every sampled token, -1 elsewhere."""
-        return self._spread(-1, lambda segment: segment.turn)
+        return self.arrays().turn_ids().tolist()
 
     def logprobs(self) -> list[float]:
         """The log-prob of every sampled token, 0.0 elsewhere (and where retokenized tokens have
         none).
         """
-        values = [0.0] * len(self._ids)
-        for segment in self.agent_segments:
-            # As many as there are: a retokenized segment has none and keeps its zeros.
-            values[segment.start : segment.start + len(segment.logprobs)] = segment.logprobs
-        return values
-
-    def _spread(self, elsewhere: int, value_of: Callable[[Segment], int]) -> list[int]:
-        values = [elsewhere] * len(self._ids)
-        for segment in self.agent_segments:
-            values[segment.start : segment.end] = [value_of(segment)] * len(segment.ids)
-        return values
+        return self.arrays().token_logprobs().tolist()

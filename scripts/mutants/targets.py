@@ -102,7 +102,11 @@ TARGETS = (
     ),
     Target(
         "tokens",
-        ("agent_system/tokens/ledger.py", "agent_system/tokens/conversation.py"),
+        (
+            "agent_system/tokens/ledger.py",
+            "agent_system/tokens/segments.py",
+            "agent_system/tokens/conversation.py",
+        ),
         ("tests/unit/agent_system/tokens", "tests/property/test_ledger_properties.py"),
         ("test_every_chat_template_of_trl_is_classified",),
     ),

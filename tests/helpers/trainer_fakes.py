@@ -187,6 +187,9 @@ class Journal:
         assert len(batch) == ROWS
         self.calls.append(("panel rollouts" if validation else "rollouts", step))
 
+    def flush(self) -> None:
+        self.calls.append("flush")
+
     def finish(self) -> None:
         self.calls.append("finish")
 

@@ -51,7 +51,7 @@ def correction_weights(
     """
     mask = response_mask.bool()
     ratios = _Ratios(old_log_prob, rollout_log_prob, mask, sequence)
-    weights = torch.ones_like(ratios.token)
+    weights = torch.ones_like(ratios.difference)
     metrics: dict[str, float] = {}
     if correction.weigh is not None:
         choose(correction.weigh, ROLLOUT_IS, "rollout_is (algorithm.rollout_correction.rollout_is)")
@@ -107,7 +107,6 @@ class _Ratios:
         # where(), because what is not sampled may hold anything
         difference = torch.where(mask, old_log_prob.double() - rollout_log_prob.double(), 0.0)
         self.difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        self.token = self.difference.exp()
         self.sums = _per_sequence(masked_sum(self.difference, mask, axis=-1), sequence)
         self.tokens = _per_sequence(mask.sum(-1).double(), sequence)
         self._sequence = sequence
@@ -115,10 +114,10 @@ class _Ratios:
     def of(self, kind: str) -> PerToken:
         """``[B, R]``: for every token the ratio that ``kind`` compares."""
         if kind == "token":
-            return self.token
+            return self.difference.exp()
         logs = self.sums if kind == "sequence" else self.sums / self.tokens.clamp(min=1)
         per_row = logs.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[self._sequence]
-        return per_row.unsqueeze(-1).expand_as(self.token)
+        return per_row.unsqueeze(-1).expand_as(self.difference)
 
 
 def _per_sequence(values: PerRow, sequence: RowIndex) -> PerTrajectory:

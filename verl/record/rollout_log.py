@@ -77,9 +77,8 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
 
 def _credit(tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTexts") -> dict[str, Any]:
     """Mean credit of a step, and the credit of each of its sampled ``tokens`` [N]."""
-    pairs = []
-    for token, advantage in zip(tokens.tolist(), advantages.tolist(), strict=True):
-        pairs.append([texts[token], round(advantage, DIGITS)])
+    # Tuples, and no loop: there are millions of them in a large step.
+    pairs = list(zip(texts.of(tokens), rounded(advantages, DIGITS), strict=True))
     mean = round(float(advantages.mean()), DIGITS) if len(advantages) else 0.0
     return {"advantage": mean, "token_credit": pairs}
 
@@ -121,16 +120,15 @@ def _token_numbers(
 ) -> dict[str, Any]:
     """What is known of the tokens of a row [R] where ``own`` [R] holds."""
     found: dict[str, Any] = {
-        "tokens": [texts[token] for token in of_row["responses"][own].tolist()],
+        "tokens": texts.of(of_row["responses"][own]),
         "mask": of_row["response_mask"][own].astype(int).tolist(),
     }
     if CORRECTION_WEIGHTS in of_row:
-        weights = of_row[CORRECTION_WEIGHTS][own].tolist()
-        found["weight"] = [round(weight, ENTROPY_DIGITS) for weight in weights]
+        found["weight"] = rounded(of_row[CORRECTION_WEIGHTS][own], ENTROPY_DIGITS)
     # Without entropies nobody but the engine has scored these tokens.
     if "entropys" not in of_row:
         return found
-    found["entropy"] = [round(value, ENTROPY_DIGITS) for value in of_row["entropys"][own].tolist()]
+    found["entropy"] = rounded(of_row["entropys"][own], ENTROPY_DIGITS)
     if "rollout_log_probs" in of_row and "old_log_probs" in of_row:
         engine = of_row["rollout_log_probs"][own]
         gaps = (engine - of_row["old_log_probs"][own]).tolist()
@@ -141,12 +139,23 @@ def _token_numbers(
     return found
 
 
+def rounded(values: np.ndarray, digits: int) -> list[float]:
+    """``values`` (float32) to ``digits`` decimal places, as ``round`` has them: in float64 the
+    product with a power of ten is exact.
+    """
+    return np.round(values.astype(np.float64), digits).tolist()
+
+
 class TokenTexts(dict[int, str]):
     """Token id -> its text, decoded once per token."""
 
     def __init__(self, tokenizer: Decoder) -> None:
         super().__init__()
         self._tokenizer = tokenizer
+
+    def of(self, tokens: np.ndarray) -> list[str]:
+        """The texts of ``tokens`` [N]."""
+        return list(map(self.__getitem__, tokens.tolist()))
 
     def __missing__(self, token: int) -> str:
         text = self._tokenizer.decode([token])

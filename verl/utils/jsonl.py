@@ -11,6 +11,8 @@ import numpy as np
 
 from verl.utils.files import atomic_write
 
+_FORM: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+
 
 def plain(value: object) -> Any:
     """``value`` as JSON can carry it: arrays and tensors become lists, numbers that are not finite
@@ -37,7 +39,12 @@ def plain(value: object) -> Any:
 
 def dumps(record: Mapping[str, Any]) -> str:
     """One line without its newline."""
-    return json.dumps(plain(record), ensure_ascii=False, separators=(",", ":"))
+    try:
+        # Nearly every record is JSON as it is, which one pass of the encoder tells.
+        return json.dumps(record, **_FORM, allow_nan=False, default=plain)
+    except (TypeError, ValueError):
+        # A number that is not finite, or keys that JSON has no form for.
+        return json.dumps(plain(record), **_FORM)
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

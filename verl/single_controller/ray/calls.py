@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import (
     GetTimeoutError,
+    ObjectLostError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 # collective often reports before Ray has noticed that the peer's process is gone, and the death is
 # the cause worth telling.
 _CAUSE_GRACE_S = 2.0
+# After one rank answers, the others are given this long to answer too: a call of Ray looks at all
+# that is pending, so that one for each answer would be quadratic in the ranks.
+_TOGETHER_S = 0.05
 
 
 def ray_get(ref: ray.ObjectRef, timeout_s: float, what: str) -> Any:
@@ -63,8 +67,7 @@ def _ready(pending: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
     first, others = ray.wait(pending, num_returns=1, timeout=timeout_s)
     if not first or not others:
         return first, others
-    # What else is there by now, in one call: a call looks at all that is pending.
-    more, others = ray.wait(others, num_returns=len(others), timeout=0)
+    more, others = ray.wait(others, num_returns=len(others), timeout=_TOGETHER_S)
     return [*first, *more], others
 
 
@@ -91,7 +94,7 @@ def _fetch(
     except RayTaskError as error:
         error.add_note(f"raised in {label}")
         return error
-    except (RayActorError, WorkerCrashedError) as error:
+    except (RayActorError, WorkerCrashedError, ObjectLostError) as error:
         return _chained(
             WorkerDiedError(f"the process is gone: {label}: {_first_lines(error)}"), error
         )

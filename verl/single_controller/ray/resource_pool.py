@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from verl.single_controller.base.errors import WorkerTimeoutError
@@ -31,7 +36,8 @@ class Slot:
 
 
 class RayResourcePool:
-    """Reserves ``process_on_nodes[k]`` devices on the k-th node; rank order is node order.
+    """Reserves ``process_on_nodes[k]`` devices on the k-th node; rank order is node order. A node
+    counts several times only where there are fewer of them.
 
     A device is a GPU where ``use_gpu`` (None: where the cluster has any), plus ``cpus_per_worker``
     CPUs for each of the ``max_colocate_count`` groups that may share the pool; each such group gets
@@ -124,7 +130,11 @@ class RayResourcePool:
         for k, count in enumerate(self.process_on_nodes):
             # One placement group per node, because Ray packs bundles strictly only within a group.
             group = placement_group(
-                [dict(bundle)] * count, strategy="STRICT_PACK", name=f"{self.name_prefix}_{k}"
+                [dict(bundle)] * count,
+                strategy="STRICT_PACK",
+                name=f"{self.name_prefix}_{k}",
+                # Ray would rather fill a node that holds ranks already.
+                _soft_target_node_id=self._unused_node(bundle, count),
             )
             self._groups.append(group)
             # A moment even past the deadline: what is free is granted almost at once.
@@ -138,6 +148,21 @@ class RayResourcePool:
                     "hold resources"
                 )
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
+
+    def _unused_node(self, bundle: dict[str, float], count: int) -> str | None:
+        """The node with most room for ``count`` bundles among those that hold no rank of this pool;
+        None where none has room.
+        """
+        held = [placement_group_table(group)["bundles_to_node_id"] for group in self._groups]
+        used = {node for places in held for node in places.values()}
+        room: dict[str, float] = {}
+        for node in ray.nodes():
+            has = node["Resources"] if node["Alive"] else {}
+            times = min(has.get(kind, 0.0) / (amount * count) for kind, amount in bundle.items())
+            # A hair's breadth: shares of CPUs add up with rounding.
+            if times > 1 - 1e-6 and node["NodeID"] not in used:
+                room[node["NodeID"]] = times
+        return max(room, key=room.__getitem__, default=None)
 
     def shutdown(self) -> None:
         """Give the reservation back; workers still on it are ended by Ray."""

@@ -23,8 +23,12 @@ SCORED = ("input_ids", "attention_mask", "responses", "response_mask")
 ASKED = ("branches", "spans")
 # What an update reads of a row besides tensors: not its texts.
 NAMED = ("uid", "traj_uid")
-# Columns of tokens that no update reads: input_ids and attention_mask say the same.
-UNREAD = ("prompts", "position_ids")
+# Columns of tokens that no update reads: input_ids and attention_mask say the same, or advantages
+# and returns have been made of them.
+UNREAD = (
+    *("prompts", "position_ids", "step_ids"),
+    *("rollout_log_probs", "entropys", "token_level_scores", "token_level_rewards"),
+)
 
 
 def narrowed(data: DataProto, tensors: Iterable[str] | None, others: Iterable[str]) -> DataProto:

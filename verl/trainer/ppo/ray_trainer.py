@@ -10,6 +10,7 @@ finds its estimator in a registry.
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,6 +20,7 @@ import torch
 
 from verl.algos import get_kl_controller, row_shares
 from verl.protocol import DataProto
+from verl.records import WrittenFiles
 from verl.trainer.config.derive import iterations
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.ppo import metrics as M
@@ -343,8 +345,8 @@ class RayPPOTrainer(Generic[TasksT]):
             self.validate()
         played = (self.global_step - 1) * self.config.data.train_batch_size
         self.metrics["training/epoch"] = played / len(self.envs.tasks)
-        # Written before the checkpoint: what a resumed run starts from is on record, what it
-        # repeats is removed.
+        # Before the checkpoint: what a resumed run starts from is on record, what it repeats is
+        # removed.
         self.journal.log_step(self.global_step, self.drain_metrics())
         if trainer.save_freq > 0 and (last or self.global_step % trainer.save_freq == 0):
             self.save()
@@ -374,7 +376,19 @@ class RayPPOTrainer(Generic[TasksT]):
                 "panel": self.val_envs.panel_hash,
                 "under_way": self.under_way,
             }
-            self.checkpoints.save(self.global_step, self.workers.save_checkpoint, state)
+            self.checkpoints.save(self.global_step, self.write_state, state)
+
+    def write_state(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
+        """Begin to write the state of the workers below ``directory``; the function returned waits
+        for its end, and for the journal: what a checkpoint claims is on record.
+        """
+        written_files = self.workers.save_checkpoint(directory)
+
+        def finish() -> list[WrittenFiles]:
+            self.journal.flush()
+            return written_files()
+
+        return finish
 
     def drain_metrics(self) -> dict[str, float]:
         """All metrics since the last call, timings included."""

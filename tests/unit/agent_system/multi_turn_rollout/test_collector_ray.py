@@ -10,11 +10,13 @@ import ray
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout import collector_group
-from agent_system.multi_turn_rollout.collector_group import CollectorGroup
+from agent_system.multi_turn_rollout.collector_group import CollectorGroup, node_of
+from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import Group, make_config, make_world, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.single_controller.base import WorkerDiedError
 from verl.single_controller.ray import init_ray
 
 
@@ -60,40 +62,107 @@ def test_ray_collectors_play_what_one_in_this_process_plays():
     assert len(again) == 4 and again.non_tensor_batch["won"].all()
 
 
+@pytest.mark.parametrize("carry_over", [0, 1])
+def test_plays_of_a_lost_collector_are_played_by_another(carry_over):
+    tokenizer = make_tiny_tokenizer()
+    config = make_config(levels=True, n=2, num_collectors=2)
+    config.env.rollout.carry_over = carry_over
+    _, envs, _ = make_world(tokenizer, config)
+    engine: Any = (
+        ray.remote(ScriptedEngine)
+        .options(num_cpus=0)
+        .remote(tokenizer, walking_policy(levels=True))
+    )
+    played = []
+    for lose in (False, True):
+        collector = TrajectoryCollector(config, tokenizer)
+        try:
+            first = collector.multi_turn_loop(envs.gen_batch(1, 3), Group([engine]), envs)
+            if lose:
+                # With what it had begun and not handed out.
+                ray.kill(collector._collectors(Group([engine]))._remote[0])
+            second = collector.multi_turn_loop(envs.gen_batch(2, 3), Group([engine]), envs)
+        finally:
+            collector.close()
+        assert first.meta_info["metrics"]["rollout/collectors_lost"] == 0
+        assert second.meta_info["metrics"]["rollout/collectors_lost"] == lose
+        assert len(first) == len(second) == 6
+        played.append(rows(first) + rows(second))
+    assert sorted(played[0], key=str) == sorted(played[1], key=str)
+
+
+def plays_of(ref: str) -> Collected:
+    """What stands for the plays behind ``ref``."""
+    return Collected([], play_s=float(ref[0]), thoughts_s=float(len(ref)))
+
+
 @pytest.fixture
 def watched(monkeypatch):
-    """What two workers return, of which ``a`` is done at the second look and ``b`` at the third,
-    and what progress hears; ``broken`` ones raise.
+    """What two collectors return, one at the second look and one at the third, and what progress
+    hears; ``errors`` are what references raise: ``0`` is the first to collector 0, ``0+`` the next.
     """
 
-    def watch(*broken: str) -> tuple[Any, list[int]]:
-        looks = iter([([], ["a", "b"]), (["a"], ["b"]), (["b"], [])])
+    def watch(**errors: Exception) -> tuple[list[Collected], list[int], list[int]]:
         # Plays of earlier calls, 10 of them, are over as well.
-        over = iter([10, 11, 13])
+        over = iter([10, 11, 13, 13, 13, 13])
         heard: list[int] = []
-        names = {"a": "collector-0", "b": "collector-1"}
+        started: list[int] = []
+        looks = iter([False])
 
-        def gather(refs: list[str], timeout_s: float, labels: list[str]) -> list[str]:
-            assert timeout_s > 0 and labels == [names[ref] for ref in refs]
-            if set(refs) & set(broken):
-                raise RuntimeError(f"{refs} broke")
-            return [f"plays of {ref}" for ref in refs]
+        def wait(refs: list[str], num_returns: int, timeout: float) -> Any:
+            assert num_returns == len(refs) and timeout > 0
+            return (refs[:1], refs[1:]) if next(looks, True) else ([], refs)
 
-        fake = SimpleNamespace(wait=lambda refs, num_returns, timeout: next(looks))
-        monkeypatch.setattr(collector_group, "gather", gather)
+        def get(ref: str, timeout_s: float, label: str) -> Collected:
+            assert timeout_s > 0 and label == f"collector-{ref[0]}"
+            if ref in errors:
+                raise errors[ref]
+            return plays_of(ref)
+
+        def ask(number: int, again: bool) -> str:
+            assert again == (number in started)
+            return f"{number}{'+' * started.count(number)}"
+
+        fake = SimpleNamespace(wait=wait, kill=lambda actor: None)
+        monkeypatch.setattr(collector_group, "ray_get", get)
         monkeypatch.setattr(collector_group, "ray", fake)
         monkeypatch.setattr(CollectorGroup, "_plays_over", lambda self: next(over))
+        monkeypatch.setattr(CollectorGroup, "_started", lambda self, number: started.append(number))
         progress: Any = SimpleNamespace(to=heard.append)
         group = object.__new__(CollectorGroup)
-        return CollectorGroup._watched(group, names, 60.0, progress), heard
+        group._remote = ["first", "second"]
+        return CollectorGroup._watched(group, ask, [0, 1], 60.0, progress), heard, started
 
     return watch
 
 
 def test_progress_hears_of_the_plays_that_are_over(watched):
-    assert watched() == (["plays of a", "plays of b"], [1, 3])
+    assert watched() == ([plays_of("0"), plays_of("1")], [1, 3], [])
 
 
 def test_a_worker_that_failed_is_told_while_the_others_play(watched):
-    with pytest.raises(RuntimeError, match=r"\['a'\] broke"):
-        watched("a")
+    with pytest.raises(RuntimeError, match="broke"):
+        watched(**{"0": RuntimeError("broke")})
+
+
+def test_a_collector_that_is_gone_is_asked_again_in_another_process(watched, caplog):
+    parts, _, started = watched(**{"0": WorkerDiedError("the node is gone")})
+    assert [part.lost for part in parts] == [1, 0] and started == [0]
+    assert [part.thoughts_s for part in parts] == [2.0, 1.0], "the answer of the second one"
+    assert "collector-0 is lost, and what it played begins again: the node is gone" in caplog.text
+
+
+def test_what_kills_every_collector_ends_the_run(watched):
+    gone = WorkerDiedError("out of memory")
+    with pytest.raises(WorkerDiedError, match="out of memory"):
+        watched(**{"0": gone, "0+": gone, "0++": gone})
+
+
+def test_collectors_are_dealt_to_the_nodes_that_are_alive():
+    nodes = [
+        {"NodeID": "head", "Alive": True, "Resources": {}},
+        {"NodeID": "b", "Alive": True, "Resources": {"CPU": 8.0}},
+        {"NodeID": "gone", "Alive": False, "Resources": {"CPU": 64.0}},
+        {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0}},
+    ]
+    assert [node_of(number, nodes) for number in range(5)] == ["a", "b", "head", "a", "b"]

@@ -1,5 +1,6 @@
 """TokenLedger: append-only segments, and masks that follow from their kinds."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -85,3 +86,34 @@ def test_a_segment_says_no_more_than_was_said_of_it():
     assert TokenLedger().append([1], SegmentKind.ENV) == plain
     assert (plain.logprobs, plain.turn, plain.episode) == ((), 0, 0)
     assert (plain.policy_version, plain.stop_reason, plain.retokenized) == (None, None, False)
+
+
+def test_a_ledger_that_travelled_is_the_same_and_goes_on():
+    ledger = played()
+    ledger.append([11, 12], SegmentKind.AGENT, turn=2, episode=1, retokenized=True)
+    there = pickle.loads(pickle.dumps(ledger))
+    for found in (there, pickle.loads(pickle.dumps(there))):
+        assert found.segments == ledger.segments
+        assert found.ids == ledger.ids and len(found) == 12
+        assert found.logprobs() == ledger.logprobs()
+        assert found.completion_only_mask() == ledger.completion_only_mask()
+        assert found.turn_ids() == ledger.turn_ids()
+        assert found.retokenized and found.prompt_length == 3
+    # As arrays first: what is added then is not lost.
+    again = pickle.loads(pickle.dumps(ledger))
+    for one in (ledger, again):
+        one.append([13], SegmentKind.ENV, turn=3)
+        assert one.arrays().ids.tolist() == [*range(1, 14)]
+    assert again.segments == ledger.segments
+
+
+def test_an_empty_ledger_travels():
+    there = pickle.loads(pickle.dumps(TokenLedger()))
+    assert len(there) == 0 and there.segments == () and there.logprobs() == []
+
+
+def test_sampled_tokens_are_counted_by_the_version_of_the_weights():
+    ledger = played()
+    ledger.append([11, 12], SegmentKind.AGENT, logprobs=[-0.1, -0.2], policy_version=3)
+    ledger.append([13], SegmentKind.AGENT, logprobs=[-0.1], policy_version=-1)
+    assert ledger.arrays().tokens_by_version() == {3: 3}

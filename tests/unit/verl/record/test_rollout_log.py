@@ -2,12 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from verl import DataProto
 from verl.protocol import object_array
-from verl.record.rollout_log import rollout_lines, token_lines
+from verl.record.rollout_log import rollout_lines, rounded, token_lines
 from verl.records import CORRECTION_WEIGHTS, StepRecord
 from verl.utils import jsonl
 
@@ -70,14 +71,14 @@ def test_lines_hold_the_credit_of_the_sampled_tokens_only():
     assert first["prompt"] == "ab" and second["prompt"] == "cde"
     assert (first["won"], first["return"], first["length"]) == (True, 1.0, 2)
     assert (
-        first["steps"][0]["token_credit"] == [["f", 1.0], ["g", 2.0]]
+        first["steps"][0]["token_credit"] == [("f", 1.0), ("g", 2.0)]
         and first["steps"][0]["advantage"] == 1.5
     )
     assert (
-        first["steps"][1]["token_credit"] == [["i", -1.0], ["f", -2.0]]
+        first["steps"][1]["token_credit"] == [("i", -1.0), ("f", -2.0)]
         and first["steps"][1]["action"] == "go"
     )
-    assert second["steps"][0]["token_credit"] == [["f", 0.12346], ["f", 0.5]]
+    assert second["steps"][0]["token_credit"] == [("f", 0.12346), ("f", 0.5)]
 
 
 def test_without_advantages_there_is_no_credit():
@@ -155,3 +156,14 @@ def test_tokens_that_the_trainer_did_not_score_have_text_and_mask_alone():
     data.batch["rollout_log_probs"] = data.batch["old_log_probs"] = torch.full((2, 5), -1.0)
     first, _ = token_lines(data, Letters())
     assert first["steps"][0] == {"step": 0, "tokens": ["f", "g"], "mask": [1, 1]}
+
+
+@pytest.mark.parametrize("digits", [3, 5])
+def test_numbers_are_rounded_as_python_rounds_them(digits):
+    draw = np.random.default_rng(0)
+    some = draw.normal(size=20_000) * 10.0 ** draw.integers(-6, 6, 20_000)
+    # Halfway cases that float32 holds, and what is no number.
+    odd = [*(np.arange(-64, 64) / 64), 2.5e-5, -1e-9, 0.0, np.inf, np.nan, 3e38]
+    values = np.concatenate([some, odd]).astype(np.float32)
+    expected = [round(value, digits) for value in values.tolist()]
+    assert json.dumps(rounded(values, digits)) == json.dumps(expected)

@@ -19,10 +19,12 @@ class FakeRay:
         self.done: set[int] = set()
         self.waits = 0
         self.looked_at = 0
+        self.timeouts: list[float] = []
         self.heard: list[list[str]] = []
 
     def wait(self, refs: list[int], num_returns: int, timeout: float) -> Any:
         self.waits += 1
+        self.timeouts.append(timeout)
         self.heard.append(awaited())
         self.looked_at += len(refs)
         if not self.done & set(refs) and timeout and self.rounds:
@@ -45,6 +47,12 @@ def test_ranks_that_answer_together_are_looked_at_together(monkeypatch):
     fake = FakeRay([list(range(1000)), list(range(1000, 1024))])
     assert gather(monkeypatch, fake, 1024) == [10 * rank for rank in range(1024)]
     assert fake.waits == 4 and fake.looked_at < 3 * 1024
+
+
+def test_who_answers_a_moment_later_is_looked_at_with_the_first(monkeypatch):
+    fake = FakeRay([[0], [1, 2]])
+    assert gather(monkeypatch, fake, 3) == [0, 10, 20]
+    assert fake.waits == 2 and 0 < fake.timeouts[1] < 0.1
 
 
 def test_who_does_not_answer_is_named(monkeypatch):

@@ -1,10 +1,10 @@
-"""A call beside the caller's work: its answer, its error, its deadline."""
+"""Calls beside the caller's work: their answers, their errors, their deadlines."""
 
 import threading
 
 import pytest
 
-from verl.utils.background import BackgroundCall
+from verl.utils.background import BackgroundCall, BackgroundCalls
 
 
 def test_the_answer_is_there_when_it_is_asked_for():
@@ -28,3 +28,49 @@ def test_a_call_that_goes_on_is_named():
         call.result(0.01)
     may_end.set()
     assert call.result(60) is True
+
+
+def fail() -> None:
+    raise OSError("no space left on device")
+
+
+def test_calls_are_made_in_their_order_and_waited_for():
+    calls = BackgroundCalls("writing", most=2, timeout_s=60)
+    made: list[int] = []
+    for number in range(20):
+        calls.add(lambda number=number: made.append(number))
+    calls.wait()
+    assert made == list(range(20))
+    calls.add(lambda: made.append(20))
+    calls.wait()
+    assert made[-1] == 20, "a thread that had nothing to do begins again"
+
+
+def test_no_more_than_a_few_wait():
+    may_end = threading.Event()
+    calls = BackgroundCalls("writing", most=2, timeout_s=0.05)
+    begun = threading.Event()
+    calls.add(lambda: begun.set() or may_end.wait(60))
+    assert begun.wait(60)
+    for _ in range(2):
+        calls.add(lambda: None)
+    with pytest.raises(TimeoutError, match=r"writing: no end after 0\.05 s"):
+        calls.add(lambda: None)
+    with pytest.raises(TimeoutError, match="writing"):
+        calls.wait()
+    may_end.set()
+
+
+def test_after_an_error_nothing_is_done_and_everybody_hears_of_it():
+    calls = BackgroundCalls("writing", most=3, timeout_s=60)
+    made: list[str] = []
+    may_fail = threading.Event()
+    calls.add(lambda: may_fail.wait(60) and fail())
+    calls.add(lambda: made.append("later"))
+    may_fail.set()
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space left"):
+            calls.wait()
+        with pytest.raises(OSError, match="no space left"):
+            calls.add(lambda: made.append("too late"))
+    assert made == []

@@ -16,6 +16,7 @@ from verl.single_controller.base.decorator import (
     plan_calls,
 )
 from verl.trainer.ppo.dealing import (
+    UNREAD,
     deal_mini_batches,
     deal_update,
     dealt,
@@ -186,10 +187,11 @@ def test_rows_without_a_gradient_cost_nothing():
 def test_texts_stay_with_the_driver_and_one_rank_gets_rows_as_they_come():
     trainer, *_ = make_fake_run()
     data = update_rows()
-    data.batch["position_ids"] = data.batch["input_ids"].clone()
+    for unread in UNREAD:
+        data.batch[unread] = data.batch["input_ids"].clone()
     sent = deal_update(data, trainer.config, "critic", 1, 1)
     assert sorted(sent.non_tensor_batch) == ["traj_uid", "uid"]
-    assert set(data.tensor_keys()) - set(sent.tensor_keys()) == {"position_ids"}
+    assert set(data.tensor_keys()) - set(sent.tensor_keys()) == set(UNREAD)
     assert ROWS_PER_RANK not in sent.meta_info
     trainer.config.trainer.balance_batch = False
     assert ROWS_PER_RANK not in deal_update(data, trainer.config, "actor", 1, 2).meta_info
