@@ -9,7 +9,7 @@ import scripts.chaos
 from scripts.chaos import kills, outcomes, torn
 from scripts.chaos.cells import Cell, cell_of, every_cell
 from scripts.chaos.job import FOLDER, policy
-from scripts.chaos.matrix import play
+from scripts.chaos.matrix import WRONG, play
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,13 +50,14 @@ def run_matrix(names: Sequence[str], again: bool) -> int:
         cell_of(names[0])  # says which there are
     results = outcomes.read()
     for cell in chosen:
-        if cell.key in results and not again:
+        known = results.get(cell.key)
+        if known is not None and not known.verdict.startswith(WRONG) and not again:
             continue
         results[cell.key] = play(cell, policy(), FOLDER / cell.key.replace("/", "-"))
         outcomes.keep(results)
         result = results[cell.key]
         sys.stderr.write(f"{cell.key}: {result.verdict}, {result.seconds} s: {result.sentence}\n")
-    return int(any(results[cell.key].verdict.startswith("WRONG") for cell in chosen))
+    return int(any(results[cell.key].verdict.startswith(WRONG) for cell in chosen))
 
 
 def _is_named(cell: Cell, names: Sequence[str]) -> bool:

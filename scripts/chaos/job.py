@@ -28,7 +28,6 @@ WORDS = (
     "env.max_turn_tokens=16",
     "env.rollout.n=2",
     "env.val_tasks=2",
-    "ray_init.object_store_gb=0.1",
     "trainer.num_threads=1",
     "trainer.save_freq=1",
     "trainer.val_before_train=false",

@@ -52,13 +52,14 @@ NAMES = {
     DRIVER: r"driver|Trainer\.\w+|in run_out",
 }
 FAILS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready")
+WRONG = "WRONG"
 # Of these a save is made: without them there is none.
 WRITERS = (RANK, NODE, DRIVER)
 
 
 @dataclass
 class Result:
-    """What became of a cell: ``verdict`` is ``ends``, ``goes on`` or ``WRONG: <why>``."""
+    """What became of a cell: ``verdict`` is ``ends``, ``goes on``, or ``WRONG`` and why."""
 
     key: str
     verdict: str
@@ -89,9 +90,8 @@ def play(cell: Cell, policy: Path, folder: Path) -> Result:
             *STRUCK_WORDS,
             f"actor_rollout_ref.model.path={policy}",
             f"trainer.default_local_dir={folder / 'run'}",
+            f"ray_init.address={nodes.address if nodes is not None else 'null'}",
         ]
-        if nodes is not None:
-            words.append(f"ray_init.address={nodes.address}")
         job = start(words, folder / "log.txt", environ)
         try:
             return _judged(cell, job, folder, nodes.raylet if nodes is not None else None)
@@ -105,7 +105,7 @@ def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -
     try:
         job.wait_for(reached.exists, START_S)
     except AssertionError as error:
-        return Result(cell.key, f"WRONG: the stage never came: {str(error)[-300:]}")
+        return Result(cell.key, f"{WRONG}: the stage never came: {str(error)[-300:]}")
     if cell.deed != MEMORY:
         target = raylet or find(cell.part, job)
         target.send_signal(SIGNALS[cell.deed])
@@ -136,7 +136,7 @@ def verdict(ended: Ended) -> str:
     """Whether the job ended as it should."""
     wrong = list(_wrong(ended))
     if wrong:
-        return f"WRONG: {'; '.join(wrong)}"
+        return f"{WRONG}: {'; '.join(wrong)}"
     return "ends" if ended.status else "goes on"
 
 

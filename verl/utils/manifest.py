@@ -1,5 +1,5 @@
-"""What a checkpoint says of itself: ``manifest.json``, with size and SHA-256 of every other file
-and which process wrote which, and ``state.json``.
+"""What a checkpoint says of itself: ``manifest.json``, with size and SHA-256 of every other file,
+which process wrote which, and a digest of all that; and ``state.json``.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from typing import Any
 
 from verl.names import CHECKPOINT_MANIFEST as MANIFEST
 from verl.records import WrittenFiles
-from verl.utils.files import flush_to_disk
+from verl.utils.files import flush_to_disk, naming
 
 STATE = "state.json"
 FORMAT = 2
@@ -49,7 +49,8 @@ def write_state_and_manifest(
             raise CheckpointError(
                 f"the writer made {reserved}, a name the checkpoint needs for itself"
             )
-    (directory / STATE).write_text(encoded_state, encoding="utf-8")
+    with naming(directory / STATE):
+        (directory / STATE).write_text(encoded_state, encoding="utf-8")
     files = {}
     for path in sorted(directory.rglob("*")):
         # What a link leads to can change after its digest was taken.
@@ -62,7 +63,8 @@ def write_state_and_manifest(
     writers = {part.writer: _inside(directory, part.sizes) for part in written}
     manifest = {"format": FORMAT, "step": step, "files": files, "writers": writers}
     _check_writers(directory, files, writers)
-    (directory / MANIFEST).write_text(_encoded(manifest), encoding="utf-8")
+    with naming(directory / MANIFEST):
+        (directory / MANIFEST).write_text(_encoded(manifest), encoding="utf-8")
     flush_to_disk(directory / MANIFEST)
     flush_to_disk(directory)
 
@@ -101,12 +103,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or STATE not in files:
         raise CheckpointError(f"{path / MANIFEST}: not a manifest")
-    # Those of format 1 have no digest of their own.
-    if (manifest.get("format") != 1 or OWN_DIGEST in manifest) and text != _encoded(manifest):
-        raise CheckpointError(f"{path / MANIFEST}: altered since it was written")
     for name, entry in files.items():
         _check_entry(path, name, entry)
     _check_writers(path, files, manifest.get("writers", {}))
+    # Those of format 1 have no digest of their own.
+    if (manifest.get("format") != 1 or OWN_DIGEST in manifest) and text != _encoded(manifest):
+        raise CheckpointError(f"{path / MANIFEST}: altered since it was written")
     return manifest
 
 

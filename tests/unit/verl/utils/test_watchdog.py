@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,9 +10,10 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from verl.utils import watchdog
+from verl.utils import progress, watchdog
 from verl.utils.progress import Progress
 from verl.utils.stacks import STACKS_DIR, answer_with_stacks, collect_stacks
 from verl.utils.timing import Stopwatch
@@ -40,6 +42,32 @@ with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 0.1):
             time.sleep(60)
         except KeyboardInterrupt:
             print("as if nothing had happened", flush=True)
+"""
+FROZEN = """
+import ctypes, os, signal, sys
+from pathlib import Path
+from verl.utils import watchdog
+watchdog.LOOK_S = 0.2
+watchdog.GRACE_S = 2.0
+with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 1.0):
+    if sys.argv[2] == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    def native_code():
+        while True:
+            ctypes.PyDLL(None).sleep(600)  # keeps Python's lock
+    native_code()
+"""
+ALIVE = """
+import sys, time
+from pathlib import Path
+from verl.utils import watchdog
+watchdog.LOOK_S = 0.2
+watchdog.GRACE_S = 2.0
+with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 1.0) as dog:
+    for turn in range(25):
+        time.sleep(0.2)
+        dog.enter(f"stage {turn}")
+print("as it should")
 """
 MUTE = "print('ready', flush=True); import time; time.sleep(600)"
 
@@ -212,6 +240,69 @@ def test_a_process_that_does_not_end_in_order_is_ended(tmp_path):
     assert done.returncode == EXIT_STATUS
     assert b"as if nothing had happened" in done.stdout
     assert b"the run did not end within" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["stopped", "keeps the lock"])
+def test_a_driver_whose_watchdog_stands_still_is_ended_from_outside(tmp_path, how):
+    command = [sys.executable, "-c", FROZEN, tmp_path, how]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert re.search(rb"the driver \(process \d+\) stands still, and its watchdog", done.stderr)
+    (answer,) = (tmp_path / "stacks").glob("*.txt")
+    assert ("in native_code" in answer.read_text()) == (how != "stopped")
+
+
+def test_a_driver_that_moves_is_left_alone_by_the_guard(tmp_path):
+    command = [sys.executable, "-c", ALIVE, tmp_path]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, b"as it should\n"), done.stderr
+
+
+def test_the_guard_goes_with_its_driver(child):
+    process = child(
+        "from verl.utils.guard import Guard; import time; guard = Guard(600.0); "
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    (guard,) = psutil.Process(process.pid).children()
+    process.kill()
+    psutil.wait_procs([guard], timeout=30)
+    assert not guard.is_running()
+
+
+def test_movement_of_a_process_that_was_started_is_seen(dog, clock, sent, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_told", [])
+    (tmp_path / "stacks").mkdir()
+    monkeypatch.setenv(STACKS_DIR, str(tmp_path / "stacks"))
+    child = (
+        "import sys; from verl.utils import progress; progress.report_moves(); "
+        "progress.move('brewing')"
+    )
+    pass_time(dog, clock, 599)
+    subprocess.run([sys.executable, "-c", child], check=True)
+    pass_time(dog, clock, 599)
+    assert sent == []
+    pass_time(dog, clock, 2)
+    assert sent == [signal.SIGINT]
+
+
+def test_nothing_is_reported_where_nobody_watches(monkeypatch):
+    monkeypatch.setattr(progress, "_told", [])
+    monkeypatch.delenv(STACKS_DIR, raising=False)
+    progress.report_moves()
+    monkeypatch.setenv(STACKS_DIR, "/nowhere/at/all")
+    progress.report_moves()
+    assert progress._told == []
+
+
+def test_a_part_of_a_watched_run_has_no_watchdog_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.delenv(STACKS_DIR, raising=False)
+    with watchdog.watched(tmp_path, 60.0, 600.0) as enter:
+        assert isinstance(enter.__self__, Watchdog)
+        with watchdog.watched(tmp_path / "inner", 60.0, 600.0) as inner:
+            before = progress.moves()
+            inner("episodes")
+            assert progress.moves() == before + 1
+    assert not (tmp_path / "inner").exists()
 
 
 def test_waits_are_forgotten_when_they_end():
