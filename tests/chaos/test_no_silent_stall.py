@@ -1,5 +1,5 @@
-"""Two cells of ``python -m scripts.chaos matrix``, played as it plays all of them: a part that hangs
-ends the run, with its name; one that can be replaced does not.
+"""Two cells of ``python -m scripts.chaos matrix``: a part that hangs ends the run, with its name;
+one that can be replaced does not.
 """
 
 import re

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0  # between two looks
 GRACE_S = 120.0  # for a stalled run to end in order
 EXIT_STATUS = 1
+ELSEWHERE_S = 60.0  # for processes of other machines to say where they are
 NAMED = 8  # things waited for that a line names
 
 
@@ -72,6 +73,7 @@ class Watchdog:
         self._verdict: str | None = None
         self._over = threading.Event()
         self._guard: Guard | None = None
+        self._elsewhere: Callable[[Path], str] = _nobody
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter(self, stage: str) -> None:
@@ -81,6 +83,12 @@ class Watchdog:
     def follow(self, parts: Stopwatch) -> None:
         """Name what ``parts`` measures rather than the stage, while it measures anything."""
         self._parts = parts
+
+    def ask_also(self, elsewhere: Callable[[Path], str]) -> None:
+        """Have ``elsewhere``, given the directory in which processes answer, say what stacks those
+        of other machines have.
+        """
+        self._elsewhere = elsewhere
 
     def __enter__(self) -> "Watchdog":
         self._answers.mkdir(parents=True, exist_ok=True)
@@ -124,6 +132,17 @@ class Watchdog:
                 self._guard.beat()
             self.look()
 
+    def _ask_elsewhere(self, target: Path) -> None:
+        def ask() -> None:
+            told = self._elsewhere(self._answers)
+            with target.open("a", encoding="utf-8") as file:
+                file.write(told)
+
+        # Who asks other machines may fail or hang as they do, and the run has to end all the same.
+        asking = threading.Thread(target=ask, name="stacks elsewhere", daemon=True)
+        asking.start()
+        asking.join(ELSEWHERE_S)
+
     def _stands_still(self, where: list[str], now: float) -> None:
         seconds = now - self._moved
         labels = _listed(awaited())
@@ -137,6 +156,7 @@ class Watchdog:
     def _end(self, what: str) -> None:
         path = self._logs / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         silent = collect_stacks(self._answers, path)
+        self._ask_elsewhere(path)
         found = "".join(f"; {one.described()} does not run" for one in silent)
         self._verdict = f"{what}{found} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"
         logger.critical("%s", self._verdict)
@@ -165,6 +185,10 @@ def _listed(labels: list[str]) -> str:
         return ""
     more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
     return f": {', '.join(labels[:NAMED])}{more}"
+
+
+def _nobody(_answers: Path) -> str:
+    return ""
 
 
 def _kill(silent: list[Asked]) -> None:

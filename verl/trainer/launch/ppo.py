@@ -31,6 +31,7 @@ from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
+from verl.single_controller.ray.stacks import stacks_of_other_nodes
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import engine_count, engines_on_a_node, iterations
 from verl.trainer.config.memory import store_gb
@@ -100,6 +101,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         setup_logging(run.logs / "driver.log")
         schedule = cfg.trainer
         watchdog = Watchdog(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s)
+        watchdog.ask_also(stacks_of_other_nodes)
         # The stack unwinds in reverse: the journal is finished first, Ray ends last.
         with watchdog, contextlib.ExitStack() as stack:
             world = prepare(cfg, watchdog.enter)

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,12 @@ import pytest
 
 from verl.utils import progress, watchdog
 from verl.utils.progress import Progress
-from verl.utils.stacks import STACKS_DIR, answer_with_stacks, collect_stacks
+from verl.utils.stacks import (
+    STACKS_DIR,
+    answer_with_stacks,
+    collect_stacks,
+    stacks_of_this_machine,
+)
 from verl.utils.timing import Stopwatch
 from verl.utils.waits import awaited, waiting_for
 from verl.utils.watchdog import EXIT_STATUS, GRACE_S, NAMED, Stalled, Watchdog
@@ -297,7 +303,7 @@ def test_nothing_is_reported_where_nobody_watches(monkeypatch):
 def test_a_part_of_a_watched_run_has_no_watchdog_of_its_own(tmp_path, monkeypatch):
     monkeypatch.delenv(STACKS_DIR, raising=False)
     with watchdog.watched(tmp_path, 60.0, 600.0) as enter:
-        assert isinstance(enter.__self__, Watchdog)
+        assert enter is not progress.move
         with watchdog.watched(tmp_path / "inner", 60.0, 600.0) as inner:
             before = progress.moves()
             inner("episodes")
@@ -337,6 +343,39 @@ def test_a_process_that_cannot_answer_is_not_asked(child, tmp_path):
     assert f"process {process.pid}" in (tmp_path / "all.txt").read_text()
     time.sleep(0.1)
     assert process.poll() is None
+
+
+def test_who_was_started_by_others_is_asked_by_its_machine(child, tmp_path):
+    process = child(ANSWERS)
+    other = tmp_path / "another-machine-1.txt"
+    gone = tmp_path / f"{socket.gethostname()}-999999999.txt"
+    # Its number is in use, and not by a process that answers.
+    taken = tmp_path / f"{socket.gethostname()}-{os.getpid()}.txt"
+    for path in (other, gone, taken):
+        path.write_text("somebody\n")
+    told = stacks_of_this_machine(tmp_path)
+    assert f"== player (process {process.pid}" in told and "in deep_in_thought" in told
+    assert told.count("==") == 1 and process.poll() is None
+
+
+@pytest.mark.parametrize("answer", ["\n== node b\nin a kernel\n", None])
+def test_other_machines_are_asked_and_cannot_keep_a_run_from_ending(
+    dog, clock, sent, tmp_path, monkeypatch, answer
+):
+    monkeypatch.setattr(watchdog, "ELSEWHERE_S", 0.2)
+    asked: list[Path] = []
+
+    def elsewhere(folder: Path) -> str:
+        asked.append(folder)
+        if answer is None:
+            threading.Event().wait(600)
+        return str(answer)
+
+    dog.ask_also(elsewhere)
+    pass_time(dog, clock, 600)
+    assert asked == [tmp_path / "stacks"] and sent == [signal.SIGINT]
+    written = "".join(path.read_text() for path in tmp_path.glob("stacks-*.txt"))
+    assert written == (answer or "")
 
 
 @pytest.mark.parametrize("folder", ["", "/nowhere/at/all"])
