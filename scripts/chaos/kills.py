@@ -25,7 +25,7 @@ from verl.utils.checkpoint import verify_checkpoint
 from verl.utils.files import atomic_write
 
 STEPS = 20
-START_S = 240.0  # to be ready, on a busy machine
+START_S = 900.0  # to be ready, on a busy machine
 RUN_S = 1200.0
 READY_S = 15.0  # from being ready to the next step
 GONE_S = 30.0

@@ -31,8 +31,8 @@ from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
 
-START_S = 240.0  # for a job to come to the stage; a busy machine starts Ray slowly
-DEADLINE_S = 150.0  # for it to end, once a part was struck
+START_S = 900.0  # for a job to come to the stage; a busy machine starts Ray slowly
+DEADLINE_S = 300.0  # for it to end, once a part was struck
 GONE_S = 30.0
 SIGNALS = {KILLED: signal.SIGKILL, HUNG: signal.SIGSTOP}
 # How the command line of a part's process begins, or a word of it.

@@ -10,23 +10,26 @@ from ray.exceptions import RayError
 from verl.single_controller.ray import stacks
 
 
-class FakeRay:
-    """``nodes``: name -> what its task answers, None where it never does."""
+A, B, C, DEAD, HERE = (letter * 56 for letter in "abcde")  # as Ray numbers nodes
 
-    def __init__(self, nodes: dict[str, Any]) -> None:
-        self.answers = nodes
+
+class FakeRay:
+    """``answers``: node -> what its task answers, None where it never does."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
         self.asked: list[tuple[str, Path]] = []
 
     def is_initialized(self) -> bool:
         return True
 
     def get_runtime_context(self) -> Any:
-        return SimpleNamespace(get_node_id=lambda: "here")
+        return SimpleNamespace(get_node_id=lambda: HERE)
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
-            {"NodeID": name, "NodeManagerHostname": f"host-{name}", "Alive": name != "dead"}
-            for name in ("here", *self.answers)
+            {"NodeID": node, "NodeManagerHostname": f"host-{node[0]}", "Alive": node != DEAD}
+            for node in (HERE, *self.answers)
         ]
 
     def remote(self, **_: object) -> Any:
@@ -52,19 +55,19 @@ class FakeRay:
         return answer
 
 
-def told(monkeypatch, nodes: dict[str, Any], folder: Path) -> tuple[str, FakeRay]:
-    fake = FakeRay(nodes)
+def told(monkeypatch, answers: dict[str, Any], folder: Path) -> tuple[str, FakeRay]:
+    fake = FakeRay(answers)
     monkeypatch.setattr(stacks, "ray", fake)
     return stacks.stacks_of_other_nodes(folder), fake
 
 
 def test_every_other_node_that_is_alive_is_asked(monkeypatch, tmp_path):
-    nodes = {"a": "stacks of a\n", "b": RayError("no"), "c": None, "dead": "never asked"}
-    text, fake = told(monkeypatch, nodes, tmp_path)
-    assert fake.asked == [(name, tmp_path) for name in ("a", "b", "c")]
-    assert "== node host-a (a)\nstacks of a\n" in text
-    assert "== node host-b (b)\nit could not be asked: RayError: no\n" in text
-    assert "== node host-c (c)\nit did not answer within" in text
+    answers = {A: "stacks of a\n", B: RayError("no"), C: None, DEAD: "never asked"}
+    text, fake = told(monkeypatch, answers, tmp_path)
+    assert fake.asked == [(node, tmp_path) for node in (A, B, C)]
+    assert "== node host-a (aaaaaaaa)\nstacks of a\n" in text
+    assert "== node host-b (bbbbbbbb)\nit could not be asked: RayError: no\n" in text
+    assert "== node host-c (cccccccc)\nit did not answer within" in text
 
 
 @pytest.mark.parametrize("initialised", [True, False])
