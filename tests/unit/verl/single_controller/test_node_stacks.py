@@ -9,7 +9,6 @@ from ray.exceptions import RayError
 
 from verl.single_controller.ray import stacks
 
-
 A, B, C, DEAD, HERE = (letter * 56 for letter in "abcde")  # as Ray numbers nodes
 
 
