@@ -9,6 +9,7 @@ in the last bit on the batch.
 
 import json
 import random
+import re
 import shutil
 import statistics
 import sys
@@ -25,15 +26,12 @@ from verl.utils.checkpoint import verify_checkpoint
 from verl.utils.files import atomic_write
 
 STEPS = 20
-START_S = 900.0  # to be ready, on a busy machine
-RUN_S = 1200.0
+READY = re.compile(r"ready after ([\d.]+) s")
+RUN_S = 1800.0  # for a run, on a busy machine
 READY_S = 15.0  # from being ready to the next step
 GONE_S = 30.0
-# Of five kills one falls into the start; moments are uniform in these seconds of it, or of being
-# ready.
-EARLY_SHARE = 0.2
-EARLY_S = 15.0
-LATE_S = 8.0
+EARLY_SHARE = 0.2  # of the kills fall into the start
+MOST_STEPS = 3  # that a run comes further before it is killed
 LOOK_S = 0.05
 DETERMINISTIC = (
     "env.env_name=number_line",
@@ -50,14 +48,17 @@ WAITED = "rollout/active_ratio"
 
 @dataclass
 class Kill:
-    """One SIGKILL, of the ``whole`` tree or of the driver alone, ``after_s`` of the start
-    (``early``) or of being ready; ``next_s``: from being ready to the next step, where it came to
-    that; ``step``: the last one on record.
+    """One SIGKILL, of the ``whole`` tree or of the driver alone: ``after_s`` of the start, where
+    ``early``, else of the first moment when it was ready and ``further`` steps were on record.
+
+    ``next_s``: from being ready to the next step, where it came to that; ``step``: the last one on
+    record.
     """
 
     number: int
     whole: bool
     early: bool
+    further: int
     after_s: float
     step: int = 0
     next_s: float | None = None
@@ -105,9 +106,13 @@ def run(count: int, seed: int) -> int:
     record = Record.read(folder / "kills.json")
     while len(record.kills) < count:
         place = folder / f"round-{len(record.rounds)}"
-        if strike(record, place, random.Random(f"{seed}/{len(record.kills)}")):
+        draw = random.Random(f"{seed}/{len(record.kills)}/{len(record.rounds)}")
+        kill = drawn(len(record.kills), reference, draw)
+        if strike(kill, place):
             record.rounds.append(list(differences(reference, place)))
             shutil.rmtree(place)
+        else:
+            record.kills.append(kill)
         record.write(folder / "kills.json")
     sys.stdout.write(summary(record))
     return int(bool(record.wrong()))
@@ -123,12 +128,19 @@ def words(place: Path) -> list[str]:
     ]
 
 
-def strike(record: Record, place: Path, draw: random.Random) -> bool:
-    """Start the run of ``place`` and kill it; whether it came to its end before that."""
-    number = len(record.kills)
+def drawn(number: int, reference: Path, draw: random.Random) -> Kill:
+    """A kill at a random moment, by the pace of the run of ``reference``."""
     early = draw.random() < EARLY_SHARE
-    after_s = draw.uniform(0.0, EARLY_S if early else LATE_S)
-    kill = Kill(number, whole=number % 2 == 0, early=early, after_s=round(after_s, 2))
+    ready = READY.search(reference.with_suffix(".txt").read_text())
+    step_s = statistics.median(record["timing_s/step"] for record in _records(reference))
+    longest = float(ready[1]) if early and ready else step_s
+    after_s = round(draw.uniform(0.0, longest), 2)
+    further = 0 if early else draw.randrange(MOST_STEPS)
+    return Kill(number, number % 2 == 0, early, further, after_s)
+
+
+def strike(kill: Kill, place: Path) -> bool:
+    """Start the run of ``place`` and do ``kill``; whether it came to its end before that."""
     log = place.with_suffix(".txt")
     log.unlink(missing_ok=True)
     job = start(words(place), log)
@@ -143,7 +155,6 @@ def strike(record: Record, place: Path, draw: random.Random) -> bool:
     finally:
         job.end()
     kill.wrong += _twice(place)
-    record.kills.append(kill)
     sys.stderr.write(f"{kill}\n")
     return False
 
@@ -153,22 +164,22 @@ def _ended_before(kill: Kill, job: Job, place: Path) -> bool:
     way before.
     """
     began = time.time()
+    counted = began if kill.early else None
     ready = None
-    while True:
-        now = time.time()
-        if ready is None and "ready after" in job.log.read_text(errors="replace"):
-            ready = now
-        counted = began if kill.early else ready
-        if counted is not None and now - counted >= kill.after_s:
-            break
-        if job.process.poll() is not None or now - began > START_S:
+    steps: list[float] = []
+    while counted is None or time.time() - counted < kill.after_s:
+        if ready is None and READY.search(job.log.read_text(errors="replace")):
+            ready = time.time()
+        if ready is not None:
+            steps = [record["time"] for record in _records(place) if record["time"] > ready]
+        if counted is None and ready is not None and len(steps) >= kill.further:
+            counted = time.time()
+        if job.process.poll() is not None or time.time() - began > RUN_S:
             job.finish(0.0)
             return True
         time.sleep(LOOK_S)
     kill.step = max((record["step"] for record in _records(place)), default=0)
-    if ready is not None:
-        steps = [record["time"] for record in _records(place) if record["time"] > ready]
-        kill.next_s = round(steps[0] - ready, 2) if steps else None
+    kill.next_s = round(steps[0] - ready, 2) if ready is not None and steps else None
     if kill.next_s is not None and kill.next_s > READY_S:
         kill.wrong.append(f"{kill.next_s} s from being ready to the next step")
     return False

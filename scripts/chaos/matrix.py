@@ -53,6 +53,7 @@ NAMES = {
 }
 FAILS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready")
 WRONG = "WRONG"
+SHOWN = 300  # characters of what a job said that did not come to its stage
 # Of these a save is made: without them there is none.
 WRITERS = (RANK, NODE, DRIVER)
 
@@ -104,8 +105,8 @@ def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -
     reached = struck if cell.deed == MEMORY else folder / "reached"
     try:
         job.wait_for(reached.exists, START_S)
-    except AssertionError as error:
-        return Result(cell.key, f"{WRONG}: the stage never came: {str(error)[-300:]}")
+    except AssertionError:
+        return Result(cell.key, f"{WRONG}: the stage never came", sentence=job.said()[-SHOWN:])
     if cell.deed != MEMORY:
         target = raylet or find(cell.part, job)
         target.send_signal(SIGNALS[cell.deed])

@@ -46,7 +46,7 @@ REACHED = FOLDER / "reached"
 STRUCK = FOLDER / "struck"
 LAST = FOLDER / "last"
 PATIENCE_S = 60.0  # for the harness to strike
-SILENT_S = 10.0  # for which a driver may be silent
+SILENT_S = 30.0  # for which a driver may be silent that is to be struck
 # The call with which a stage begins: mid-play is not the first step, and an engine gets weights
 # once before anything is trained.
 FROM_CALL = {(ENGINE, PLAY): 3, (ENVIRONMENT, PLAY): 3, (COLLECTOR, PLAY): 2, (ENGINE, UPDATE): 2}
@@ -184,7 +184,8 @@ def install() -> None:
     mine = role()
     if mine == DRIVER:
         watchdog.GRACE_S *= HASTE
-        setattr(watchdog, "Guard", lambda _: Guard(SILENT_S))  # noqa: B010
+        if CELL.part == DRIVER:
+            setattr(watchdog, "Guard", lambda _: Guard(SILENT_S))  # noqa: B010
         clocked = functools.partialmethod(Watchdog.__init__, clock=hastened)
         setattr(Watchdog, "__init__", clocked)  # noqa: B010
     if mine == who:

@@ -1,6 +1,7 @@
 """The harness of faults: its cells, what it calls right and wrong, what it keeps and writes."""
 
 import json
+import random
 
 import pytest
 
@@ -160,9 +161,24 @@ def test_what_differs_is_named(tmp_path, other, said):
     assert list(kills.differences(one, finished(tmp_path / "other", **other))) == said
 
 
+def test_moments_follow_the_pace_of_the_reference(tmp_path):
+    reference = finished(tmp_path / "reference", loss=0.5)
+    text = (reference / "metrics.jsonl").read_text().replace("timing_s/gen", "timing_s/step")
+    (reference / "metrics.jsonl").write_text(text)
+    (tmp_path / "reference.txt").write_text("INFO: ready after 30.0 s; run directory")
+    found = [kills.drawn(number, reference, random.Random(number)) for number in range(200)]
+    assert found == [kills.drawn(n, reference, random.Random(n)) for n in range(200)]
+    early = [kill for kill in found if kill.early]
+    late = [kill for kill in found if not kill.early]
+    assert 20 <= len(early) <= 60 and 15 < max(kill.after_s for kill in early) <= 30
+    assert {kill.further for kill in late} == {0, 1, 2}
+    assert 2.5 < max(kill.after_s for kill in late) <= 5.25, "the median step took 5.25 s"
+    assert sum(kill.whole for kill in found) == 100
+
+
 def test_kills_are_kept_and_told(tmp_path):
-    one = kills.Kill(0, whole=True, early=False, after_s=2.0, step=3, next_s=1.5)
-    late = kills.Kill(1, whole=False, early=True, after_s=2.0, wrong=["left: ray::IDLE"])
+    one = kills.Kill(0, whole=True, early=False, further=1, after_s=2.0, step=3, next_s=1.5)
+    late = kills.Kill(1, False, early=True, further=0, after_s=2.0, wrong=["left: ray::IDLE"])
     record = kills.Record([one, late], [[], ["step 2 differs in loss"]])
     record.write(tmp_path / "kills.json")
     assert kills.Record.read(tmp_path / "kills.json") == record
