@@ -11,7 +11,7 @@ FOLDER = ROOT / "build" / "chaos"
 TOTAL = 2  # training steps
 # Without movement, by the clock of ``strike``: no honest part takes as long, and once a part was
 # struck it is over in seconds.
-STALL_S = 200
+STALL_S = 600
 WORDS = (
     "actor_rollout_ref.actor.dtype=float32",
     "actor_rollout_ref.actor.ppo_mini_batches=1",

@@ -25,7 +25,7 @@ from verl.utils import jsonl
 from verl.utils.checkpoint import verify_checkpoint
 from verl.utils.files import atomic_write
 
-STEPS = 20
+STEPS = 6
 READY = re.compile(r"ready after ([\d.]+) s")
 RUN_S = 1800.0  # for a run, on a busy machine
 READY_S = 15.0  # from being ready to the next step

@@ -49,7 +49,7 @@ NAMES = {
     COLLECTOR: r"collector-\d",
     RANK: r"actor\[rank 0\]|ActorWorker",
     NODE: r"\bnode\b|raylet",
-    DRIVER: r"driver|Trainer\.\w+|in run_out",
+    DRIVER: r"driver|^MemoryError",  # an error of others comes with their name
 }
 FAILS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready")
 WRONG = "WRONG"

@@ -51,7 +51,7 @@ SILENT_S = 30.0  # for which a driver may be silent that is to be struck
 # once before anything is trained.
 FROM_CALL = {(ENGINE, PLAY): 3, (ENVIRONMENT, PLAY): 3, (COLLECTOR, PLAY): 2, (ENGINE, UPDATE): 2}
 # A worker that hangs is replaced, which takes seconds that must not count as a stall.
-HASTE = 5 if CELL.part == ENVIRONMENT else 20
+HASTE = 15 if CELL.part == ENVIRONMENT else 60
 
 ENGINE_CLASS = "verl.workers.rollout.hf:HFEngine"
 RANK_CLASS = "verl.workers.actor:ActorWorker"

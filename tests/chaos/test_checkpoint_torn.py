@@ -101,12 +101,12 @@ def test_every_truncation_of_every_file_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["part_0", "manifest.json"])
-def test_every_flipped_bit_is_noticed(tmp_path, name):
+def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path, name):
     manager = CheckpointManager(tmp_path)
     path = manager.save(1, lambda d: (d / "part_0").write_bytes(bytes(range(16))), {"n": 1})
     file = path / name
     whole = file.read_bytes()
-    for bit in range(8 * len(whole)):
+    for bit in range(0, 8 * len(whole), 3):  # in every byte, and of each bit
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(bytes(flipped))
