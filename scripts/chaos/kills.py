@@ -34,6 +34,9 @@ EARLY_SHARE = 0.2  # of the kills fall into the start
 MOST_STEPS = 3  # that a run comes further before it is killed
 LOOK_S = 0.05
 DETERMINISTIC = (
+    # A policy made from nothing wins nothing: without this its weights would never move.
+    "actor_rollout_ref.actor.entropy_coeff=0.1",
+    "actor_rollout_ref.actor.optim.lr=0.001",
     "env.env_name=number_line",
     "env.num_workers=1",
     "env.envs_per_worker=1",

@@ -51,7 +51,7 @@ NAMES = {
     NODE: r"\bnode\b|raylet",
     DRIVER: r"driver|^MemoryError",  # an error of others comes with their name
 }
-FAILS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready")
+FAILS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready|raised in")
 WRONG = "WRONG"
 SHOWN = 300  # characters of what a job said that did not come to its stage
 # Of these a save is made: without them there is none.

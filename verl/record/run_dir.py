@@ -62,13 +62,14 @@ class RunDirectory:
 
         Raises ``RunDirectoryInUse``, and ``ConfigError`` for a directory that cannot be written.
         """
+        facts = environment_facts(seeds)
         try:
             for folder in (self.rollouts, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
             # Before any file is written: a second run must leave those of the first alone.
             self._take_lock()
             self._write_config(config)
-            self._write_facts(environment_facts(seeds))
+            self._write_facts(facts)
         except OSError as error:
             self.close()
             raise ConfigError(
