@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load_file
+
 from scripts.chaos.job import FOLDER, WORDS, policy
 from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
@@ -203,21 +205,19 @@ def _is_done(place: Path) -> bool:
 
 def differences(reference: Path, place: Path) -> Iterator[str]:
     """What the finished run of ``place`` has that ``reference`` has not: numbers of its steps, and
-    bytes of its last checkpoint.
+    what its last checkpoint holds, bit for bit.
     """
     expected, found = _records(reference), _records(place)
     if [record["step"] for record in found] != [record["step"] for record in expected]:
         yield f"steps {[record['step'] for record in found]}"
         return
-    for one, other in zip(expected, found, strict=True):
-        untimed = _untimed(one), _untimed(other)
-        names = {name for name, _ in untimed[0] ^ untimed[1]}
+    for wanted, record in zip(expected, found, strict=True):
+        names = {name for name, _ in _untimed(wanted) ^ _untimed(record)}
         if names:
-            yield f"step {one['step']} differs in {', '.join(sorted(names))}"
-    last = [_digests(path / "checkpoints" / f"global_step_{STEPS}") for path in (reference, place)]
-    changed = sorted(
-        name for name in {*last[0], *last[1]} if last[0].get(name) != last[1].get(name)
-    )
+            yield f"step {record['step']} differs in {', '.join(sorted(names))}"
+    last = f"checkpoints/global_step_{STEPS}"
+    one, other = contents(reference / last), contents(place / last)
+    changed = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
     if changed:
         yield f"the last checkpoint differs in {', '.join(changed)}"
 
@@ -226,10 +226,19 @@ def _untimed(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
     return {(k, v) for k, v in record.items() if not k.startswith(TIMED) and k != WAITED}
 
 
-def _digests(checkpoint: Path) -> dict[str, str]:
-    """Digests of the files of ``checkpoint``, once it is verified that they are theirs."""
-    files = verify_checkpoint(checkpoint)["files"]
-    return {name: entry["sha256"] for name, entry in files.items()}
+def contents(checkpoint: Path) -> dict[str, bytes]:
+    """What the files of ``checkpoint`` hold, tensor by tensor, once they are verified. The bytes of
+    a file of tensors differ from process to process: its header is written in any order.
+    """
+    found = {}
+    for name in verify_checkpoint(checkpoint)["files"]:
+        path = checkpoint / name
+        if path.suffix == ".safetensors":
+            tensors = load_file(path)
+            found |= {f"{name}: {key}": tensor.tobytes() for key, tensor in tensors.items()}
+        else:
+            found[name] = path.read_bytes()
+    return found
 
 
 def summary(record: Record) -> str:

@@ -3,7 +3,9 @@
 import json
 import random
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from scripts.chaos import kills, outcomes
 from scripts.chaos.cells import (
@@ -136,7 +138,11 @@ def finished(place, loss=1.0, weights=b"abc", steps=kills.STEPS):
     records[-1]["loss"] = loss
     jsonl.write(place / "metrics.jsonl", records)
     manager = CheckpointManager(place / "checkpoints")
-    manager.save(kills.STEPS, lambda d: (d / "weights").write_bytes(weights), {})
+
+    def write(directory):
+        save_file({"lm": np.frombuffer(weights, dtype=np.uint8)}, directory / "a.safetensors")
+
+    manager.save(kills.STEPS, write, {})
     return place
 
 
@@ -152,7 +158,7 @@ def test_runs_that_differ_in_their_times_alone_are_equal(tmp_path):
     ("other", "said"),
     [
         ({"loss": 1.0000001}, [f"step {kills.STEPS} differs in loss"]),
-        ({"weights": b"abd"}, ["the last checkpoint differs in weights"]),
+        ({"weights": b"abd"}, ["the last checkpoint differs in a.safetensors: lm"]),
         ({"steps": 3}, ["steps [1, 2, 3]"]),
     ],
 )
