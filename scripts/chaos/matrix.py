@@ -119,7 +119,9 @@ def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -
     seconds = round(time.monotonic() - began, 1)
     # Those of Ray wait for a minute where their driver did not end in order.
     left = job.left_over(GONE_S, apart_from=AGENTS)
-    ended = Ended(cell, folder / "run", job.log.read_text(errors="replace"), status, left)
+    # The folder is called after the cell, and so names the part wherever a path is said.
+    said = job.log.read_text(errors="replace").replace(str(folder), "")
+    ended = Ended(cell, folder / "run", said, status, left)
     return Result(cell.key, verdict(ended), seconds, status or 0, sentence(ended))
 
 
