@@ -31,6 +31,7 @@ from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
+from verl.single_controller.ray.nodes import naming_lost_nodes
 from verl.single_controller.ray.stacks import stacks_of_other_nodes
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import engine_count, engines_on_a_node, iterations
@@ -279,6 +280,7 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
             "runs; fix: `ray start --head`, or a Ray of the run's own: ray_init.address=null"
         ) from error
     stack.callback(ray.shutdown)
+    stack.enter_context(naming_lost_nodes())
     logger.info(
         "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]
     )
