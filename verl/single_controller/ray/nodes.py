@@ -34,6 +34,8 @@ def naming_lost_nodes() -> Iterator[None]:
     try:
         yield
     except (WorkerError, RayError) as error:
-        for node in lost_nodes():
-            error.add_note(f"the node {node} of the cluster is gone")
+        # Where the control server is gone as well, the error stays as it is.
+        with contextlib.suppress(RayError):
+            for node in lost_nodes():
+                error.add_note(f"the node {node} of the cluster is gone")
         raise
