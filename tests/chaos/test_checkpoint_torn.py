@@ -2,12 +2,14 @@
 under its name.
 """
 
+import json
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from scripts.chaos import torn
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
 
@@ -98,16 +100,32 @@ def test_every_truncation_of_every_file_is_noticed(tmp_path):
     assert verify_checkpoint(path)["step"] == 1
 
 
-def test_every_flipped_bit_of_the_data_is_noticed(tmp_path):
+@pytest.mark.parametrize("name", ["part_0", "manifest.json"])
+def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path, name):
     manager = CheckpointManager(tmp_path)
     path = manager.save(1, lambda d: (d / "part_0").write_bytes(bytes(range(16))), {"n": 1})
-    file = path / "part_0"
+    file = path / name
     whole = file.read_bytes()
-    for bit in range(8 * len(whole)):
+    for bit in range(0, 8 * len(whole), 3):  # in every byte, and of each bit
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(bytes(flipped))
         assert manager.latest_valid() is None
+
+
+def test_a_checkpoint_of_the_first_format_is_valid(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    path = manager.save(1, lambda d: (d / "part_0").write_bytes(b"abc"), {"n": 1})
+    manifest = json.loads((path / "manifest.json").read_text())
+    files = {name: manifest["files"][name] for name in ("part_0", "state.json")}
+    (path / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "files": files}))
+    assert manager.load_state() == {"n": 1}
+    (path / "manifest.json").write_text(json.dumps({"format": 3, "step": 1, "files": files}))
+    assert manager.latest_valid() is None
+
+
+def test_damaged_files_are_never_loaded():
+    assert torn.run(40, seed=1) == 0
 
 
 SHARDS_CHILD = """

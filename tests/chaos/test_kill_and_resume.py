@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.jobs import Job, start
+from tests.helpers.jobs import AGENTS, Job, start
 from tests.helpers.smoke_job import NEEDS_VLLM, STEPS, TIMEOUT_S, smoke_words
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager, verify_checkpoint
@@ -18,9 +18,6 @@ from verl.utils.checkpoint import CheckpointManager, verify_checkpoint
 pytestmark = [NEEDS_VLLM, pytest.mark.slow, pytest.mark.timeout(3 * TIMEOUT_S)]
 TOTAL = 4
 GONE_S = 30
-# Ray's agents notice at once that their node is gone, and then wait a minute for its control server
-# before they exit.
-AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 AGENTS_GONE_S = 90
 SCHEDULE = [
     "algorithm.adv_estimator=grpo",

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 0.2  # how often a job's family is looked at
 TAIL = 6000  # characters of the log that an assertion shows
+# Ray's agents notice at once that their node is gone, and then wait a minute for its control server
+# before they exit.
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 class Job:
@@ -27,10 +31,17 @@ class Job:
     and again.
     """
 
-    def __init__(self, words: list[str], log: Path, cwd: Path = ROOT) -> None:
+    def __init__(
+        self,
+        words: list[str],
+        log: Path,
+        cwd: Path = ROOT,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = log
         environ = {
             **os.environ,
+            **(environ or {}),
             # Elsewhere the packages are not found by the directory.
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             "HF_HUB_OFFLINE": "1",
@@ -53,11 +64,15 @@ class Job:
 
     def _look(self) -> None:
         # children of children that lost their parent are found too, as long as they were seen once
-        for known in list(self._known):
-            try:
-                self._known.update(known.children(recursive=True))
-            except psutil.Error:
-                continue
+        children = defaultdict(list)
+        for process in psutil.process_iter():  # once for all of them: it reads all of /proc
+            with contextlib.suppress(psutil.Error):
+                children[process.ppid()].append(process)
+        unseen = self.family()
+        while unseen:
+            found = set(children[unseen.pop().pid]) - self._known
+            self._known |= found
+            unseen += found
 
     def said(self) -> str:
         """The end of what the job printed."""
@@ -126,9 +141,9 @@ class Job:
         psutil.wait_procs(self.family(), timeout=10)
 
 
-def start(words: list[str], log: Path) -> Job:
+def start(words: list[str], log: Path, environ: Mapping[str, str] | None = None) -> Job:
     """Start ``python -m verl.trainer.main_ppo *words``; what it prints is appended to ``log``."""
-    return Job([sys.executable, "-m", "verl.trainer.main_ppo", *words], log)
+    return Job([sys.executable, "-m", "verl.trainer.main_ppo", *words], log, environ=environ)
 
 
 def children() -> set[int]:

@@ -18,7 +18,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from verl.record.config_values import as_dict, flatten
 from verl.record.facts import environment_facts
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
+from verl.utils.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 MAX_CHANGES = 12  # keys named when a run starts with another configuration
@@ -60,14 +61,23 @@ class RunDirectory:
     def open(self, config: object, seeds: Mapping[str, int] | None = None) -> "RunDirectory":
         """Make the folders, take the lock, write ``config.yaml`` and ``env.json``.
 
-        Raises ``RunDirectoryInUse``.
+        Raises ``RunDirectoryInUse``, and ``ConfigError`` for a directory that cannot be written.
         """
-        for folder in (self.rollouts, self.logs, self.checkpoints):
-            folder.mkdir(parents=True, exist_ok=True)
-        # Before any file is written: a second run must leave those of the first alone.
-        self._take_lock()
-        self._write_config(config)
-        self._write_facts(environment_facts(seeds))
+        facts = environment_facts(seeds)
+        try:
+            for folder in (self.rollouts, self.logs, self.checkpoints):
+                folder.mkdir(parents=True, exist_ok=True)
+            # Before any file is written: a second run must leave those of the first alone.
+            self._take_lock()
+            self._write_config(config)
+            self._write_facts(facts)
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"trainer.default_local_dir={str(self.path)!r}: cannot be written: {error}; "
+                "allowed: a directory of yours on a disk with room; "
+                "fix: make room there, or trainer.default_local_dir=DIR"
+            ) from error
         return self
 
     def close(self) -> None:
@@ -152,10 +162,27 @@ class RunDirectory:
         new = jsonl.plain(as_dict(config))
         # The file of the last start is the only record of its settings and about to be replaced.
         if self.config_path.exists():
-            self._tell_changes(yaml.safe_load(self.config_path.read_text()) or {}, new)
+            self._tell_changes(self._read_old(self.config_path, yaml.safe_load), new)
         jsonl.write_text(self.config_path, yaml.safe_dump(new, sort_keys=False, allow_unicode=True))
 
+    def _read_old(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+        """What the last start wrote to ``path``; nothing, with a warning, where that is no longer
+        what a run writes. It is kept under another name then.
+        """
+        try:
+            found = parse(path.read_text(encoding="utf-8"))
+        except (ValueError, yaml.YAMLError):
+            found = None
+        if isinstance(found, dict):
+            return found
+        aside = path.with_name(f"{path.name}.unreadable")
+        path.rename(aside)
+        logger.warning("%s cannot be read and is now %s", path, aside.name)
+        return {}
+
     def _tell_changes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        if not old:
+            return
         before = flatten(old)
         after = flatten(new)
         changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
@@ -172,7 +199,7 @@ class RunDirectory:
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         starts = []
         if self.env_path.exists():
-            starts = json.loads(self.env_path.read_text()).get("starts", [])
+            starts = self._read_old(self.env_path, json.loads).get("starts", [])
         # Facts in full are those of the last start; of the others remains what tells them apart.
         brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
         whole = jsonl.plain({**facts, "starts": [*starts, brief]})

@@ -10,6 +10,19 @@ from typing import IO
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A block whose ``OSError`` names ``path`` where it names no file: a full disk is noticed by
+    calls that know a number only.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[IO[str]]:
     """A UTF-8 file to write into; ``path`` holds all of it afterwards, or what it held before if
     this raises.
@@ -22,7 +35,7 @@ def atomic_write(path: str | Path) -> Iterator[IO[str]]:
     # Beside the target: a rename is one step only within a file system.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with naming(path), partial.open("w", encoding="utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -66,6 +79,7 @@ def flush_to_disk(path: Path) -> None:
     """Return when a file's content, or a directory's entries, would survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from verl.utils.files import atomic_write
+from verl.utils.files import atomic_write, naming
 
 _FORM: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
 
@@ -49,7 +49,7 @@ def dumps(record: Mapping[str, Any]) -> str:
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Append one line and return when it is on the disk."""
-    with path.open("a", encoding="utf-8") as file:
+    with naming(path), path.open("a", encoding="utf-8") as file:
         file.write(dumps(record) + "\n")
         # Both: flush() only hands the line to the system, which may lose it with the power.
         file.flush()

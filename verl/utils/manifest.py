@@ -1,5 +1,5 @@
-"""What a checkpoint says of itself: ``manifest.json``, with size and SHA-256 of every other file
-and which process wrote which, and ``state.json``.
+"""What a checkpoint says of itself: ``manifest.json``, with size and SHA-256 of every other file,
+which process wrote which, and a digest of all that; and ``state.json``.
 """
 
 import hashlib
@@ -10,9 +10,11 @@ from typing import Any
 
 from verl.names import CHECKPOINT_MANIFEST as MANIFEST
 from verl.records import WrittenFiles
-from verl.utils.files import flush_to_disk
+from verl.utils.files import flush_to_disk, naming
 
 STATE = "state.json"
+FORMAT = 2
+OWN_DIGEST = "sha256"  # of the manifest's other entries
 
 
 class CheckpointError(RuntimeError):
@@ -47,7 +49,8 @@ def write_state_and_manifest(
             raise CheckpointError(
                 f"the writer made {reserved}, a name the checkpoint needs for itself"
             )
-    (directory / STATE).write_text(encoded_state, encoding="utf-8")
+    with naming(directory / STATE):
+        (directory / STATE).write_text(encoded_state, encoding="utf-8")
     files = {}
     for path in sorted(directory.rglob("*")):
         # What a link leads to can change after its digest was taken.
@@ -58,11 +61,19 @@ def write_state_and_manifest(
             entry = {"sha256": _digest(path), "size": path.stat().st_size}
             files[path.relative_to(directory).as_posix()] = entry
     writers = {part.writer: _inside(directory, part.sizes) for part in written}
-    manifest = {"format": 1, "step": step, "files": files, "writers": writers}
+    manifest = {"format": FORMAT, "step": step, "files": files, "writers": writers}
     _check_writers(directory, files, writers)
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    with naming(directory / MANIFEST):
+        (directory / MANIFEST).write_text(_encoded(manifest), encoding="utf-8")
     flush_to_disk(directory / MANIFEST)
     flush_to_disk(directory)
+
+
+def _encoded(manifest: Mapping[str, Any]) -> str:
+    """What is written: ``manifest`` and, as its last entry, the digest of the others."""
+    others = {name: entry for name, entry in manifest.items() if name != OWN_DIGEST}
+    digest = hashlib.sha256(json.dumps(others).encode()).hexdigest()
+    return json.dumps({**others, OWN_DIGEST: digest}, indent=1)
 
 
 def _inside(directory: Path, paths: Iterable[str]) -> list[str]:
@@ -85,7 +96,8 @@ def _check_writers(
 def _read_manifest(path: Path) -> dict[str, Any]:
     """The manifest, with presence and size of its files checked (their content is not)."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        text = (path / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
@@ -94,6 +106,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     for name, entry in files.items():
         _check_entry(path, name, entry)
     _check_writers(path, files, manifest.get("writers", {}))
+    # Those of format 1 have no digest of their own.
+    if (manifest.get("format") != 1 or OWN_DIGEST in manifest) and text != _encoded(manifest):
+        raise CheckpointError(f"{path / MANIFEST}: altered since it was written")
     return manifest
 
 

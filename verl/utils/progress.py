@@ -7,29 +7,58 @@ and then.
 
     demonstrations ━━━━━━━━━━━━━━━━━━ 1,312/3,000 episodes 98/s  0:00:17 left
     INFO verl.utils.progress: demonstrations: 1,312 of 3,000 episodes, 98/s, 0:00:17 left
+
+A watchdog looks at whether anything has come further, here (``moves``) or in a process that was
+started here and says so (``report_moves``).
 """
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from verl.utils.logging import screen
+from verl.utils.stacks import STACKS_DIR
 
 logger = logging.getLogger(__name__)
 PERIOD_S = 10.0  # between two plain lines, at least
 COLUMNS = ("{task.description}", "{task.fields[count]}", "{task.fields[pace]}")
+MOVED = ".moved"  # the suffix of a file that is touched at every move
 _moved = Counter[str]()
+_told: list[Path] = []
+
+
+def move(name: str) -> None:
+    """What is called ``name`` has come further."""
+    _moved[name] += 1
+    for path in _told:
+        path.touch()
 
 
 def moves() -> int:
     """How often anything in this process has come further."""
     return _moved.total()
+
+
+def report_moves() -> None:
+    """From now on the run that this process is a part of sees its moves; nothing where none
+    watches.
+    """
+    folder = Path(os.environ.get(STACKS_DIR, ""))
+    if STACKS_DIR in os.environ and folder.is_dir():
+        _told.append(folder / f"{os.getpid()}{MOVED}")
+
+
+def last_reported(folder: Path) -> float:
+    """When a process that reports to ``folder`` last came further, seconds; 0 where none did."""
+    return max((path.stat().st_mtime for path in folder.glob(f"*{MOVED}")), default=0.0)
 
 
 class Progress:
@@ -67,7 +96,8 @@ class Progress:
 
     def to(self, done: int, note: str = "") -> None:
         """``done`` units are done; ``note`` is what else is worth a glance now."""
-        _moved[self.name] += done != self.done
+        if done != self.done:
+            move(self.name)
         self.done = done
         if self._bars is not None:
             self._draw(note)

@@ -1,13 +1,15 @@
 """Stacks of all processes of a run, also of those that hang in native code.
 
-process   answer_with_stacks("collector-0")   SIGUSR1 writes to $VERL_STACKS_DIR/<pid>.txt
+process   answer_with_stacks("collector-0")   SIGUSR1 writes to $VERL_STACKS_DIR/<host>-<pid>.txt
 driver    collect_stacks(...)                 asks its descendants, joins what they wrote
+elsewhere stacks_of_this_machine(...)         asks whoever there answers to that directory
 """
 
 import contextlib
 import faulthandler
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,8 @@ from typing import TextIO
 
 import psutil
 
-# In the environment: whatever the driver starts on its machine inherits it.
+# In the environment: whatever the driver starts on its machine inherits it, and Ray hands it on to
+# the workers of a cluster that was joined.
 STACKS_DIR = "VERL_STACKS_DIR"
 ASKS = signal.SIGUSR1
 ANSWER_S = 2.0  # a process that runs at all answers within milliseconds
@@ -30,10 +33,15 @@ def answer_with_stacks(name: str) -> None:
     if not folder or not Path(folder).is_dir():
         return
     # The handler keeps the file, which stays open as long as the process lives.
-    file = (Path(folder) / f"{os.getpid()}.txt").open("w", encoding="utf-8")
+    file = _answer_of(Path(folder), os.getpid()).open("w", encoding="utf-8")
     file.write(f"{name}\n")
     file.flush()
     faulthandler.register(ASKS, file=file, all_threads=True)
+
+
+def _answer_of(folder: Path, pid: int) -> Path:
+    # Nodes share the directory, and number their processes alike.
+    return folder / f"{socket.gethostname()}-{pid}.txt"
 
 
 @dataclass
@@ -51,6 +59,10 @@ class Asked:
             file.seek(self.before)
             return file.read()
 
+    def told(self) -> str:
+        """What a file of stacks says of it."""
+        return f"\n== {self.described()}\n{self.answer() or 'it did not answer'}\n"
+
     def described(self) -> str:
         """Its name, its number, and what the system says that it does."""
         return f"{self.name} (process {self.process.pid}, {_status(self.process)})"
@@ -60,8 +72,8 @@ def collect_stacks(folder: Path, target: Path) -> list[Asked]:
     """Write the stacks of this process and of all that it started to ``target``; returns those that
     could have answered and did not.
 
-    ``folder`` is where the processes answer. Those that hold no Python, such as Ray's servers, and
-    those on other machines have no stacks.
+    ``folder`` is where the processes answer. Those that hold no Python, such as Ray's servers, have
+    no stacks.
     """
     family = psutil.Process().children(recursive=True)
     asked = {process.pid: _ask(folder, process) for process in family}
@@ -74,17 +86,27 @@ def collect_stacks(folder: Path, target: Path) -> list[Asked]:
             if one is None:
                 file.write(f"\n== process {process.pid}, {_status(process)}: no stacks\n")
                 continue
-            answer = one.answer()
-            file.write(f"\n== {one.described()}\n{answer or 'it did not answer'}\n")
-            if not answer:
+            file.write(one.told())
+            if not one.answer():
                 silent.append(one)
     return silent
 
 
+def stacks_of_this_machine(folder: Path) -> str:
+    """The stacks of every process here that answers to ``folder``, whoever started it."""
+    asked = []
+    for path in folder.glob(f"{socket.gethostname()}-*.txt"):
+        pid = int(path.stem.rpartition("-")[2])
+        if psutil.pid_exists(pid):
+            asked.append(_ask(folder, psutil.Process(pid)))
+    time.sleep(ANSWER_S)
+    return "".join(one.told() for one in asked if one is not None)
+
+
 def _ask(folder: Path, process: psutil.Process) -> Asked | None:
-    path = folder / f"{process.pid}.txt"
-    # Only who has a file has a handler: the signal would end any other process.
-    if not path.exists():
+    path = _answer_of(folder, process.pid)
+    # Only who has the file open has a handler: the signal would end any other process.
+    if not _has_open(process, path):
         return None
     with path.open(encoding="utf-8") as file:
         name = file.readline().strip()
@@ -92,6 +114,13 @@ def _ask(folder: Path, process: psutil.Process) -> Asked | None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(ASKS)
     return asked
+
+
+def _has_open(process: psutil.Process, path: Path) -> bool:
+    try:
+        return str(path.resolve()) in {file.path for file in process.open_files()}
+    except psutil.Error:
+        return False
 
 
 def _write_own(file: TextIO) -> None:

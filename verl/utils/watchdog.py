@@ -2,25 +2,29 @@
 
     quiet_s    "waiting for update_actor since 60 s: actor[rank 1].update_actor", again at 120 s ...
     stall_s    stacks of all processes, a sentence, and the run ends as with any other error
-    GRACE_S    ... and at once where it could not be ended so
+    GRACE_S    ... and at once where it could not be ended so; by the guard (``verl.utils.guard``)
+               where the whole driver stands still
 
 A run moves when a part of a step begins or ends (``Stopwatch``), when the run goes on from one
-stage to the next (``enter``), and when anything that shows its progress does (``Progress``).
+stage to the next (``enter``), and when anything comes further (``verl.utils.progress``), in the
+driver or in a process that reports to it.
 """
 
+import contextlib
 import logging
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 
 from verl.utils import progress
-from verl.utils.stacks import STACKS_DIR, Asked, collect_stacks
+from verl.utils.guard import Guard
+from verl.utils.stacks import STACKS_DIR, Asked, answer_with_stacks, collect_stacks
 from verl.utils.timing import Stopwatch
 from verl.utils.waits import awaited
 
@@ -28,6 +32,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0  # between two looks
 GRACE_S = 120.0  # for a stalled run to end in order
 EXIT_STATUS = 1
+ELSEWHERE_S = 60.0  # for processes of other machines to say where they are
 NAMED = 8  # things waited for that a line names
 
 
@@ -67,6 +72,8 @@ class Watchdog:
         self._next_s = quiet_s
         self._verdict: str | None = None
         self._over = threading.Event()
+        self._guard: Guard | None = None
+        self._elsewhere: Callable[[Path], str] = _nobody
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter(self, stage: str) -> None:
@@ -77,15 +84,26 @@ class Watchdog:
         """Name what ``parts`` measures rather than the stage, while it measures anything."""
         self._parts = parts
 
+    def ask_also(self, elsewhere: Callable[[Path], str]) -> None:
+        """Have ``elsewhere``, given the directory in which processes answer, say what stacks those
+        of other machines have.
+        """
+        self._elsewhere = elsewhere
+
     def __enter__(self) -> "Watchdog":
         self._answers.mkdir(parents=True, exist_ok=True)
         os.environ[STACKS_DIR] = str(self._answers)
+        if self._stall_s is not None:
+            answer_with_stacks("driver")
+            self._guard = Guard(self._stall_s + GRACE_S)
         self._thread.start()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         self._over.set()
         self._thread.join()
+        if self._guard is not None:
+            self._guard.close()
         os.environ.pop(STACKS_DIR, None)
         shutil.rmtree(self._answers, ignore_errors=True)
         if self._verdict is not None:
@@ -95,7 +113,8 @@ class Watchdog:
         """Look once whether the run has moved, and say or do what is due."""
         now = self._clock()
         parts = self._parts
-        seen = (self._stage, parts.changes, progress.moves())
+        reported = progress.last_reported(self._answers)
+        seen = (self._stage, parts.changes, progress.moves(), reported)
         if self._verdict is not None:
             if now - self._moved >= GRACE_S:
                 logger.critical("the run did not end within %g s: ending the process", GRACE_S)
@@ -109,7 +128,20 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):
+            if self._guard is not None:
+                self._guard.beat()
             self.look()
+
+    def _ask_elsewhere(self, target: Path) -> None:
+        def ask() -> None:
+            told = self._elsewhere(self._answers)
+            with target.open("a", encoding="utf-8") as file:
+                file.write(told)
+
+        # Who asks other machines may fail or hang as they do, and the run has to end all the same.
+        asking = threading.Thread(target=ask, name="stacks elsewhere", daemon=True)
+        asking.start()
+        asking.join(ELSEWHERE_S)
 
     def _stands_still(self, where: list[str], now: float) -> None:
         seconds = now - self._moved
@@ -124,6 +156,7 @@ class Watchdog:
     def _end(self, what: str) -> None:
         path = self._logs / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         silent = collect_stacks(self._answers, path)
+        self._ask_elsewhere(path)
         found = "".join(f"; {one.described()} does not run" for one in silent)
         self._verdict = f"{what}{found} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"
         logger.critical("%s", self._verdict)
@@ -135,11 +168,27 @@ class Watchdog:
             signal.pthread_kill(main, signal.SIGINT)
 
 
+@contextlib.contextmanager
+def watched(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
+    """A watchdog around the block, which is given its ``enter``. In a process that a watched run
+    has started, that run's watchdog hears of the stages.
+    """
+    if STACKS_DIR in os.environ:
+        yield progress.move
+        return
+    with Watchdog(logs, quiet_s, stall_s) as watchdog:
+        yield watchdog.enter
+
+
 def _listed(labels: list[str]) -> str:
     if not labels:
         return ""
     more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
     return f": {', '.join(labels[:NAMED])}{more}"
+
+
+def _nobody(_answers: Path) -> str:
+    return ""
 
 
 def _kill(silent: list[Asked]) -> None:

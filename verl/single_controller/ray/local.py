@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from verl.utils.interrupt import sigterm_handler_kept
+from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OBJECT_STORE_GB = 1.0
@@ -57,8 +58,13 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_token(create=local)
     common = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
-    if options["runtime_env"]:
-        common["runtime_env"] = dict(options["runtime_env"])
+    runtime_env = dict(options["runtime_env"] or {})
+    if not local and STACKS_DIR in os.environ:
+        # Nodes of a cluster inherit nothing from here.
+        given = {STACKS_DIR: os.environ[STACKS_DIR]}
+        runtime_env["env_vars"] = {**given, **runtime_env.get("env_vars", {})}
+    if runtime_env:
+        common["runtime_env"] = runtime_env
     if local:
         common |= {
             "num_cpus": options["num_cpus"],

@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.single_controller.ray.local import init_ray
+from verl.single_controller.ray.nodes import naming_lost_nodes
+from verl.single_controller.ray.stacks import stacks_of_other_nodes
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import (
     engine_count,
@@ -54,7 +56,9 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorker
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
 from verl.utils.processes import die_with_parent
+from verl.utils.progress import report_moves
 from verl.utils.settings import ConfigError, Section
+from verl.utils.stacks import answer_with_stacks
 from verl.utils.threads import threads_per_process
 from verl.utils.watchdog import Watchdog
 from verl.workers.actor import ActorWorker
@@ -76,6 +80,15 @@ class OpenRun:
     collector: TrajectoryCollector
 
 
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is played, and the policy's tokenizer."""
+
+    envs: EnvironmentManagerBase
+    val_envs: EnvironmentManagerBase
+    tokenizer: Any
+
+
 def run_ppo(cfg: PPOConfig) -> None:
     """Run the training that ``cfg`` describes, from a missing policy to the report.
 
@@ -92,53 +105,71 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
     with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run, run.resumable():
         setup_logging(run.logs / "driver.log")
-        envs, val_envs = environments_of(cfg)
-        made = ensure_policy(cfg)
-        # After config.yaml, which stays true when its directory is moved, and before any worker.
-        make_absolute(cfg)
-        policy = cfg.actor_rollout_ref.model
-        tokenizer = AutoTokenizer.from_pretrained(
-            model_directory(str(policy.path)), trust_remote_code=policy.trust_remote_code
-        )
-        if made:
-            refuse(prompt_problems(cfg, tokenizer))
-        for manager in (envs, val_envs):
-            fit_prompts(cfg, tokenizer, manager)
-        # Now that the tasks are counted, and before the workers get their copies of the config.
-        fill_schedule(cfg, len(envs.tasks))
-        collector = TrajectoryCollector(cfg, tokenizer)
         schedule = cfg.trainer
         watchdog = Watchdog(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s)
+        watchdog.ask_also(stacks_of_other_nodes)
+        # The stack unwinds in reverse: the journal is finished first, Ray ends last.
         with watchdog, contextlib.ExitStack() as stack:
-            # The stack unwinds in reverse: the journal is finished first, Ray ends last.
-            workers = start_workers(cfg, stack)
-            stack.callback(collector.close)
-            checkpoints = CheckpointManager(
-                run.checkpoints,
-                cfg.trainer.max_actor_ckpt_to_keep,
-                background=cfg.trainer.async_save,
-            )
-            stack.callback(checkpoints.close)
-            journal = Journal(run, cfg, tokenizer)
-            stack.callback(journal.finish)
-            trainer = RayPPOTrainer(
-                config=cfg,
-                workers=workers,
-                collector=collector,
-                envs=envs,
-                val_envs=val_envs,
-                reward_fn=rewards_of(cfg, workers),
-                journal=journal,
-                checkpoints=checkpoints,
-            )
+            world = prepare(cfg, watchdog.enter)
+            watchdog.enter("start")
+            opened = start(cfg, run, world, stack)
             logger.info(
                 "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path
             )
-            watchdog.follow(trainer.clock)
+            watchdog.follow(opened.trainer.clock)
             watchdog.enter("run")
             stack.callback(watchdog.enter, "shutdown")
-            yield OpenRun(trainer, collector)
+            yield opened
         logger.info("report: %s", run.report_path)
+
+
+def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> World:
+    """Have tasks and policy, and complete ``cfg`` with what they tell; ``enter`` is told how far
+    that is. Raises ``ConfigError`` for what cannot be had or does not fit.
+    """
+    enter("tasks")
+    envs, val_envs = environments_of(cfg)
+    enter("policy")
+    made = ensure_policy(cfg)
+    # After config.yaml, which stays true when its directory is moved, and before any worker.
+    make_absolute(cfg)
+    policy = cfg.actor_rollout_ref.model
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_directory(str(policy.path)), trust_remote_code=policy.trust_remote_code
+    )
+    if made:
+        refuse(prompt_problems(cfg, tokenizer))
+    for manager in (envs, val_envs):
+        fit_prompts(cfg, tokenizer, manager)
+    # Now that the tasks are counted, and before the workers get their copies of the config.
+    fill_schedule(cfg, len(envs.tasks))
+    return World(envs, val_envs, tokenizer)
+
+
+def start(cfg: PPOConfig, run: RunDirectory, world: World, stack: contextlib.ExitStack) -> OpenRun:
+    """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order."""
+    collector = TrajectoryCollector(cfg, world.tokenizer)
+    workers = start_workers(cfg, stack)
+    stack.callback(collector.close)
+    checkpoints = CheckpointManager(
+        run.checkpoints,
+        cfg.trainer.max_actor_ckpt_to_keep,
+        background=cfg.trainer.async_save,
+    )
+    stack.callback(checkpoints.close)
+    journal = Journal(run, cfg, world.tokenizer)
+    stack.callback(journal.finish)
+    trainer = RayPPOTrainer(
+        config=cfg,
+        workers=workers,
+        collector=collector,
+        envs=world.envs,
+        val_envs=world.val_envs,
+        reward_fn=rewards_of(cfg, workers),
+        journal=journal,
+        checkpoints=checkpoints,
+    )
+    return OpenRun(trainer, collector)
 
 
 def rewards_of(cfg: PPOConfig, workers: TrainingWorkers) -> RewardFunction:
@@ -218,6 +249,8 @@ def make_policy(cfg: PPOConfig) -> None:
 def cold_start(cfg: SFTConfig) -> None:
     """Run ``cfg`` in a process of its own, which ends with its parent and leaves Ctrl-C to it."""
     die_with_parent()
+    answer_with_stacks("cold start")
+    report_moves()
     # The terminal sends Ctrl-C to children as well; the parent ends this one when it stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run_sft(cfg)
@@ -252,6 +285,7 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
             "runs; fix: `ray start --head`, or a Ray of the run's own: ray_init.address=null"
         ) from error
     stack.callback(ray.shutdown)
+    stack.enter_context(naming_lost_nodes())
     logger.info(
         "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]
     )

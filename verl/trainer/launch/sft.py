@@ -36,6 +36,7 @@ from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.settings import ConfigError
 from verl.utils.tables import read_rows
 from verl.utils.threads import available_cpus
+from verl.utils.watchdog import watched
 
 logger = logging.getLogger(__name__)
 Record = dict[str, Any]
@@ -46,14 +47,18 @@ def run_sft(cfg: SFTConfig) -> Path:
     started = time.perf_counter()
     if cfg.trainer.nnodes > 1:
         raise ValueError("main_sft trains on the devices of one machine: trainer.nnodes=1")
-    torch.set_num_threads(cfg.trainer.num_threads or available_cpus())
-    seed_everything(cfg.trainer.seed)
+    schedule = cfg.trainer
+    torch.set_num_threads(schedule.num_threads or available_cpus())
+    seed_everything(schedule.seed)
     with (
-        RunDirectory(cfg.trainer.default_local_dir).open(cfg, {"trainer": cfg.trainer.seed}) as run,
+        RunDirectory(schedule.default_local_dir).open(cfg, {"trainer": schedule.seed}) as run,
         run.resumable(),
+        watched(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s) as enter,
     ):
         setup_logging(run.logs / "sft.log")
+        enter("episodes")
         train, held_out = load_records(cfg)
+        enter("tokens")
         with tempfile.TemporaryDirectory(prefix="policy-") as scratch:
             source = starting_policy(cfg, train, Path(scratch))
             place = cfg.model.tokenizer_path or source
@@ -69,7 +74,8 @@ def run_sft(cfg: SFTConfig) -> Path:
                 rows=make_rows(cfg, train, tokenizer),
                 val_rows=make_rows(cfg, held_out, tokenizer),
             )
-            save_path = train_on_ranks(job, cfg.trainer.n_gpus_per_node)
+            enter("imitation")
+            save_path = train_on_ranks(job, schedule.n_gpus_per_node)
     logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - started)
     return save_path
 

@@ -30,7 +30,9 @@ from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
 from verl.utils.processes import die_with_parent
+from verl.utils.progress import report_moves
 from verl.utils.seeds import seed_everything
+from verl.utils.stacks import answer_with_stacks
 from verl.utils.threads import available_cpus
 from verl.workers.collectives import TIMEOUT, backend_of, rank, resolve_device
 from verl.workers.engine import TrainEngine
@@ -68,14 +70,18 @@ def train_on_ranks(job: SFTJob, ranks: int) -> Path:
         )
     with tempfile.TemporaryDirectory(prefix="ranks-") as meeting:
         # A file to meet at: no port that somebody else could take.
-        spawn(_run_rank, (job, ranks, f"file://{meeting}/rendezvous"), nprocs=ranks)
+        # Daemons: ranks that hang must not keep a run from ending that was told to.
+        arguments = (job, ranks, f"file://{meeting}/rendezvous")
+        spawn(_run_rank, arguments, nprocs=ranks, daemon=True)
     return Path(job.cfg.model.save_path)
 
 
 def _run_rank(number: int, job: SFTJob, ranks: int, meeting: str) -> None:
     die_with_parent()
+    answer_with_stacks(f"rank {number}")
     trainer = job.cfg.trainer
     if number == 0:
+        report_moves()
         setup_logging(job.log_file)
     torch.set_num_threads(trainer.num_threads or max(1, available_cpus() // ranks))
     # A run starts from one seed, whatever its number of ranks.

@@ -8,7 +8,7 @@ from pathlib import Path
 from verl.record.tracking import Tracking
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.sft.trainer import StepRecord
-from verl.utils.progress import Progress
+from verl.utils.progress import Progress, move
 
 logger = logging.getLogger(__name__)
 RECORDS = 400  # lines of metrics.jsonl, about; held-out losses are always among them
@@ -39,6 +39,8 @@ class SFTProgress:
 
     def on_step(self, record: StepRecord) -> None:
         """Show and write one step."""
+        # Also where nothing is shown: a watchdog looks at it.
+        move("imitating")
         metrics = record.metrics | {"training/global_step": float(record.step)}
         self.tokens += metrics.get("perf/tokens", 0.0)
         metrics["perf/total_num_tokens"] = self.tokens

@@ -6,6 +6,7 @@ import pytest
 
 from verl.single_controller.base import WorkerTimeoutError
 from verl.single_controller.ray import calls, local
+from verl.utils.stacks import STACKS_DIR
 from verl.utils.waits import awaited
 
 
@@ -79,4 +80,24 @@ def test_workers_find_what_the_configuration_says(monkeypatch):
     assert asked["runtime_env"] == {"env_vars": {"HF_HOME": "/shared/hf"}}
     asked.clear()
     local.init_ray({"address": "head:1", "runtime_env": {}})
+    assert "runtime_env" not in asked
+
+
+def test_workers_of_a_cluster_are_told_where_stacks_go(monkeypatch):
+    import ray
+
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda address, **options: asked.update(options))
+    monkeypatch.setattr(local, "_facts", lambda *_, **__: {"loopback_only": True})
+    monkeypatch.setenv(STACKS_DIR, "/shared/run/logs/stacks")
+    given = {"env_vars": {"HF_HOME": "/shared/hf"}}
+    local.init_ray({"address": "head:1", "runtime_env": given})
+    assert asked["runtime_env"]["env_vars"] == {
+        STACKS_DIR: "/shared/run/logs/stacks",
+        "HF_HOME": "/shared/hf",
+    }
+    assert given == {"env_vars": {"HF_HOME": "/shared/hf"}}
+    asked.clear()
+    local.init_ray({"address": "local"})
     assert "runtime_env" not in asked

@@ -2,18 +2,26 @@
 
 import logging
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from verl.utils import watchdog
+from verl.utils import progress, watchdog
 from verl.utils.progress import Progress
-from verl.utils.stacks import STACKS_DIR, answer_with_stacks, collect_stacks
+from verl.utils.stacks import (
+    STACKS_DIR,
+    answer_with_stacks,
+    collect_stacks,
+    stacks_of_this_machine,
+)
 from verl.utils.timing import Stopwatch
 from verl.utils.waits import awaited, waiting_for
 from verl.utils.watchdog import EXIT_STATUS, GRACE_S, NAMED, Stalled, Watchdog
@@ -40,6 +48,32 @@ with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 0.1):
             time.sleep(60)
         except KeyboardInterrupt:
             print("as if nothing had happened", flush=True)
+"""
+FROZEN = """
+import ctypes, os, signal, sys
+from pathlib import Path
+from verl.utils import watchdog
+watchdog.LOOK_S = 0.2
+watchdog.GRACE_S = 2.0
+with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 1.0):
+    if sys.argv[2] == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    def native_code():
+        while True:
+            ctypes.PyDLL(None).sleep(600)  # keeps Python's lock
+    native_code()
+"""
+ALIVE = """
+import sys, time
+from pathlib import Path
+from verl.utils import watchdog
+watchdog.LOOK_S = 0.2
+watchdog.GRACE_S = 2.0
+with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 1.0) as dog:
+    for turn in range(25):
+        time.sleep(0.2)
+        dog.enter(f"stage {turn}")
+print("as it should")
 """
 MUTE = "print('ready', flush=True); import time; time.sleep(600)"
 
@@ -214,6 +248,69 @@ def test_a_process_that_does_not_end_in_order_is_ended(tmp_path):
     assert b"the run did not end within" in done.stderr
 
 
+@pytest.mark.parametrize("how", ["stopped", "keeps the lock"])
+def test_a_driver_whose_watchdog_stands_still_is_ended_from_outside(tmp_path, how):
+    command = [sys.executable, "-c", FROZEN, tmp_path, how]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert re.search(rb"the driver \(process \d+\) stands still, and its watchdog", done.stderr)
+    (answer,) = (tmp_path / "stacks").glob("*.txt")
+    assert ("in native_code" in answer.read_text()) == (how != "stopped")
+
+
+def test_a_driver_that_moves_is_left_alone_by_the_guard(tmp_path):
+    command = [sys.executable, "-c", ALIVE, tmp_path]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, b"as it should\n"), done.stderr
+
+
+def test_the_guard_goes_with_its_driver(child):
+    process = child(
+        "from verl.utils.guard import Guard; import time; guard = Guard(600.0); "
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    (guard,) = psutil.Process(process.pid).children()
+    process.kill()
+    psutil.wait_procs([guard], timeout=30)
+    assert not guard.is_running()
+
+
+def test_movement_of_a_process_that_was_started_is_seen(dog, clock, sent, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_told", [])
+    (tmp_path / "stacks").mkdir()
+    monkeypatch.setenv(STACKS_DIR, str(tmp_path / "stacks"))
+    child = (
+        "import sys; from verl.utils import progress; progress.report_moves(); "
+        "progress.move('brewing')"
+    )
+    pass_time(dog, clock, 599)
+    subprocess.run([sys.executable, "-c", child], check=True)
+    pass_time(dog, clock, 599)
+    assert sent == []
+    pass_time(dog, clock, 2)
+    assert sent == [signal.SIGINT]
+
+
+def test_nothing_is_reported_where_nobody_watches(monkeypatch):
+    monkeypatch.setattr(progress, "_told", [])
+    monkeypatch.delenv(STACKS_DIR, raising=False)
+    progress.report_moves()
+    monkeypatch.setenv(STACKS_DIR, "/nowhere/at/all")
+    progress.report_moves()
+    assert progress._told == []
+
+
+def test_a_part_of_a_watched_run_has_no_watchdog_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.delenv(STACKS_DIR, raising=False)
+    with watchdog.watched(tmp_path, 60.0, 600.0) as enter:
+        assert enter is not progress.move
+        with watchdog.watched(tmp_path / "inner", 60.0, 600.0) as inner:
+            before = progress.moves()
+            inner("episodes")
+            assert progress.moves() == before + 1
+    assert not (tmp_path / "inner").exists()
+
+
 def test_waits_are_forgotten_when_they_end():
     with waiting_for(["a", "b"]) as left, waiting_for(["c", "b"]):
         left.remove("a")
@@ -246,6 +343,39 @@ def test_a_process_that_cannot_answer_is_not_asked(child, tmp_path):
     assert f"process {process.pid}" in (tmp_path / "all.txt").read_text()
     time.sleep(0.1)
     assert process.poll() is None
+
+
+def test_who_was_started_by_others_is_asked_by_its_machine(child, tmp_path):
+    process = child(ANSWERS)
+    other = tmp_path / "another-machine-1.txt"
+    gone = tmp_path / f"{socket.gethostname()}-999999999.txt"
+    # Its number is in use, and not by a process that answers.
+    taken = tmp_path / f"{socket.gethostname()}-{os.getpid()}.txt"
+    for path in (other, gone, taken):
+        path.write_text("somebody\n")
+    told = stacks_of_this_machine(tmp_path)
+    assert f"== player (process {process.pid}" in told and "in deep_in_thought" in told
+    assert told.count("==") == 1 and process.poll() is None
+
+
+@pytest.mark.parametrize("answer", ["\n== node b\nin a kernel\n", None])
+def test_other_machines_are_asked_and_cannot_keep_a_run_from_ending(
+    dog, clock, sent, tmp_path, monkeypatch, answer
+):
+    monkeypatch.setattr(watchdog, "ELSEWHERE_S", 0.2)
+    asked: list[Path] = []
+
+    def elsewhere(folder: Path) -> str:
+        asked.append(folder)
+        if answer is None:
+            threading.Event().wait(600)
+        return str(answer)
+
+    dog.ask_also(elsewhere)
+    pass_time(dog, clock, 600)
+    assert asked == [tmp_path / "stacks"] and sent == [signal.SIGINT]
+    written = "".join(path.read_text() for path in tmp_path.glob("stacks-*.txt"))
+    assert written == (answer or "")
 
 
 @pytest.mark.parametrize("folder", ["", "/nowhere/at/all"])

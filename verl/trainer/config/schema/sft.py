@@ -7,6 +7,7 @@ from annotated_types import Ge
 from verl.names import Device, History, ResumeMode, TrainDtype
 from verl.trainer.config.schema.env import EnvConfig
 from verl.trainer.config.schema.model import FSDPConfig, OptimConfig
+from verl.trainer.config.schema.trainer import Seconds
 from verl.utils.settings import NonNegative, NonNegativeInt, PositiveInt, Section, Share
 from verl.utils.settings.section import OpenSection
 
@@ -124,6 +125,12 @@ class SFTTrainerConfig(Section):
     """what the workers compute on"""
     num_threads: PositiveInt | None = None
     """CPU threads per rank; null: all cores"""
+    waiting_log_s: Seconds = 60.0
+    """seconds without movement after which the log says what is waited for, then after twice as
+    many"""
+    stall_timeout_s: Seconds | None = 7200.0
+    """seconds without movement after which the stacks of all processes are written and the run
+    ends; null: never. A cold start is watched by the run that it is for"""
     default_local_dir: str = "runs/${trainer.project_name}/${trainer.experiment_name}"
     """the run directory"""
     logger: list[str] = ["console"]

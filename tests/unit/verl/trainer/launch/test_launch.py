@@ -1,11 +1,17 @@
 """The composition root: which policy a run starts from, and how long its optimizers run."""
 
+import subprocess
+import sys
+import threading
+
 import pytest
 
 from tests.helpers.play import make_config
 from verl.models import hub
 from verl.trainer.config import ConfigError
 from verl.trainer.launch import ppo as launch
+from verl.utils.stacks import STACKS_DIR
+from verl.utils.watchdog import Stalled
 
 
 def test_a_policy_that_is_nowhere_is_refused_and_not_replaced_by_another(tmp_path, monkeypatch):
@@ -39,6 +45,40 @@ def test_a_cold_start_makes_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "make_policy", lambda cfg: (tmp_path / "policy").mkdir())
     launch.ensure_policy(config)
     assert (tmp_path / "policy").is_dir()
+
+
+COLD = """
+import sys
+from verl.trainer.config.schema import SFTConfig
+from verl.trainer.launch import ppo
+from verl.utils.progress import Progress
+
+def stand_in(cfg):
+    with Progress("imitating", 2, "steps") as progress:
+        progress.add()
+
+ppo.run_sft = stand_in
+ppo.cold_start(SFTConfig())
+"""
+
+
+def test_a_cold_start_answers_and_reports_to_the_run_that_it_is_for(tmp_path, monkeypatch):
+    monkeypatch.setenv(STACKS_DIR, str(tmp_path))
+    subprocess.run([sys.executable, "-c", COLD], check=True, timeout=120)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".txt", ".moved"}
+    assert next(tmp_path.glob("*.txt")).read_text() == "cold start\n"
+
+
+@pytest.mark.parametrize("stage", ["tasks", "policy"])
+def test_what_comes_before_ray_is_watched(tmp_path, monkeypatch, stage):
+    config = make_config()
+    config.trainer.default_local_dir = str(tmp_path)
+    config.trainer.stall_timeout_s = 0.1
+    stuck = {"tasks": "environments_of", "policy": "ensure_policy"}[stage]
+    monkeypatch.setattr(launch, "environments_of", lambda _: (None, None))
+    monkeypatch.setattr(launch, stuck, lambda _: threading.Event().wait(60))
+    with pytest.raises(Stalled, match=f"^{stage} stands still"):
+        launch.run_ppo(config)
 
 
 def test_a_critic_that_nobody_asked_for_needs_no_model(tmp_path):

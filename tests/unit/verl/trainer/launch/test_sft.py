@@ -4,6 +4,7 @@ leaves.
 
 import json
 import re
+import threading
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from verl.models.policy import PolicyModel
 from verl.trainer.config import load_config
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.config.schema.model import OptimConfig
+from verl.trainer.launch import sft
 from verl.trainer.launch.sft import (
     check_expert,
     encode_episode,
@@ -26,11 +28,14 @@ from verl.trainer.launch.sft import (
     starting_policy,
 )
 from verl.trainer.launch.sft_ranks import save_policy
+from verl.trainer.sft.progress import SFTProgress
 from verl.trainer.sft.rows import SFTRow, plan_batches
-from verl.trainer.sft.trainer import SFTTrainer
+from verl.trainer.sft.trainer import SFTTrainer, StepRecord
 from verl.utils.checkpoint import CheckpointManager
+from verl.utils.progress import moves
 from verl.utils.settings import ConfigError
 from verl.utils.tables import read_rows
+from verl.utils.watchdog import Stalled
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
 
@@ -279,6 +284,26 @@ def test_run_sft_makes_a_policy_from_files(policy, tmp_path, new):
         log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
     weights = torch.tensor(row.loss_weights[1:])
     assert float(-(weights * log_probs).sum() / weights.sum()) == pytest.approx(after, abs=1e-4)
+
+
+def test_a_supervised_run_that_stands_still_is_ended(tmp_path, monkeypatch):
+    cfg = SFTConfig()
+    cfg.trainer.default_local_dir = str(tmp_path)
+    cfg.trainer.stall_timeout_s = 0.1
+    monkeypatch.setattr(sft, "load_records", lambda _: threading.Event().wait(60))
+    with pytest.raises(Stalled, match=r"^episodes stands still"):
+        run_sft(cfg)
+    assert list((tmp_path / "logs").glob("stacks-*.txt"))
+
+
+def test_steps_are_movement_where_nothing_is_shown(tmp_path):
+    cfg = SFTConfig()
+    cfg.trainer.logger = []
+    before = moves()
+    with SFTProgress(cfg, tmp_path, total=2) as progress:
+        for step in (1, 2):
+            progress.on_step(StepRecord(step, {"train/loss": 1.0}, last=step == 2))
+    assert moves() == before + 2
 
 
 def number_line_config(tmp_path, *words):

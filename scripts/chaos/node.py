@@ -1,0 +1,46 @@
+"""A Ray cluster of two nodes on this machine: the first has the control server and no CPU, so that
+everything of a run stands on the second.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from verl.single_controller.ray.local import LOOPBACK_SWITCH
+
+CPUS = 4
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where the cluster is joined, and the process that is its second node."""
+
+    address: str
+    raylet: psutil.Process
+
+
+@contextlib.contextmanager
+def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
+    """The cluster, whose workers find ``environ``; gone after the block."""
+    os.environ |= {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
+    from ray.cluster_utils import Cluster  # reads the switch
+
+    head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        node = cluster.add_node(num_cpus=CPUS)
+        cluster.wait_for_nodes()
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        yield Nodes(str(cluster.address), raylet)
+    finally:
+        family = psutil.Process().children(recursive=True)
+        cluster.shutdown()
+        # A node that was stopped hears no request to end.
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=10)

@@ -1,0 +1,75 @@
+"""Nodes are asked for stacks, each by a task of its own; one that fails or is late has a line."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayError
+
+from verl.single_controller.ray import stacks
+
+A, B, C, DEAD, HERE = (letter * 56 for letter in "abcde")  # as Ray numbers nodes
+
+
+class FakeRay:
+    """``answers``: node -> what its task answers, None where it never does."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, Path]] = []
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: HERE)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"NodeID": node, "NodeManagerHostname": f"host-{node[0]}", "Alive": node != DEAD}
+            for node in (HERE, *self.answers)
+        ]
+
+    def remote(self, **_: object) -> Any:
+        def options(scheduling_strategy: Any) -> Any:
+            def asked(folder: Path) -> str:
+                assert not scheduling_strategy.soft
+                self.asked.append((scheduling_strategy.node_id, folder))
+                return scheduling_strategy.node_id
+
+            return SimpleNamespace(remote=asked)
+
+        return lambda _function: SimpleNamespace(options=options)
+
+    def wait(self, refs: list[str], num_returns: int, timeout: float) -> tuple[list, list]:
+        assert num_returns == len(refs) and timeout > 0
+        late = [ref for ref in refs if self.answers[ref] is None]
+        return [ref for ref in refs if ref not in late], late
+
+    def get(self, ref: str, timeout: float) -> str:
+        answer = self.answers[ref]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def told(monkeypatch, answers: dict[str, Any], folder: Path) -> tuple[str, FakeRay]:
+    fake = FakeRay(answers)
+    monkeypatch.setattr(stacks, "ray", fake)
+    return stacks.stacks_of_other_nodes(folder), fake
+
+
+def test_every_other_node_that_is_alive_is_asked(monkeypatch, tmp_path):
+    answers = {A: "stacks of a\n", B: RayError("no"), C: None, DEAD: "never asked"}
+    text, fake = told(monkeypatch, answers, tmp_path)
+    assert fake.asked == [(node, tmp_path) for node in (A, B, C)]
+    assert "== node host-a (aaaaaaaa)\nstacks of a\n" in text
+    assert "== node host-b (bbbbbbbb)\nit could not be asked: RayError: no\n" in text
+    assert "== node host-c (cccccccc)\nit did not answer within" in text
+
+
+@pytest.mark.parametrize("initialised", [True, False])
+def test_without_other_nodes_there_is_nothing_to_tell(monkeypatch, tmp_path, initialised):
+    monkeypatch.setattr(FakeRay, "is_initialized", lambda _: initialised)
+    assert told(monkeypatch, {}, tmp_path)[0] == ""

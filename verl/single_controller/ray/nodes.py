@@ -1,0 +1,41 @@
+"""Nodes that a cluster has lost: what their processes leave behind are errors of many kinds, none
+of which says that it was the node.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import ray
+from ray.exceptions import RayError
+
+from verl.single_controller.base.errors import WorkerError
+
+NOTICED_S = 30.0  # Ray asks a node several times before it gives it up
+LOOK_S = 1.0
+
+
+def lost_nodes(within_s: float = NOTICED_S) -> list[str]:
+    """The nodes that are gone, once Ray says so of any, or none after ``within_s``; at once where
+    there is but one.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        nodes = ray.nodes()
+        gone = [node for node in nodes if not node["Alive"]]
+        if gone or len(nodes) < 2 or time.monotonic() > deadline:
+            return [f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})" for node in gone]
+        time.sleep(LOOK_S)
+
+
+@contextlib.contextmanager
+def naming_lost_nodes() -> Iterator[None]:
+    """A block whose errors of workers say which nodes the cluster has lost."""
+    try:
+        yield
+    except (WorkerError, RayError) as error:
+        # Where the control server is gone as well, the error stays as it is.
+        with contextlib.suppress(RayError):
+            for node in lost_nodes():
+                error.add_note(f"the node {node} of the cluster is gone")
+        raise
