@@ -8,5 +8,5 @@
     harness    start job ─▶ wait for `reached` ─▶ signal the part ─▶ `struck` ─▶ wait, judge
     job             `strike` stands in a method ──┘                     └─▶ goes on
 
-What is known already is not played again: results lie in build/chaos.
+What is known already is not played again: results lie in docs/chaos.
 """

@@ -8,6 +8,7 @@ from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 
 FOLDER = ROOT / "build" / "chaos"
+KEPT = ROOT / "docs" / "chaos"  # results, small enough for git: a second machine goes on
 TOTAL = 2  # training steps
 # Without movement, by the clock of ``strike``: no honest part takes as long, and once a part was
 # struck it is over in seconds.

@@ -21,12 +21,13 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from scripts.chaos.job import FOLDER, WORDS, policy
+from scripts.chaos.job import FOLDER, KEPT, WORDS, policy
 from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
 from verl.utils.checkpoint import verify_checkpoint
 from verl.utils.files import atomic_write
 
+RESULTS = KEPT / "kills.json"
 STEPS = 6
 READY = re.compile(r"ready after ([\d.]+) s")
 RUN_S = 1800.0  # for a run, on a busy machine
@@ -108,7 +109,7 @@ def run(count: int, seed: int) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         start(words(reference), folder / "reference.txt").finish(RUN_S)
-    record = Record.read(folder / "kills.json")
+    record = Record.read(RESULTS)
     while len(record.kills) < count:
         place = folder / f"round-{len(record.rounds)}"
         draw = random.Random(f"{seed}/{len(record.kills)}/{len(record.rounds)}")
@@ -118,7 +119,7 @@ def run(count: int, seed: int) -> int:
             shutil.rmtree(place)
         else:
             record.kills.append(kill)
-        record.write(folder / "kills.json")
+        record.write(RESULTS)
     sys.stdout.write(summary(record))
     return int(bool(record.wrong()))
 

@@ -1,4 +1,4 @@
-"""What became of every cell: kept in build/chaos between runs, written to docs/reliability.md."""
+"""What became of every cell: kept in docs/chaos between runs, written to docs/reliability.md."""
 
 import json
 import re
@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from scripts.chaos.cells import DEEDS, PARTS, STAGES, Cell
-from scripts.chaos.job import FOLDER
+from scripts.chaos.job import KEPT
 from scripts.chaos.matrix import Result
 from tests.helpers.jobs import ROOT
 from verl.utils.files import atomic_write
 
-RESULTS = FOLDER / "matrix.json"
+RESULTS = KEPT / "matrix.json"
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN = "<!-- scripts.chaos matrix -->\n"
 END = "<!-- end of the matrix -->\n"
