@@ -18,7 +18,7 @@ from verl.utils.checkpoint import CheckpointManager, verify_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TIMEOUT_S = 180
-STEPS = 8
+STEPS = 1000  # more than are taken before the last node is lost
 PLAYS = 6
 # So that a lost node is noticed soon; by default it takes Ray about ten seconds.
 NOTICE = {
@@ -52,7 +52,6 @@ WORDS = [
     "trainer.nnodes=2",
     "trainer.num_threads=1",
     "trainer.save_freq=1",
-    f"trainer.total_training_steps={STEPS}",
     "trainer.val_before_train=false",
 ]
 LOST = "is lost, and what it played begins again"
@@ -83,7 +82,7 @@ def test_environments_may_be_lost_and_ranks_end_the_run_which_goes_on_where_it_w
         f"trainer.default_local_dir={run}",
     ]
     log = tmp_path / "lost.txt"
-    job = start(words, log)
+    job = start([*words, f"trainer.total_training_steps={STEPS}"], log)
     job.wait_for(checkpoints.steps, TIMEOUT_S)
     nodes.remove_node(bare, allow_graceful=False)
     job.wait_for(lambda: LOST in log.read_text(), TIMEOUT_S)
@@ -92,19 +91,20 @@ def test_environments_may_be_lost_and_ranks_end_the_run_which_goes_on_where_it_w
     nodes.remove_node(far, allow_graceful=False)
     assert job.wait(TIMEOUT_S) == 1
     last = log.read_text().strip().splitlines()[-1]
-    assert re.search(r"WorkerDiedError: the process is gone|a rollout worker failed", last)
+    assert re.search(r"the node \S+ \(\w+\) of the cluster is gone$", last)
     newest = checkpoints.latest_valid()
+    assert newest is not None
+    steps = 2 + int(newest.name.rsplit("_", 1)[1])
 
-    again = start(words, tmp_path / "again.txt")
+    again = start([*words, f"trainer.total_training_steps={steps}"], tmp_path / "again.txt")
     again.finish(TIMEOUT_S)
     assert f"resumed from {newest}" in (tmp_path / "again.txt").read_text()
     metrics = read_metrics(run)
-    assert [record["step"] for record in jsonl.read(run / "metrics.jsonl")] == list(
-        range(1, STEPS + 1)
-    )
+    recorded = [record["step"] for record in jsonl.read(run / "metrics.jsonl")]
+    assert recorded == list(range(1, steps + 1))
     assert sum(record["rollout/collectors_lost"] for record in metrics) == 1
-    for step in range(1, STEPS + 1):
+    for step in recorded:
         # None of the lost plays is missing.
         plays = {line["traj_uid"] for line in jsonl.read(run / "rollouts" / f"{step}.jsonl")}
         assert len(plays) == PLAYS
-    verify_checkpoint(checkpoints.steps()[STEPS])
+    verify_checkpoint(checkpoints.steps()[steps])
