@@ -101,7 +101,10 @@ def policy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def together(policy, tmp_path_factory):
     directory = tmp_path_factory.mktemp("together")
-    spawn(run_rank, args=(policy, directory), nprocs=2)
+    with pytest.MonkeyPatch.context() as patch:
+        # vLLM on a CPU sets it for a process of its own, which in other tests is this one.
+        patch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+        spawn(run_rank, args=(policy, directory), nprocs=2)
     return directory
 
 
