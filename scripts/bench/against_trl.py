@@ -85,7 +85,7 @@ def endless_policy(directory: Path) -> Path:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     tokenizer = AutoTokenizer.from_pretrained(source)
-    ends = sorted(end_ids(source, tokenizer, stop_strings("reasoning_gym")))
+    ends = sorted(end_ids(source, tokenizer, ()))
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight  # which is the output head as well
         embedding[:, 0] = 1.0
@@ -93,11 +93,6 @@ def endless_policy(directory: Path) -> Path:
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
-
-
-def stop_strings(env_name: str) -> tuple[str, ...]:
-    """What ends a turn in an environment."""
-    return tuple(get_package(env_name).stop)
 
 
 def end_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
@@ -271,7 +266,9 @@ def trl_side(single: bool, policy: Path, line: Sequence[str], steps: int) -> dic
             callbacks=[clock],
             rollout_func=plays,
         )
-        stops = sorted(end_ids(policy, tokenizer, stop_strings(cfg.env.env_name)))
+        # The endless policy says no stop string either, and TRL need not look for one.
+        strings = () if single else tuple(get_package(cfg.env.env_name).stop)
+        stops = sorted(end_ids(policy, tokenizer, strings))
         trainer.eos_token_ids = stops
         trainer.generation_config.eos_token_id = stops
         counted = Counted(trainer, clock)
