@@ -85,11 +85,15 @@ def endless_policy(directory: Path) -> Path:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     tokenizer = AutoTokenizer.from_pretrained(source)
-    ends = sorted(end_ids(source, tokenizer, ()))
+    ends = set(end_ids(source, tokenizer, ()))
+    # A tag is a token of its own, which text is never encoded as: sampled, it ends a turn.
+    stops = get_package("reasoning_gym").stop
+    spelled = [tokenizer.decode([token]) for token in range(model.config.vocab_size)]
+    ends |= {token for token, text in enumerate(spelled) if any(stop in text for stop in stops)}
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight  # which is the output head as well
         embedding[:, 0] = 1.0
-        embedding[ends, 0] = -1.0
+        embedding[sorted(ends), 0] = -1.0
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

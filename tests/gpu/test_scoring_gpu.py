@@ -6,7 +6,6 @@ import argparse
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from scripts.bench import scoring
 from verl.workers.branch_scores import score_rows
@@ -14,15 +13,6 @@ from verl.workers.branch_scores import score_rows
 pytestmark = pytest.mark.gpu
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 CONTEXTS = (4096, 8192)
-
-
-@pytest.fixture(autouse=True)
-def nccl():
-    """A process group of this test's own: one that other tests began may know gloo alone."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    yield
-    dist.destroy_process_group()
 
 
 def arguments(device, dtype, rows=2):

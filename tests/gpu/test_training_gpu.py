@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.helpers.policy_rows import add_branches, gradients, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
@@ -15,15 +14,6 @@ from verl.workers.engine import TrainEngine
 from verl.workers.rows import Rows
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def nccl():
-    """A process group of this test's own: one that other tests began may know gloo alone."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ with its own attention.
 """
 
 import json
-import os
 import socket
 from dataclasses import asdict
 
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.policy_rows import policy_config
+from tests.helpers.ranks import become_rank
 from tests.helpers.thinking_plays import collect, steps_of, thinking_config
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
@@ -57,13 +57,7 @@ def worker_of(path, dtype, **actor):
 
 def run_rank(rank, directory, questions, port):
     """One of two ranks: score this rank's rows for every case and history."""
-    torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    become_rank(rank, port)
     registration = Registration(Dispatch.DP_COMPUTE_PROTO)
     found = {}
     for embeddings, dtype in CASES:

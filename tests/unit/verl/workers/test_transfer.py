@@ -1,6 +1,5 @@
 """What goes from the ranks to the engines on their devices is what would go through the store."""
 
-import os
 import socket
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 from tests.helpers.policy_rows import policy_config, random_rows
+from tests.helpers.ranks import become_rank
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.lora import adapted_module
 from verl.utils.shipped import as_tensor
@@ -45,13 +45,7 @@ def test_the_stream_is_what_the_store_would_get_weight_by_weight(actor):
 
 def stream_on_rank(number, policy, directory, port):
     """One of two ranks: what it streams, what it would store, and its sketch."""
-    torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(number),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    become_rank(number, port)
     config = policy_config(policy)
     config.rollout.dtype = "bfloat16"
     config.model.lora_rank = 4

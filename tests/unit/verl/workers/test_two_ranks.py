@@ -18,6 +18,7 @@ from tests.helpers.policy_rows import (
     random_rows,
     wait_for_files,
 )
+from tests.helpers.ranks import become_rank
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.protocol import DataProto
 from verl.records import ChoiceBonus
@@ -117,13 +118,7 @@ def play(path, data, directory, mode):
 
 
 def run_rank(number, path, directory, port):
-    torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(number),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    become_rank(number, port)
     registration = Registration(Dispatch.DP_COMPUTE_PROTO)
     for mode in MODES:
         data = batch(mode)
