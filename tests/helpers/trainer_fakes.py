@@ -1,8 +1,8 @@
 """Stand-ins for everything the trainer is handed: they write down what was asked of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -52,6 +52,9 @@ class Group:
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(method, args, kwargs)
+
+    def spawn(self, roles: Iterable[str]) -> dict[str, Self]:
+        return {role: type(self)(self.calls, role) for role in roles}
 
     def call_refs(self, method: str, /, *_args: object) -> list[Any]:
         return [method]
@@ -155,7 +158,7 @@ class Collector:
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks, is_train: bool = True
     ) -> DataProto:
         step = gen_batch.meta_info["global_step"]
-        assert actor_rollout_wg.calls is self.calls and len(envs.tasks) == 10
+        assert callable(actor_rollout_wg.compute_log_prob) and len(envs.tasks) == 10
         self.calls.append(("play" if is_train else "panel", step))
         return played_rows({"timing": {"env": 1.0}, "metrics": {"rollout/aborted": 0.0}})
 

@@ -3,8 +3,6 @@
 Nothing of ours calls what is in here, and nothing imports this room but by name, on first use
 (``verl.utils.lazy``), from where the names are expected:
 
-* ``colocation``: ``verl.single_controller.ray.create_colocated_worker_cls``, kept for jobs that
-  house several roles in one process;
 * ``micro_batches``: ``verl.utils.seqlen_balancing.{rearrange_micro_batches, get_reverse_idx}``,
   kept for workers that cut their own micro-batches.
 

@@ -44,6 +44,14 @@ def _answer_of(folder: Path, pid: int) -> Path:
     return folder / f"{socket.gethostname()}-{pid}.txt"
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """What other machines tell, and a phrase for each of which nothing is heard."""
+
+    told: str = ""
+    silent: tuple[str, ...] = ()
+
+
 @dataclass
 class Asked:
     """A process that can write its stacks: what it is called, its file, and how long that was."""

@@ -24,7 +24,7 @@ import psutil
 
 from verl.utils import progress
 from verl.utils.guard import Guard
-from verl.utils.stacks import STACKS_DIR, Asked, answer_with_stacks, collect_stacks
+from verl.utils.stacks import STACKS_DIR, Asked, Elsewhere, answer_with_stacks, collect_stacks
 from verl.utils.timing import Stopwatch
 from verl.utils.waits import awaited
 
@@ -73,7 +73,7 @@ class Watchdog:
         self._verdict: str | None = None
         self._over = threading.Event()
         self._guard: Guard | None = None
-        self._elsewhere: Callable[[Path], str] = _nobody
+        self._elsewhere: Callable[[Path], Elsewhere] = _nobody
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter(self, stage: str) -> None:
@@ -84,9 +84,9 @@ class Watchdog:
         """Name what ``parts`` measures rather than the stage, while it measures anything."""
         self._parts = parts
 
-    def ask_also(self, elsewhere: Callable[[Path], str]) -> None:
+    def ask_also(self, elsewhere: Callable[[Path], Elsewhere]) -> None:
         """Have ``elsewhere``, given the directory in which processes answer, say what stacks those
-        of other machines have.
+        of other machines have, and which machines are silent.
         """
         self._elsewhere = elsewhere
 
@@ -132,16 +132,20 @@ class Watchdog:
                 self._guard.beat()
             self.look()
 
-    def _ask_elsewhere(self, target: Path) -> None:
+    def _ask_elsewhere(self, target: Path) -> list[str]:
+        silent: list[str] = []
+
         def ask() -> None:
-            told = self._elsewhere(self._answers)
+            heard = self._elsewhere(self._answers)
+            silent.extend(heard.silent)
             with target.open("a", encoding="utf-8") as file:
-                file.write(told)
+                file.write(heard.told)
 
         # Who asks other machines may fail or hang as they do, and the run has to end all the same.
         asking = threading.Thread(target=ask, name="stacks elsewhere", daemon=True)
         asking.start()
         asking.join(ELSEWHERE_S)
+        return silent
 
     def _stands_still(self, where: list[str], now: float) -> None:
         seconds = now - self._moved
@@ -156,9 +160,9 @@ class Watchdog:
     def _end(self, what: str) -> None:
         path = self._logs / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         silent = collect_stacks(self._answers, path)
-        self._ask_elsewhere(path)
-        found = "".join(f"; {one.described()} does not run" for one in silent)
-        self._verdict = f"{what}{found} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"
+        stopped = [f"{one.described()} does not run" for one in silent]
+        found = "; ".join([what, *stopped, *self._ask_elsewhere(path)])
+        self._verdict = f"{found} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"
         logger.critical("%s", self._verdict)
         _kill(silent)
         main = threading.main_thread().ident
@@ -187,8 +191,8 @@ def _listed(labels: list[str]) -> str:
     return f": {', '.join(labels[:NAMED])}{more}"
 
 
-def _nobody(_answers: Path) -> str:
-    return ""
+def _nobody(_answers: Path) -> Elsewhere:
+    return Elsewhere()
 
 
 def _kill(silent: list[Asked]) -> None:

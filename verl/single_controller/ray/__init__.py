@@ -10,7 +10,7 @@ __getattr__, __all__ = lazy(
         "RayClassWithInitArgs": "worker_group",
         "RayResourcePool": "resource_pool",
         "RayWorkerGroup": "worker_group",
-        "create_colocated_worker_cls": "verl.compat.colocation",
+        "create_colocated_worker_cls": "colocation",
         "init_ray": "local",
         "ray_get": "calls",
     },

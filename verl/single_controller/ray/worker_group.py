@@ -58,11 +58,16 @@ class RayClassWithInitArgs:
     def of_roles(
         cls, roles: Mapping[str, RoleSpec], env_vars: Mapping[str, str]
     ) -> "RayClassWithInitArgs":
-        """Several workers in one process. Kept for ``create_colocated_worker_cls``."""
+        """Several workers in one process (``create_colocated_worker_cls``)."""
         first = next(iter(roles.values()))
         several = cls(first.worker_cls, env_vars=dict(env_vars))
         several.roles = dict(roles)
         return several
+
+    @property
+    def housed(self) -> list[str]:
+        """The roles whose workers share processes, by name; empty for a worker alone."""
+        return [role for role in self.roles if role != SOLE_ROLE]
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -98,7 +103,7 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, "RayWorkerGroup"]:
-        """One group per role, all on this group's actors. Kept for ``create_colocated_worker_cls``.
+        """One group per role, all on this group's actors; each bears the name of its role.
 
         Raises ``KeyError`` for a role that is not housed here.
         """
@@ -201,7 +206,7 @@ class _RoleView(RayWorkerGroup):
             self,
             host._roles[role].worker_cls,
             host.world_size,
-            f"{host.name}/{role}",
+            role,
             host.call_timeout_s,
         )
         self._role = role

@@ -4,8 +4,9 @@ beside the prompts.
     rows ─▶ chat template ─▶ engine ─▶ texts ─▶ the rows with a further column
 """
 
+import contextlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import model_directory
 from verl.trainer.config.schema.tools import GenerationConfig
 from verl.utils import jsonl
-from verl.utils.progress import Progress
+from verl.utils.progress import Progress, move
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
 from verl.utils.settings import ConfigError
 from verl.utils.tables import read_rows
+from verl.utils.watchdog import watched
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.engine_registry import create_engine
 
@@ -48,13 +50,19 @@ def run_generation(cfg: GenerationConfig) -> Path:
     rollout = cfg.rollout
     if rollout.max_model_len is None:
         rollout.max_model_len = data.max_prompt_length + data.max_response_length
-    engine = create_engine(
-        rollout.name, rollout, policy, rollout.seed, rollout.num_threads, trust_remote_code=trust
-    )
-    try:
-        results = answer(engine, requests_of(cfg, prompts))
-    finally:
-        engine.close()
+    with _watched(cfg, target):
+        engine = create_engine(
+            rollout.name,
+            rollout,
+            policy,
+            rollout.seed,
+            rollout.num_threads,
+            trust_remote_code=trust,
+        )
+        try:
+            results = answer(engine, requests_of(cfg, prompts))
+        finally:
+            engine.close()
     texts = _texts(results, tokenizer, data.n_samples)
     write_records(
         target,
@@ -62,6 +70,18 @@ def run_generation(cfg: GenerationConfig) -> Path:
     )
     sys.stdout.write(f"{target}\n")
     return target
+
+
+@contextlib.contextmanager
+def _watched(cfg: GenerationConfig, target: Path) -> Iterator[None]:
+    logs = target.with_name(f"{target.stem}.logs")
+    try:
+        with watched(logs, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s) as enter:
+            enter("generation")
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # stacks are kept
+            logs.rmdir()
 
 
 def output_path(cfg: GenerationConfig) -> Path:
@@ -152,6 +172,7 @@ def answer(engine: RolloutEngine, requests: Sequence[SamplingRequest]) -> list[S
     with Progress("generation", len(requests), "answers") as progress:
         while engine.has_work():
             results |= {result.request_id: result for result in engine.step()}
+            move("generation")  # an answer may take longer than a run may stand still
             progress.to(len(results))
     return [results[request.request_id] for request in requests]
 

@@ -29,7 +29,7 @@ from agent_system.reward_manager import load_reward_manager
 from verl.models.hub import model_directory, pinned
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
-from verl.single_controller.ray import RayClassWithInitArgs
+from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
 from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import naming_lost_nodes
 from verl.single_controller.ray.stacks import stacks_of_other_nodes
@@ -333,7 +333,9 @@ def cpus_per_worker(device: str) -> float:
 
 
 def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
-    """The worker class of every training role this configuration needs."""
+    """The worker classes of the training roles this configuration needs; actor and reference share
+    processes.
+    """
     trainer = cfg.trainer
     policy = cfg.actor_rollout_ref
     threads = trainer.num_threads or threads_per_process(trainer.n_gpus_per_node)
@@ -344,9 +346,11 @@ def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
         arguments = {"seed": trainer.seed, "num_threads": threads, "device": trainer.device}
         return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **more)
 
-    specs = {Role.Actor: spec(ActorWorker, policy, role="actor")}
+    policies = [Role.Actor]
     if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
-        specs[Role.RefPolicy] = spec(ActorWorker, policy, role="ref")
+        policies.append(Role.RefPolicy)
+    housed = {role.value: spec(ActorWorker, policy, role=role.value) for role in policies}
+    specs = {Role.Actor: create_colocated_worker_cls(housed)}
     if cfg.critic.enable:
         specs[Role.Critic] = spec(CriticWorker, cfg.critic)
     if cfg.reward_model.enable:

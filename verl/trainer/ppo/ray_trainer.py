@@ -42,6 +42,7 @@ from verl.trainer.ppo.interfaces import (
     Workers,
 )
 from verl.trainer.ppo.overlap import Lookahead
+from verl.trainer.ppo.players import players
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.trainer.ppo.weight_sync import has_moved
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
@@ -180,17 +181,17 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def collect(self) -> DataProto:
         """The rows of ``train_batch_size`` groups, played now or while the last batch was learned
-        from; unless plays overlap, the engines then sleep until they get new weights.
+        from; unless plays overlap, engines sleep from the last play until they get new weights.
         """
         with self.clock.measure("gen"):
             ahead = self.ahead.take()
-            batch = self.play(self.global_step, self.workers) if ahead is None else ahead
+            workers = players(self.workers, self.config)
+            batch = self.play(self.global_step, workers) if ahead is None else ahead
         self.clock.add(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
         self.metrics |= M.staleness(self.metrics, self.global_step)
         if self.overlaps:
             return self.balance(batch)
-        # Engines give their memory back before the training workers need it.
         with self.clock.measure("sleep"):
             self.workers.sleep_engines()
         return self.balance(batch)

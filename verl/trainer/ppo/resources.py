@@ -114,8 +114,9 @@ class TrainingWorkers:
         balanced: bool = True,
         weight_transfer: str = "store",
     ) -> "TrainingWorkers":
-        """Start a group per role, load their models one after another, and wait for the engines,
-        which load at the same time; where they share GPUs with the groups, they come first.
+        """Start a group per role, or for several that share processes, load their models one after
+        another, and wait for the engines, which load at the same time; where they share GPUs with
+        the groups, they come first.
 
         Raises ``TypeError`` when the worker class of a role lacks a method the trainer calls.
         """
@@ -123,10 +124,11 @@ class TrainingWorkers:
             # An engine measures what is free on its device: nothing may come or go meanwhile.
             call_engines(rollout_workers, "ready")
             call_engines(rollout_workers, "sleep", 2)
-        groups = {
-            role: RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
-            for role, spec in specs.items()
-        }
+        groups: dict[Role, RayWorkerGroup] = {}
+        for role, spec in specs.items():
+            group = RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
+            parts = group.spawn(spec.housed)
+            groups |= {Role(name): part for name, part in parts.items()} or {role: group}
         actor = groups[Role.Actor]
         ref = groups.get(Role.RefPolicy)
         critic = groups.get(Role.Critic)
@@ -181,6 +183,8 @@ class TrainingWorkers:
         """Let every engine give its device memory to the training groups, until weights are
         synchronised: those it has are forgotten.
         """
+        if self._asleep:
+            return
         call_engines(self.rollout_workers, "sleep", 2)
         self._asleep = True
 

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 FACES = [
-    ("verl.single_controller.ray", "create_colocated_worker_cls", "verl.compat.colocation"),
     ("verl.utils.seqlen_balancing", "rearrange_micro_batches", "verl.compat.micro_batches"),
     ("verl.utils.seqlen_balancing", "get_reverse_idx", "verl.compat.micro_batches"),
     ("verl.utils.tracking", "Tracking", "verl.record.tracking"),

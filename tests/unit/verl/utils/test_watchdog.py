@@ -18,6 +18,7 @@ from verl.utils import progress, watchdog
 from verl.utils.progress import Progress
 from verl.utils.stacks import (
     STACKS_DIR,
+    Elsewhere,
     answer_with_stacks,
     collect_stacks,
     stacks_of_this_machine,
@@ -358,24 +359,28 @@ def test_who_was_started_by_others_is_asked_by_its_machine(child, tmp_path):
     assert told.count("==") == 1 and process.poll() is None
 
 
-@pytest.mark.parametrize("answer", ["\n== node b\nin a kernel\n", None])
+HEARD = Elsewhere("\n== node b\nin a kernel\n", ("node c does not answer",))
+
+
+@pytest.mark.parametrize("answer", [HEARD, None])
 def test_other_machines_are_asked_and_cannot_keep_a_run_from_ending(
-    dog, clock, sent, tmp_path, monkeypatch, answer
+    dog, clock, sent, tmp_path, monkeypatch, caplog, answer
 ):
     monkeypatch.setattr(watchdog, "ELSEWHERE_S", 0.2)
     asked: list[Path] = []
 
-    def elsewhere(folder: Path) -> str:
+    def elsewhere(folder: Path) -> Elsewhere:
         asked.append(folder)
         if answer is None:
             threading.Event().wait(600)
-        return str(answer)
+        return answer or Elsewhere()
 
     dog.ask_also(elsewhere)
     pass_time(dog, clock, 600)
     assert asked == [tmp_path / "stacks"] and sent == [signal.SIGINT]
     written = "".join(path.read_text() for path in tmp_path.glob("stacks-*.txt"))
-    assert written == (answer or "")
+    assert written == (answer.told if answer else "")
+    assert ("; node c does not answer (" in caplog.text) == (answer is not None)
 
 
 @pytest.mark.parametrize("folder", ["", "/nowhere/at/all"])

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from verl.trainer.config.schema.rollout import RolloutConfig
+from verl.trainer.config.schema.trainer import Seconds
 from verl.utils.settings import PositiveInt, Section
 
 
@@ -36,6 +37,16 @@ class GenerationModelConfig(Section):
     """run Python code that ships with the model"""
 
 
+class GenerationTrainerConfig(Section):
+    """What becomes of a generation that stands still."""
+
+    waiting_log_s: Seconds = 60.0
+    """seconds without movement after which the log says so, then after twice as many"""
+    stall_timeout_s: Seconds | None = 7200.0
+    """seconds without movement after which the stacks of all processes are written and the command
+    ends; null: never"""
+
+
 class GenerationConfig(Section):
     """Everything ``main_generation`` reads."""
 
@@ -45,6 +56,8 @@ class GenerationConfig(Section):
     """the policy"""
     rollout: RolloutConfig = RolloutConfig()
     """the engine that samples, as actor_rollout_ref.rollout of main_ppo"""
+    trainer: GenerationTrainerConfig = GenerationTrainerConfig()
+    """what becomes of a generation that stands still"""
 
 
 class ExportConfig(Section):

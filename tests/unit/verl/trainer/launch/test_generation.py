@@ -1,11 +1,15 @@
 """``main_generation``: n answers for every prompt of a file, written beside it."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from transformers import AutoTokenizer
 
+from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.trainer import main_generation
 from verl.utils.tables import read_rows
@@ -14,6 +18,18 @@ ROWS = [
     {"prompt": "Where is the mug?", "id": 7},
     {"prompt": [{"role": "user", "content": "Where is the egg?"}], "id": 8},
 ]
+HANGING = """
+import sys, time
+from verl.trainer import main_generation
+from verl.utils import watchdog
+from verl.workers.rollout.hf import HFEngine
+def hang(engine):
+    while True:
+        time.sleep(600)
+HFEngine.step = hang
+watchdog.LOOK_S = 0.1
+sys.exit(main_generation.main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +109,18 @@ def test_the_prompts_are_not_written_over(policy, tmp_path, capsys):
     assert main_generation.main(words(policy, path, f"data.output_path={path}")) == 2
     assert "not written over" in capsys.readouterr().err
     assert list(read_rows(path)) == ROWS
+
+
+def test_an_engine_that_hangs_ends_the_command(policy, tmp_path):
+    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    module = tmp_path / "hanging.py"
+    module.write_text(HANGING)
+    short = ("trainer.waiting_log_s=0.5", "trainer.stall_timeout_s=2")
+    command = [sys.executable, str(module), *words(policy, path, *short)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
+    assert ended.returncode == 1, ended.stderr
+    assert "Stalled: generation stands still since " in ended.stderr
+    (stacks,) = (tmp_path / "asked.generated.logs").iterdir()
+    assert "in hang" in stacks.read_text()
+    assert not (tmp_path / "asked.generated.jsonl").exists()

@@ -204,3 +204,14 @@ def test_on_a_ray_with_pretended_gpus_the_driver_takes_its_word_for_them():
             launch.choose_device(config(ranks=3), joined=True)
     finally:
         ray.shutdown()
+
+
+@pytest.mark.parametrize("key", ["use_kl_loss", "use_kl_in_reward"])
+def test_a_reference_lives_in_the_processes_of_the_actor(key):
+    cfg = config()
+    assert [spec.housed for spec in launch.worker_specs(cfg).values()] == [["actor"]]
+    section = cfg.algorithm if key == "use_kl_in_reward" else cfg.actor_rollout_ref.actor
+    setattr(section, key, True)
+    assert {role: spec.housed for role, spec in launch.worker_specs(cfg).items()} == {
+        Role.Actor: ["actor", "ref"]
+    }

@@ -37,6 +37,7 @@ from verl.records import CORRECTION_WEIGHTS, WeightSketch
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.trainer.config.registered_names import COLUMNS, batch_columns
 from verl.trainer.ppo import credit, ray_trainer, resources
+from verl.trainer.ppo.players import RestingEngines, players
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.trainer.ppo.weight_sync import WeightSyncError
 from verl.utils.torch_functional import last_selected
@@ -276,6 +277,28 @@ def test_engines_sleep_from_the_last_play_to_the_new_weights(tokenizer):
     assert run.workers.calls == [("sync", 0), "metrics", "sleep", ("sync", 1)]
 
 
+def test_engines_sleep_while_a_collector_has_its_rows_scored():
+    config = make_config(n=2)
+    workers = Workers(["engine"])
+    playing = players(workers, config)
+    assert playing.rollout_workers == ["engine"] and workers.calls == []
+    rows = DataProto.from_dict({"responses": torch.zeros(2, 3)})
+    assert playing.compute_log_prob(rows).batch["old_log_probs"].shape == (2, 3)
+    assert workers.calls == ["sleep"]
+
+
+@pytest.mark.parametrize(
+    "words", [{"trainer.rollout_overlap": "one_step"}, {"algorithm.adv_estimator": "remax"}]
+)
+def test_engines_stay_awake_where_something_is_played_after_scoring(words):
+    config = make_config(n=2)
+    for key, value in words.items():
+        section, name = key.split(".")
+        setattr(getattr(config, section), name, value)
+    workers = Workers()
+    assert players(workers, config) is workers
+
+
 def test_engines_are_woken_before_they_get_weights(monkeypatch):
     called = []
 
@@ -305,6 +328,7 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
     assert called == [("update_weights", weights, 3)] * 2
     called.clear()
     workers.sleep_engines()
+    workers.sleep_engines()  # asleep already
     workers.sync_weights(4)
     assert called == [
         *[("sleep", 2)] * 2,
@@ -636,7 +660,7 @@ def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
 
     def play(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
         asked.append(tasks)
-        assert is_train and args == (trainer.workers, trainer.envs)
+        assert is_train and isinstance(args[0], RestingEngines) and args[1] is trainer.envs
         extra: dict[str, Any] = {"tasks": others} if replaced else {}
         return played_rows({"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra)
 

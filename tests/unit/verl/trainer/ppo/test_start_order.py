@@ -31,7 +31,7 @@ class Loading(Group):
 def start(monkeypatch):
     """Start an actor, a reference and an engine; what happened, and the workers."""
 
-    def run(use_gpu: bool) -> tuple[list[Any], TrainingWorkers]:
+    def run(use_gpu: bool, shared: bool = False) -> tuple[list[Any], TrainingWorkers]:
         heard: list[Any] = []
         monkeypatch.setattr(
             resources, "call_engines", lambda _engines, *call: heard.append(("engine", *call))
@@ -41,12 +41,13 @@ def start(monkeypatch):
             "RayWorkerGroup",
             lambda _pool, _spec, name_prefix: Loading(heard, name_prefix),
         )
-        roles = (Role.Actor, Role.RefPolicy)
+        roles = (Role.Actor,) if shared else (Role.Actor, Role.RefPolicy)
         pool: Any = None
         pools = ResourcePoolManager(
             {}, dict.fromkeys(roles, "pool"), use_gpu, resource_pool_dict={"pool": pool}
         )
-        specs: Any = dict.fromkeys(roles)
+        housed = ["actor", "ref"] if shared else []
+        specs: Any = dict.fromkeys(roles, SimpleNamespace(housed=housed))
         return heard, TrainingWorkers.start(specs, pools, ["engine"])
 
     return run
@@ -84,3 +85,16 @@ def test_on_cpus_engines_load_while_the_groups_do(start):
     heard.clear()
     workers._wake("weights")
     assert heard == []
+
+
+def test_actor_and_reference_may_share_processes(start):
+    heard, workers = start(use_gpu=False, shared=True)
+    assert heard[:3] == ["actor is there", "actor is there", "ref is there"], "a group of two roles"
+    assert heard[3:] == [
+        "actor: init_model",
+        "actor: loaded",
+        "ref: init_model",
+        "ref: loaded",
+        ("engine", "ready"),
+    ]
+    assert (workers.actor.name, workers.ref.name) == ("actor", "ref")

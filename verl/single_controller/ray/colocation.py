@@ -1,10 +1,8 @@
-"""Several roles in one process, kept for job code that houses actor and reference together.
+"""Several roles in one process: one device context, and one start, for both.
 
-This framework gives every role processes of its own, on shared devices where it is told so::
-
-    both = create_colocated_worker_cls({"actor": RayClassWithInitArgs(ActorWorker, config),
-                                        "ref": RayClassWithInitArgs(RefWorker, config)})
-    groups = RayWorkerGroup(pool, both).spawn(["actor", "ref"])   # two groups, the same processes
+both = create_colocated_worker_cls({"actor": RayClassWithInitArgs(ActorWorker, config),
+                                    "ref": RayClassWithInitArgs(ActorWorker, config, role="ref")})
+groups = RayWorkerGroup(pool, both).spawn(["actor", "ref"])   # two groups, the same processes
 """
 
 from collections.abc import Mapping
