@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,8 +108,10 @@ def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -
     except AssertionError:
         return Result(cell.key, f"{WRONG}: the stage never came", sentence=job.said()[-SHOWN:])
     if cell.deed != MEMORY:
-        target = raylet or find(cell.part, job)
-        target.send_signal(SIGNALS[cell.deed])
+        targets = family(raylet) if raylet is not None else [find(cell.part, job)]
+        for target in targets:
+            with suppress(psutil.NoSuchProcess):
+                target.send_signal(SIGNALS[cell.deed])
         struck.touch()
     began = time.monotonic()
     try:
@@ -123,6 +125,11 @@ def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -
     said = job.log.read_text(errors="replace").replace(str(folder), "")
     ended = Ended(cell, folder / "run", said, status, left)
     return Result(cell.key, verdict(ended), seconds, status or 0, sentence(ended))
+
+
+def family(raylet: psutil.Process) -> list[psutil.Process]:
+    """Everything that runs on the node of ``raylet``."""
+    return [raylet, *raylet.children(recursive=True)]
 
 
 def find(part: str, job: Job) -> psutil.Process:

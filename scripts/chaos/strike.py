@@ -51,8 +51,9 @@ SILENT_S = 30.0  # for which a driver may be silent that is to be struck
 # The call with which a stage begins: mid-play is not the first step, and an engine gets weights
 # once before anything is trained.
 FROM_CALL = {(ENGINE, PLAY): 3, (ENVIRONMENT, PLAY): 3, (COLLECTOR, PLAY): 2, (ENGINE, UPDATE): 2}
-# A worker that hangs is replaced, and Ray gives a node up: both take seconds that are no stall.
-HASTE = 15 if CELL.part in (ENVIRONMENT, NODE) else 60
+# A worker that hangs is replaced within seconds, and Ray gives a node up within a minute: neither
+# is a stall.
+HASTE = {ENVIRONMENT: 15, NODE: 5}.get(CELL.part, 60)
 
 ENGINE_CLASS = "verl.workers.rollout.hf:HFEngine"
 RANK_CLASS = "verl.workers.actor:ActorWorker"

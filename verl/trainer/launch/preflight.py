@@ -27,6 +27,7 @@ from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.preflight_machine import machine_problems
 from verl.trainer.launch.preflight_model import load_tokenizer, model_problems, tokenizer_directory
 from verl.utils.settings import ConfigError
+from verl.utils.waits import logged_wait
 from verl.workers.rollout.engine_registry import ENGINES, engine_class
 
 ENGINE = "actor_rollout_ref.rollout.name"
@@ -92,8 +93,9 @@ def _opened(cfg: PPOConfig) -> tuple[list[Observation], list[str]]:
     """What some tasks begin with, and why there is nothing to be seen."""
     name = f"env.env_name={cfg.env.env_name!r}"
     try:
-        envs = EnvironmentManagerBase(cfg, "train")
-        return first_observations(envs, min(LOOKED_AT, len(envs.tasks))), []
+        with logged_wait(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
+            envs = EnvironmentManagerBase(cfg, "train")
+            return first_observations(envs, min(LOOKED_AT, len(envs.tasks))), []
     except (ImportError, JavaMissing, OSError, ValueError) as error:
         why = f"has no tasks: {error}; allowed: an environment that has some"
     except (EnvFailure, WorkerStartError) as error:

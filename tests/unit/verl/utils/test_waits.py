@@ -1,0 +1,22 @@
+"""A long wait before a run has its watchdog is said, again and again, and a short one is not."""
+
+import logging
+import time
+
+from verl.utils.waits import logged_wait
+
+
+def test_a_long_wait_is_said_at_twice_the_seconds_each_time(caplog):
+    with caplog.at_level(logging.INFO), logged_wait("the first tasks", 0.05):
+        deadline = time.monotonic() + 30
+        while len(caplog.messages) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert caplog.messages[:3] == ["waiting for the first tasks since 0 s"] * 3
+    assert [record.args[1] for record in caplog.records[:3]] == [0.05, 0.1, 0.2]
+
+
+def test_a_short_wait_is_not(caplog):
+    with caplog.at_level(logging.INFO), logged_wait("the first tasks", 0.2):
+        pass
+    time.sleep(0.4)
+    assert caplog.messages == []
