@@ -54,8 +54,8 @@ KNOWN_ARGUMENTS = {
 class RowGroup:
     """Rows of similar length that share one attention call.
 
-    ``gather`` [G * L] packed positions of the padded rows (None: a single row, taken as a slice);
-    ``scatter`` [sum of lengths] positions of the real tokens in the padded result.
+    ``gather`` [G * L] packed positions of the padded rows, ``scatter`` [sum of lengths] positions
+    of the real tokens in the padded result; both None for rows of one length, which are a slice.
     """
 
     start: int
@@ -138,8 +138,8 @@ def _padding(lengths: list[int]) -> float:
 def _row_group(lengths: list[int], start: int, device: torch.device | str) -> RowGroup:
     end = start + sum(lengths)
     longest = max(lengths)
-    if len(lengths) == 1:
-        return RowGroup(start, end, 1, longest)
+    if min(lengths) == longest:
+        return RowGroup(start, end, len(lengths), longest)
     size = torch.tensor(lengths)
     column = torch.arange(longest)
     real = column[None, :] < size[:, None]  # [G, L]
@@ -239,18 +239,23 @@ def _attend_rows(
     dropout: float,
 ) -> torch.Tensor:
     """Causal attention of one row group; returns [1, tokens, H, D]."""
-    if group.gather is None or group.scatter is None:
-        one = [x[:, :, group.start : group.end] for x in (query, key, value)]
-        out = F.scaled_dot_product_attention(*one, is_causal=True, scale=scaling, dropout_p=dropout)
-        return out.transpose(1, 2)
-    rows = [_padded_rows(x, group, group.gather) for x in (query, key, value)]
+    cut = _even_rows if group.gather is None else _padded_rows
+    rows = [cut(x, group) for x in (query, key, value)]
     out = F.scaled_dot_product_attention(*rows, is_causal=True, scale=scaling, dropout_p=dropout)
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, group.scatter)[None]
+    tokens = out.transpose(1, 2).flatten(0, 1)
+    return (tokens if group.scatter is None else tokens.index_select(0, group.scatter))[None]
 
 
-def _padded_rows(x: torch.Tensor, group: RowGroup, gather: torch.Tensor) -> torch.Tensor:
+def _even_rows(x: torch.Tensor, group: RowGroup) -> torch.Tensor:
+    """The group's rows of ``x`` [1, H, T, D], all of one length, as [rows, H, length, D]."""
+    tokens = x[0, :, group.start : group.end]
+    return tokens.unflatten(1, (group.rows, group.length)).transpose(0, 1)
+
+
+def _padded_rows(x: torch.Tensor, group: RowGroup) -> torch.Tensor:
     """The group's rows of ``x`` [1, H, T, D] as a padded batch [rows, H, length, D]."""
-    tokens = x[0].transpose(0, 1).index_select(0, gather)
+    assert group.gather is not None
+    tokens = x[0].transpose(0, 1).index_select(0, group.gather)
     return tokens.unflatten(0, (group.rows, group.length)).transpose(1, 2)
 
 

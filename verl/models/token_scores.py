@@ -2,6 +2,7 @@
 logits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +12,11 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from verl.names import MAX_LOGITS
-from verl.utils.torch_functional import logprobs_and_entropy_from_logits, subset_entropy
+from verl.utils.torch_functional import (
+    logprobs_and_entropy_from_logits,
+    logprobs_from_logits,
+    subset_entropy,
+)
 
 
 @dataclass(frozen=True)
@@ -19,25 +24,33 @@ class Targets:
     """Tokens to be scored in one packed sequence.
 
     ``index`` [N] packed position *before* each target, ``tokens`` [N] the targets, at one
-    ``temperature``.
+    ``temperature``; ``with_entropy`` false where nobody reads entropies, which cost as much again.
     """
 
     index: torch.Tensor
     tokens: torch.Tensor
     temperature: float = 1.0
+    with_entropy: bool = True
 
 
 class TokenScores(NamedTuple):
-    """Scores of N targets, float32: ``log_probs`` and ``entropy`` [N]; ``choice_entropy`` [N] where
-    it was asked for.
+    """Scores of N targets, float32: ``log_probs`` [N]; ``entropy`` and ``choice_entropy`` [N] where
+    they were asked for.
 
     A named tuple, because FSDP looks for the tensors of a model's output in the containers it
     knows.
     """
 
     log_probs: torch.Tensor
-    entropy: torch.Tensor
+    entropy: torch.Tensor | None = None
     choice_entropy: torch.Tensor | None = None
+
+    @property
+    def asked_entropy(self) -> torch.Tensor:
+        """``entropy``; raises ``ValueError`` where nobody asked for it."""
+        if self.entropy is None:
+            raise ValueError("no entropies were computed: ask with Targets(with_entropy=True)")
+        return self.entropy
 
 
 def scores_from_hidden(
@@ -51,27 +64,36 @@ def scores_from_hidden(
     ``choice_token_ids`` [K] adds the entropy of the distribution restricted to those tokens.
     """
 
-    def score(hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def score(hidden: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
         logits = full_logits(head, hidden)
-        log_probs, entropy = logprobs_and_entropy_from_logits(logits, tokens, targets.temperature)
+        temperature = targets.temperature
         # clones, because what an FSDP module returns must not be a view
-        found = (log_probs.clone(), entropy.clone())
+        if targets.with_entropy:
+            both = logprobs_and_entropy_from_logits(logits, tokens, temperature)
+            found = TokenScores(*(values.clone() for values in both))
+        else:
+            found = TokenScores(logprobs_from_logits(logits, tokens, temperature).clone())
         if choice_token_ids is None:
             return found
-        return *found, subset_entropy(logits / targets.temperature, choice_token_ids)
+        return found._replace(choice_entropy=subset_entropy(logits / temperature, choice_token_ids))
 
     chosen = hidden.index_select(0, targets.index)
     size = max(1, MAX_LOGITS // head_width(head))
     if len(chosen) <= size:
-        return TokenScores(*score(chosen, targets.tokens))
-    parts: list[tuple[torch.Tensor, ...]] = []
+        return score(chosen, targets.tokens)
+    parts: list[TokenScores] = []
     for piece in zip(chosen.split(size), targets.tokens.split(size), strict=True):
         # in training the logits of a chunk are computed again in backward instead of being kept
         if torch.is_grad_enabled():
             parts.append(checkpoint(score, *piece, use_reentrant=False))
         else:
             parts.append(score(*piece))
-    return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return TokenScores(*(_joined(column) for column in zip(*parts, strict=True)))
+
+
+def _joined(column: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    found = [values for values in column if values is not None]
+    return torch.cat(found) if found else None
 
 
 def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:

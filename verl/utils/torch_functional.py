@@ -25,7 +25,10 @@ TokenIds = Int[Tensor, " K"]
 Positions = Int[Tensor, " N"]
 Axis = int | tuple[int, ...] | None
 
-_CHUNK_ELEMENTS = 1 << 24  # logits converted to float32 at a time: 64 MiB
+# Logits that are worked on at a time. On a CPU what several passes read has to stay in its cache:
+# 512 KiB; on a device fewer, larger kernels count: 64 MiB.
+_CPU_CHUNK = 1 << 17
+_CHUNK = 1 << 24
 _LOWEST_LOG_PROB = -1e4  # stands for log 0: exp of it is 0 and 0 * it is 0, not NaN
 
 
@@ -79,13 +82,14 @@ class _TokenStatistics(torch.autograd.Function):
 
     Only the logits themselves are kept for the backward pass; float32 copies exist for one chunk at
     a time. With ``p = softmax(x / T)``: d logp_y / dx = (1[y] - p) / T and dH / dx = -p (log p + H)
-    / T.
+    / T. Entropies that no loss reads cost nothing in backward.
     """
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         work = _work_dtype(logits)
         log_probs = torch.empty(logits.shape[0], dtype=work, device=logits.device)
         entropies = torch.zeros_like(log_probs)
@@ -93,7 +97,7 @@ class _TokenStatistics(torch.autograd.Function):
             chunk = _log_softmax(logits[rows], work, temperature)
             log_probs[rows] = chunk.gather(-1, labels[rows].unsqueeze(-1)).squeeze(-1)
             if with_entropy:
-                entropies[rows] = -(chunk.exp() * chunk).sum(-1)
+                entropies[rows] = -chunk.exp().mul_(chunk).sum(-1)
         ctx.save_for_backward(logits, labels, entropies)
         ctx.temperature = temperature
         return log_probs, entropies
@@ -101,32 +105,40 @@ class _TokenStatistics(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # hides the parameters' names from the type checker
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
-        ctx: Any, *grad_outputs: Tensor
+        ctx: Any, *grad_outputs: Tensor | None
     ) -> tuple[Tensor, None, None, None]:
-        grad_log_probs, grad_entropies = grad_outputs
         logits, labels, entropies = ctx.saved_tensors
+        of_entropy = grad_outputs[1] is not None
+        grad_log_probs, grad_entropies = (
+            torch.zeros_like(entropies) if grad is None else grad for grad in grad_outputs
+        )
         gradient = torch.empty_like(logits)
         for rows in _chunks(logits):
             # Computed again rather than kept: keeping it would double the memory of the logits.
             chunk = _log_softmax(logits[rows], entropies.dtype, ctx.temperature)
-            weight = grad_entropies[rows].unsqueeze(-1) * (chunk + entropies[rows].unsqueeze(-1))
-            weight += grad_log_probs[rows].unsqueeze(-1)
-            part = chunk.exp_().mul_(weight).neg_()
+            weight = grad_log_probs[rows].unsqueeze(-1)
+            if of_entropy:
+                surplus = chunk + entropies[rows].unsqueeze(-1)
+                weight = surplus.mul_(grad_entropies[rows].unsqueeze(-1)).add_(weight)
+            part = chunk.exp_().mul_(-weight)
             part.scatter_add_(-1, labels[rows].unsqueeze(-1), grad_log_probs[rows].unsqueeze(-1))
             unused = (grad_log_probs[rows] == 0) & (grad_entropies[rows] == 0)
             part.masked_fill_(unused.unsqueeze(-1), 0.0)
-            gradient[rows] = (part / ctx.temperature).to(gradient.dtype)
+            gradient[rows] = part if ctx.temperature == 1.0 else part.div_(ctx.temperature)
         return gradient, None, None, None
 
 
 def _log_softmax(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
     """``[N, V]`` log-probabilities in ``dtype``, bounded from below."""
-    scaled = logits.to(dtype) / temperature
+    scaled = logits.to(dtype)
+    if temperature != 1.0:
+        scaled = scaled / temperature
     return scaled.log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
 
 
 def _chunks(logits: Tensor) -> list[slice]:
-    size = max(1, _CHUNK_ELEMENTS // max(1, logits.shape[-1]))
+    elements = _CPU_CHUNK if logits.device.type == "cpu" else _CHUNK
+    size = max(1, elements // max(1, logits.shape[-1]))
     return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
 
 

@@ -96,7 +96,7 @@ class _Questions:
         )
         where = torch.as_tensor(index)
         self._log_probs[where] = self.rows.unpack(plain.log_probs, index).cpu()
-        self._entropy[where] = self.rows.unpack(plain.entropy, index).cpu()
+        self._entropy[where] = self.rows.unpack(plain.asked_entropy, index).cpu()
         if not self._of_segments:
             return
         branch_scores = _segment_scores([b for row in branches for b in row], of_branches)
@@ -167,7 +167,7 @@ def _segment_scores(
     """One score per segment; the tokens of the segments lie behind one another in ``scores``."""
     sizes = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     owner = torch.repeat_interleave(torch.arange(len(segments)), sizes)
-    per_token = torch.stack([scores.log_probs, scores.entropy, scores.log_probs.exp()], dim=1)
+    per_token = torch.stack([scores.log_probs, scores.asked_entropy, scores.log_probs.exp()], dim=1)
     # summed in float64: on a long segment a float32 sum would depend on the order of its tokens
     means = torch.zeros(len(segments), 3, dtype=torch.float64)
     means.index_add_(0, owner, per_token.double().cpu())

@@ -158,7 +158,7 @@ class PolicyLoss:
         shared_by_tokens = shared | {"num_tokens": whole.tokens or 1.0}
         loss, found = self._policy_term(batch, log_probs, picker, shared_by_tokens)
         if section.entropy_coeff:
-            entropy = agg_loss(rows.unpack(scores.entropy, index), mask, **shared)
+            entropy = agg_loss(rows.unpack(scores.asked_entropy, index), mask, **shared)
             loss = loss - section.entropy_coeff * entropy
         if section.use_kl_loss:
             # Zero where nothing was sampled, as the policy's: a column may hold NaN there.

@@ -59,7 +59,11 @@ class Rows:
         return pack([tokens], None, device)
 
     def targets(
-        self, packed: PackedBranches, rows: Sequence[int], temperature: float = 1.0
+        self,
+        packed: PackedBranches,
+        rows: Sequence[int],
+        temperature: float = 1.0,
+        with_entropy: bool = True,
     ) -> Targets:
         """All sampled tokens of the given rows, row by row."""
         index = torch.as_tensor(rows)
@@ -67,7 +71,8 @@ class Rows:
         # the logits at a position predict the token after it, hence the -1
         before = torch.as_tensor(packed.offsets)[:, None] + self.place[index] - 1
         tokens = self.responses[index][mask]
-        return Targets(before[mask].to(self.device), tokens.to(self.device), temperature)
+        places = before[mask].to(self.device)
+        return Targets(places, tokens.to(self.device), temperature, with_entropy)
 
     def work(self, rows: Sequence[int]) -> Work:
         """What a pass over the given rows is asked for, at their sampled tokens."""

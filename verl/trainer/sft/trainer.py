@@ -158,7 +158,7 @@ class SFTTrainer:
         # Only positions that count are scored: most of a row can be observations of weight 0.
         where = weights.nonzero().squeeze(-1)
         # A token is predicted at the position before it.
-        targets = Targets(where - 1, packed.input_ids[where])
+        targets = Targets(where - 1, packed.input_ids[where], with_entropy=False)
         scores = self.engine.module(
             packed.input_ids, packed.position_ids, packed.layout, [targets]
         )[0]

@@ -52,7 +52,7 @@ def test_masked_whiten_gives_unit_variance_and_optionally_keeps_the_mean():
 def test_token_statistics_equal_the_plain_formulas_whatever_the_chunk(
     monkeypatch, chunk, temperature
 ):
-    monkeypatch.setattr(F, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(F, "_CPU_CHUNK", chunk)
     torch.manual_seed(0)
     logits, labels = torch.randn(2, 7, 5) * 3, torch.randint(5, (2, 7))
     log_probs = (logits / temperature).log_softmax(-1)
@@ -65,7 +65,7 @@ def test_token_statistics_equal_the_plain_formulas_whatever_the_chunk(
 
 
 def test_token_statistics_gradients_are_right(monkeypatch):
-    monkeypatch.setattr(F, "_CHUNK_ELEMENTS", 8)
+    monkeypatch.setattr(F, "_CPU_CHUNK", 8)
     torch.manual_seed(1)
     logits = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(4, (3, 2))

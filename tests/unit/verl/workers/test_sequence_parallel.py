@@ -52,7 +52,7 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
     for owner in owners:
         scores = score_rows(engine, rows_of(owner), max_rows=2)
         found[f"log_probs {owner}"] = scores.log_probs
-        found[f"entropy {owner}"] = scores.entropy
+        found[f"entropy {owner}"] = scores.asked_entropy
         assert scores.branch_scores is not None
         records = [record for row in scores.branch_scores for record in row]
         found[f"branches {owner}"] = torch.tensor([[r.logprob, r.entropy] for r in records])
@@ -69,7 +69,7 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
             packed = rows.pack(index)
             inputs = (packed.input_ids, packed.position_ids, packed.layout)
             scores = engine.module(*inputs, [rows.targets(packed, index)])[0]
-            loss = (scores.log_probs + 0.1 * scores.entropy).sum() / 50
+            loss = (scores.log_probs + 0.1 * scores.asked_entropy).sum() / 50
             engine.backward(loss, last=number == len(owners) - 1 and turn == ranks - 1)
     return found | {f"gradient {name}": value for name, value in gradients(engine.module).items()}
 
