@@ -19,8 +19,10 @@ WORDS = (
     "actor_rollout_ref.rollout.name=hf",
     "actor_rollout_ref.rollout.dtype=float32",
     "actor_rollout_ref.rollout.num_threads=1",
-    # Greedily a policy made from nothing ends no turn, and an environment never makes a step.
+    # A policy made from nothing ends no turn greedily and few otherwise, and without an end an
+    # environment makes no step.
     "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
+    "actor_rollout_ref.rollout.val_kwargs.n=4",
     "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
     "algorithm.adv_estimator=grpo",
     "data.train_batch_size=1",

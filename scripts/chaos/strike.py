@@ -59,6 +59,8 @@ ENGINE_CLASS = "verl.workers.rollout.hf:HFEngine"
 RANK_CLASS = "verl.workers.actor:ActorWorker"
 TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 PLAYER = "agent_system.multi_turn_rollout.collector_worker:CollectorWorker"
+# Ray keeps methods of an actor's own class as they were before anybody changed them.
+PLAY_OF_ONE = "agent_system.multi_turn_rollout.trajectory_player:TrajectoryPlayer"
 POOL = "agent_system.environments.pool:EnvironmentPool"
 LINE = "agent_system.environments.env_package.number_line.package:NumberLineEnv"
 
@@ -80,8 +82,8 @@ RUNS_OUT = {
     (ENGINE, UPDATE): (ENGINE, ENGINE_CLASS, "update_weights"),
     (ENVIRONMENT, PLAY): (ENVIRONMENT, LINE, "step"),
     (ENVIRONMENT, EVALUATION): (ENVIRONMENT, LINE, "step"),
-    (COLLECTOR, PLAY): (COLLECTOR, PLAYER, "_play"),
-    (COLLECTOR, EVALUATION): (COLLECTOR, PLAYER, "_play"),
+    (COLLECTOR, PLAY): (COLLECTOR, PLAY_OF_ONE, "play"),
+    (COLLECTOR, EVALUATION): (COLLECTOR, PLAY_OF_ONE, "play"),
     (DRIVER, START): (DRIVER, TRAINER, "__init__"),
     (DRIVER, PLAY): (DRIVER, TRAINER, "play"),
     (DRIVER, UPDATE): (DRIVER, TRAINER, "update_actor"),

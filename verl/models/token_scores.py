@@ -88,11 +88,13 @@ def scores_from_hidden(
             parts.append(checkpoint(score, *piece, use_reentrant=False))
         else:
             parts.append(score(*piece))
-    return TokenScores(*(_joined(column) for column in zip(*parts, strict=True)))
+    log_probs = torch.cat([part.log_probs for part in parts])
+    entropy = _joined([part.entropy for part in parts])
+    return TokenScores(log_probs, entropy, _joined([part.choice_entropy for part in parts]))
 
 
-def _joined(column: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    found = [values for values in column if values is not None]
+def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    found = [values for values in parts if values is not None]
     return torch.cat(found) if found else None
 
 

@@ -101,7 +101,7 @@ def test_entropies_that_nobody_asked_for_are_not_there():
     both = scores_from_hidden(head, hidden, Targets(places, tokens, 0.7))
     alone = scores_from_hidden(head, hidden, Targets(places, tokens, 0.7, with_entropy=False))
     assert torch.equal(both.log_probs, alone.log_probs)
-    assert torch.equal(both.asked_entropy, both.entropy)
+    assert both.asked_entropy is both.entropy
     assert alone.entropy is None and alone.choice_entropy is None
     with pytest.raises(ValueError, match="with_entropy=True"):
         alone.asked_entropy  # noqa: B018

@@ -52,7 +52,7 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
     for owner in owners:
         scores = score_rows(engine, rows_of(owner), max_rows=2)
         found[f"log_probs {owner}"] = scores.log_probs
-        found[f"entropy {owner}"] = scores.asked_entropy
+        found[f"entropy {owner}"] = scores.entropy
         assert scores.branch_scores is not None
         records = [record for row in scores.branch_scores for record in row]
         found[f"branches {owner}"] = torch.tensor([[r.logprob, r.entropy] for r in records])
