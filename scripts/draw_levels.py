@@ -75,7 +75,7 @@ def draw(panels: Sequence[Panel]) -> str:
     width = LEFT + pitch * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="13">',
+        f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
     for number, panel in enumerate(panels):
@@ -91,7 +91,9 @@ def _drawn(panel: Panel, left: int) -> list[str]:
     parts = [f'<text x="{left}" y="20" font-weight="600" fill="{INK}">{panel.title}</text>']
     for column, level in enumerate(LEVELS):
         x = left + SIDE * column + SIDE / 2
-        parts.append(f'<text x="{x}" y="{TOP - 10}" text-anchor="middle">level {level}</text>')
+        parts.append(
+            f'<text x="{x}" y="{TOP - 10}" text-anchor="middle" font-size="11">level {level}</text>'
+        )
     for row, situation in enumerate(panel.situations):
         for column, level in enumerate(LEVELS):
             share = panel.shares[situation][column]
