@@ -20,6 +20,7 @@ ROWS = [
 ]
 HANGING = """
 import sys, time
+from transformers import Qwen3ForCausalLM  # loading is no movement: what takes long comes before
 from verl.trainer import main_generation
 from verl.utils import watchdog
 from verl.workers.rollout.hf import HFEngine
@@ -115,10 +116,10 @@ def test_an_engine_that_hangs_ends_the_command(policy, tmp_path):
     path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
     module = tmp_path / "hanging.py"
     module.write_text(HANGING)
-    short = ("trainer.waiting_log_s=0.5", "trainer.stall_timeout_s=2")
+    short = ("trainer.waiting_log_s=0.5", "trainer.stall_timeout_s=8")
     command = [sys.executable, str(module), *words(policy, path, *short)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environ)
     assert ended.returncode == 1, ended.stderr
     assert "Stalled: generation stands still since " in ended.stderr
     (stacks,) = (tmp_path / "asked.generated.logs").iterdir()
