@@ -25,11 +25,11 @@ import numpy as np
 import ray
 
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.single_controller.ray import ray_get
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.launch.ppo import open_run
-from verl.trainer.ppo.resources import TrainingWorkers
+from verl.trainer.ppo.interfaces import Workers
 from verl.utils.logging import setup_logging
-from verl.workers.rollout.calls import call_engines
 
 GIB = 1 << 30
 HIDDEN = 1024
@@ -88,21 +88,19 @@ def measure(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) ->
     place = scratch / f"run-{engine}-{layers}"
     with open_run(load_config("ppo_trainer", words(policy, place, engine, dtype))) as run:
         workers = run.trainer.workers
-        if not isinstance(workers, TrainingWorkers):
-            raise TypeError(f"a run has {type(workers).__name__}, not TrainingWorkers")
         whole = median_s(repeats, workers.sync_weights)
         export = median_s(repeats, lambda _: exported(workers))
-        size = sum(array.nbytes for _, array in ray.get(exported(workers)))
-        # The engine still has what it was proved to have.
-        call_engines(workers.rollout_workers, "stats")
+        weights = ray_get(exported(workers), EXPORT_S, "export of the weights")
+        size = sum(array.nbytes for _, array in weights)
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     return Cost(size, whole, export, median_s(repeats, lambda _: np.copyto(target, source)))
 
 
-def exported(workers: TrainingWorkers) -> ray.ObjectRef:
-    """A reference to the weights of rank 0, once they are in the store."""
+def exported(workers: Workers) -> ray.ObjectRef:
+    """A reference to the weights of rank 0, once they are in the store. Raises ``TimeoutError``."""
     ref = workers.actor.call_refs("export_weights")[0]
-    ray.wait([ref], timeout=EXPORT_S, fetch_local=False)
+    if not ray.wait([ref], timeout=EXPORT_S, fetch_local=False)[0]:
+        raise TimeoutError(f"the rank has not exported its weights within {EXPORT_S:g} s")
     return ref
 
 

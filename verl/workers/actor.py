@@ -200,8 +200,8 @@ class ActorWorker(TrainingWorker):
         index: list[int],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         packed = rows.pack(index or [0])
-        with_entropy = bool(self.config.actor.entropy_coeff)
-        targets = rows.targets(packed, index or [0], self._temperature(data), with_entropy)
+        temperature = self._temperature(data)
+        targets = rows.targets(packed, index or [0], temperature, loss.reads_entropy)
         inputs = (packed.input_ids, packed.position_ids, packed.layout)
         scores = self.engine.module(*inputs, [targets], loss.choice_token_ids)[0]
         if not index:  # another rank still has rows: take part, add nothing

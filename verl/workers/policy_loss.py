@@ -99,6 +99,11 @@ class PolicyLoss:
     def _settings(self, paths: Mapping[str, str]) -> dict[str, float]:
         return {name: attrgetter(path)(self.section) for name, path in paths.items()}
 
+    @property
+    def reads_entropy(self) -> bool:
+        """Whether the scores of tokens have to come with entropies."""
+        return bool(self.section.entropy_coeff)
+
     def picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
         """What picks tokens of the mini-batch whose rows on this rank are ``rows``; None where the
         loss picks none. A collective call.
@@ -119,7 +124,7 @@ class PolicyLoss:
         of_choice = self.bonus is not None and self.bonus.weight
         if (
             section.policy_loss.loss_mode not in ADVANTAGES_ONLY
-            or section.entropy_coeff
+            or self.reads_entropy
             or section.use_kl_loss
             or of_choice
         ):
@@ -157,7 +162,7 @@ class PolicyLoss:
         # a mini-batch without a sampled token anywhere has no mean; its sums are zero
         shared_by_tokens = shared | {"num_tokens": whole.tokens or 1.0}
         loss, found = self._policy_term(batch, log_probs, picker, shared_by_tokens)
-        if section.entropy_coeff:
+        if self.reads_entropy:
             entropy = agg_loss(rows.unpack(scores.asked_entropy, index), mask, **shared)
             loss = loss - section.entropy_coeff * entropy
         if section.use_kl_loss:

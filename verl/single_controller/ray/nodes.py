@@ -4,7 +4,8 @@ of which says that it was the node.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -13,6 +14,11 @@ from verl.single_controller.base.errors import WorkerError
 
 NOTICED_S = 30.0  # Ray asks a node several times before it gives it up
 LOOK_S = 1.0
+
+
+def node_name(node: Mapping[str, Any]) -> str:
+    """What a node of ``ray.nodes()`` is called in messages."""
+    return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
 
 
 def lost_nodes(within_s: float = NOTICED_S) -> list[str]:
@@ -24,7 +30,7 @@ def lost_nodes(within_s: float = NOTICED_S) -> list[str]:
         nodes = ray.nodes()
         gone = [node for node in nodes if not node["Alive"]]
         if gone or len(nodes) < 2 or time.monotonic() > deadline:
-            return [f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})" for node in gone]
+            return [node_name(node) for node in gone]
         time.sleep(LOOK_S)
 
 

@@ -6,6 +6,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from verl.single_controller.ray.nodes import node_name
 from verl.utils.stacks import Elsewhere, stacks_of_this_machine
 
 NODE_S = 30.0  # for a node to start a process that asks, and for it to answer
@@ -22,7 +23,7 @@ def stacks_of_other_nodes(folder: Path) -> Elsewhere:
     asked = {}
     silent = []
     for node in ray.nodes():
-        name = f"node {node['NodeManagerHostname']} ({node['NodeID'][:8]})"
+        name = f"node {node_name(node)}"
         if not node["Alive"]:
             silent.append(f"{name} is gone")
         elif node["NodeID"] != here:

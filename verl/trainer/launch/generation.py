@@ -50,19 +50,12 @@ def run_generation(cfg: GenerationConfig) -> Path:
     rollout = cfg.rollout
     if rollout.max_model_len is None:
         rollout.max_model_len = data.max_prompt_length + data.max_response_length
-    with _watched(cfg, target):
-        engine = create_engine(
-            rollout.name,
-            rollout,
-            policy,
-            rollout.seed,
-            rollout.num_threads,
-            trust_remote_code=trust,
-        )
-        try:
-            results = answer(engine, requests_of(cfg, prompts))
-        finally:
-            engine.close()
+    where = (rollout, policy, rollout.seed, rollout.num_threads)
+    with (
+        _watched(cfg, target),
+        contextlib.closing(create_engine(rollout.name, *where, trust_remote_code=trust)) as engine,
+    ):
+        results = answer(engine, requests_of(cfg, prompts))
     texts = _texts(results, tokenizer, data.n_samples)
     write_records(
         target,

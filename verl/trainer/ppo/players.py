@@ -1,6 +1,7 @@
 """Who plays a batch: the workers, whose engines rest as soon as its last play is over."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from verl.protocol import DataProto
@@ -9,23 +10,23 @@ from verl.trainer.ppo.credit import compares_with_greedy_play
 from verl.trainer.ppo.interfaces import RolloutGroup, Workers
 
 
+@dataclass(frozen=True)
 class RestingEngines:
     """``workers``, whose engines give their memory to the training groups before rows are scored: a
     collector plays all that it plays before that.
     """
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+    workers: Workers
 
     @property
     def rollout_workers(self) -> Sequence[Any]:
         """The engines."""
-        return self._workers.rollout_workers
+        return self.workers.rollout_workers
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Score rows while the engines sleep."""
-        self._workers.sleep_engines()
-        return self._workers.compute_log_prob(data)
+        self.workers.sleep_engines()
+        return self.workers.compute_log_prob(data)
 
 
 def players(workers: Workers, config: PPOConfig) -> RolloutGroup:

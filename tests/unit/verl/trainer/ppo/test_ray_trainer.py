@@ -660,7 +660,7 @@ def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
 
     def play(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
         asked.append(tasks)
-        assert is_train and isinstance(args[0], RestingEngines) and args[1] is trainer.envs
+        assert is_train and args == (RestingEngines(trainer.workers), trainer.envs)
         extra: dict[str, Any] = {"tasks": others} if replaced else {}
         return played_rows({"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra)
 
