@@ -62,6 +62,7 @@ class CollectorGroup:
         self._arguments = (env_config, tokenizer, list(rollout_workers))
         self._options = options
         self._remote: list[Any] = []  # actor handles: their methods are made at run time
+        self._places: dict[int, str] = {}  # the node that each was put on
         # Of every collector, by traj_uid: what was begun and has not been handed out.
         self._under_way: list[dict[str, Job]] = [{} for _ in range(env_config.num_collectors)]
         self._over = 0  # plays that they have ended, as far as is known
@@ -75,10 +76,13 @@ class CollectorGroup:
         self._remote = [self._started(number) for number in range(env_config.num_collectors)]
 
     def _started(self, number: int) -> Any:
-        # A collector waits nearly all the time: it takes no CPU from Ray's count, and Ray may put
-        # many on one node. Its environments are its children, and go with it.
-        place = NodeAffinitySchedulingStrategy(node_of(number, ray.nodes()), soft=True)
-        actor = ray.remote(CollectorWorker).options(num_cpus=0, scheduling_strategy=place)
+        # A collector waits nearly all the time: it takes no CPU from Ray's count, but one byte, for
+        # Ray puts what asks for nothing anywhere. Its environments are its children.
+        # One that was lost goes elsewhere: Ray may not have noticed yet that its node is gone too.
+        self._places[number] = node_of(number, ray.nodes(), self._places.get(number))
+        place = NodeAffinitySchedulingStrategy(self._places[number], soft=True)
+        options = {"num_cpus": 0, "memory": 1, "scheduling_strategy": place}
+        actor = ray.remote(CollectorWorker).options(**options)
         return actor.remote(*self._arguments, collector_name(number), **self._options)
 
     def collect_ready(self, jobs: Sequence[Job], settings: PlaySettings, keep: int) -> Collected:
@@ -228,11 +232,12 @@ def collector_name(number: int) -> str:
     return f"collector-{number}"
 
 
-def node_of(number: int, nodes: Sequence[Mapping[str, Any]]) -> str:
+def node_of(number: int, nodes: Sequence[Mapping[str, Any]], avoided: str | None = None) -> str:
     """The node for collector ``number``, of those that ``ray.nodes()`` describes: all that are
-    alive in turn, those with most CPUs first.
+    alive in turn, those with most CPUs first; ``avoided`` only where there is no other.
     """
     alive = [node for node in nodes if node["Alive"]]
+    alive = [node for node in alive if node["NodeID"] != avoided] or alive
     alive.sort(key=lambda node: (-node["Resources"].get("CPU", 0.0), node["NodeID"]))
     return alive[number % len(alive)]["NodeID"]
 

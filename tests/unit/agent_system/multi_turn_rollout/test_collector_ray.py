@@ -166,3 +166,6 @@ def test_collectors_are_dealt_to_the_nodes_that_are_alive():
         {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0}},
     ]
     assert [node_of(number, nodes) for number in range(5)] == ["a", "b", "head", "a", "b"]
+    # In place of one that was lost on b, which may only look alive.
+    assert [node_of(number, nodes, "b") for number in range(3)] == ["a", "head", "a"]
+    assert node_of(4, nodes[2:], "a") == "a", "there is no other"
