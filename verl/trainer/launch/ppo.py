@@ -49,6 +49,7 @@ from verl.trainer.launch.paths import make_absolute
 from verl.trainer.launch.placement import device_of, nodes_of, placement_problems
 from verl.trainer.launch.preflight import prompt_problems
 from verl.trainer.launch.sft import run_sft
+from verl.trainer.launch.sft_ranks import ranks_here
 from verl.trainer.ppo.interfaces import RewardFunction
 from verl.trainer.ppo.model_reward import ModelRewards
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -247,12 +248,15 @@ def make_policy(cfg: PPOConfig) -> None:
 
 
 def cold_start(cfg: SFTConfig) -> None:
-    """Run ``cfg`` in a process of its own, which ends with its parent and leaves Ctrl-C to it."""
+    """Run ``cfg`` in a process of its own, which ends with its parent and leaves Ctrl-C to it; on
+    as many GPUs as it asks for, or as there are.
+    """
     die_with_parent()
     answer_with_stacks("cold start")
     report_moves()
     # The terminal sends Ctrl-C to children as well; the parent ends this one when it stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cfg.trainer.n_gpus_per_node = ranks_here(cfg)
     run_sft(cfg)
 
 

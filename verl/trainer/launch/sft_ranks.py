@@ -55,6 +55,14 @@ class SFTJob:
     val_rows: list[SFTRow]
 
 
+def ranks_here(cfg: SFTConfig) -> int:
+    """As many ranks as ``cfg`` asks for, and no more than GPUs where it computes on them."""
+    asked = cfg.trainer.n_gpus_per_node
+    if resolve_device(cfg.trainer.device) != "cuda":
+        return asked
+    return min(asked, torch.cuda.device_count())
+
+
 def train_on_ranks(job: SFTJob, ranks: int) -> Path:
     """Train on ``ranks`` devices of this machine and return the policy's directory.
 

@@ -58,7 +58,7 @@ def test_the_cold_start_of_the_deep_quickstart_shows_what_its_run_shows():
     assert {**shown, "receptacles": games["receptacles"]} == games
 
 
-@pytest.mark.parametrize("name", ["quickstart_grpo", "quickstart_gigpo", "quickstart_2rank"])
+@pytest.mark.parametrize("name", ["quickstart_grpo", "quickstart_gigpo"])
 def test_variants_differ_from_the_quickstart_only_where_they_say(name):
     base, other = load_config("quickstart"), load_config(name)
     assert (
@@ -88,7 +88,7 @@ def test_plan_counts_by_hand():
     assert plan.other_tokens_at_most == {
         "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens
     }
-    assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (1, 4, 1, 128)
+    assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (2, 2, 1, 128)
 
 
 def test_plan_counts_a_row_per_step_in_window_history_and_epochs_by_tasks():

@@ -16,6 +16,7 @@ from verl.trainer.config.schema import SFTConfig
 from verl.trainer.config.schema.model import OptimConfig
 from verl.trainer.config.validate import find_problems
 from verl.trainer.launch.sft import run_sft
+from verl.trainer.launch.sft_ranks import ranks_here
 from verl.trainer.sft.rows import SFTRow
 from verl.trainer.sft.trainer import SFTTrainer, Sums, dealt
 from verl.utils.checkpoint import CheckpointManager
@@ -157,3 +158,13 @@ def test_several_machines_are_refused():
     assert "one machine" in said
     cfg = load_config("sft_trainer", ["trainer.n_gpus_per_node=2"], SFTConfig)
     assert not [p for p in find_problems(cfg) if "n_gpus_per_node" in p]
+
+
+def test_a_cold_start_takes_the_gpus_there_are(monkeypatch):
+    asked = {"auto": 3, "cpu": 3}
+    for gpus, found in [(0, asked), (1, {"auto": 1, "cpu": 3}), (8, asked)]:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpus=gpus: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        for device, ranks in found.items():
+            words = ["trainer.n_gpus_per_node=3", f"trainer.device={device}"]
+            assert ranks_here(load_config("sft_trainer", words, SFTConfig)) == ranks
