@@ -22,6 +22,7 @@ from textworld.envs import PddlEnv
 from textworld.envs.pddl.logic import Atom, PddlState
 
 from agent_system.environments.env_package.alfworld.grammar import MemoLogic
+from agent_system.environments.env_package.alfworld.planner import load_planner
 from agent_system.environments.env_package.alfworld.translation import (
     Translation,
     translation_of,
@@ -106,7 +107,7 @@ class MemoPddlEnv(PddlEnv):
         # Not PddlEnv's, which always loads another library.
         textworld.Environment.__init__(self, infos)
         self._translations = translations
-        self.downward_lib = _idle_libraries.pop() if _idle_libraries else fast_downward.load_lib()
+        self.downward_lib = _idle_libraries.pop() if _idle_libraries else load_planner()
 
     def load(self, filename_or_data: Any) -> None:
         if len(_memento_cache) > FACTS:
