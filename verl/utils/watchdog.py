@@ -73,6 +73,7 @@ class Watchdog:
         self._verdict: str | None = None
         self._over = threading.Event()
         self._guard: Guard | None = None
+        self._listens = False  # to its own signal, in a process that was started to ignore it
         self._elsewhere: Callable[[Path], Elsewhere] = _nobody
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -95,6 +96,7 @@ class Watchdog:
         os.environ[STACKS_DIR] = str(self._answers)
         if self._stall_s is not None:
             answer_with_stacks("driver")
+            self._listen()
             self._guard = Guard(self._stall_s + GRACE_S)
         self._thread.start()
         return self
@@ -104,6 +106,8 @@ class Watchdog:
         self._thread.join()
         if self._guard is not None:
             self._guard.close()
+        if self._listens:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.environ.pop(STACKS_DIR, None)
         shutil.rmtree(self._answers, ignore_errors=True)
         if self._verdict is not None:
@@ -125,6 +129,17 @@ class Watchdog:
             self._next_s = self._quiet_s
         else:
             self._stands_still(parts.under_way[-1:] or [self._stage], now)
+
+    def _listen(self) -> None:
+        # A shell starts what it puts in the background deaf to SIGINT. It stays deaf to others'.
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            self._listens = True
+            signal.signal(signal.SIGINT, self._hear)
+
+    def _hear(self, *_: object) -> None:
+        if self._verdict is not None:
+            raise KeyboardInterrupt
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,13 +57,27 @@ def gone(pid: int) -> bool:
     deadline = time.monotonic() + GONE_S
     while time.monotonic() < deadline:
         try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
+            if status_of(Path(f"/proc/{pid}")) == "Z":
+                return True
         except FileNotFoundError:
             return True
         time.sleep(0.05)
     return False
+
+
+def stop(pid: int) -> None:
+    """Stop every thread of the process; on a busy machine one may still answer meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + GONE_S
+    threads = Path(f"/proc/{pid}/task")
+    while {status_of(thread) for thread in threads.iterdir()} != {"T"}:
+        assert time.monotonic() < deadline, "it does not stop"
+        time.sleep(0.01)
+
+
+def status_of(process: Path) -> str:
+    """The letter that Linux has for what a process or thread does."""
+    return (process / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class pool_of:
@@ -122,7 +137,7 @@ def test_a_jvm_that_hangs_is_killed_at_the_deadline_and_replaced_for_all_on_it()
                 start = await hangs.reset(TASK, 0)
                 await neighbour.reset(TASK, 0)
                 (pid,) = jvms_of(os.getpid())
-                os.kill(pid, signal.SIGSTOP)
+                stop(pid)
                 with pytest.raises(EnvFailure, match="took over 1 s"):
                     await hangs.step("inventory")
                 assert gone(pid)

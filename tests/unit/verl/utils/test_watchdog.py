@@ -37,9 +37,8 @@ def deep_in_thought():
 deep_in_thought()
 """
 DEAF = """
-import signal, sys, time
+import sys, time
 from pathlib import Path
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job ignores it
 from verl.utils import watchdog
 watchdog.LOOK_S = 0.1
 watchdog.GRACE_S = 2.0
@@ -233,13 +232,32 @@ def test_a_block_that_fails_by_itself_keeps_its_error(dog):
         raise ConnectionError("a peer is gone")
 
 
-def test_a_wait_of_the_main_thread_is_interrupted(tmp_path, monkeypatch):
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["front", "background"])
+def started(request):
+    """How a shell started this process: what it puts in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield request.param
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_wait_of_the_main_thread_is_interrupted(started, tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "LOOK_S", 0.05)
-    never = threading.Event()
+    never, began = threading.Event(), time.monotonic()
     with pytest.raises(Stalled, match="start stands still"), Watchdog(tmp_path, 60.0, 0.1):
         never.wait(60)
+    assert time.monotonic() - began < 60, "it was left to wait"
+    assert signal.getsignal(signal.SIGINT) == started
     stacks = next(tmp_path.glob("stacks-*.txt")).read_text()
     assert "== driver" in stacks and "test_a_wait_of_the_main_thread" in stacks
+
+
+def test_a_process_in_the_background_stays_deaf_to_others(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Watchdog(tmp_path, 60.0, 60.0):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_process_that_does_not_end_in_order_is_ended(tmp_path):
