@@ -83,7 +83,10 @@ class CollectorGroup:
         place = NodeAffinitySchedulingStrategy(self._places[number], soft=True)
         options = {"num_cpus": 0, "memory": 1, "scheduling_strategy": place}
         actor = ray.remote(CollectorWorker).options(**options)
-        return actor.remote(*self._arguments, collector_name(number), **self._options)
+        worker = actor.remote(*self._arguments, collector_name(number), **self._options)
+        # At once: seconds that others need to load. What it raises the first plays raise again.
+        worker.start.remote()
+        return worker
 
     def collect_ready(self, jobs: Sequence[Job], settings: PlaySettings, keep: int) -> Collected:
         """Begin ``jobs`` and return the groups that are done, of these and of earlier calls, once

@@ -129,9 +129,16 @@ class CollectorWorker:
         self._under_way: GroupsUnderWay[list[Trajectory]] = GroupsUnderWay(
             env_config.rollout.carry_over_steps
         )
-        self._started = False
-        self._start_lock = asyncio.Lock()
+        self._starting: asyncio.Task[EnvironmentPool] | None = None
         self._over = 0
+
+    async def start(self) -> None:
+        """Start the environments, once, however often it is asked; raises ``WorkerStartError``
+        where none can be had.
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._pool.start())
+        await asyncio.shield(self._starting)
 
     async def plays_over(self) -> int:
         """How many plays have come to their end since the worker was made."""
@@ -143,7 +150,7 @@ class CollectorWorker:
         Raises ``RolloutWorkerFailed`` when a rollout worker failed and ``WorkerStartError`` when no
         environment can be started; everything smaller is in the trajectories.
         """
-        await self._start_pool()
+        await self.start()
         context = self._context(settings)
         began = time.perf_counter()
         restarts_before = self._pool.counts["restarts"]
@@ -159,7 +166,7 @@ class CollectorWorker:
         """Begin ``jobs`` and return the groups that are done, of these and of earlier calls, once
         ``keep`` are left, which go on. Oldest groups first; raises as ``collect`` does.
         """
-        await self._start_pool()
+        await self.start()
         context = self._context(settings)
         began = time.perf_counter()
         restarts_before = self._pool.counts["restarts"]
@@ -168,13 +175,6 @@ class CollectorWorker:
         played = await self._under_way.take(keep)
         trajectories = [trajectory for group in played for trajectory in group]
         return self._collected(trajectories, began, restarts_before)
-
-    async def _start_pool(self) -> None:
-        # Two calls may overlap, and the pool is to be started once.
-        async with self._start_lock:
-            if not self._started:
-                await self._pool.start()
-                self._started = True
 
     def _collected(
         self, trajectories: list[Trajectory], began: float, restarts_before: int
@@ -193,7 +193,8 @@ class CollectorWorker:
         """Stop the environments, the engine connection and the endpoint."""
         await self._under_way.cancel()
         await self._engine.close()
-        if self._started:
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
             await self._pool.close()
         await self._endpoint.close()
 

@@ -151,8 +151,7 @@ class TrajectoryCollector:
         """Play ``panel`` as a validation with the levels that ``level_rule`` forces and pack;
         broken trajectories count as lost.
         """
-        settings = self._settings(is_train=False, thinking=False)
-        ruled = replace(settings, level_rule=level_rule)
+        ruled = replace(self._settings(is_train=False, thinking=False), level_rule=level_rule)
         played = self._play(panel, actor_rollout_wg, ruled)
         return self.gather_rollout_data(played, is_train=False)[0]
 
@@ -165,8 +164,7 @@ class TrajectoryCollector:
         """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories count
         as lost.
         """
-        settings = self._settings(is_train=False, thinking=False)
-        greedy = replace(settings, temperature=0.0, plays=1)
+        greedy = replace(self._settings(is_train=False, thinking=False), temperature=0.0, plays=1)
         played = self._play(gen_batch, actor_rollout_wg, greedy)
         return self.gather_rollout_data(played, is_train=False)[0]
 
@@ -244,6 +242,18 @@ class TrajectoryCollector:
         """Have the groups of a checkpoint played again, beside the next batch."""
         self.carried.resume(names)
 
+    def open(self, rollout_workers: Sequence[RolloutWorkerHandle]) -> CollectorGroup:
+        """The workers that play with tokens of ``rollout_workers``, started at the first call."""
+        if self._group is None:
+            self._group = CollectorGroup(
+                self.config.env,
+                self.tokenizer,
+                rollout_workers,
+                external_lib=self.config.actor_rollout_ref.model.external_lib,
+                template_kwargs=self.config.data.apply_chat_template_kwargs,
+            )
+        return self._group
+
     def close(self) -> None:
         """End the collector workers and their environments."""
         group, self._group = self._group, None
@@ -264,7 +274,7 @@ class TrajectoryCollector:
     def _play_jobs(
         self, jobs: Sequence[Job], actor_rollout_wg: RolloutEngines, settings: PlaySettings
     ) -> Collected:
-        return self._collectors(actor_rollout_wg).collect(jobs, settings)
+        return self.open(actor_rollout_wg.rollout_workers).collect(jobs, settings)
 
     def _play_batch(
         self,
@@ -279,21 +289,10 @@ class TrajectoryCollector:
         if not self.carried.number:
             return self._play(gen_batch, actor_rollout_wg, settings)
         jobs = jobs_of(self.carried.begin(gen_batch, envs), settings.plays)
-        collectors = self._collectors(actor_rollout_wg)
+        collectors = self.open(actor_rollout_wg.rollout_workers)
         played = collectors.collect_ready(jobs, settings, keep=self.carried.number)
         self.carried.settle(played.trajectories)
         return played
-
-    def _collectors(self, actor_rollout_wg: RolloutEngines) -> CollectorGroup:
-        if self._group is None:
-            self._group = CollectorGroup(
-                self.config.env,
-                self.tokenizer,
-                actor_rollout_wg.rollout_workers,
-                external_lib=self.config.actor_rollout_ref.model.external_lib,
-                template_kwargs=self.config.data.apply_chat_template_kwargs,
-            )
-        return self._group
 
     # ---- rows ----
 

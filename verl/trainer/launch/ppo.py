@@ -150,7 +150,7 @@ def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> World:
 def start(cfg: PPOConfig, run: RunDirectory, world: World, stack: contextlib.ExitStack) -> OpenRun:
     """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order."""
     collector = TrajectoryCollector(cfg, world.tokenizer)
-    workers = start_workers(cfg, stack)
+    workers = start_workers(cfg, stack, collector)
     stack.callback(collector.close)
     checkpoints = CheckpointManager(
         run.checkpoints,
@@ -275,9 +275,11 @@ def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
             )
 
 
-def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorkers:
-    """Start Ray, the rollout engines and the training groups; ``stack`` ends them in reverse
-    order.
+def start_workers(
+    cfg: PPOConfig, stack: contextlib.ExitStack, collector: TrajectoryCollector
+) -> TrainingWorkers:
+    """Start Ray, the rollout engines, the collector's workers and the training groups; ``stack``
+    ends them in reverse order.
     """
     size = policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store = cfg.ray_init.object_store_gb or store_gb(cfg, size)
@@ -306,6 +308,9 @@ def start_workers(cfg: PPOConfig, stack: contextlib.ExitStack) -> TrainingWorker
     rollout_workers = start_rollout_workers(cfg, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
+    # They load while the groups do.
+    stack.callback(collector.close)
+    collector.open(rollout_workers)
     transfer = cfg.actor_rollout_ref.rollout.weight_transfer
     workers = TrainingWorkers.start(
         specs, pools, rollout_workers, cfg.trainer.balance_batch, transfer

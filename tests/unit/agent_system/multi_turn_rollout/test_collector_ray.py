@@ -53,7 +53,7 @@ def test_ray_collectors_play_what_one_in_this_process_plays():
         again = there.multi_turn_loop(
             make_envs(config)[1].panel_batch()[:4], Group([engine]), envs, is_train=False
         )
-        workers = there._collectors(Group([engine]))
+        workers = there.open([engine])
         assert workers._plays_over() == len(expected) + 4
     finally:
         here.close()
@@ -80,7 +80,7 @@ def test_plays_of_a_lost_collector_are_played_by_another(carry_over):
             first = collector.multi_turn_loop(envs.gen_batch(1, 3), Group([engine]), envs)
             if lose:
                 # With what it had begun and not handed out.
-                ray.kill(collector._collectors(Group([engine]))._remote[0])
+                ray.kill(collector.open([engine])._remote[0])
             second = collector.multi_turn_loop(envs.gen_batch(2, 3), Group([engine]), envs)
         finally:
             collector.close()
