@@ -83,7 +83,7 @@ class CollectorGroup:
         place = NodeAffinitySchedulingStrategy(self._places[number], soft=True)
         options = {"num_cpus": 0, "memory": 1, "scheduling_strategy": place}
         actor = ray.remote(CollectorWorker).options(**options)
-        worker = actor.remote(*self._arguments, collector_name(number), **self._options)
+        worker: Any = actor.remote(*self._arguments, collector_name(number), **self._options)
         # At once: seconds that others need to load. What it raises the first plays raise again.
         worker.start.remote()
         return worker
