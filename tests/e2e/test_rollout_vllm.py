@@ -100,6 +100,19 @@ def test_logprobs_agree_before_and_after_a_sync_of_changed_weights(case):
     assert close(gaps), (gaps.mean(), gaps.max())
 
 
+def test_a_compiled_engine_follows_changed_weights(tmp_path):
+    directory = make_tiny_policy(tmp_path / "policy", std=0.07)
+    model = load(directory)
+    # A process of its own: in the other one nothing can be compiled any more.
+    with remote.one_process() as pool:
+        case = Case(pool, directory, "float32")
+        case.call(remote.start, str(directory), "float32", False)
+        assert case.differences(model, ask(8, max_tokens=20))[0].max() < 1e-3
+        case.call(remote.update, perturb(model), 5)
+        assert case.differences(model, ask(8, max_tokens=20))[0].max() < 1e-3
+        case.call(remote.stop)
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

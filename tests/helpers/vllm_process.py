@@ -23,11 +23,11 @@ def one_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
 
 
-def start(directory: str, dtype: str) -> None:
+def start(directory: str, dtype: str, enforce_eager: bool | None = None) -> None:
     """Start an engine on the policy in ``directory`` in place of the one before."""
     global _engine
     stop()
-    section = rollout_section(name="vllm", dtype=dtype)
+    section = rollout_section(name="vllm", dtype=dtype, enforce_eager=enforce_eager)
     _engine = create_engine("vllm", section, directory, seed=3, num_threads=1)
 
 

@@ -55,7 +55,7 @@ class VLLMEngine:
         num_threads: int | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        self._on_cpu = _prepare_process(num_threads)
+        self._on_cpu = _prepare_process(num_threads, compiles=config.enforce_eager is False)
         arguments_cls, engine_cls = _import_vllm()
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
@@ -276,9 +276,9 @@ def engine_arguments(
         "trust_remote_code": trust_remote_code,
     }
     if on_cpu:
-        # Compilation saves about a tenth of the forward pass and costs most of a minute at every
-        # start.
-        arguments |= {"enforce_eager": True, "block_size": CPU_BLOCK_SIZE}
+        # Compiling costs up to half a minute at the start: a tenth of what is played in five.
+        arguments["enforce_eager"] = config.enforce_eager is not False
+        arguments["block_size"] = CPU_BLOCK_SIZE
         cache_gb = CPU_CACHE_GB if config.kv_cache_gb is None else config.kv_cache_gb
         arguments["kv_cache_memory_bytes"] = int(cache_gb * GIB)
     else:
@@ -288,7 +288,7 @@ def engine_arguments(
 
 def _on_cuda(config: EngineSection) -> dict[str, Any]:
     arguments: dict[str, Any] = {
-        "enforce_eager": config.enforce_eager,
+        "enforce_eager": bool(config.enforce_eager),
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "tensor_parallel_size": config.tensor_model_parallel_size,
         "enable_sleep_mode": config.free_cache_engine,
@@ -304,8 +304,10 @@ def _on_cuda(config: EngineSection) -> dict[str, Any]:
     return arguments
 
 
-def _prepare_process(num_threads: int | None) -> bool:
-    """Set what vLLM and OpenMP read at import; return whether the engine runs on CPU."""
+def _prepare_process(num_threads: int | None, compiles: bool) -> bool:
+    """Set what vLLM and OpenMP read at import; return whether the engine runs on CPU. ``compiles``:
+    it may, there.
+    """
     # the core in this process: weights are handed over without a copy through another one
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -318,8 +320,9 @@ def _prepare_process(num_threads: int | None) -> bool:
 
     if torch.cuda.is_available():
         return False
-    # else vLLM compiles a helper during the first requests: 4-20 s
-    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    if not compiles:
+        # else vLLM compiles a helper during the first requests: 4-20 s
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     # it would take precedence over kv_cache_memory_bytes, in whole GiB
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     if num_threads is not None:

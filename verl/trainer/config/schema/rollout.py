@@ -75,8 +75,8 @@ class RolloutConfig(AcceptedRollout):
     """sequences decoded at once"""
     max_num_batched_tokens: PositiveInt = 8192
     """tokens per engine step"""
-    enforce_eager: Annotated[bool, GpuOnly()] = False
-    """no CUDA graphs"""
+    enforce_eager: bool | None = None
+    """vLLM compiles nothing and takes no CUDA graphs; null: true on CPU, false on GPUs"""
     free_cache_engine: Annotated[bool, GpuOnly()] = True
     """put the engine to sleep while the policy is updated"""
     enable_chunked_prefill: bool = True

@@ -369,16 +369,16 @@ def test_every_key_has_a_type_a_doc_and_an_allowed_default(schema):
 def test_keys_without_effect_are_named_in_one_warning(caplog):
     cfg = load_config(
         "ppo_trainer",
-        [f"{MODEL}.use_liger=true", f"{ROLLOUT}.enforce_eager=true", "trainer.device=cpu"],
+        [f"{MODEL}.use_liger=true", f"{ROLLOUT}.free_cache_engine=false", "trainer.device=cpu"],
     )
     with caplog.at_level(logging.WARNING):
         warn_without_effect(cfg)
     (record,) = caplog.records
     assert (
         f"{MODEL}.use_liger" in record.getMessage()
-        and f"{ROLLOUT}.enforce_eager" in record.getMessage()
+        and f"{ROLLOUT}.free_cache_engine" in record.getMessage()
     )
-    assert f"{ROLLOUT}.enforce_eager" not in without_effect(cfg, "cuda")
+    assert f"{ROLLOUT}.free_cache_engine" not in without_effect(cfg, "cuda")
     caplog.clear()
     warn_without_effect(load_config("ppo_trainer"))
     assert not caplog.records
