@@ -45,6 +45,16 @@ def on_gpu(**changes):
     return engine_arguments("policy", section, seed=1, trust_remote_code=False, on_cpu=False)
 
 
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_a_cpu_compiles_where_it_is_asked_and_a_device_where_it_is_not_forbidden(asked):
+    section = rollout_section(enforce_eager=asked)
+    on_cpu, on_device = (
+        engine_arguments("policy", section, 1, False, here) for here in (True, False)
+    )
+    assert on_cpu["enforce_eager"] is (asked is not False)
+    assert on_device["enforce_eager"] is (asked is True)
+
+
 def test_a_cache_has_the_size_that_is_given_on_both():
     assert arguments(on_cpu=True)["kv_cache_memory_bytes"] == int(0.1 * 2**30)
     assert arguments(on_cpu=False)["kv_cache_memory_bytes"] == int(0.1 * 2**30)
