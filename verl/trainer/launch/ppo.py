@@ -308,7 +308,8 @@ def start_workers(
     rollout_workers = start_rollout_workers(cfg, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
-    # They load while the groups do.
+    # They load while the groups do. Closed here where a group does not start; else by ``start``,
+    # before the groups are.
     stack.callback(collector.close)
     collector.open(rollout_workers)
     transfer = cfg.actor_rollout_ref.rollout.weight_transfer
