@@ -69,6 +69,12 @@ def cluster():
     cluster.shutdown()
 
 
+def lost_until(run, step: int) -> float:
+    """The collectors lost in the iterations up to ``step``, as the run recorded them."""
+    records = [record for record in read_metrics(run) if record["step"] <= step]
+    return sum(record["rollout/collectors_lost"] for record in records)
+
+
 def test_environments_may_be_lost_and_ranks_end_the_run_which_goes_on_where_it_was(
     cluster, tmp_path
 ):
@@ -86,8 +92,8 @@ def test_environments_may_be_lost_and_ranks_end_the_run_which_goes_on_where_it_w
     job.wait_for(checkpoints.steps, TIMEOUT_S)
     nodes.remove_node(bare, allow_graceful=False)
     job.wait_for(lambda: LOST in log.read_text(), TIMEOUT_S)
-    before = max(checkpoints.steps())
-    job.wait_for(lambda: max(checkpoints.steps()) > before, TIMEOUT_S)
+    # Saves go on beside the next iterations: the step that counts the loss may not be saved yet.
+    job.wait_for(lambda: lost_until(run, max(checkpoints.steps())), TIMEOUT_S)
     nodes.remove_node(far, allow_graceful=False)
     assert job.wait(TIMEOUT_S) == 1
     last = log.read_text().strip().splitlines()[-1]
@@ -99,10 +105,9 @@ def test_environments_may_be_lost_and_ranks_end_the_run_which_goes_on_where_it_w
     again = start([*words, f"trainer.total_training_steps={steps}"], tmp_path / "again.txt")
     again.finish(TIMEOUT_S)
     assert f"resumed from {newest}" in (tmp_path / "again.txt").read_text()
-    metrics = read_metrics(run)
     recorded = [record["step"] for record in jsonl.read(run / "metrics.jsonl")]
     assert recorded == list(range(1, steps + 1))
-    assert sum(record["rollout/collectors_lost"] for record in metrics) == 1
+    assert lost_until(run, steps) == 1
     for step in recorded:
         # None of the lost plays is missing.
         plays = {line["traj_uid"] for line in jsonl.read(run / "rollouts" / f"{step}.jsonl")}
