@@ -9,8 +9,10 @@ trajectory, unless the last thing it was told is that there is no room or no tur
 play was cut, as one of an environment is.
 """
 
+import asyncio
 import json
 import time
+from collections.abc import Awaitable
 from dataclasses import asdict
 
 from agent_system.endpoint.chat_request import ChatRequest, SamplingRules
@@ -51,6 +53,7 @@ class AgentPlayer(TrajectoryPlayer):
         self._rewarded = False
         self._ended = False
         self._failure: EngineAborted | RolloutWorkerFailed | None = None
+        self._engine_died = asyncio.Event()
 
     async def _run(self, env: EnvSession) -> None:
         trajectory = self.trajectory
@@ -60,7 +63,8 @@ class AgentPlayer(TrajectoryPlayer):
         trajectory.start_state = (observation.text, observation.state)
         async with self._endpoint.admitted(self) as door:
             try:
-                await self._waiting_for_env(env.step(json.dumps(asdict(door))))
+                playing = env.step(json.dumps(asdict(door)))
+                await self._waiting_for_env(self._while_engine_lives(playing))
             except EnvFailure as failure:
                 cut = self.trajectory.truncated is not None and failure.kind == "error"
                 # What becomes of an agent after its play is over changes nothing.
@@ -73,6 +77,22 @@ class AgentPlayer(TrajectoryPlayer):
         if not self._rewarded and trajectory.truncated is None:
             raise EnvFailure("error", "the agent ended, and neither returned nor posted a reward")
         self._conclude()
+
+    async def _while_engine_lives(self, playing: Awaitable[object]) -> None:
+        """Wait for the agent; raise ``RolloutWorkerFailed`` at once, whatever the agent makes of
+        it.
+        """
+        agent = asyncio.ensure_future(playing)
+        death = asyncio.ensure_future(self._engine_died.wait())
+        try:
+            await asyncio.wait((agent, death), return_when=asyncio.FIRST_COMPLETED)
+            if not agent.done() and self._failure is not None:
+                raise self._failure
+            await agent
+        finally:
+            for task in (agent, death):
+                task.cancel()
+            await asyncio.gather(agent, death, return_exceptions=True)
 
     # ---- what the endpoint asks ----
 
@@ -157,6 +177,8 @@ class AgentPlayer(TrajectoryPlayer):
             )
         except (EngineAborted, RolloutWorkerFailed) as failure:
             self._failure = failure
+            if isinstance(failure, RolloutWorkerFailed):
+                self._engine_died.set()
             raise Refused(f"the engine failed: {failure}", status=500) from failure
         finally:
             self.trajectory.engine_wait_s += time.perf_counter() - began

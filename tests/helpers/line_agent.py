@@ -21,6 +21,8 @@ END = "</action>"
 REFUSED: list[Exception] = []  # what ``leave_one_behind`` was told, in this process
 BROKEN: set[str] = set()  # tasks in which ``break_once`` broke, in this process
 
+LINGERED = threading.Event()  # what ``linger`` waits for, in this process
+
 
 def tasks(split):
     """The way of three numbers or more, as ``tests.helpers.play`` has them."""
@@ -206,6 +208,13 @@ def shrug(task, seed, base_url, api_key, model):
         _ask(_client(base_url, api_key), model, "hello")
     except openai.APIError:
         return 1.0
+    return 1.0
+
+
+def linger(task, seed, base_url, api_key, model):
+    """Goes on, and is not done before ``LINGERED`` is set."""
+    shrug(task, seed, base_url, api_key, model)
+    LINGERED.wait(60)
     return 1.0
 
 

@@ -3,6 +3,7 @@ is data.
 """
 
 import asyncio
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
+from agent_system.multi_turn_rollout.engine_client import RolloutWorkerFailed
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import Job
@@ -215,6 +217,23 @@ def test_what_the_engine_gives_up_breaks_the_play(rows, tokenizer):
     data = rows(config, tokenizer, engine, groups=1, is_train=False)
     assert data.non_tensor_batch["aborted"].all()
     assert data.meta_info["metrics"]["rollout/aborted_engine"] == 1.0
+
+
+class DeadEngine(ScriptedEngine):
+    async def submit(self, requests) -> None:
+        raise RuntimeError("gone")
+
+
+def test_a_dead_engine_ends_the_run_whatever_agents_make_of_it(rows, tokenizer):
+    engine = DeadEngine(tokenizer, replies)
+    line_agent.LINGERED.clear()
+    waiting = threading.Timer(30, line_agent.LINGERED.set)  # were the agent waited for
+    waiting.start()
+    with pytest.raises(RolloutWorkerFailed, match="gone"):
+        rows(agent_config("linger", n=1), tokenizer, engine, groups=1)
+    assert not line_agent.LINGERED.is_set(), "it was raised while the agent was still playing"
+    waiting.cancel()
+    line_agent.LINGERED.set()
 
 
 def test_a_reply_that_nobody_waited_for_is_no_row(rows, tokenizer):
