@@ -199,6 +199,7 @@ class VLLMEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             # 0: of the sampled token alone; on CPU our own sampler notes it
             logprobs=None if self._sampler is not None else 0,
+            skip_clone=True,  # made for this request alone: vLLM need not copy it deeply
         )
 
     def _result(self, output: "RequestOutput") -> SamplingResult:
