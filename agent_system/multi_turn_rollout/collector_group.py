@@ -38,9 +38,8 @@ CLOSE_TIMEOUT_S = 10.0
 LOOK_S = 1.0  # between two looks at how far the plays are
 REPLACED = 2  # times that a call replaces one collector: what kills it more often is no accident
 
-# Asks collector ``number`` for its plays, with those of earlier calls where it is a new one, and
-# returns the reference to them.
-Ask: TypeAlias = Callable[[int, bool], Any]
+# Asks collector ``number`` for its plays and returns the reference to them.
+Ask: TypeAlias = Callable[[int], Any]
 
 
 class CollectorGroup:
@@ -65,6 +64,8 @@ class CollectorGroup:
         self._places: dict[int, str] = {}  # the node that each was put on
         # Of every collector, by traj_uid: what was begun and has not been handed out.
         self._under_way: list[dict[str, Job]] = [{} for _ in range(env_config.num_collectors)]
+        self._replaced = Counter[int]()  # how often each was
+        self._knows_nothing: set[int] = set()  # new ones, not told yet what those before had begun
         self._over = 0  # plays that they have ended, as far as is known
         # Both or neither: the worker in this process and the loop that it lives in.
         self._local: CollectorWorker | None = None
@@ -83,10 +84,27 @@ class CollectorGroup:
         place = NodeAffinitySchedulingStrategy(self._places[number], soft=True)
         options = {"num_cpus": 0, "memory": 1, "scheduling_strategy": place}
         actor = ray.remote(CollectorWorker).options(**options)
-        worker: Any = actor.remote(*self._arguments, collector_name(number), **self._options)
+        worker: Any = actor.remote(*self._arguments, self._client(number), **self._options)
         # At once: seconds that others need to load. What it raises the first plays raise again.
         worker.start.remote()
         return worker
+
+    def _client(self, number: int) -> str:
+        """What collector ``number`` is called by engines, whose requests go by that name: those of
+        one that was lost are not those of the next.
+        """
+        times = self._replaced[number]
+        return f"{collector_name(number)}.{times}" if times else collector_name(number)
+
+    def _replace(self, number: int) -> None:
+        """Put a new collector in the place of one that is lost, and have engines forget it."""
+        # It may be out of reach and alive.
+        ray.kill(self._remote[number])
+        for engine in self._arguments[-1]:
+            engine.abort.remote(self._client(number))
+        self._replaced[number] += 1
+        self._knows_nothing.add(number)
+        self._remote[number] = self._started(number)
 
     def collect_ready(self, jobs: Sequence[Job], settings: PlaySettings, keep: int) -> Collected:
         """Begin ``jobs`` and return the groups that are done, of these and of earlier calls, once
@@ -100,8 +118,11 @@ class CollectorGroup:
         for under_way, shard in zip(self._under_way, shards, strict=True):
             under_way.update({job.traj_uid: job for job in shard})
 
-        def ask(number: int, again: bool) -> Any:
-            shard = list(self._under_way[number].values()) if again else shards[number]
+        def ask(number: int) -> Any:
+            shard = shards[number]
+            if number in self._knows_nothing:
+                shard = list(self._under_way[number].values())
+                self._knows_nothing.remove(number)
             return self._remote[number].collect_ready.remote(shard, settings, kept[number])
 
         parts = self._play(ask, range(workers), len(jobs), settings)
@@ -117,7 +138,7 @@ class CollectorGroup:
         shards = shard_by_group(jobs, len(self._remote))
         busy = [number for number, shard in enumerate(shards) if shard]
 
-        def ask(number: int, _: bool) -> Any:
+        def ask(number: int) -> Any:
             return self._remote[number].collect.remote(shards[number], settings)
 
         parts = self._play(ask, busy, len(jobs), settings)
@@ -146,7 +167,7 @@ class CollectorGroup:
         before = self._plays_over()
         parts: dict[int, Collected] = {}
         lost = Counter[int]()
-        pending = {ask(number, False): number for number in numbers}
+        pending = {ask(number): number for number in numbers}
         with waiting_for(map(collector_name, numbers)) as late:
             while pending:
                 done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=LOOK_S)
@@ -156,7 +177,7 @@ class CollectorGroup:
                     part = self._part(ref, number, last=lost[number] == REPLACED)
                     if part is None:
                         lost[number] += 1
-                        pending[ask(number, True)] = number
+                        pending[ask(number)] = number
                     else:
                         parts[number] = part
                 late[:] = map(collector_name, pending.values())
@@ -179,9 +200,7 @@ class CollectorGroup:
             if last:
                 raise
             logger.warning("%s is lost, and what it played begins again: %s", name, error)
-        # It may be out of reach and alive.
-        ray.kill(self._remote[number])
-        self._remote[number] = self._started(number)
+        self._replace(number)
         return None
 
     def _plays_over(self) -> int:

@@ -21,7 +21,8 @@ END = "</action>"
 REFUSED: list[Exception] = []  # what ``leave_one_behind`` was told, in this process
 BROKEN: set[str] = set()  # tasks in which ``break_once`` broke, in this process
 
-LINGERED = threading.Event()  # what ``linger`` waits for, in this process
+LEAVE = threading.Event()  # what ``linger`` waits for, in this process
+LINGERED: list[str] = []  # tasks in which ``linger`` came to its end, in this process
 
 
 def tasks(split):
@@ -212,9 +213,10 @@ def shrug(task, seed, base_url, api_key, model):
 
 
 def linger(task, seed, base_url, api_key, model):
-    """Goes on, and is not done before ``LINGERED`` is set."""
+    """Goes on, and is not done before ``LEAVE`` is set."""
     shrug(task, seed, base_url, api_key, model)
-    LINGERED.wait(60)
+    LEAVE.wait(60)
+    LINGERED.append(task["task_id"])
     return 1.0
 
 

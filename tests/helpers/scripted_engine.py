@@ -18,7 +18,8 @@ class ScriptedEngine:
 
     A script that raises ends the play. A turn longer than ``max_tokens`` is cut. Log-probs are
     -1/4, -2/4, ... in order, so that a misplaced one is seen. ``requests`` keeps what was asked,
-    ``submits`` the sizes of the messages, ``polls`` how many polls were under way.
+    ``submits`` the sizes of the messages, ``polls`` how many polls were under way, ``forgotten``
+    the clients that were given up.
     """
 
     def __init__(self, tokenizer, script: Script, delay_s: float = 0.0, version: int = 0) -> None:
@@ -30,6 +31,7 @@ class ScriptedEngine:
         )
         self.requests: list[SamplingRequest] = []
         self.submits: list[int] = []
+        self.forgotten: list[str] = []
         self.polls = 0
         self.most_polls = 0
         self._done: dict[str, asyncio.Queue] = defaultdict(asyncio.Queue)
@@ -55,7 +57,12 @@ class ScriptedEngine:
         finally:
             self.polls -= 1
 
+    async def told(self) -> tuple[list[str], list[str]]:
+        """The ids of all requests, and ``forgotten``; for an engine that is a Ray actor."""
+        return [request.request_id for request in self.requests], self.forgotten
+
     async def abort(self, client: str) -> None:
+        self.forgotten.append(client)
         self._done.pop(client, None)
 
     def _finish(self, request: SamplingRequest) -> None:

@@ -145,7 +145,10 @@ class Watchdog:
         while not self._over.wait(LOOK_S):
             if self._guard is not None:
                 self._guard.beat()
-            self.look()
+            try:
+                self.look()
+            except OSError:  # of a file of another process; the next look may find it
+                logger.warning("the watchdog could not look", exc_info=True)
 
     def _ask_elsewhere(self, target: Path) -> list[str]:
         silent: list[str] = []
@@ -174,7 +177,11 @@ class Watchdog:
 
     def _end(self, what: str) -> None:
         path = self._logs / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-        silent = collect_stacks(self._answers, path)
+        silent: list[Asked] = []
+        try:
+            silent = collect_stacks(self._answers, path)
+        except OSError:  # a full disk, perhaps: the run has to end all the same
+            logger.warning("the stacks could not be written", exc_info=True)
         stopped = [f"{one.described()} does not run" for one in silent]
         found = "; ".join([what, *stopped, *self._ask_elsewhere(path)])
         self._verdict = f"{found} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"

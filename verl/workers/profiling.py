@@ -28,9 +28,11 @@ def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) ->
     return found
 
 
-def memory_metrics() -> dict[str, float]:
-    """The largest amounts of any rank so far, GiB: of its process in host memory, and on its GPU
-    what tensors took and what was reserved for them. A collective call.
+def memory_metrics(role: str) -> dict[str, float]:
+    """The largest amounts of any rank of ``role`` so far, GiB: of its process in host memory, and
+    what its tensors took on its GPU and was reserved for them. A collective call.
+
+    Names are those of the field for the actor and end in the role for others.
     """
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     used = {"perf/cpu_memory_used_gb": 1024.0 * peak_kib}
@@ -38,7 +40,8 @@ def memory_metrics() -> dict[str, float]:
         used["perf/max_memory_allocated_gb"] = float(torch.cuda.max_memory_allocated())
         used["perf/max_memory_reserved_gb"] = float(torch.cuda.max_memory_reserved())
     largest = max_over_ranks([amount / 2**30 for amount in used.values()])
-    return dict(zip(used, largest, strict=True))
+    tail = "" if role == "actor" else f"/{role}"
+    return {f"{name}{tail}": value for name, value in zip(used, largest, strict=True)}
 
 
 @contextlib.contextmanager

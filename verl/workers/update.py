@@ -108,7 +108,7 @@ def update_metrics(
         f"perf/update_{role}_seconds": seconds,
     }
     flops = model_flops(engine.module).update(work)
-    return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics()
+    return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics(role)
 
 
 def _means(records: Sequence[StepRecord]) -> dict[str, float]:

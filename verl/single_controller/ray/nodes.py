@@ -12,6 +12,8 @@ from ray.exceptions import RayError
 
 from verl.single_controller.base.errors import WorkerError
 
+# Ray remembers every node that a cluster ever had: these were gone before this process joined it.
+_gone_before: set[str] = set()
 NOTICED_S = 30.0  # Ray asks a node several times before it gives it up
 LOOK_S = 1.0
 
@@ -21,22 +23,30 @@ def node_name(node: Mapping[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
 
 
+def is_lost(node: Mapping[str, Any]) -> bool:
+    """Whether this node of ``ray.nodes()`` is gone and was not when ``naming_lost_nodes`` began."""
+    return not node["Alive"] and node["NodeID"] not in _gone_before
+
+
 def lost_nodes(within_s: float = NOTICED_S) -> list[str]:
-    """The nodes that are gone, once Ray says so of any, or none after ``within_s``; at once where
+    """The nodes that are lost, once Ray says so of any, or none after ``within_s``; at once where
     there is but one.
     """
     deadline = time.monotonic() + within_s
     while True:
         nodes = ray.nodes()
-        gone = [node for node in nodes if not node["Alive"]]
-        if gone or len(nodes) < 2 or time.monotonic() > deadline:
+        gone = [node for node in nodes if is_lost(node)]
+        alive = sum(node["Alive"] for node in nodes)
+        if gone or alive < 2 or time.monotonic() > deadline:
             return [node_name(node) for node in gone]
         time.sleep(LOOK_S)
 
 
 @contextlib.contextmanager
 def naming_lost_nodes() -> Iterator[None]:
-    """A block whose errors of workers say which nodes the cluster has lost."""
+    """A block whose errors of workers say which nodes the cluster has lost since it began."""
+    _gone_before.clear()
+    _gone_before.update(node["NodeID"] for node in ray.nodes() if not node["Alive"])
     try:
         yield
     except (WorkerError, RayError) as error:

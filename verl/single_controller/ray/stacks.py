@@ -6,7 +6,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from verl.single_controller.ray.nodes import node_name
+from verl.single_controller.ray.nodes import is_lost, node_name
 from verl.utils.stacks import Elsewhere, stacks_of_this_machine
 
 NODE_S = 30.0  # for a node to start a process that asks, and for it to answer
@@ -14,7 +14,7 @@ NODE_S = 30.0  # for a node to start a process that asks, and for it to answer
 
 def stacks_of_other_nodes(folder: Path) -> Elsewhere:
     """What processes of the run on all nodes but the driver's answer, node by node; a line for each
-    node that does not, and which are gone. ``folder`` has to lead to the same place everywhere.
+    node that does not, and which are lost. ``folder`` has to lead to the same place everywhere.
     """
     if not ray.is_initialized():
         return Elsewhere()
@@ -24,9 +24,9 @@ def stacks_of_other_nodes(folder: Path) -> Elsewhere:
     silent = []
     for node in ray.nodes():
         name = f"node {node_name(node)}"
-        if not node["Alive"]:
+        if is_lost(node):
             silent.append(f"{name} is gone")
-        elif node["NodeID"] != here:
+        elif node["Alive"] and node["NodeID"] != here:
             place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             ref = ask.options(scheduling_strategy=place).remote(folder)
             asked[ref] = name

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl.trainer.config.checks.places import engine_problems
+from verl.trainer.config.checks.places import cpu_problems, engine_problems
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 
@@ -60,6 +60,8 @@ def placement_problems(
             yield problem(cfg, DEVICE, why, "cpu", f"{DEVICE}=cpu, or `ray start --num-gpus=N`")
             return
         yield from engine_problems(cfg)
+    else:
+        yield from cpu_problems(cfg)
     cpus = trainer.n_gpus_per_node * groups * cpus_per_worker
     gpus = trainer.n_gpus_per_node if device == "cuda" else 0
     # Room beside what stands there: a node may hold the ranks of several.

@@ -62,30 +62,38 @@ def test_ray_collectors_play_what_one_in_this_process_plays():
     assert len(again) == 4 and again.non_tensor_batch["won"].all()
 
 
-@pytest.mark.parametrize("carry_over", [0, 1])
-def test_plays_of_a_lost_collector_are_played_by_another(carry_over):
+@pytest.mark.parametrize(("carry_over", "validating"), [(0, False), (1, False), (1, True)])
+def test_plays_of_a_lost_collector_are_played_by_another(carry_over, validating):
+    """Lost before a batch, or before a validation, while what is carried over is played."""
     tokenizer = make_tiny_tokenizer()
     config = make_config(levels=True, n=2, num_collectors=2)
     config.env.rollout.carry_over = carry_over
     _, envs, _ = make_world(tokenizer, config)
-    engine: Any = (
-        ray.remote(ScriptedEngine)
-        .options(num_cpus=0)
-        .remote(tokenizer, walking_policy(levels=True))
-    )
     played = []
     for lose in (False, True):
         collector = TrajectoryCollector(config, tokenizer)
+        engine: Any = (
+            ray.remote(ScriptedEngine)
+            .options(num_cpus=0)
+            .remote(tokenizer, walking_policy(levels=True))
+        )
         try:
             first = collector.multi_turn_loop(envs.gen_batch(1, 3), Group([engine]), envs)
             if lose:
                 # With what it had begun and not handed out.
                 ray.kill(collector.open([engine])._remote[0])
+            if validating:
+                panel = make_envs(config)[1].panel_batch()[:4]
+                val = collector.multi_turn_loop(panel, Group([engine]), envs, is_train=False)
+                assert len(val) == 4
             second = collector.multi_turn_loop(envs.gen_batch(2, 3), Group([engine]), envs)
+            asked, forgotten = ray.get(engine.told.remote())
         finally:
             collector.close()
+        assert len(set(asked)) == len(asked), "what comes late would answer another request"
+        assert forgotten == ["collector-0"] * lose
         assert first.meta_info["metrics"]["rollout/collectors_lost"] == 0
-        assert second.meta_info["metrics"]["rollout/collectors_lost"] == lose
+        assert second.meta_info["metrics"]["rollout/collectors_lost"] == (lose and not validating)
         assert len(first) == len(second) == 6
         played.append(rows(first) + rows(second))
     assert sorted(played[0], key=str) == sorted(played[1], key=str)
@@ -119,18 +127,15 @@ def watched(monkeypatch):
                 raise errors[ref]
             return plays_of(ref)
 
-        def ask(number: int, again: bool) -> str:
-            assert again == (number in started)
+        def ask(number: int) -> str:
             return f"{number}{'+' * started.count(number)}"
 
-        fake = SimpleNamespace(wait=wait, kill=lambda actor: None)
         monkeypatch.setattr(collector_group, "ray_get", get)
-        monkeypatch.setattr(collector_group, "ray", fake)
+        monkeypatch.setattr(collector_group, "ray", SimpleNamespace(wait=wait))
         monkeypatch.setattr(CollectorGroup, "_plays_over", lambda self: next(over))
-        monkeypatch.setattr(CollectorGroup, "_started", lambda self, number: started.append(number))
+        monkeypatch.setattr(CollectorGroup, "_replace", lambda self, number: started.append(number))
         progress: Any = SimpleNamespace(to=heard.append)
         group = object.__new__(CollectorGroup)
-        group._remote = ["first", "second"]
         return CollectorGroup._watched(group, ask, [0, 1], 60.0, progress), heard, started
 
     return watch

@@ -37,18 +37,18 @@ def clusters(monkeypatch):
     "error", [WorkerDiedError("rank 0 is gone"), ActorUnavailableError("?", None)]
 )
 def test_a_node_that_is_given_up_a_moment_later_is_named(clusters, error):
-    looks = clusters([HEAD, OTHER], [HEAD, OTHER], [HEAD, GONE])
+    looks = clusters([HEAD, OTHER], [HEAD, OTHER], [HEAD, OTHER], [HEAD, GONE])
     with pytest.raises(type(error)) as caught, nodes.naming_lost_nodes():
         raise error
     assert caught.value.__notes__ == ["the node other (bbbbbbbb) of the cluster is gone"]
-    assert len(looks) == 3
+    assert len(looks) == 4
 
 
 def test_a_run_of_one_node_does_not_wait(clusters):
     looks = clusters([HEAD])
     with pytest.raises(WorkerDiedError) as caught, nodes.naming_lost_nodes():
         raise WorkerDiedError("rank 0 is gone")
-    assert len(looks) == 1 and not hasattr(caught.value, "__notes__")
+    assert len(looks) == 2 and not hasattr(caught.value, "__notes__")
 
 
 def test_where_no_node_is_lost_none_is_named(clusters):
@@ -57,7 +57,16 @@ def test_where_no_node_is_lost_none_is_named(clusters):
 
 
 def test_other_errors_are_none_of_its_business(clusters):
-    looks = clusters([HEAD, GONE])
+    looks = clusters([HEAD, OTHER], [HEAD, GONE])
     with pytest.raises(KeyboardInterrupt), nodes.naming_lost_nodes():
         raise KeyboardInterrupt
-    assert looks == []
+    assert len(looks) == 1
+
+
+def test_a_node_that_was_gone_before_is_neither_named_nor_hides_another(clusters):
+    before = {**GONE, "NodeID": "c" * 56, "NodeManagerHostname": "yesterday"}
+    clusters([HEAD, OTHER, before], [HEAD, OTHER, before], [HEAD, GONE, before])
+    with pytest.raises(WorkerDiedError) as caught, nodes.naming_lost_nodes():
+        assert not nodes.is_lost(before) and nodes.is_lost(GONE)
+        raise WorkerDiedError("rank 0 is gone")
+    assert caught.value.__notes__ == ["the node other (bbbbbbbb) of the cluster is gone"]

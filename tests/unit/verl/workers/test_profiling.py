@@ -46,10 +46,10 @@ def test_a_share_of_the_peak_is_claimed_on_known_gpus_in_bfloat16(gpu):
 
 
 def test_memory_is_of_host_and_device(gpu):
-    (name,) = found = memory_metrics()
+    (name,) = found = memory_metrics("actor")
     assert name == "perf/cpu_memory_used_gb" and 0.05 < found[name] < 1000
     gpu("NVIDIA H100 80GB HBM3")
-    found = memory_metrics()
+    found = memory_metrics("actor")
     assert found["perf/max_memory_allocated_gb"] == 3.0
     assert found["perf/max_memory_reserved_gb"] == 5.0
 
@@ -73,7 +73,9 @@ def test_an_update_counts_the_operations_of_its_rows(policy, role, epochs):
     expected = epochs * model_flops(worker.engine.module).update(work)
     assert metrics[f"perf/tflops/{role}"] * seconds * 1e12 == pytest.approx(expected)
     assert f"perf/mfu/{role}" not in metrics
-    assert metrics["perf/cpu_memory_used_gb"] > 0
+    # Of another process: it is not to take the place of the actor's.
+    assert metrics[f"perf/cpu_memory_used_gb{'' if role == 'actor' else '/critic'}"] > 0
+    assert ("perf/cpu_memory_used_gb" in metrics) == (role == "actor")
 
 
 def test_ranks_that_are_asked_to_write_a_trace_of_an_update(policy, tmp_path):

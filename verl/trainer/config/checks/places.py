@@ -22,8 +22,7 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
     elif joins and trainer.device == "auto":
         yield from _parallel_problems(cfg)
     else:
-        yield from _attention_problems(cfg)
-        yield from _transfer_problems(cfg, "cpu")
+        yield from cpu_problems(cfg)
     yield from _joint_problems(cfg)
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
@@ -53,6 +52,12 @@ def engine_problems(cfg: PPOConfig) -> Problems:
         why = f"{engines} engines{of} on {ranks} devices, and a device has room for one"
         fix = f"{key}={room}, or more devices" if room else "more devices"
         yield problem(cfg, key, why, f"{room} or fewer", fix)
+
+
+def cpu_problems(cfg: PPOConfig) -> Problems:
+    """What only GPUs can do."""
+    yield from _attention_problems(cfg)
+    yield from _transfer_problems(cfg, "cpu")
 
 
 def _joint_problems(cfg: PPOConfig) -> Problems:

@@ -79,6 +79,16 @@ def test_what_does_not_fit_is_said_with_what_there_is(cfg, nodes, key, why):
     assert message.startswith(f"{key}: ") and why in message and "; fix: " in message
 
 
+def test_what_only_gpus_can_do_is_refused_where_a_cluster_has_none():
+    cfg = config()
+    cfg.actor_rollout_ref.rollout.weight_transfer = "ipc"
+    cfg.actor_rollout_ref.model.attn_implementation = "flex"
+    assert said(cfg, GPU_NODE) == []
+    attention, transfer = said(cfg, Node("no GPU", cpus=32.0, gpus=0.0))
+    assert attention.startswith("actor_rollout_ref.model.attn_implementation='flex': ")
+    assert transfer.startswith("actor_rollout_ref.rollout.weight_transfer='ipc': ")
+
+
 def test_shares_of_cpus_add_up():
     assert said(config("cpu", ranks=4), Node("small", 1.2, 0.0), cpus=0.1) == []
     assert said(config("cpu", ranks=4), Node("small", 1.1, 0.0), cpus=0.1) != []
