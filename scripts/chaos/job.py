@@ -10,6 +10,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 FOLDER = ROOT / "build" / "chaos"
 KEPT = ROOT / "docs" / "chaos"  # results, small enough for git: a second machine goes on
 TOTAL = 2  # training steps
+PLAYS = 2  # of each: of one task, data.train_batch_size, two, env.rollout.n
 # Without movement, by the clock of ``strike``: no honest part takes as long, and once a part was
 # struck it is over in seconds.
 STALL_S = 600

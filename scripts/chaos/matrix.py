@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -25,7 +26,7 @@ from scripts.chaos.cells import (
     SAVE,
     Cell,
 )
-from scripts.chaos.job import STRUCK_WORDS, TOTAL, WORDS
+from scripts.chaos.job import PLAYS, STRUCK_WORDS, TOTAL, WORDS
 from scripts.chaos.node import two_nodes
 from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
@@ -162,11 +163,20 @@ def _wrong(ended: Ended) -> Iterator[str]:
         steps = [record["step"] for record in jsonl.read(ended.run / "metrics.jsonl")]
         if steps != list(range(1, TOTAL + 1)) or TOTAL not in whole:
             yield f"success was reported after steps {steps} and checkpoints {whole}"
+        for step in steps:
+            plays = {line["traj_uid"] for line in _whole_plays(ended.run, step)}
+            if len(plays) != PLAYS:
+                yield f"step {step} learnt from {len(plays)} plays, not {PLAYS}"
     elif whole and ended.cell.stage == SAVE and ended.cell.part in WRITERS:
         yield f"the save that was struck counts: {whole}"
     # Who is killed says nothing; its status does.
     if ended.status and not sentence(ended) and ended.status != -signal.SIGKILL:
         yield "no sentence names the part"
+
+
+def _whole_plays(run: Path, step: int) -> Iterator[dict[str, Any]]:
+    lines = jsonl.read(run / "rollouts" / f"{step}.jsonl")
+    return (line for line in lines if not line["aborted"] and line["steps"])
 
 
 def _checkpoints(run: Path) -> tuple[list[int], list[int]]:

@@ -26,7 +26,9 @@ class Nodes:
 @contextlib.contextmanager
 def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
     """The cluster, whose workers find ``environ``; gone after the block."""
-    os.environ |= {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
+    said = {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
+    before = {name: os.environ.get(name) for name in said}
+    os.environ |= said
     from ray.cluster_utils import Cluster  # reads the switch
 
     head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
@@ -44,3 +46,7 @@ def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(family, timeout=10)
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
