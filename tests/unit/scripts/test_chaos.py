@@ -23,7 +23,7 @@ from scripts.chaos.cells import (
     cell_of,
     every_cell,
 )
-from scripts.chaos.job import TOTAL
+from scripts.chaos.job import PLAYS, TOTAL
 from scripts.chaos.matrix import Ended, Result, sentence, verdict
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
@@ -34,7 +34,12 @@ verl.single_controller.base.errors.WorkerDiedError: the process is gone: actor[r
 """
 
 
-def run_of(place, steps, checkpoints):
+def run_of(place, steps, checkpoints, plays=PLAYS):
+    for step in steps:
+        lines = [
+            {"traj_uid": f"{step}/{n}", "aborted": n >= plays, "steps": [{}]} for n in range(PLAYS)
+        ]
+        jsonl.write(place / "rollouts" / f"{step}.jsonl", lines)
     jsonl.write(place / "metrics.jsonl", [{"step": step, "time": 1.5 * step} for step in steps])
     manager = CheckpointManager(place / "checkpoints")
     for step in checkpoints:
@@ -96,6 +101,9 @@ def test_a_run_that_goes_on_reaches_its_end(tmp_path):
     assert verdict(ended(PLAYING, whole, status=0, said="")) == "goes on"
     twice = run_of(tmp_path / "b", [1, 1, *range(2, TOTAL + 1)], range(1, TOTAL + 1))
     assert "success was reported" in verdict(ended(PLAYING, twice, status=0))
+    broken = run_of(tmp_path / "c", range(1, TOTAL + 1), range(1, TOTAL + 1), plays=PLAYS - 1)
+    found = verdict(ended(PLAYING, broken, status=0, said=""))
+    assert f"step {TOTAL} learnt from {PLAYS - 1} plays, not {PLAYS}" in found
 
 
 def test_who_is_killed_says_nothing(tmp_path):
