@@ -161,8 +161,8 @@ class TrajectoryCollector:
         actor_rollout_wg: RolloutEngines,
         envs: TaskSource,  # noqa: ARG002  the loops are called alike
     ) -> DataProto:
-        """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories count
-        as lost.
+        """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories are
+        among the rows, ``aborted``.
         """
         greedy = replace(self._settings(is_train=False, thinking=False), temperature=0.0, plays=1)
         played = self._play(gen_batch, actor_rollout_wg, greedy)

@@ -223,6 +223,9 @@ class Checkpoints:
     def latest_valid(self) -> Path | None:
         return self.newest
 
+    def put_aside_after(self, step: int) -> None:
+        self.begun_at = step
+
     def wait(self) -> None:
         self.waited = True
 

@@ -72,10 +72,11 @@ class Journal:
         self._writing = BackgroundCalls("journal", MOST_WAITING, WRITE_TIMEOUT_S)
 
     def open(self, resume_step: int | None, total_steps: int) -> None:
-        """Start the trackers; lines after ``resume_step`` are removed, ``None`` starts a fresh
-        file.
+        """Start the trackers; what was written of steps after ``resume_step`` is removed, ``None``
+        starts afresh and puts all of an earlier run aside.
         """
         trainer = self.config.trainer
+        self.run.forget_after(resume_step)
         self.tracking = Tracking(
             trainer.project_name,
             trainer.experiment_name,

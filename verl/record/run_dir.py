@@ -28,9 +28,11 @@ from verl.record.config_values import as_dict, flatten
 from verl.record.facts import environment_facts
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
+from verl.utils.files import put_aside
 from verl.utils.settings import ConfigError
 
 logger = logging.getLogger(__name__)
+VALIDATION = "val_"  # before the step of a file of validation plays
 MAX_CHANGES = 12  # keys named when a run starts with another configuration
 
 
@@ -109,13 +111,29 @@ class RunDirectory:
             logger.warning("interrupted; the same command %s (trainer.resume_mode=auto)", where)
             raise
 
+    def forget_after(self, step: int | None) -> None:
+        """Remove the plays of steps after ``step``, which come again; None: put all plays of an
+        earlier run aside.
+        """
+        for folder in (self.rollouts, self.tokens):
+            files = list(folder.glob("*.jsonl"))
+            if step is None and files:
+                aside = put_aside(folder)
+                folder.mkdir()
+                logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
+            elif step is not None:
+                for file in files:
+                    number = file.stem.removeprefix(VALIDATION)
+                    if number.isdigit() and int(number) > step:
+                        file.unlink()
+
     def rollout_path(self, step: int, validation: bool = False) -> Path:
         """Where the trajectories of ``step`` are."""
-        return self.rollouts / f"{'val_' if validation else ''}{step}.jsonl"
+        return self.rollouts / f"{VALIDATION if validation else ''}{step}.jsonl"
 
     def rollout_steps(self, validation: bool = False) -> list[int]:
         """Steps whose trajectories were written."""
-        prefix = "val_" if validation else ""
+        prefix = VALIDATION if validation else ""
         files = self.rollouts.glob(f"{prefix}*.jsonl")
         steps = [file.stem.removeprefix(prefix) for file in files]
         # Without a prefix the files of validations match too; their names are no numbers.

@@ -17,6 +17,7 @@ from verl.names import TRACKERS
 from verl.record.config_values import flatten
 from verl.record.console import TrainingConsole
 from verl.utils import jsonl
+from verl.utils.files import put_aside
 from verl.utils.hints import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -111,10 +112,7 @@ def prepare_metrics(path: Path, resume_step: int | None) -> None:
     if not path.exists():
         return
     if resume_step is None:
-        number = 1
-        while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-            number += 1
-        path.rename(aside)
+        aside = put_aside(path)
         logger.info("the metrics of an earlier run in this directory are now in %s", aside.name)
         return
     kept = [record for record in jsonl.read(path) if record.get("step", 0) <= resume_step]

@@ -35,7 +35,7 @@ from typing import Any
 
 from verl.records import WrittenFiles
 from verl.utils.background import BackgroundCall
-from verl.utils.files import flush_to_disk
+from verl.utils.files import flush_to_disk, put_aside
 from verl.utils.manifest import (
     STATE,
     CheckpointError,
@@ -190,6 +190,24 @@ class CheckpointManager:
                 return path
         return None
 
+    def put_aside_after(self, step: int) -> None:
+        """Move whole checkpoints of later steps out of the way: the run that wrote them is given
+        up, and the newest one is what ``latest_valid`` finds and ``max_to_keep`` keeps.
+        """
+        later = [path for n, path in self.steps().items() if n > step and looks_whole(path)]
+        if not later:
+            return
+        aside = self.root / "given_up"
+        aside.mkdir(exist_ok=True)
+        for path in later:
+            place = aside / path.name
+            if place.exists():
+                put_aside(place)
+            os.rename(path, place)
+        flush_to_disk(self.root)
+        names = ", ".join(path.name for path in later)
+        logger.warning("of a run that is given up, and now in %s: %s", aside, names)
+
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
         """The ``state`` saved in ``path`` (verified first), or in the newest valid checkpoint.
 
@@ -228,13 +246,14 @@ class CheckpointManager:
 
     def _retire(self, saved_step: int) -> None:
         """Keep the newest ``max_to_keep`` whole checkpoints and, whatever their number, the newest
-        valid one.
+        valid one and the one just saved.
         """
         if self.max_to_keep is None:
             return
         steps = self.steps()
         whole = [step for step, path in steps.items() if looks_whole(path)]
-        keep = {*whole[-self.max_to_keep :], self._newest_valid_step(steps, saved_step)}
+        newest = self._newest_valid_step(steps, saved_step)
+        keep = {*whole[-self.max_to_keep :], newest, saved_step}
         for step, path in steps.items():
             # a torn one newer than all that is kept stays for inspection
             if step not in keep and (step in whole or step < min(keep)):

@@ -22,6 +22,16 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+def put_aside(path: Path) -> Path:
+    """Rename ``path`` to the first of ``<stem>.1<suffix>``, ``.2`` ... that is free, and return
+    that.
+    """
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    return path.rename(aside)
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[IO[str]]:
     """A UTF-8 file to write into; ``path`` holds all of it afterwards, or what it held before if

@@ -94,6 +94,17 @@ def plays_files(cfg: PPOConfig) -> bool:
     return bool(data_keys(cfg))
 
 
+def scored_later(cfg: PPOConfig) -> str | None:
+    """The key of what scores plays once a whole batch is played; None where environments alone do,
+    or are handed the function that does.
+    """
+    if cfg.reward_model.enable:
+        return "reward_model.enable"
+    if cfg.custom_reward_function.path and not plays_files(cfg):
+        return "custom_reward_function.path"
+    return None
+
+
 def rules_of_no_weight(cfg: PPOConfig) -> dict[str, str]:
     """Keys that change what the rules pay where a reward model alone is heard, each with the
     reason.

@@ -13,7 +13,8 @@ from verl.trainer.config.schema import PPOConfig
 
 logger = logging.getLogger(__name__)
 CONFIG = "config.yaml"
-# Every step is scored at all four levels, as it was played: nothing is forced, dealt or left out.
+# Every step is scored at all four levels, as it was played: nothing is forced, dealt or left out,
+# no slow group left behind.
 SCORED = (
     "algorithm.rlvcr.credit=scored",
     "algorithm.rlvcr.alternatives=all",
@@ -21,6 +22,7 @@ SCORED = (
     "algorithm.rlvcr.step_fraction=1.0",
     "algorithm.rlvcr.permute=false",
     "algorithm.rlvcr.epsilon_levels=0.0",
+    "env.rollout.carry_over=0",
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlvcr.settings import DemonstrationKeys, LevelKeys, RLVCRSettings
+from verl.trainer.config.derive import scored_later
 from verl.trainer.config.plugged import Extension
 from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.schema import PPOConfig, SFTConfig
@@ -99,6 +100,11 @@ def _alternatives(cfg: PPOConfig) -> Problems:
             "every advantage would be 1.5 or -1.5, however close"
         )
         yield problem(cfg, key, why, "all", f"{key}=all, or {PREFIX}.mode=mean_norm")
+    judge = scored_later(cfg)
+    if settings.enable and settings.expand == "mixed_groups" and judge:
+        key = f"{PREFIX}.expand"
+        why = f"groups are compared by what environments pay, before {judge} scores plays"
+        yield problem(cfg, key, why, "all", f"{key}=all")
     if settings.enable and settings.step_fraction == 0:
         fix = f"{PREFIX}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
         why = "no step would be scored"
@@ -118,8 +124,8 @@ def _executed(cfg: PPOConfig) -> Problems:
         share = f"{PREFIX}.executed_share"
         why = f"{key}={settings.credit} needs steps at which another level is executed"
         yield problem(cfg, share, why, "more than 0, at most 1", f"{share}=0.25")
-    if cfg.custom_reward_function.path:
-        why = "executed alternatives compare returns of the environment, not those of a function"
+    if judge := scored_later(cfg):
+        why = f"executed alternatives compare what environments pay, and {judge} scores plays later"
         yield problem(cfg, key, why, "scored", f"{key}=scored")
 
 

@@ -175,6 +175,8 @@ def _fit(job: SFTJob, loop: SFTTrainer) -> None:
     if rank() > 0:
         loop.fit(_nothing)
         return
+    if loop.checkpoints is not None:
+        loop.checkpoints.put_aside_after(loop.step)
     with SFTProgress(job.cfg, job.run_dir, total=len(loop.batches), first=loop.step) as progress:
         loop.fit(progress.on_step)
 

@@ -1,5 +1,8 @@
 """Rewards and advantages of a batch of rows, as the driver computes them."""
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 
 from verl.algos import (
@@ -20,6 +23,34 @@ BASELINES = "reward_baselines"  # what a greedy play earns
 def compares_with_greedy_play(config: PPOConfig) -> bool:
     """Whether the estimator reads ``reward_baselines`` (ReMax)."""
     return BASELINES in get_adv_estimator_fn(config.algorithm.adv_estimator).inputs.values()
+
+
+def earned_by(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
+    """What the greedy play of each group earned, by uid, from ``token_level_scores`` [B, R]; of a
+    play that broke nothing is known.
+    """
+    columns = greedy.non_tensor_batch
+    rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
+    return {uid: earned for uid, aborted, earned in rows if not aborted}
+
+
+def with_baselines(batch: DataProto, earned: Mapping[str, float]) -> DataProto:
+    """The rows of ``batch`` whose group is in ``earned``, with ``reward_baselines`` [B].
+
+    Raises ``RuntimeError`` where none is.
+    """
+    uids = batch.non_tensor_batch["uid"]
+    known = np.array([uid in earned for uid in uids])
+    if not known.any():
+        raise RuntimeError(
+            "the greedy play of every group broke, twice: there is nothing to compare returns with"
+        )
+    metrics = batch.meta_info.setdefault("metrics", {})
+    metrics["episode/greedy_reward"] = float(np.mean(list(earned.values())))
+    metrics["rollout/left_out_without_greedy"] = float(len({*uids[~known]}))
+    kept = batch if known.all() else batch[known]
+    kept.batch[BASELINES] = torch.tensor([earned[uid] for uid in kept.non_tensor_batch["uid"]])
+    return kept
 
 
 def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:

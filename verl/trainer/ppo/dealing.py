@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from verl.protocol import DataProto
 from verl.records import PROFILE, ProfileOrder
 from verl.single_controller.base.decorator import ROWS_PER_RANK
 from verl.trainer.config.schema import PPOConfig
-from verl.utils.seqlen_balancing import spread_rows
+from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, spread_rows
 from verl.workers.policy_loss import learnt_rows
 from verl.workers.update import epoch_mini_batches
 
@@ -52,6 +53,16 @@ def score_on_ranks(
     order = np.concatenate([np.asarray(share, dtype=np.int64) for share in shares])
     answer = call(dealt(data, shares))
     return answer.select_idxs(np.argsort(order))
+
+
+def put_in_order(batch: DataProto, ranks: int) -> None:
+    """Reorder rows so that ``ranks`` that get them in order get about as many tokens each."""
+    if ranks == 1 or len(batch) < ranks:
+        return
+    lengths = batch.batch["attention_mask"].sum(-1).tolist()
+    even = len(batch) % ranks == 0
+    parts = get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=even)
+    batch.reorder(torch.tensor([row for part in parts for row in part]))
 
 
 def deal_update(batch: DataProto, config: PPOConfig, role: str, step: int, ranks: int) -> DataProto:

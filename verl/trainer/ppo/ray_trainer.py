@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
-import torch
 
 from verl.algos import get_kl_controller, row_shares
 from verl.protocol import DataProto
@@ -26,12 +25,13 @@ from verl.trainer.config.schema import PPOConfig
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.credit import (
-    BASELINES,
     apply_kl_penalty,
     compares_with_greedy_play,
     compute_advantage,
+    earned_by,
+    with_baselines,
 )
-from verl.trainer.ppo.dealing import deal_update
+from verl.trainer.ppo.dealing import deal_update, put_in_order
 from verl.trainer.ppo.interfaces import (
     Checkpoints,
     Collector,
@@ -45,7 +45,6 @@ from verl.trainer.ppo.overlap import Lookahead
 from verl.trainer.ppo.players import players
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.trainer.ppo.weight_sync import has_moved
-from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.utils.timing import Stopwatch
 from verl.utils.torch_functional import masked_mean
 
@@ -143,6 +142,8 @@ class RayPPOTrainer(Generic[TasksT]):
             self.journal.log_step(self.global_step, self.drain_metrics())
         if trainer.val_only:
             self.global_step = self.total_steps
+        else:
+            self.checkpoints.put_aside_after(self.global_step)
 
     def resume(self) -> bool:
         """Load the newest checkpoint that verifies (``auto``) or the named one (``resume_path``),
@@ -204,7 +205,7 @@ class RayPPOTrainer(Generic[TasksT]):
         # Other tasks than those asked for, where all of these broke.
         tasks = batch.meta_info.pop("tasks", tasks)
         if compares_with_greedy_play(self.config):
-            self.add_baselines(tasks, batch, workers)
+            batch = self.add_baselines(tasks, batch, workers)
         return batch
 
     def look_ahead(self) -> None:
@@ -214,28 +215,23 @@ class RayPPOTrainer(Generic[TasksT]):
         if self.overlaps and self.global_step < self.total_steps:
             self.ahead.start(partial(self.play, self.global_step + 1), self.workers)
 
-    def add_baselines(self, tasks: DataProto, batch: DataProto, workers: RolloutGroup) -> None:
-        """Add ``reward_baselines`` [B]: what a greedy play of the row's task earns."""
-        first = tasks[tasks.non_tensor_batch["member"] == 0]
-        greedy = self.collector.greedy_loop(first, workers, self.envs)
-        returns = self.reward_fn(greedy).sum(-1).tolist()
-        earned = dict(zip(greedy.non_tensor_batch["uid"], returns, strict=True))
-        baselines = [earned[uid] for uid in batch.non_tensor_batch["uid"]]
-        batch.batch[BASELINES] = torch.tensor(baselines)
-        metrics = batch.meta_info.setdefault("metrics", {})
-        metrics["episode/greedy_reward"] = float(np.mean(list(earned.values())))
+    def add_baselines(self, tasks: DataProto, batch: DataProto, workers: RolloutGroup) -> DataProto:
+        """``batch`` with what greedy plays earn; groups whose one breaks twice are left out."""
+        left = tasks[tasks.non_tensor_batch["member"] == 0]
+        earned: dict[str, float] = {}
+        for _ in range(2):
+            greedy = self.collector.greedy_loop(left, workers, self.envs)
+            earned |= earned_by(greedy, self.reward_fn(greedy))
+            missing = np.array([uid not in earned for uid in left.non_tensor_batch["uid"]])
+            if not missing.any():
+                break
+            left = left[missing]
+        return with_baselines(batch, earned)
 
     def balance(self, batch: DataProto) -> DataProto:
         """Reorder rows so that every training rank gets about as many tokens."""
-        ranks = self.workers.data_parallel_size
-        if not self.config.trainer.balance_batch or ranks == 1 or len(batch) < ranks:
-            return batch
-        lengths = batch.batch["attention_mask"].sum(-1).tolist()
-        parts = get_seqlen_balanced_partitions(
-            lengths, k_partitions=ranks, equal_size=len(batch) % ranks == 0
-        )
-        # Rows are dealt to the ranks in order: part k becomes the share of rank k.
-        batch.reorder(torch.tensor([row for part in parts for row in part]))
+        if self.config.trainer.balance_batch:
+            put_in_order(batch, self.workers.data_parallel_size)
         return batch
 
     def evaluate(self, batch: DataProto) -> DataProto:

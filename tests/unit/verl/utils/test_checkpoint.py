@@ -311,3 +311,38 @@ def test_closing_gives_a_save_its_time_and_says_what_it_did_not_wait_for(tmp_pat
     other.save(2, quick, {})
     other.close()
     assert list(other.steps()) == [2]
+
+
+def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path):
+    """Steps of the run before are higher, and its weights are not to be resumed from."""
+    manager = CheckpointManager(tmp_path, max_to_keep=2)
+    for step in (40, 50):
+        manager.save(step, write(b"old"), {"n": "old"})
+    (tmp_path / "global_step_60").mkdir()  # torn: left for inspection
+    manager.put_aside_after(0)
+    for step in (10, 20, 30):
+        assert manager.save(step, write(b"new"), {"n": "new"}).is_dir()
+        assert manager.load_state() == {"n": "new"}
+    assert saved_steps(manager) == [20, 30, 60]
+    aside = CheckpointManager(tmp_path / "given_up")
+    assert saved_steps(aside) == [40, 50] and aside.load_state() == {"n": "old"}
+
+
+def test_the_step_that_is_resumed_from_stays_and_nothing_put_aside_is_lost(tmp_path, caplog):
+    manager = CheckpointManager(tmp_path)
+    for payload in (b"first", b"second"):
+        for step in (1, 2, 3):
+            manager.save(step, write(payload), {})
+        manager.put_aside_after(1)
+    assert saved_steps(manager) == [1]
+    given_up = tmp_path / "given_up"
+    kept = {path.name: (path / "actor" / "weights.bin").read_bytes() for path in given_up.iterdir()}
+    names = ("global_step_2", "global_step_3")
+    assert kept == {name: b"second" for name in names} | {f"{name}.1": b"first" for name in names}
+    assert f"now in {given_up}: global_step_2, global_step_3" in caplog.text
+
+
+def test_what_was_just_saved_is_kept_beside_newer_ones(tmp_path):
+    manager = CheckpointManager(tmp_path, max_to_keep=1)
+    manager.save(5, write(b"a"), {})
+    assert manager.save(4, write(b"b"), {}).is_dir()

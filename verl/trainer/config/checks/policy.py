@@ -3,7 +3,7 @@
 from verl.trainer.config.checks.models import MAKE_ONE, check_directory
 from verl.trainer.config.checks.sft import check_sft
 from verl.trainer.config.cold_start import cold_start_config
-from verl.trainer.config.derive import group_estimators
+from verl.trainer.config.derive import group_estimators, scored_later
 from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.registered_names import compares_with_greedy_play
 from verl.trainer.config.schema import PPOConfig
@@ -44,10 +44,6 @@ def check_reward_model(cfg: PPOConfig, ctx: Context) -> Problems:
             cfg, key, "no reward model is named", "a directory or a hub name", f"{key}=DIR"
         )
     yield from check_directory(cfg, key, ctx)
-    if cfg.algorithm.filter_groups.enable:
-        why = "groups are filtered by what environments pay, before the reward model scores plays"
-        filtered = "algorithm.filter_groups.enable"
-        yield problem(cfg, filtered, why, "false", f"{filtered}=false")
     yield from _unscored_by_model(cfg, ctx)
 
 
@@ -86,6 +82,11 @@ def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(
             cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix
         )
+    judge = scored_later(cfg)
+    if cfg.algorithm.filter_groups.enable and judge:
+        why = f"groups are filtered by what environments pay, before {judge} scores plays"
+        filtered = "algorithm.filter_groups.enable"
+        yield problem(cfg, filtered, why, "false", f"{filtered}=false")
     # One play does not differ from itself: every group would be dropped.
     if cfg.algorithm.filter_groups.enable and n < 2:
         why = "filter_groups.enable keeps groups whose returns differ"

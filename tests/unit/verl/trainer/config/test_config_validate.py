@@ -16,6 +16,8 @@ CARRY = "env.rollout.carry_over"
 OVERLAP = "trainer.rollout_overlap=one_step"
 GDPO = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[accuracy,format]"]
 ROLLOUT = "actor_rollout_ref.rollout"
+GRADER = "custom_reward_function.path=rewards.py"
+RLVCR = ["algorithm.adv_estimator=rlvcr"]
 JUDGE = ["reward_model.enable=true", "reward_model.model.path=org/judge"]
 PATH = "actor_rollout_ref.model.path=some/policy"
 
@@ -24,6 +26,12 @@ def problems(*overrides: str, names: Names | None = None, check_files=False) -> 
     draft = read_config("ppo_trainer", [PATH, *overrides])
     found = find_problems(draft.config, names, check_files, partial=bool(draft.problems))
     return [*draft.problems, *found]
+
+
+def test_a_function_that_the_environment_is_handed_scores_in_time():
+    """The rows of files are graded as they are played."""
+    words = [GRADER, "algorithm.filter_groups.enable=true", "data.train_files=[rows.jsonl]"]
+    assert not [found for found in problems(*words) if "filter_groups" in found]
 
 
 def test_the_neutral_config_with_a_policy_has_no_problem():
@@ -41,6 +49,10 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
             "algorithm.adv_estimator",
         ),
         ([*JUDGE, "algorithm.filter_groups.enable=true"], "algorithm.filter_groups.enable"),
+        ([GRADER, "algorithm.filter_groups.enable=true"], "algorithm.filter_groups.enable"),
+        ([*JUDGE, *RLVCR, "algorithm.rlvcr.expand=mixed_groups"], "algorithm.rlvcr.expand"),
+        ([GRADER, *RLVCR, "algorithm.rlvcr.expand=mixed_groups"], "algorithm.rlvcr.expand"),
+        ([*JUDGE, *RLVCR, "algorithm.rlvcr.credit=corrected"], "algorithm.rlvcr.credit"),
         (["algorithm.adv_estimator=gpro"], "algorithm.adv_estimator"),
         ([f"{ACTOR}.policy_loss.loss_mode=vanila"], f"{ACTOR}.policy_loss.loss_mode"),
         ([f"{ROLLOUT}.name=vlm"], f"{ROLLOUT}.name"),

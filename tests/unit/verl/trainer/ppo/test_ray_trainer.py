@@ -36,7 +36,7 @@ from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, WeightSketch
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.trainer.config.registered_names import COLUMNS, batch_columns
-from verl.trainer.ppo import credit, ray_trainer, resources
+from verl.trainer.ppo import credit, dealing, ray_trainer, resources
 from verl.trainer.ppo.players import RestingEngines, players
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.trainer.ppo.weight_sync import WeightSyncError
@@ -623,7 +623,7 @@ def test_ranks_get_as_many_rows_where_that_is_possible(monkeypatch, ranks, equal
         asked.append((lengths, k_partitions, equal_size))
         return [[2, 1], [3, 0]]
 
-    monkeypatch.setattr(ray_trainer, "get_seqlen_balanced_partitions", split)
+    monkeypatch.setattr(dealing, "get_seqlen_balanced_partitions", split)
     trainer, *_ = make_fake_run()
     assert isinstance(trainer.workers, Workers)
     trainer.workers.data_parallel_size = ranks
@@ -633,9 +633,15 @@ def test_ranks_get_as_many_rows_where_that_is_possible(monkeypatch, ranks, equal
     assert batch.batch["attention_mask"].sum(-1).tolist() == [4, 3, 5, 5]
 
 
+def group_tasks() -> dict[str, list]:
+    """Two groups of two, as ``played_rows`` has them."""
+    uids = list(played_rows().non_tensor_batch["uid"])
+    return {"member": [0, 1, 0, 1], "task": ["a", "b", "c", "d"], "uid": uids}
+
+
 def test_baselines_are_what_the_first_member_of_every_group_earns(monkeypatch):
     trainer, *_ = make_fake_run()
-    tasks = DataProto.from_dict({}, {"member": [0, 1, 0, 1], "task": ["a", "b", "c", "d"]})
+    tasks = DataProto.from_dict({}, group_tasks())
     handed = []
 
     def play(first: DataProto, *others: object) -> DataProto:
@@ -644,10 +650,47 @@ def test_baselines_are_what_the_first_member_of_every_group_earns(monkeypatch):
 
     monkeypatch.setattr(trainer.collector, "greedy_loop", play)
     batch = played_rows()
-    trainer.add_baselines(tasks, batch, trainer.workers)
+    batch = trainer.add_baselines(tasks, batch, trainer.workers)
     assert handed == [(["a", "c"], (trainer.workers, trainer.envs))]
     assert batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0]
-    assert batch.meta_info["metrics"] == {"episode/greedy_reward": 0.5}
+    assert batch.meta_info["metrics"] == {
+        "episode/greedy_reward": 0.5,
+        "rollout/left_out_without_greedy": 0.0,
+    }
+
+
+@pytest.mark.parametrize("breaks", [1, 2])
+def test_a_greedy_play_that_broke_is_no_baseline(monkeypatch, breaks):
+    """It is played once more; where that breaks too, its group is left out."""
+    trainer, *_ = make_fake_run()
+    asked = []
+
+    def play(tasks: DataProto, *_: object) -> DataProto:
+        asked.append(tasks.non_tensor_batch["task"].tolist())
+        greedy = played_rows()[np.array([0, 2])]
+        if len(asked) > 1:
+            greedy = greedy[np.array([1])]
+        greedy.non_tensor_batch["aborted"][-1] = len(asked) <= breaks
+        return greedy
+
+    monkeypatch.setattr(trainer.collector, "greedy_loop", play)
+    tasks = DataProto.from_dict({}, group_tasks())
+    batch = trainer.add_baselines(tasks, played_rows(), trainer.workers)
+    assert asked == [["a", "c"], ["c"]]
+    assert (
+        batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0][: 4 if breaks < 2 else 2]
+    )
+    assert batch.meta_info["metrics"]["rollout/left_out_without_greedy"] == breaks - 1
+
+
+def test_without_any_greedy_play_there_is_no_batch(monkeypatch):
+    trainer, *_ = make_fake_run()
+    broken = played_rows()[np.array([0, 2])]
+    broken.non_tensor_batch["aborted"][:] = True
+    monkeypatch.setattr(trainer.collector, "greedy_loop", lambda *_: broken)
+    with pytest.raises(RuntimeError, match="greedy play of every group broke"):
+        tasks = DataProto.from_dict({}, group_tasks())
+        trainer.add_baselines(tasks, played_rows(), trainer.workers)
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -665,9 +708,14 @@ def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
         return played_rows({"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra)
 
     compared = []
+
+    def compare(tasks: DataProto, batch: DataProto, _: object) -> DataProto:
+        compared.append(tasks)
+        return batch
+
     monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
     monkeypatch.setattr(ray_trainer, "compares_with_greedy_play", lambda _: True)
-    monkeypatch.setattr(trainer, "add_baselines", lambda tasks, *_: compared.append(tasks))
+    monkeypatch.setattr(trainer, "add_baselines", compare)
     batch = trainer.collect()
     assert asked[0].meta_info == {"global_step": 3, "tasks asked for": 2}
     assert compared[0] is (others if replaced else asked[0])
