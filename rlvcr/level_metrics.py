@@ -113,7 +113,7 @@ class CollapseWatch:
     """Warns when a level was not seen for ``patience`` updates in a row: collapse is the method's
     known failure.
 
-    ``unseen`` counts updates since each level was last seen; it is the whole state.
+    ``unseen`` counts updates since each level was last seen.
     """
 
     def __init__(self, patience: int) -> None:
@@ -140,3 +140,11 @@ class CollapseWatch:
                     self.unseen[level],
                 )
         return [level for level in LEVELS if self.unseen[level] >= self.patience]
+
+    def state(self) -> list[int]:
+        """``unseen`` in the order of levels."""
+        return [self.unseen[level] for level in LEVELS]
+
+    def resume(self, state: Sequence[int]) -> None:
+        """Count on from ``state``; from 0 where it is empty."""
+        self.unseen = dict(zip(LEVELS, state or [0] * len(LEVELS), strict=True))

@@ -4,6 +4,7 @@ it started.
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 REAP_S = 5.0
 # Seconds that a worker may take to close its environments when asked to exit.
 EXIT_S = 2.0
+PRINTS = 2**20  # bytes that are kept of what a worker prints, about
 
 
 @dataclass(slots=True)
@@ -109,6 +111,8 @@ class WorkerProcess(asyncio.Protocol):
         self._process: subprocess.Popen | None = None
         self._transport: asyncio.Transport | None = None
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+        # Where it is emptied the next print is to be at its new end.
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
 
     @property
     def pid(self) -> int | None:
@@ -176,6 +180,7 @@ class WorkerProcess(asyncio.Protocol):
         """
         if not self.alive or self._transport is None:
             raise EnvFailure("dead", "the environment worker of this session is gone")
+        self._forget_prints()
         self._next_id += 1
         line = wire.encode({**message, "id": self._next_id})
         call = _Call(asyncio.get_running_loop().create_future(), timeout_s, message["op"])
@@ -287,6 +292,11 @@ class WorkerProcess(asyncio.Protocol):
             call.timer.cancel()
         if not call.future.done():
             call.future.set_exception(error)
+
+    def _forget_prints(self) -> None:
+        """Empty the file of prints where it is large: an environment may print for days."""
+        if os.fstat(self._stderr.fileno()).st_size > PRINTS:
+            os.ftruncate(self._stderr.fileno(), 0)
 
     def _said(self) -> str:
         """The last words of the process, for error messages."""

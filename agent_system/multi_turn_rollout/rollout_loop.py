@@ -11,9 +11,9 @@ Playing happens in collector workers (``collector_group``), the trainer's proces
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent_system.config import CollectorConfig, with_method
 from agent_system.environments.env_registry import get_package
@@ -234,13 +234,14 @@ class TrajectoryCollector:
             return self._score(data, rows, actor_rollout_wg)
         return self._hold_up_levels(data, rows)
 
-    def under_way(self) -> list[str]:
-        """Names of the groups that are played on, for a checkpoint (``env.rollout.carry_over``)."""
-        return self.carried.names()
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: which groups are played on, and how long ago levels were seen."""
+        return {"under_way": self.carried.names(), "levels_unseen": self.collapse.state()}
 
-    def resume_plays(self, names: Sequence[str]) -> None:
-        """Have the groups of a checkpoint played again, beside the next batch."""
-        self.carried.resume(names)
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``; its groups are played again, beside the next batch."""
+        self.carried.resume(state.get("under_way", []))
+        self.collapse.resume(state.get("levels_unseen", []))
 
     def open(self, rollout_workers: Sequence[RolloutWorkerHandle]) -> CollectorGroup:
         """The workers that play with tokens of ``rollout_workers``, started at the first call."""

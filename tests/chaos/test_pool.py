@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from agent_system.environments import env_registry
+from agent_system.environments import env_registry, pool_processes
 from agent_system.environments.pool import EnvFailure, EnvironmentPool, WorkerStartError
 from tests.helpers.faulty_envs import RETURNS, OverlapEnv
 from tests.helpers.jobs import children
@@ -219,6 +219,21 @@ def test_prints_of_an_environment_are_harmless():
         async with pool.session() as env:
             await env.reset({**TASK, "fault": "print"}, 0)
             assert (await env.step("print"))[0].text == "step 1"
+
+    play(test, workers=1, slots=1)
+
+
+def test_prints_of_days_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(pool_processes, "PRINTS", 60)
+
+    async def test(pool):
+        (worker,) = pool._workers
+        for _ in range(20):
+            async with pool.session() as env:
+                await env.reset({**TASK, "fault": "print"}, 0)
+                await env.step("print")
+        size = os.fstat(worker._stderr.fileno()).st_size
+        assert size < 120 and "printed by the environment" in worker._said()
 
     play(test, workers=1, slots=1)
 

@@ -166,11 +166,11 @@ class Collector:
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks) -> DataProto:
         raise NotImplementedError(gen_batch, actor_rollout_wg, envs)
 
-    def under_way(self) -> list[str]:
-        return self.groups_under_way
+    def state(self) -> dict[str, Any]:
+        return {"under_way": self.groups_under_way}
 
-    def resume_plays(self, names: Sequence[str]) -> None:
-        self.groups_under_way = list(names)
+    def resume(self, state: Mapping[str, Any]) -> None:
+        self.groups_under_way = list(state.get("under_way", []))
 
 
 class Journal:

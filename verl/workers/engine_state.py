@@ -103,10 +103,10 @@ def save_engine(
     if rank() == 0:
         others.append(directory / RECORD)
         others[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
-    with engine.resident(training=True):
-        engine.reshard()
-        state = weights_of(engine) | (_moments(engine) if optimizer else {})
-        return EngineSave(directory, others, begin_writing(state, directory))
+    engine.reshard()
+    # From where they rest: a GPU that an engine plays on may have no room for them.
+    state = weights_of(engine) | (_moments(engine) if optimizer else {})
+    return EngineSave(directory, others, begin_writing(state, directory))
 
 
 def load_engine(engine: TrainEngine, directory: str | Path) -> None:

@@ -467,6 +467,17 @@ def test_collapse_is_warned_of_after_patience_updates(caplog):
     assert watch.unseen == {1: 0, 2: 0, 3: 1, 4: 0}
 
 
+def test_a_watch_counts_on_from_where_it_was():
+    watch, resumed = CollapseWatch(patience=3), CollapseWatch(patience=3)
+    for _ in range(2):
+        watch.update([1, 2, 4])
+    assert watch.state() == [0, 0, 2, 0]
+    resumed.resume(watch.state())
+    assert resumed.update([1, 2, 4]) == [3]
+    resumed.resume([])
+    assert resumed.state() == [0, 0, 0, 0]
+
+
 def test_a_watch_may_warn_at_once_and_never_earlier():
     assert CollapseWatch(patience=1).update([1, 2, 3]) == [4]
     with pytest.raises(ValueError, match="collapse_patience must be at least 1, got 0"):

@@ -69,12 +69,12 @@ class Collector(Protocol[TasksT_contra]):
         self, gen_batch: DataProto, actor_rollout_wg: RolloutGroup, envs: TasksT_contra
     ) -> DataProto: ...
 
-    def under_way(self) -> Sequence[str]:
-        """Names of groups that are played on over steps, for a checkpoint."""
+    def state(self) -> dict[str, Any]:
+        """What it keeps over steps, for a checkpoint: JSON."""
         ...
 
-    def resume_plays(self, names: Sequence[str]) -> None:
-        """Have the groups of a checkpoint played again, beside the next batch."""
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` said."""
         ...
 
 

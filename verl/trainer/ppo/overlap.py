@@ -9,12 +9,15 @@ busy until then: what a collector asks of them waits at a gate, which opens when
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from verl.protocol import DataProto
 from verl.trainer.ppo.interfaces import RolloutGroup
 from verl.utils.background import BackgroundCall
+
+SCORING = "scoring"  # a part of the collector's timing: all that it asks of the workers
 
 
 class GatedWorkers:
@@ -27,6 +30,7 @@ class GatedWorkers:
         self._workers = workers
         self.idle = threading.Event()
         self.gate = threading.Event()
+        self.waited_s = 0.0  # at the gate
 
     @property
     def rollout_workers(self) -> Sequence[Any]:
@@ -36,7 +40,9 @@ class GatedWorkers:
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Score rows with the policy as it is after the update."""
         self.idle.set()
+        began = time.perf_counter()
         self.gate.wait()
+        self.waited_s += time.perf_counter() - began
         return self._workers.compute_log_prob(data)
 
 
@@ -83,4 +89,8 @@ class Lookahead:
         if ahead is None:
             return None
         ahead.workers.gate.set()
-        return ahead.rows.result()
+        batch = ahead.rows.result()
+        timing = batch.meta_info.get("timing", {})
+        if SCORING in timing:  # within which the collector stood at the gate
+            timing[SCORING] -= ahead.workers.waited_s
+        return batch

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.global_step = 0
         self.overlaps = config.trainer.rollout_overlap == "one_step"
         self.ahead = Lookahead()
-        self.under_way: list[str] = []
+        self.collected: dict[str, Any] = {}  # what the collector keeps over steps
         self.moved = False  # whether the weights are others than those the engines have
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
@@ -155,7 +155,8 @@ class RayPPOTrainer(Generic[TasksT]):
         state = self.checkpoints.load_state(found)
         self.workers.load_checkpoint(found)
         self.global_step = state["global_step"]
-        self.collector.resume_plays(state.get("under_way", []))
+        # Older checkpoints have what it kept among their own.
+        self.collector.resume(state.get("collector", state))
         if self.config.algorithm.kl_ctrl.type == "adaptive":
             self.kl_ctrl.value = state["kl_coef"]
         # The state of runs before the panel was noted has no hash to compare with.
@@ -210,8 +211,8 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def look_ahead(self) -> None:
         """Where plays overlap, begin to play the next batch, with the weights as they are."""
-        # From here on plays are lost with the run: it resumes from what was under way now.
-        self.under_way = list(self.collector.under_way())
+        # From here on plays are lost with the run: it resumes from how the collector stands now.
+        self.collected = self.collector.state()
         if self.overlaps and self.global_step < self.total_steps:
             self.ahead.start(partial(self.play, self.global_step + 1), self.workers)
 
@@ -371,7 +372,7 @@ class RayPPOTrainer(Generic[TasksT]):
                 "global_step": self.global_step,
                 "kl_coef": self.kl_ctrl.value,
                 "panel": self.val_envs.panel_hash,
-                "under_way": self.under_way,
+                "collector": self.collected,
             }
             self.checkpoints.save(self.global_step, self.write_state, state)
 

@@ -164,12 +164,12 @@ def test_every_step_gets_as_many_groups_as_it_asks_for_and_none_twice():
         for step in (1, 2, 3):
             data = collector.multi_turn_loop(envs.gen_batch(step, 3), group, envs)
             assert len(data) == 6
-            assert len(collector.under_way()) == 2
+            assert len(collector.state()["under_way"]) == 2
             seen += data.non_tensor_batch["traj_uid"].tolist()
     finally:
         collector.close()
     assert len(set(seen)) == len(seen) == 18
-    under_way = {name.partition("@")[0] for name in collector.under_way()}
+    under_way = {name.partition("@")[0] for name in collector.state()["under_way"]}
     assert not {uid.split("/")[0] for uid in seen} & under_way
 
 

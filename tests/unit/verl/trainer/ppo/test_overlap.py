@@ -15,6 +15,7 @@ from tests.helpers.trainer_fakes import (
     played_rows,
 )
 from verl.protocol import DataProto
+from verl.trainer.ppo import overlap
 from verl.trainer.ppo.overlap import Lookahead
 
 PATIENCE_S = 20.0
@@ -112,6 +113,22 @@ def test_without_overlap_nothing_is_played_ahead():
     assert trainer.ahead.take() is None
 
 
+def test_the_wait_for_the_update_is_no_scoring(monkeypatch):
+    seconds = iter([100.0, 107.5])
+    monkeypatch.setattr(overlap.time, "perf_counter", lambda: next(seconds))
+
+    def play(workers: Any) -> DataProto:
+        workers.compute_log_prob(played_rows())
+        return played_rows({"timing": {"scoring": 8.0, "pack": 1.0}})
+
+    trainer, _, _ = make_fake_run()
+    ahead = Lookahead()
+    ahead.start(play, trainer.workers)
+    ahead.wait_for_plays()
+    batch = ahead.take()
+    assert batch is not None and batch.meta_info["timing"] == {"scoring": 0.5, "pack": 1.0}
+
+
 def test_one_batch_at_a_time():
     ahead = Lookahead()
     workers: Any = None
@@ -151,8 +168,10 @@ def test_a_checkpoint_names_the_groups_that_go_on():
     trainer.config.trainer.save_freq = 2
     trainer.collector = LeavingCollector(calls)
     trainer.fit()
-    under_way = {step: state["under_way"] for step, state in checkpoints.states.items()}
+    under_way = {
+        step: state["collector"]["under_way"] for step, state in checkpoints.states.items()
+    }
     assert under_way == {2: ["left by 2"], 3: ["left by 3"]}
     resumed, _, _ = make_fake_run(Checkpoints(Path("global_step_2"), checkpoints.states[2]))
     assert resumed.resume()
-    assert resumed.collector.under_way() == ["left by 2"]
+    assert resumed.collector.state() == {"under_way": ["left by 2"]}

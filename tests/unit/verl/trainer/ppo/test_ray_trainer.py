@@ -587,7 +587,7 @@ def test_a_step_is_on_record_before_its_checkpoint():
         "global_step": 1,
         "kl_coef": kl_coef,
         "panel": "panel of today",
-        "under_way": [],
+        "collector": {"under_way": []},
     }
 
 

@@ -17,7 +17,7 @@ def weighed_rows() -> DataProto:
 
 def test_a_trainer_starts_with_nothing_under_way():
     trainer, _, _ = make_fake_run()
-    assert trainer.under_way == [] and trainer.moved is False and trainer.overlaps is False
+    assert trainer.collected == {} and trainer.moved is False and trainer.overlaps is False
 
 
 def test_the_configuration_says_whether_plays_overlap():
