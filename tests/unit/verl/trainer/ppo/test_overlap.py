@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,7 +116,7 @@ def test_without_overlap_nothing_is_played_ahead():
 
 def test_the_wait_for_the_update_is_no_scoring(monkeypatch):
     seconds = iter([100.0, 107.5])
-    monkeypatch.setattr(overlap.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(overlap, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
 
     def play(workers: Any) -> DataProto:
         workers.compute_log_prob(played_rows())
