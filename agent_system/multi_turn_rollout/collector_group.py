@@ -58,7 +58,8 @@ class CollectorGroup:
         **options: Any,
     ) -> None:
         self._env = env_config
-        self._arguments = (env_config, tokenizer, list(rollout_workers))
+        self._engines = list(rollout_workers)
+        self._arguments = (env_config, tokenizer, self._engines)
         self._options = options
         self._remote: list[Any] = []  # actor handles: their methods are made at run time
         self._places: dict[int, str] = {}  # the node that each was put on
@@ -100,7 +101,7 @@ class CollectorGroup:
         """Put a new collector in the place of one that is lost, and have engines forget it."""
         # It may be out of reach and alive.
         ray.kill(self._remote[number])
-        for engine in self._arguments[-1]:
+        for engine in self._engines:
             engine.abort.remote(self._client(number))
         self._replaced[number] += 1
         self._knows_nothing.add(number)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
@@ -27,8 +28,12 @@ class Nodes:
 def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
     """The cluster, whose workers find ``environ``; gone after the block."""
     said = {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
-    before = {name: os.environ.get(name) for name in said}
-    os.environ |= said
+    with patch.dict(os.environ, said), _cluster() as nodes:
+        yield nodes
+
+
+@contextlib.contextmanager
+def _cluster() -> Iterator[Nodes]:
     from ray.cluster_utils import Cluster  # reads the switch
 
     head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
@@ -46,7 +51,3 @@ def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(family, timeout=10)
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value

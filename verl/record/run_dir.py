@@ -116,16 +116,10 @@ class RunDirectory:
         earlier run aside.
         """
         for folder in (self.rollouts, self.tokens):
-            files = list(folder.glob("*.jsonl"))
-            if step is None and files:
-                aside = put_aside(folder)
-                folder.mkdir()
-                logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
-            elif step is not None:
-                for file in files:
-                    number = file.stem.removeprefix(VALIDATION)
-                    if number.isdigit() and int(number) > step:
-                        file.unlink()
+            if step is None:
+                _put_plays_aside(folder)
+            else:
+                _remove_plays(folder, step)
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
         """Where the trajectories of ``step`` are."""
@@ -222,3 +216,17 @@ class RunDirectory:
         brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
         whole = jsonl.plain({**facts, "starts": [*starts, brief]})
         jsonl.write_text(self.env_path, json.dumps(whole, indent=2))
+
+
+def _put_plays_aside(folder: Path) -> None:
+    if any(folder.glob("*.jsonl")):
+        aside = put_aside(folder)
+        folder.mkdir()
+        logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
+
+
+def _remove_plays(folder: Path, after: int) -> None:
+    for file in list(folder.glob("*.jsonl")):
+        number = file.stem.removeprefix(VALIDATION)
+        if number.isdigit() and int(number) > after:
+            file.unlink()

@@ -252,7 +252,7 @@ class CheckpointManager:
             return
         steps = self.steps()
         whole = [step for step, path in steps.items() if looks_whole(path)]
-        newest = self._newest_valid_step(steps, saved_step)
+        newest = self._newest_valid_step(steps, saved_step)  # another run's, where it is later
         keep = {*whole[-self.max_to_keep :], newest, saved_step}
         for step, path in steps.items():
             # a torn one newer than all that is kept stays for inspection
