@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from verl.trainer.config.derive import (
     engine_count,
+    have_own_gpus,
     trajectories_per_iteration,
     weight_transfer,
 )
@@ -107,10 +108,13 @@ RECIPES = {
     "scienceworld_qwen2.5_1.5b_8gpu": H100,
     "alfworld_qwen2.5_7b_8gpu": H100,
     "alfworld_qwen2.5_7b_2nodes": H100,
+    "alfworld_qwen2.5_7b_2nodes_apart": H100,
 }
 # Those of a line cost the same.
 ESTIMATORS = (("grpo", "gigpo"), ("copo", "rlvcr"))
-PARTS = ("play", "alternatives", "score", "reference", "update", "hand over")
+PLAYED = ("play", "alternatives")
+TRAINED = ("score", "reference", "update")
+PARTS = (*PLAYED, *TRAINED, "hand over")
 
 
 def facts_of(cfg: PPOConfig, device: Device) -> Facts:
@@ -169,6 +173,16 @@ def seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float
     }
 
 
+def iteration(cfg: PPOConfig, parts: dict[str, float]) -> float:
+    """Seconds of an iteration: engines with GPUs of their own play while the others train, where
+    plays overlap.
+    """
+    played = sum(parts[part] for part in PLAYED)
+    trained = sum(parts[part] for part in TRAINED)
+    apart = have_own_gpus(cfg, "cuda") and cfg.trainer.rollout_overlap == "one_step"
+    return (max(played, trained) if apart else played + trained) + parts["hand over"]
+
+
 def hand_over(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
     """Seconds until the engines have new weights, which are gathered in float32."""
     parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].parameters
@@ -177,10 +191,11 @@ def hand_over(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
         # Then, in the engines' precision, into the store and out of it.
         return (gathered + parameters * 2 * BF16_BYTES) / (assumed.store * GIGA)
     others = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
+    sent = others * gathered + have_own_gpus(cfg, "cuda") * parameters * BF16_BYTES
     # On the device: cast, packed into a piece, copied out of it, loaded; each reads and writes.
     moved = gathered + parameters * 7 * BF16_BYTES
     seconds_there = moved / (device.gigabytes_per_s * GIGA * assumed.bandwidth)
-    return others * gathered / (assumed.link * GIGA) + seconds_there
+    return sent / (assumed.link * GIGA) + seconds_there
 
 
 def tables() -> Iterator[str]:
@@ -191,6 +206,8 @@ def tables() -> Iterator[str]:
         cfg = _loaded(name, "rlvcr")
         plan = make_plan(cfg, facts_of(cfg, device))
         nodes = f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
+        if have_own_gpus(cfg, "cuda"):
+            nodes += ", and as many for engines"
         fits = "; ".join(plan.problems()) or "yes"
         yield f"| `{name}` | {nodes} | {plan.device_memory_gb:.1f} GiB | {fits} |"
     yield ""
@@ -198,8 +215,9 @@ def tables() -> Iterator[str]:
     yield f"|{'---|' * (len(PARTS) + 4)}"
     for name, device in RECIPES.items():
         for estimators in ESTIMATORS:
-            parts = seconds(_loaded(name, estimators[0]), device, Assumed())
-            total = sum(parts.values())
+            cfg = _loaded(name, estimators[0])
+            parts = seconds(cfg, device, Assumed())
+            total = iteration(cfg, parts)
             cells = [f"{parts[part]:.1f}" for part in PARTS]
             cells += [f"{total:.0f}", f"{150 * total / 3600:.1f}"]
             yield f"| `{name}` | {', '.join(estimators)} | {' | '.join(cells)} |"

@@ -1,5 +1,5 @@
-"""Weights go by vLLM's own way into an engine that is spread over two workers: real processes, each
-with its share, and shared memory in the place of CUDA's.
+"""Weights go by vLLM's own ways into an engine spread over two workers: real processes, each
+with its share; shared memory in the place of CUDA's, and gloo in the place of NCCL.
 """
 
 import numpy as np
@@ -26,9 +26,9 @@ def directory(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), tie=False, std=0.07)
 
 
-@pytest.fixture(scope="module")
-def shares(call, directory):
-    call(vllm_shares.start, str(directory))
+@pytest.fixture(scope="module", params=["ipc", "nccl"])
+def shares(request, call, directory):
+    call(vllm_shares.start, str(directory), request.param)
     yield
     call(vllm_shares.stop)
 

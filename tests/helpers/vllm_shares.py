@@ -1,25 +1,29 @@
 """An engine whose weights are spread over two vLLM workers, and a policy that hands it new ones by
-vLLM's own way of CUDA IPC.
+vLLM's own ways: CUDA IPC and NCCL.
 
-Everything is vLLM's and ours but the memory that the two sides share: in the place of a CUDA
-allocation that another process opens there is a file that it maps. The functions run in the process
-of ``vllm_process.one_process``.
+Everything is vLLM's and ours but CUDA. In the place of an allocation that another process opens
+there is a file that it maps; in the place of a NCCL group there is one of gloo, with the same
+members, ranks and address. The functions run in the process of ``vllm_process.one_process``.
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import distributed
 
 from tests.helpers.engine_cases import play, rollout_section
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.trainer_fakes import Group
 from verl.models.export import hf_names
+from verl.names import WeightTransfer
 from verl.trainer.ppo import resources
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.workers import transfer
@@ -29,18 +33,19 @@ from verl.workers.rollout import RolloutWorker, calls
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
 
 SHARES = 2
+GLOO_TIMEOUT = timedelta(seconds=60)
 _run: "Run | None" = None
 
 
 class Run:
-    """An engine, a policy, and what joins them."""
+    """An engine, a policy, and what joins them: ``ipc`` or ``nccl``."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, way: WeightTransfer) -> None:
         shared = tempfile.mkdtemp()
         kwargs = {
             "tensor_parallel_size": SHARES,
             "distributed_executor_backend": "mp",
-            "weight_transfer_config": {"backend": "ipc"},
+            "weight_transfer_config": {"backend": way},
         }
         # Whole prompts at once: vLLM's own sampler on CPU fails after a part of one.
         section = rollout_section(
@@ -50,14 +55,15 @@ class Run:
         self.ask_workers: Any = self.engine._engine.collective_rpc
         self.ask_workers(pretend_cuda, args=(shared,))
         pretend_cuda(None, shared)
-        self.actor = ActorWorker(policy_config(directory), device="cpu")
+        config = policy_config(directory)
+        config.rollout.weight_transfer = way
+        config.rollout.tensor_model_parallel_size = SHARES
+        self.actor = ActorWorker(config, device="cpu")
         self.actor.init_model()
         self.loop = asyncio.new_event_loop()
         self.rollout_worker = RolloutWorker(None, "", engine=self.engine)
         handle: Any = Handle(self.rollout_worker)
-        self.workers = resources.TrainingWorkers(
-            Actors(self.actor), [handle], weight_transfer="ipc"
-        )
+        self.workers = resources.TrainingWorkers(Actors(self.actor), [handle], weight_transfer=way)
 
     def gather(self, refs: list, *_: object) -> list:
         """Calls are their own references here."""
@@ -104,13 +110,16 @@ class PretendedCuda:
             current_stream=lambda: nothing,
             synchronize=nothing.synchronize,
             ipc_collect=lambda: None,
+            Stream=lambda device: nothing,
+            stream=lambda _stream: contextlib.nullcontext(),
         )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def empty(self, size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-        assert device == "cuda"
+    def empty(self, size: int, dtype: torch.dtype, device: object) -> torch.Tensor:
+        if device != "cuda":  # of one process alone
+            return torch.empty(size, dtype=dtype, device="cpu")
         return torch.from_file(self.file, shared=True, size=size, dtype=dtype)
 
     def reduce_tensor(self, tensor: torch.Tensor) -> tuple[None, tuple]:
@@ -122,14 +131,31 @@ class PretendedCuda:
         return torch.from_file(file, shared=True, size=size, dtype=torch.uint8)
 
 
+class PretendedNccl:
+    """``PyNcclCommunicator`` on gloo, which like it meets at ``address`` and ``port``."""
+
+    def __init__(self, address: str, port: int, rank: int, world_size: int, device: object) -> None:
+        del device
+        c10d: Any = distributed  # has more than its stubs say
+        store = c10d.TCPStore(address, port, world_size, rank == 0, GLOO_TIMEOUT)
+        self.group = c10d.ProcessGroupGloo(store, rank, world_size, GLOO_TIMEOUT)
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        options = distributed.BroadcastOptions()
+        options.rootRank = src
+        self.group.broadcast([tensor], options).wait()
+
+
 def pretend_cuda(_worker: object, shared: str) -> None:
-    """Have vLLM's transport in this process share memory through a file."""
+    """Have vLLM's transport in this process share memory through a file, and meet over gloo."""
     from torch.multiprocessing import reductions
-    from vllm.distributed.weight_transfer import base, ipc_engine, packed_tensor
+    from vllm.distributed.weight_transfer import base, ipc_engine, nccl_common, packed_tensor
 
     pretended: Any = PretendedCuda(shared)
-    for module in (base, ipc_engine, packed_tensor):
+    for module in (base, ipc_engine, nccl_common, packed_tensor):
         vars(module)["torch"] = pretended
+    meeting: Any = nccl_common
+    meeting.stateless_init_process_group = PretendedNccl
     transport: Any = packed_tensor
     transport.reduce_tensor = pretended.reduce_tensor
     reductions.rebuild_cuda_tensor = pretended.rebuild
@@ -143,13 +169,13 @@ def spoil(worker: Any, number: int) -> None:
         model.__dict__["load_weights"] = lambda pairs: load((n, t * 0) for n, t in pairs)
 
 
-def start(directory: str) -> None:
+def start(directory: str, way: WeightTransfer) -> None:
     """Start engine and policy from ``directory``."""
     global _run
     engine: Any = VLLMEngine
     engine._mend_for_cpu = lambda _self: None  # it mends a worker in this process
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    _run = Run(directory)
+    _run = Run(directory, way)
     for module in (resources, calls):
         vars(module)["gather"] = _run.gather
 
@@ -176,7 +202,7 @@ def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tens
             whole = torch.randn(sharded.shape, generator=generator)
             sharded.to_local().add_(0.05 * whole)
     transfer.PIECE_BYTES = piece_bytes
-    run.actor._sender = None
+    run.actor._sender = None  # it keeps the size of its pieces
     run.workers.sync_weights(version)
     return hf_names(full_weights(run.actor.engine), PREFIX, {}, run.actor.tied)
 
@@ -205,7 +231,7 @@ def accepted() -> list[str]:
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_worker import Worker
 
-    section = rollout_section(tensor_model_parallel_size=2, weight_transfer="ipc")
+    section = rollout_section(tensor_model_parallel_size=2, weight_transfer="nccl")
     arguments = engine_arguments("policy", section, 1, False, on_cpu=False)
     wrong = [name for name in arguments if name not in inspect.signature(EngineArgs).parameters]
     calls_made = [

@@ -234,7 +234,9 @@ class ActorWorker(TrainingWorker):
         if self._sender is None:
             dtype = getattr(torch, self.config.rollout.dtype)
             stream = WeightStream(self.engine, dtype, PREFIX, self.scales, self.tied)
-            self._sender = WeightSender(stream, engines)
+            rollout = self.config.rollout
+            devices = rollout.tensor_model_parallel_size
+            self._sender = WeightSender(stream, engines, rollout.weight_transfer, devices)
         with self.engine.resident():
             taken = self._sender.send(version)
         self._handed_out = self._sender.stream.sketch

@@ -1,18 +1,27 @@
-"""Weights from the devices of the training ranks to the engines on the same devices.
+"""Weights from the devices of the training ranks to those of the engines.
+
+On the same devices (``ipc``):
 
     rank 0   shards ─gather─▶ a weight ─cast─▶ piece ──CUDA IPC──▶ its share in the engine there
     rank 1   shards ─gather─▶ a weight ─cast─▶ piece ──CUDA IPC──▶ its share in the engine there
 
+On devices of their own (``nccl``):
+
+    rank 0   shards ─gather─▶ a weight ─cast─▶ piece ──broadcast──▶ its share, in every engine
+    rank 1   shards ─gather─▶ a weight
+
 The transport is vLLM's own (``vllm.distributed.weight_transfer``); all ranks go through the weights
-together, and rank 0 tells the engines. Beside its shards a rank holds one piece of the weights, and
-an engine a copy of that piece.
+together, and rank 0 tells the engines. Beside its shards a rank holds one piece of the weights
+(``nccl``: rank 0 two), and an engine as much.
 """
 
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import ray
 import torch
 
 from verl.models.export import hf_names
@@ -22,10 +31,14 @@ from verl.utils.fingerprint import fingerprint
 from verl.workers.collectives import rank
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import weights_of, whole
-from verl.workers.rollout.calls import call_engines
+from verl.workers.rollout.calls import call_each, call_engines
 
 if TYPE_CHECKING:  # vLLM is optional
-    from vllm.distributed.weight_transfer.base import WeightTransferUpdatePayload
+    from vllm.distributed.weight_transfer.base import (
+        ParamMeta,
+        TrainerWeightTransferEngine,
+        WeightTransferUpdatePayload,
+    )
 
 PIECE_BYTES = 512 * 2**20  # of weights that travel together, unless one of them is larger
 
@@ -55,6 +68,17 @@ class WeightStream:
         shapes = [tensor.shape for tensor in weights_of(self._engine).values()]
         return max(prod(shape) for shape in shapes) * self._dtype.itemsize
 
+    def metadata(self) -> "list[ParamMeta]":
+        """Name, dtype and shape of what is iterated over, in that order; nothing is gathered."""
+        from vllm.distributed.weight_transfer.base import ParamMeta
+
+        empty = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in weights_of(self._engine).items()
+        }
+        named = hf_names(empty, *self._names)
+        return [ParamMeta(name, self._dtype, tuple(found.shape)) for name, found in named.items()]
+
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         held: dict[str, int] = {}
         sent: dict[str, int] = {}
@@ -73,18 +97,25 @@ class WeightStream:
 
 
 class EngineClient:
-    """The rollout workers ``engines`` as vLLM's senders want them (``VLLMWeightSyncClient``): every
-    call goes to all of them, and waits for all.
+    """The rollout workers ``engines``, of ``devices`` each, as vLLM's senders want them
+    (``VLLMWeightSyncClient``): every call goes to all of them, and waits for all.
     """
 
-    def __init__(self, engines: Sequence[Any]) -> None:
+    def __init__(self, engines: Sequence[Any], devices: int = 1) -> None:
         self._engines = engines
+        self._devices = devices
         self.version = 0  # of the weights under way
         self.taken: list[dict[str, int]] = []  # by each engine, the last time
 
-    def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Before all hand-overs."""
-        call_engines(self._engines, "connect", init_info)
+    def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
+        """Before all hand-overs. Where devices form a group, every engine gets ranks of its own:
+        vLLM knows of one engine.
+        """
+        infos = [dict(init_info) for _ in self._engines]
+        for number, info in enumerate(infos):
+            if "rank_offset" in info:
+                info["rank_offset"] += number * self._devices
+        call_each(self._engines, "connect", [(info,) for info in infos])
 
     def start_weight_update(self) -> None:
         """Before the first piece."""
@@ -102,26 +133,60 @@ class EngineClient:
 class WeightSender:
     """One rank's end of the hand-overs to ``engines``, handles of rollout workers whose engines
     fetch weights themselves; made and used by all ranks at the same time.
+
+    ``way`` is ``ipc`` or ``nccl``; ``devices`` are those of each engine.
     """
 
-    def __init__(self, stream: WeightStream, engines: Sequence[Any]) -> None:
-        from vllm.distributed.weight_transfer.ipc_engine import (
-            IPCTrainerInitInfo,
-            IPCTrainerWeightTransferEngine,
-        )
-
+    def __init__(
+        self, stream: WeightStream, engines: Sequence[Any], way: str, devices: int
+    ) -> None:
         self.stream = stream
-        self._client = EngineClient(engines)
+        self._client = EngineClient(engines, devices)
         size = max(PIECE_BYTES, stream.largest())
-        info = IPCTrainerInitInfo(rank=rank(), packed=True, packed_buffer_size_bytes=size)
-        self._sender = IPCTrainerWeightTransferEngine.trainer_init(
-            info,
-            client=self._client,
-            source=stream,  # pyright: ignore[reportArgumentType]  it is only iterated over
-        )
+        source: Any = stream  # vLLM's class of sources has more than its senders ask for
+        if way == "nccl":
+            self._sender = _nccl_sender(size, len(engines) * devices, self._client, source)
+        else:
+            self._sender = _ipc_sender(size, self._client, source)
 
     def send(self, version: int) -> list[dict[str, int]]:
         """Hand the weights over; what each engine took, by name, on rank 0."""
         self._client.version = version
         self._sender.send_weights()
         return self._client.taken
+
+
+def _ipc_sender(size: int, client: EngineClient, source: Any) -> "TrainerWeightTransferEngine[Any]":
+    from vllm.distributed.weight_transfer.ipc_engine import (
+        IPCTrainerInitInfo,
+        IPCTrainerWeightTransferEngine,
+    )
+
+    info = IPCTrainerInitInfo(rank=rank(), packed=True, packed_buffer_size_bytes=size)
+    return IPCTrainerWeightTransferEngine.trainer_init(info, client=client, source=source)
+
+
+def _nccl_sender(
+    size: int, receivers: int, client: EngineClient, source: Any
+) -> "TrainerWeightTransferEngine[Any]":
+    """The engines' devices, ``receivers`` of them, form a group with rank 0."""
+    from vllm.distributed.weight_transfer.nccl_engine import (
+        NCCLTrainerInitInfo,
+        NCCLTrainerWeightTransferEngine,
+    )
+
+    address = ray.util.get_node_ip_address()
+    info = NCCLTrainerInitInfo(
+        rank=rank(),
+        master_address=address,
+        master_port=_free_port(address),
+        world_size=1 + receivers,
+        packed_buffer_size_bytes=size,
+    )
+    return NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=source)
+
+
+def _free_port(address: str) -> int:
+    # vLLM takes no socket that listens already; this one is gone a moment before it binds.
+    with socket.create_server((address, 0)) as probe:
+        return probe.getsockname()[1]

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,12 +154,14 @@ class RayResourcePool:
         """The node with most room for ``count`` bundles among those that hold no rank of this pool;
         None where none has room.
         """
-        held = [placement_group_table(group)["bundles_to_node_id"] for group in self._groups]
-        used = {node for places in held for node in places.values()}
+        own = [placement_group_table(group)["bundles_to_node_id"] for group in self._groups]
+        used = {node for places in own for node in places.values()}
+        taken = _reserved()
         room: dict[str, float] = {}
         for node in ray.nodes():
-            has = node["Resources"] if node["Alive"] else {}
-            times = min(has.get(kind, 0.0) / (amount * count) for kind, amount in bundle.items())
+            has = Counter(node["Resources"] if node["Alive"] else {})
+            has.subtract(taken[node["NodeID"]])
+            times = min(has[kind] / (amount * count) for kind, amount in bundle.items())
             # A hair's breadth: shares of CPUs add up with rounding.
             if times > 1 - 1e-6 and node["NodeID"] not in used:
                 room[node["NodeID"]] = times
@@ -175,6 +178,16 @@ class RayResourcePool:
 
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
+
+
+def _reserved() -> dict[str, Counter[str]]:
+    """What all placement groups of the cluster hold, by node."""
+    taken: dict[str, Counter[str]] = defaultdict(Counter)
+    for group in placement_group_table().values():
+        if group["state"] == "CREATED":
+            for bundle, node in group["bundles_to_node_id"].items():
+                taken[node].update(group["bundles"][bundle])
+    return taken
 
 
 def _readable(resources: dict[str, Any]) -> dict[str, float]:

@@ -60,20 +60,37 @@ def engine_count(cfg: PPOConfig, device: str) -> int:
         return rollout.num_workers
     if device != "cuda":
         return trainer.nnodes
-    return max(1, trainer.nnodes * trainer.n_gpus_per_node // rollout.tensor_model_parallel_size)
+    return max(1, sum(engine_gpus(cfg)) // rollout.tensor_model_parallel_size)
+
+
+def engine_gpus(cfg: PPOConfig) -> list[int]:
+    """GPUs that engines are on, node by node: those of the training ranks, or their own."""
+    trainer = cfg.trainer
+    rollout = cfg.actor_rollout_ref.rollout
+    if not rollout.nnodes:
+        return [trainer.n_gpus_per_node] * trainer.nnodes
+    return [rollout.n_gpus_per_node or trainer.n_gpus_per_node] * rollout.nnodes
+
+
+def have_own_gpus(cfg: PPOConfig, device: str) -> bool:
+    """Whether the engines of a run on ``device`` have GPUs on which nothing is trained."""
+    return device == "cuda" and cfg.actor_rollout_ref.rollout.nnodes > 0
 
 
 def engines_on_a_node(cfg: PPOConfig, device: str) -> int:
     """The most rollout workers that one node has."""
-    return -(-engine_count(cfg, device) // cfg.trainer.nnodes)
+    nodes = len(engine_gpus(cfg)) if device == "cuda" else cfg.trainer.nnodes
+    return -(-engine_count(cfg, device) // nodes)
 
 
 def weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
-    """How weights get to the engines of a run on ``device``: ``store`` or ``ipc``."""
+    """How weights get to the engines of a run on ``device``: ``store``, ``ipc`` or ``nccl``."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
         return rollout.weight_transfer
-    return "ipc" if device == "cuda" and rollout.name == "vllm" else "store"
+    if device != "cuda" or rollout.name != "vllm":
+        return "store"
+    return "nccl" if have_own_gpus(cfg, device) else "ipc"
 
 
 def is_placeholder(files: Sequence[str]) -> bool:

@@ -7,7 +7,8 @@ P parameters, R ranks that share one copy of them, T tokens of a micro-batch, L 
     one layer          gathered whole, and the next one with it
     activations        T L H numbers with gradient checkpointing, 16 T L H without
     logits             values and gradient of a piece
-    engine             its share of the device while it plays; asleep it holds nothing
+    engine             its share of the device while it plays; asleep, and where it has a device of
+                       its own, it holds nothing
 
 Lower bounds on purpose: what is refused by them cannot run.
 """
@@ -16,7 +17,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from verl.names import CPU_CACHE_GB, MAX_LOGITS
-from verl.trainer.config.derive import engine_count, weight_transfer
+from verl.trainer.config.derive import engine_count, have_own_gpus, weight_transfer
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.schema.model import FSDPConfig
 
@@ -60,7 +61,7 @@ def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
 
 
 def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """What a GPU holds while the policy is updated and its engine sleeps."""
+    """What a GPU of a training rank holds while the policy is updated and its engine sleeps."""
     parameters = size.parameters
     if parameters is None:
         return None
@@ -81,6 +82,8 @@ def play_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float |
     parameters = size.parameters
     if parameters is None:
         return None
+    if have_own_gpus(cfg, "cuda"):
+        return _awake(cfg, parameters, device_bytes)
     fsdp = cfg.actor_rollout_ref.actor.fsdp_config
     held = _trained(cfg, fsdp, parameters, RESTING_BYTES) if not _rests_on_host(fsdp) else 0.0
     return held + _reference(cfg, parameters) + _awake(cfg, parameters, device_bytes)
@@ -219,7 +222,7 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator
     update = update_bytes(cfg, size)
     # An engine that does not sleep keeps what it has while the policy is updated.
     sleeps = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
-    awake = 0.0 if sleeps else held
+    awake = 0.0 if sleeps or have_own_gpus(cfg, "cuda") else held
     if update is not None and update + awake > there:
         fix = (
             "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "

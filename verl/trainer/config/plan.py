@@ -15,6 +15,7 @@ from verl.trainer.config.derive import (
     default_group_size,
     engine_count,
     engines_on_a_node,
+    have_own_gpus,
     is_placeholder,
     iterations,
     known_tasks,
@@ -40,6 +41,7 @@ from verl.utils.threads import available_cpus
 WAYS = {
     "store": "through the object store",
     "ipc": "by CUDA IPC, from the GPUs that engines and training ranks share",
+    "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
 }
 
 
@@ -97,6 +99,7 @@ class Plan:
     threads_per_rank: int = 1
     engines: int = 0
     gpus_per_engine: int = 1
+    engine_nodes: int = 0  # on which nothing is trained
     weight_transfer: str = "store"
     threads_per_engine: int = 1
     collectors: int = 0
@@ -134,6 +137,8 @@ class Plan:
         engines = f"{_count(self.engines, 'engine')} x {_count(self.threads_per_engine, 'thread')}"
         if self.gpus_per_engine > 1:
             engines += f" on {self.gpus_per_engine} GPUs each"
+        if self.engine_nodes:
+            engines += f" on {_count(self.engine_nodes, 'node')} of their own"
         processes = _count(self.env_processes, "environment process", "es")
         envs = _count(self.envs, "environment")
         yield (
@@ -298,6 +303,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         engines=engines,
         gpus_per_engine=rollout.tensor_model_parallel_size if facts.device == "cuda" else 1,
+        engine_nodes=rollout.nnodes if have_own_gpus(cfg, facts.device) else 0,
         weight_transfer=weight_transfer(cfg, facts.device),
         threads_per_engine=rollout.num_threads
         or max(1, facts.cores // engines_on_a_node(cfg, facts.device)),

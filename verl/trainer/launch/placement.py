@@ -4,17 +4,23 @@ The driver may stand on a machine without a GPU: what PyTorch sees there says no
 cluster.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verl.trainer.config.checks.places import cpu_problems, engine_problems
+from verl.trainer.config.derive import engine_gpus, have_own_gpus
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
+from verl.trainer.ppo.resources import ResourcePoolManager, Role
 
 DEVICE = "trainer.device"
 RANKS = "trainer.n_gpus_per_node"
 NODES = "trainer.nnodes"
+ENGINE_RANKS = "actor_rollout_ref.rollout.n_gpus_per_node"
+ENGINE_NODES = "actor_rollout_ref.rollout.nnodes"
+# Of a CPU per worker: on CPU, thread counts bound what workers use, not Ray's accounting.
+CPU_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,16 @@ class Node:
     name: str
     cpus: float
     gpus: float
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a pool takes of each of ``nodes`` machines, and the keys that say so."""
+
+    nodes: int
+    cpus: float
+    gpus: int
+    keys: tuple[str, str]  # of the machines, and of the devices on each
 
 
 def nodes_of(described: Sequence[Mapping[str, Any]]) -> list[Node]:
@@ -46,11 +62,29 @@ def device_of(asked: str, nodes: Sequence[Node]) -> str:
     return "cuda" if any(node.gpus >= 1 for node in nodes) else "cpu"
 
 
+def cpus_per_worker(device: str) -> float:
+    """What a worker asks of Ray beside its device."""
+    return 1.0 if device == "cuda" else CPU_SHARE
+
+
+def pools_of(cfg: PPOConfig, roles: Iterable[Role], use_gpu: bool) -> ResourcePoolManager:
+    """The devices of the training ``roles``, and of the engines, which may have their own."""
+    trainer = cfg.trainer
+    spec = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
+    mapping = dict.fromkeys([*roles, Role.Rollout], "global_pool")
+    if have_own_gpus(cfg, trainer.device):
+        spec["rollout_pool"] = engine_gpus(cfg)
+        mapping[Role.Rollout] = "rollout_pool"
+    pools = ResourcePoolManager(spec, mapping, use_gpu, cpus_per_worker(trainer.device))
+    pools.create_resource_pool()
+    return pools
+
+
 def placement_problems(
-    cfg: PPOConfig, nodes: Sequence[Node], groups: int, cpus_per_worker: float
+    cfg: PPOConfig, nodes: Sequence[Node], groups: int, cpus: float
 ) -> Iterator[str]:
     """What ``nodes`` cannot hold of ``groups`` worker groups (the engines are one), each of whose
-    workers asks for ``cpus_per_worker``.
+    workers asks for ``cpus``.
     """
     trainer = cfg.trainer
     device = device_of(trainer.device, nodes)
@@ -62,26 +96,60 @@ def placement_problems(
         yield from engine_problems(cfg)
     else:
         yield from cpu_problems(cfg)
-    cpus = trainer.n_gpus_per_node * groups * cpus_per_worker
-    gpus = trainer.n_gpus_per_node if device == "cuda" else 0
+    own = have_own_gpus(cfg, device)
+    ranks = trainer.n_gpus_per_node
+    on_a_rank = (groups - 1 if own else groups) * cpus
+    gpus = ranks if device == "cuda" else 0
+    needs = [Need(trainer.nnodes, ranks * on_a_rank, gpus, (NODES, RANKS))]
+    if own:
+        each = engine_gpus(cfg)
+        keys = (ENGINE_NODES, ENGINE_RANKS)
+        needs.append(Need(len(each), each[0] * cpus, each[0], keys))
+    left = list(nodes)
+    # In the order in which they are reserved.
+    for need in sorted(needs, key=lambda need: need.gpus, reverse=True):
+        yield from _room_problems(cfg, need, left)
+        left = _without(left, need)
+
+
+def _room_problems(cfg: PPOConfig, need: Need, left: Sequence[Node]) -> Iterator[str]:
     # Room beside what stands there: a node may hold the ranks of several.
-    room = sum(_times(node, cpus, gpus) for node in nodes)
-    if room < trainer.nnodes:
-        key = NODES if room else RANKS
+    room = sum(int(_times(node, need)) for node in left)
+    if room < need.nodes:
+        key = need.keys[0 if room else 1]
         why = (
-            f"{trainer.nnodes} x ({gpus} GPUs and {cpus:g} CPUs on one node) are needed, and there "
-            f"is room for {room}: {_listed(nodes)}"
+            f"{need.nodes} x ({need.gpus} GPUs and {need.cpus:g} CPUs on one node) are needed, and "
+            f"there is room for {room}: {_listed(left)}"
         )
         allowed = "what the nodes of the cluster have"
-        fix = "fewer devices or nodes, more nodes, or trainer.device=cpu" if gpus else "fewer ranks"
+        fewer = "fewer devices or nodes, more nodes, or trainer.device=cpu"
+        fix = fewer if need.gpus else "fewer ranks"
         yield problem(cfg, key, why, allowed, f"{fix}; more CPUs: ray_init.num_cpus, `ray start`")
 
 
-def _times(node: Node, cpus: float, gpus: int) -> int:
-    """How often ``cpus`` and ``gpus`` together are on ``node``."""
+def _without(nodes: Sequence[Node], need: Need) -> list[Node]:
+    """``nodes`` less what ``need`` takes of them: of each once, those with most room first, and
+    again only where there are fewer of them.
+    """
+    left = list(nodes)
+    untouched = set(range(len(left)))
+    for _ in range(need.nodes):
+        fits = {k for k, node in enumerate(left) if _times(node, need) >= 1}
+        if not fits:
+            break
+        # As RayResourcePool chooses.
+        k = max(fits & untouched or fits, key=lambda k: _times(left[k], need))
+        untouched.discard(k)
+        node = left[k]
+        left[k] = replace(node, cpus=node.cpus - need.cpus, gpus=node.gpus - need.gpus)
+    return left
+
+
+def _times(node: Node, need: Need) -> float:
+    """How often what ``need`` takes of a machine is on ``node``."""
     # A hair's breadth: shares of CPUs add up with rounding.
-    by_cpus = int((node.cpus + 1e-6) // cpus)
-    return min(by_cpus, int(node.gpus // gpus)) if gpus else by_cpus
+    by_cpus = (node.cpus + 1e-6) / need.cpus
+    return min(by_cpus, node.gpus / need.gpus) if need.gpus else by_cpus
 
 
 def _listed(nodes: Sequence[Node]) -> str:

@@ -46,7 +46,13 @@ from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.critic import RewardNetworkConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
 from verl.trainer.launch.paths import make_absolute
-from verl.trainer.launch.placement import device_of, nodes_of, placement_problems
+from verl.trainer.launch.placement import (
+    cpus_per_worker,
+    device_of,
+    nodes_of,
+    placement_problems,
+    pools_of,
+)
 from verl.trainer.launch.preflight import prompt_problems
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import ranks_here
@@ -69,8 +75,6 @@ from verl.workers.reward_model import RewardModelWorker
 from verl.workers.rollout import RolloutWorker
 
 logger = logging.getLogger(__name__)
-# Of a CPU per worker: on CPU, thread counts bound what workers use, not Ray's accounting.
-CPU_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,14 +301,10 @@ def start_workers(
     )
     use_gpu = choose_device(cfg, joined=not facts["started"]) == "cuda"
     specs = worker_specs(cfg)
-    pools = ResourcePoolManager(
-        resource_pool_spec={"global_pool": [cfg.trainer.n_gpus_per_node] * cfg.trainer.nnodes},
-        mapping={role: "global_pool" for role in [*specs, Role.Rollout]},
-        use_gpu=use_gpu,
-        cpus_per_worker=cpus_per_worker(cfg.trainer.device),
-    )
-    pools.create_resource_pool()
+    pools = pools_of(cfg, specs, use_gpu)
     stack.callback(pools.shutdown)
+    if not pools.share(Role.Actor, Role.Rollout):
+        pools.reserve()
     rollout_workers = start_rollout_workers(cfg, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
@@ -335,11 +335,6 @@ def choose_device(cfg: PPOConfig, joined: bool) -> str:
     refuse(placement_problems(cfg, nodes, groups, cpus_per_worker(cfg.trainer.device)))
     rollout.weight_transfer = weight_transfer(cfg, cfg.trainer.device)
     return cfg.trainer.device
-
-
-def cpus_per_worker(device: str) -> float:
-    """What a worker asks of Ray beside its device."""
-    return 1.0 if device == "cuda" else CPU_SHARE
 
 
 def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:

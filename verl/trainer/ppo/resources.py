@@ -65,6 +65,18 @@ class ResourcePoolManager:
                 cpus_per_worker=self.cpus_per_worker,
             )
 
+    def reserve(self) -> None:
+        """Reserve the devices of all pools now, those first that need most of one node: they find
+        the fewest places.
+        """
+        pools = self.resource_pool_dict.values()
+        for pool in sorted(pools, key=lambda pool: max(pool.process_on_nodes), reverse=True):
+            pool.slots()
+
+    def share(self, *roles: Role) -> bool:
+        """Whether ``roles`` live in the same pool."""
+        return len({self.mapping[role] for role in roles}) == 1
+
     def get_resource_pool(self, role: Role) -> RayResourcePool:
         """The pool in which ``role`` lives."""
         return self.resource_pool_dict[self.mapping[role]]
@@ -80,8 +92,9 @@ class TrainingWorkers:
 
     ``actor`` trains the policy, ``ref`` (optional) is the frozen reference, ``critic`` (optional)
     the value function, ``reward_model`` (optional) scores plays; ``rollout_workers`` are the
-    handles of the engines that sample; ``weight_transfer`` is how they get weights: ``store`` or
-    ``ipc``. Rows that are scored are spread over the ranks by their tokens where ``balanced``.
+    handles of the engines that sample; ``weight_transfer`` is how they get weights: ``store``,
+    ``ipc`` or ``nccl``; ``engines_sleep`` while the others need the devices that they share. Rows
+    that are scored are spread over the ranks by their tokens where ``balanced``.
     """
 
     def __init__(
@@ -93,6 +106,7 @@ class TrainingWorkers:
         balanced: bool = True,
         reward_model: RewardGroup | None = None,
         weight_transfer: str = "store",
+        engines_sleep: bool = True,
     ) -> None:
         self.actor = actor
         self.rollout_workers = rollout_workers
@@ -101,6 +115,7 @@ class TrainingWorkers:
         self.balanced = balanced
         self.reward_model = reward_model
         self.weight_transfer = weight_transfer
+        self.engines_sleep = engines_sleep
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
         self._handed_out: WeightSketch | None = None
@@ -120,7 +135,9 @@ class TrainingWorkers:
 
         Raises ``TypeError`` when the worker class of a role lacks a method the trainer calls.
         """
-        if pools.use_gpu:
+        shared = pools.share(Role.Actor, Role.Rollout)
+        engines_first = shared and pools.use_gpu
+        if engines_first:
             # An engine measures what is free on its device: nothing may come or go meanwhile.
             call_engines(rollout_workers, "ready")
             call_engines(rollout_workers, "sleep", 2)
@@ -146,8 +163,17 @@ class TrainingWorkers:
         for group in groups.values():
             group.submit("init_model").get()
         call_engines(rollout_workers, "ready")
-        workers = cls(actor, rollout_workers, ref, critic, balanced, reward_model, weight_transfer)
-        workers._asleep = pools.use_gpu
+        workers = cls(
+            actor,
+            rollout_workers,
+            ref,
+            critic,
+            balanced,
+            reward_model,
+            weight_transfer,
+            engines_sleep=shared,
+        )
+        workers._asleep = engines_first
         return workers
 
     @property
@@ -181,9 +207,9 @@ class TrainingWorkers:
 
     def sleep_engines(self) -> None:
         """Let every engine give its device memory to the training groups, until weights are
-        synchronised: those it has are forgotten.
+        synchronised: those it has are forgotten. Engines with GPUs of their own stay awake.
         """
-        if self._asleep:
+        if self._asleep or not self.engines_sleep:
             return
         call_engines(self.rollout_workers, "sleep", 2)
         self._asleep = True
@@ -196,8 +222,8 @@ class TrainingWorkers:
         Raises ``WeightSyncError`` where an engine did not get them, or where they are those of the
         last time although they moved.
         """
-        from_devices = self.weight_transfer == "ipc"
-        taken = self._send(version) if from_devices else self._store(version)
+        stored = self.weight_transfer == "store"
+        taken = self._store(version) if stored else self._send(version)
         self._wake("kv_cache")
         self._asleep = False
         sketch = self.actor.call_refs("weight_sketch")[:1]
@@ -217,7 +243,7 @@ class TrainingWorkers:
         return taken
 
     def _send(self, version: int) -> list[dict[str, int]]:
-        """The weights go from the devices of the ranks to the engines that share them."""
+        """The weights go from the devices of the ranks to those of the engines."""
         self._wake("weights")
         sending = self.actor.call_refs("send_weights", self.rollout_workers, version)
         labels = ["sending of the weights"] * len(sending)

@@ -296,8 +296,8 @@ def _on_cuda(config: EngineSection) -> dict[str, Any]:
     }
     if config.kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * GIB)
-    if config.weight_transfer == "ipc":
-        arguments["weight_transfer_config"] = {"backend": "ipc"}
+    if config.weight_transfer in ("ipc", "nccl"):
+        arguments["weight_transfer_config"] = {"backend": config.weight_transfer}
     if config.tensor_model_parallel_size > 1:
         # Processes on the devices that this one sees. vLLM would take Ray, because this is an actor
         # in a placement group, and want bundles that training ranks have a share of.

@@ -24,10 +24,15 @@ def pool(monkeypatch) -> Any:
         node("bare"),
     ]
     monkeypatch.setattr(resource_pool.ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(
-        resource_pool, "placement_group_table", lambda group: {"bundles_to_node_id": {0: group}}
-    )
-    return RayResourcePool([1, 1])
+    others: dict[str, dict[str, Any]] = {}
+
+    def table(group: str | None = None) -> dict[str, Any]:
+        return others if group is None else {"bundles_to_node_id": {0: group}}
+
+    monkeypatch.setattr(resource_pool, "placement_group_table", table)
+    pool: Any = RayResourcePool([1, 1])
+    pool.others = others
+    return pool
 
 
 def test_ranks_go_to_a_node_that_holds_none_of_them_yet(pool):
@@ -42,3 +47,20 @@ def test_a_node_has_room_for_all_that_a_rank_asks_for(pool):
     assert pool._unused_node({"CPU": 0.25, "GPU": 1.0}, 2) == "gpu"
     assert pool._unused_node({"CPU": 0.25, "GPU": 1.0}, 3) is None
     assert pool._unused_node({"CPU": 4.0}, 1) is None
+
+
+def test_what_other_pools_hold_is_no_room(pool):
+    def reserved(state: str, bundle: dict[str, float], *places: str) -> dict[str, Any]:
+        return {
+            "state": state,
+            "bundles": dict.fromkeys(range(len(places)), bundle),
+            "bundles_to_node_id": dict(enumerate(places)),
+        }
+
+    pool.others["engines"] = reserved("CREATED", {"CPU": 1.5}, "large", "large")
+    assert pool._unused_node({"CPU": 0.1}, 10) == "small"
+    pool.others["engines"] = reserved("REMOVED", {"CPU": 1.5}, "large", "large")
+    assert pool._unused_node({"CPU": 0.1}, 10) == "large"
+    pool.others["engines"] = reserved("CREATED", {"CPU": 0.1, "GPU": 1.0}, "gpu")
+    assert pool._unused_node({"CPU": 0.1, "GPU": 1.0}, 2) is None
+    assert pool._unused_node({"CPU": 0.1, "GPU": 1.0}, 1) == "gpu"

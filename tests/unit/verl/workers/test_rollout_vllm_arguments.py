@@ -72,7 +72,8 @@ def test_an_engine_on_several_devices_has_processes_on_those_it_sees():
 
 
 def test_an_engine_that_fetches_weights_itself_is_told_how():
-    assert on_gpu(weight_transfer="ipc")["weight_transfer_config"] == {"backend": "ipc"}
+    for way in ("ipc", "nccl"):
+        assert on_gpu(weight_transfer=way)["weight_transfer_config"] == {"backend": way}
     for way in ("store", "auto"):
         assert "weight_transfer_config" not in on_gpu(weight_transfer=way)
 

@@ -12,6 +12,7 @@ from tests.helpers.ranks import become_rank
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.lora import adapted_module
 from verl.utils.shipped import as_tensor
+from verl.workers import transfer
 from verl.workers.actor import PREFIX, ActorWorker
 from verl.workers.rollout import EngineError, calls
 from verl.workers.rollout.arrival import Arrival
@@ -41,6 +42,18 @@ def test_the_stream_is_what_the_store_would_get_weight_by_weight(actor):
         assert all(torch.equal(streamed[name], stored[name]) for name in stored)
         assert stream.sketch == sketch
     assert stream.largest() == max(tensor.nbytes for tensor in stored.values())
+
+
+def test_what_will_come_is_known_before_anything_is_gathered(actor, monkeypatch):
+    pytest.importorskip("vllm")
+    stream = WeightStream(actor.engine, torch.bfloat16, PREFIX, actor.scales, actor.tied)
+    streamed = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stream]
+
+    def gathered(_tensor: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a weight was gathered")
+
+    monkeypatch.setattr(transfer, "whole", gathered)
+    assert [(meta.name, meta.dtype, meta.shape) for meta in stream.metadata()] == streamed
 
 
 def stream_on_rank(number, policy, directory, port):
@@ -111,6 +124,17 @@ def test_every_engine_hears_every_step_and_says_what_it_took(monkeypatch):
     ]
     assert [engine.asked for engine in engines] == [steps, steps]
     assert client.taken == [{"w": 0}, {"w": 1}]
+
+
+def test_devices_that_join_a_group_have_ranks_of_their_own(monkeypatch):
+    monkeypatch.setattr(calls, "gather", lambda refs, *_: list(refs))
+    engines = [Handle(0), Handle(1), Handle(2)]
+    given = {"world_size": 7, "rank_offset": 1}
+    EngineClient(engines, devices=2).init_weight_transfer_engine(given)
+    assert [engine.asked for engine in engines] == [
+        [("connect", {"world_size": 7, "rank_offset": offset})] for offset in (1, 3, 5)
+    ]
+    assert given["rank_offset"] == 1
 
 
 # ---------------------------------------------------------------- shares of weights

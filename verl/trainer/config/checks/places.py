@@ -4,7 +4,13 @@ import os
 from pathlib import Path
 
 from verl.names import CHECKPOINT_MANIFEST, TRACKERS
-from verl.trainer.config.derive import declared_tasks, engine_count, known_tasks
+from verl.trainer.config.derive import (
+    declared_tasks,
+    engine_count,
+    engine_gpus,
+    have_own_gpus,
+    known_tasks,
+)
 from verl.trainer.config.problems import Context, Problems, problem, unknown_name
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.hints import did_you_mean
@@ -39,17 +45,17 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
 
 
 def engine_problems(cfg: PPOConfig) -> Problems:
-    """What keeps the engines from being placed on the GPUs of the training ranks."""
+    """What keeps the engines from being placed on the GPUs of the training ranks, or on theirs."""
     yield from _parallel_problems(cfg)
     yield from _transfer_problems(cfg, "cuda")
     key = "actor_rollout_ref.rollout.num_workers"
-    ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    devices = sum(engine_gpus(cfg))
     each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     engines = engine_count(cfg, "cuda")
-    if engines * each > ranks:
-        room = ranks // each
+    if engines * each > devices:
+        room = devices // each
         of = f" of {each} devices" if each > 1 else ""
-        why = f"{engines} engines{of} on {ranks} devices, and a device has room for one"
+        why = f"{engines} engines{of} on {devices} devices, and a device has room for one"
         fix = f"{key}={room}, or more devices" if room else "more devices"
         yield problem(cfg, key, why, f"{room} or fewer", fix)
 
@@ -84,33 +90,50 @@ def _attention_problems(cfg: PPOConfig) -> Problems:
 
 
 def _parallel_problems(cfg: PPOConfig) -> Problems:
+    yield from _node_problems(cfg)
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     each = lookup(cfg, key)
     if each == 1:
         return
     rollout = cfg.actor_rollout_ref.rollout
-    devices = cfg.trainer.n_gpus_per_node
+    devices = engine_gpus(cfg)[0]
     if rollout.name == "hf":
         fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
         yield problem(cfg, key, "the hf engine is on one device", "1", fix)
     elif devices % each:
         why = f"a node has {devices} devices, and those of an engine are on one node"
-        yield problem(cfg, key, why, "a divisor of trainer.n_gpus_per_node", f"{key}=1")
+        yield problem(cfg, key, why, f"a divisor of {devices}", f"{key}=1")
     elif rollout.name == "vllm" and rollout.weight_transfer == "store":
         where = "actor_rollout_ref.rollout.weight_transfer"
-        why = f"an engine of {each} devices gets its weights from the ranks on those"
-        yield problem(cfg, where, why, "auto, ipc", f"{where}=auto, or {key}=1")
+        why = f"an engine of {each} devices gets its weights by vLLM's own ways"
+        way = "nccl" if have_own_gpus(cfg, "cuda") else "ipc"
+        yield problem(cfg, where, why, f"auto, {way}", f"{where}=auto, or {key}=1")
+
+
+def _node_problems(cfg: PPOConfig) -> Problems:
+    rollout = cfg.actor_rollout_ref.rollout
+    key = "actor_rollout_ref.rollout.n_gpus_per_node"
+    if rollout.n_gpus_per_node and not rollout.nnodes:
+        why = "engines share the GPUs of the training ranks (actor_rollout_ref.rollout.nnodes=0)"
+        fix = f"actor_rollout_ref.rollout.nnodes=1, or {key}=null"
+        yield problem(cfg, key, why, "null", fix)
 
 
 def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
     key = "actor_rollout_ref.rollout.weight_transfer"
-    if lookup(cfg, key) != "ipc":
+    way = lookup(cfg, key)
+    if way in ("auto", "store"):
         return
     name = cfg.actor_rollout_ref.rollout.name
+    own = have_own_gpus(cfg, device)
     if device != "cuda":
-        why = "it shares memory of GPUs, and trainer.device is cpu"
+        why = "it goes from GPU to GPU, and trainer.device is cpu"
     elif name != "vllm":
         why = f"it is vLLM's way, and the engine is {name}"
+    elif way == "ipc" and own:
+        why = "engines have GPUs of their own (actor_rollout_ref.rollout.nnodes)"
+    elif way == "nccl" and not own:
+        why = "it takes a GPU once, and engines share those of ranks (rollout.nnodes=0)"
     else:
         return
     yield problem(cfg, key, why, "auto, store", f"{key}=auto")

@@ -66,9 +66,14 @@ class RolloutConfig(AcceptedRollout):
     gpu_memory_utilization: Annotated[Share, GpuOnly()] = 0.5
     """share of a GPU the engine may use"""
     tensor_model_parallel_size: Annotated[PositiveInt, GpuOnly()] = 1
-    """GPUs of an engine, which shares each with a training rank; they are on one node"""
+    """GPUs of an engine; they are on one node"""
+    nnodes: Annotated[NonNegativeInt, GpuOnly()] = 0
+    """nodes with GPUs for the engines alone; 0: engines share those of the training ranks"""
+    n_gpus_per_node: Annotated[PositiveInt | None, GpuOnly()] = None
+    """GPUs for the engines on each of rollout.nnodes; null: trainer.n_gpus_per_node"""
     weight_transfer: WeightTransfer = "auto"
-    """way of the weights to engines: store, ipc (on shared GPUs); auto: ipc for vllm, else store"""
+    """way of the weights to engines: store, ipc (on shared GPUs), nccl (to GPUs of their own);
+    auto: ipc or nccl for vllm, else store"""
     max_model_len: Derived[PositiveInt] = NULL
     """context of the engine; null: max_prompt_length + max_response_length"""
     max_num_seqs: PositiveInt = 256

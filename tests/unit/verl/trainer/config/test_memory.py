@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from verl.trainer.config import plan as plan_module
-from verl.trainer.config.derive import engine_count, weight_transfer
+from verl.trainer.config.derive import engine_count, engines_on_a_node, weight_transfer
 from verl.trainer.config.memory import (
     GIB,
     PolicySize,
@@ -198,7 +198,7 @@ def test_a_cache_on_cpu_has_a_size_where_none_is_given():
 
 
 def refusals(*words: str) -> list[str]:
-    keys = ("tensor_model_parallel_size", "num_workers", "weight_transfer")
+    keys = ("tensor_model_parallel_size", "num_workers", "weight_transfer", "rollout.n_gpus")
     return [text for text in find_problems(config(*words)) if any(key in text for key in keys)]
 
 
@@ -220,9 +220,18 @@ def test_engines_take_several_devices_of_a_node_each():
         (
             ["tensor_model_parallel_size=2", "weight_transfer=store"],
             "weight_transfer='store'",
-            "from the ranks on those",
+            "by vLLM's own ways",
         ),
         (["weight_transfer=ipc", "name=hf"], "weight_transfer='ipc'", "the engine is hf"),
+        (["weight_transfer=nccl"], "weight_transfer='nccl'", "it takes a GPU once"),
+        (["weight_transfer=ipc", "nnodes=1"], "weight_transfer='ipc'", "GPUs of their own"),
+        (["nnodes=1", "n_gpus_per_node=2", "num_workers=3"], "num_workers=3", "on 2 devices"),
+        (
+            ["nnodes=1", "n_gpus_per_node=4", "tensor_model_parallel_size=3"],
+            "tensor_model_parallel_size=3",
+            "a node has 4 devices",
+        ),
+        (["n_gpus_per_node=2"], "n_gpus_per_node=2", "engines share the GPUs of the training"),
     ],
 )
 def test_engines_that_cannot_be_are_refused(words, key, why):
@@ -237,9 +246,30 @@ def test_devices_of_a_cluster_that_is_joined_are_counted_where_there_may_be_a_gp
     assert refusals(odd, "trainer.device=auto", "ray_init.address='head:1'") != []
 
 
-def test_memory_of_gpus_is_not_shared_without_any():
-    (found,) = refusals("trainer.device=cpu", f"{ROLLOUT}.weight_transfer=ipc")
+@pytest.mark.parametrize("way", ["ipc", "nccl"])
+def test_nothing_goes_from_gpu_to_gpu_without_any(way):
+    (found,) = refusals("trainer.device=cpu", f"{ROLLOUT}.weight_transfer={way}")
     assert "trainer.device is cpu" in found
+
+
+def test_engines_with_gpus_of_their_own_are_counted_there_and_take_nothing_of_the_others():
+    own = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
+    cfg = config(*own)
+    assert refusals(*own) == []
+    assert engine_count(cfg, "cuda") == 8 and engines_on_a_node(cfg, "cuda") == 4
+    assert engine_count(config(*own, f"{ROLLOUT}.tensor_model_parallel_size=4"), "cuda") == 2
+    assert engine_count(config(f"{ROLLOUT}.nnodes=2"), "cuda") == 16, "as many as there are ranks"
+    assert engine_count(cfg, "cpu") == 1 and weight_transfer(cfg, "cpu") == "store"
+    assert weight_transfer(cfg, "cuda") == "nccl"
+    said = make_plan(cfg, Facts(device="cuda", parameters=P)).text()
+    assert "on 2 nodes of their own" in said and "by NCCL" in said
+    # On theirs they are alone; an update is alone on the others, whatever overlaps.
+    assert play_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
+    overlapped = (*own, "trainer.rollout_overlap=one_step")
+    large = f"{ROLLOUT}.kv_cache_gb=30"
+    assert list(memory_problems(config(*overlapped, large), LARGE, 60.0, None)) == []
+    shared = memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
+    assert any("for an update" in text for text in shared)
 
 
 @pytest.mark.parametrize(("heads", "kv", "fits"), [(28, 4, True), (28, 3, False), (30, 2, False)])

@@ -89,6 +89,39 @@ def test_what_only_gpus_can_do_is_refused_where_a_cluster_has_none():
     assert transfer.startswith("actor_rollout_ref.rollout.weight_transfer='ipc': ")
 
 
+def with_own(nodes, gpus, **more):
+    cfg = config(engines=None, **more)
+    cfg.actor_rollout_ref.rollout.nnodes = nodes
+    cfg.actor_rollout_ref.rollout.n_gpus_per_node = gpus
+    return cfg
+
+
+SMALL = Node("small", cpus=32.0, gpus=2.0)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "nodes", "key", "why"),
+    [
+        (with_own(1, 2, ranks=2), [GPU_NODE], "", "both on one"),
+        (with_own(1, 4, ranks=2), [GPU_NODE, SMALL], "", "the larger pool goes to the larger node"),
+        (with_own(1, 2, ranks=4), [SMALL, GPU_NODE], "", "whichever that is"),
+        (with_own(2, 2, ranks=4), [SMALL, GPU_NODE], "rollout.nnodes=2", "room for 1"),
+        (with_own(1, 3, ranks=2), [GPU_NODE], "trainer.n_gpus_per_node=2", "big has 1 GPUs"),
+        (with_own(1, 2, ranks=3), [GPU_NODE], "rollout.n_gpus_per_node=2", "big has 1 GPUs"),
+        # 2 x 2 CPUs for the ranks of two groups, and one for each engine
+        (with_own(1, 2, ranks=2), [Node("thin", 6.0, 4.0)], "", ""),
+        (with_own(1, 2, ranks=2), [Node("thin", 5.0, 4.0)], "rollout.n_gpus_per_node=2", "2 CPUs"),
+    ],
+)
+def test_engines_with_gpus_of_their_own_need_room_beside_the_ranks(cfg, nodes, key, why):
+    found = said(cfg, *nodes)
+    if not key:
+        assert found == [], why
+        return
+    (message,) = found
+    assert key in message.split(": ")[0] and why in message
+
+
 def test_shares_of_cpus_add_up():
     assert said(config("cpu", ranks=4), Node("small", 1.2, 0.0), cpus=0.1) == []
     assert said(config("cpu", ranks=4), Node("small", 1.1, 0.0), cpus=0.1) != []
@@ -179,6 +212,25 @@ def test_an_engine_gets_neighbouring_devices_of_one_node(start, engines, paralle
         every[device : device + parallel] for device in first
     ]
     assert all(len({name[0] for name in arguments["devices"]}) == 1 for arguments in made)
+
+
+def test_engines_get_gpus_on_which_nothing_is_trained():
+    """With pretended GPUs: two engines of two each, and two ranks of two groups."""
+    init_ray(num_cpus=16, num_gpus=6)
+    try:
+        cfg = with_own(1, 4, ranks=2, parallel=2)
+        cfg.trainer.device = "cuda"
+        pools = launch.pools_of(cfg, [Role.Actor, Role.Critic], use_gpu=True)
+        assert not pools.share(Role.Actor, Role.Rollout) and pools.share(Role.Actor, Role.Critic)
+        pools.reserve()
+        trained = pools.get_resource_pool(Role.Actor)
+        played = pools.get_resource_pool(Role.Rollout)
+        assert trained.actor_resources() == {"num_cpus": 1.0, "num_gpus": 0.5}
+        assert played.actor_resources() == {"num_cpus": 1.0, "num_gpus": 1.0}
+        assert len({*trained.device_ids(), *played.device_ids()}) == 6
+        pools.shutdown()
+    finally:
+        ray.shutdown()
 
 
 def test_the_devices_of_a_pool_are_those_that_ray_gives_to_its_guests():

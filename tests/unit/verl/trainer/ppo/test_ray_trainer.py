@@ -372,6 +372,14 @@ def test_weights_from_devices_come_when_there_is_room_and_before_the_caches(monk
     sketch = WeightSketch({"w": 2}, {"w": 7})
     with pytest.raises(WeightSyncError, match="rollout worker 0 did not get version 5"):
         workers.sync_weights(5)
+    called.clear()
+    sketch = WeightSketch({"w": 2}, {"w": 1})
+    apart = resources.TrainingWorkers(
+        Actor([], "actor"), [engine], weight_transfer="nccl", engines_sleep=False
+    )
+    apart.sleep_engines()
+    apart.sync_weights(6)
+    assert called == [("send_weights", [engine], 6), ("weight_sketch",)], "they stay awake"
 
 
 def test_a_group_loads_once_those_before_it_have_loaded(monkeypatch):
