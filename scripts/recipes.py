@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from verl.trainer.config.derive import (
     engine_count,
+    engine_gpus,
     have_own_gpus,
     trajectories_per_iteration,
     weight_transfer,
@@ -174,13 +175,15 @@ def seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float
 
 
 def iteration(cfg: PPOConfig, parts: dict[str, float]) -> float:
-    """Seconds of an iteration: engines with GPUs of their own play while the others train, where
-    plays overlap.
+    """Seconds of an iteration. Engines with GPUs of their own play while the others train, where
+    plays overlap; branches are scored after both, because credit for thinking belongs to the plays.
     """
     played = sum(parts[part] for part in PLAYED)
     trained = sum(parts[part] for part in TRAINED)
-    apart = have_own_gpus(cfg, "cuda") and cfg.trainer.rollout_overlap == "one_step"
-    return (max(played, trained) if apart else played + trained) + parts["hand over"]
+    if not (have_own_gpus(cfg, "cuda") and cfg.trainer.rollout_overlap == "one_step"):
+        return played + trained + parts["hand over"]
+    between = parts["score"] if parts["alternatives"] else 0.0
+    return max(played, trained - between) + between + parts["hand over"]
 
 
 def hand_over(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
@@ -207,7 +210,7 @@ def tables() -> Iterator[str]:
         plan = make_plan(cfg, facts_of(cfg, device))
         nodes = f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
         if have_own_gpus(cfg, "cuda"):
-            nodes += ", and as many for engines"
+            nodes += f", and {len(engine_gpus(cfg))} x {engine_gpus(cfg)[0]} for engines"
         fits = "; ".join(plan.problems()) or "yes"
         yield f"| `{name}` | {nodes} | {plan.device_memory_gb:.1f} GiB | {fits} |"
     yield ""

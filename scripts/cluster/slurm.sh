@@ -110,9 +110,12 @@ done
 export RAY_ADDRESS="$head_ip:$port"
 "$python" scripts/cluster/wait_for_nodes.py "${#nodes[@]}" || retry "$?"
 
+# Some may be for engines alone (actor_rollout_ref.rollout.nnodes).
+training=$("$python" scripts/cluster/training_nodes.py "${#nodes[@]}" "$config" "$@")
+
 # With `wait` the shell hears its signals while the driver runs.
 "$python" -m verl.trainer.main_ppo --config-name "$config" \
-    trainer.nnodes="${#nodes[@]}" trainer.n_gpus_per_node="$((gpus > 0 ? gpus : 1))" trainer.resume_mode=auto \
+    trainer.nnodes="$training" trainer.n_gpus_per_node="$((gpus > 0 ? gpus : 1))" trainer.resume_mode=auto \
     trainer.default_local_dir="$root/runs/\${trainer.project_name}/\${trainer.experiment_name}" "$@" &
 driver=$!
 status=0

@@ -3,7 +3,7 @@ vLLM's own ways: CUDA IPC and NCCL.
 
 Everything is vLLM's and ours but CUDA. In the place of an allocation that another process opens
 there is a file that it maps; in the place of a NCCL group there is one of gloo, with the same
-members, ranks and address. The functions run in the process of ``vllm_process.one_process``.
+name, members and ranks. The functions run in the process of ``vllm_process.one_process``.
 """
 
 import asyncio
@@ -53,6 +53,7 @@ class Run:
         )
         self.engine = VLLMEngine(section, directory, seed=3, num_threads=1)
         self.ask_workers: Any = self.engine._engine.collective_rpc
+        self.shared = shared
         self.ask_workers(pretend_cuda, args=(shared,))
         pretend_cuda(None, shared)
         config = policy_config(directory)
@@ -132,12 +133,11 @@ class PretendedCuda:
 
 
 class PretendedNccl:
-    """``PyNcclCommunicator`` on gloo, which like it meets at ``address`` and ``port``."""
+    """``PyNcclCommunicator`` on gloo: who knows a group's ``name`` joins it, below ``shared``."""
 
-    def __init__(self, address: str, port: int, rank: int, world_size: int, device: object) -> None:
-        del device
+    def __init__(self, shared: str, name: bytes, rank: int, world_size: int) -> None:
         c10d: Any = distributed  # has more than its stubs say
-        store = c10d.TCPStore(address, port, world_size, rank == 0, GLOO_TIMEOUT)
+        store = c10d.FileStore(str(Path(shared) / name[:16].hex()), world_size)
         self.group = c10d.ProcessGroupGloo(store, rank, world_size, GLOO_TIMEOUT)
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
@@ -149,13 +149,19 @@ class PretendedNccl:
 def pretend_cuda(_worker: object, shared: str) -> None:
     """Have vLLM's transport in this process share memory through a file, and meet over gloo."""
     from torch.multiprocessing import reductions
+    from vllm.distributed.device_communicators import pynccl_wrapper
     from vllm.distributed.weight_transfer import base, ipc_engine, nccl_common, packed_tensor
 
     pretended: Any = PretendedCuda(shared)
     for module in (base, ipc_engine, nccl_common, packed_tensor):
         vars(module)["torch"] = pretended
     meeting: Any = nccl_common
-    meeting.stateless_init_process_group = PretendedNccl
+    meeting.uid_init_process_group = lambda name, rank, members, _device: PretendedNccl(
+        shared, name, rank, members
+    )
+    library: Any = pynccl_wrapper
+    named = SimpleNamespace(internal=os.urandom(128))
+    library.NCCLLibrary = lambda: SimpleNamespace(ncclGetUniqueId=lambda: named)
     transport: Any = packed_tensor
     transport.reduce_tensor = pretended.reduce_tensor
     reductions.rebuild_cuda_tensor = pretended.rebuild
@@ -203,6 +209,7 @@ def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tens
             sharded.to_local().add_(0.05 * whole)
     transfer.PIECE_BYTES = piece_bytes
     run.actor._sender = None  # it keeps the size of its pieces
+    pretend_cuda(None, run.shared)  # and a group its name
     run.workers.sync_weights(version)
     return hf_names(full_weights(run.actor.engine), PREFIX, {}, run.actor.tied)
 

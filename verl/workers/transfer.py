@@ -11,17 +11,17 @@ On devices of their own (``nccl``):
     rank 1   shards ─gather─▶ a weight
 
 The transport is vLLM's own (``vllm.distributed.weight_transfer``); all ranks go through the weights
-together, and rank 0 tells the engines. Beside its shards a rank holds one piece of the weights
-(``nccl``: rank 0 two), and an engine as much.
+together, and rank 0 tells the engines. Beside its shards a rank holds a piece of the weights, and
+an engine a copy of it; with ``nccl`` rank 0 alone does, and both sides up to three.
 """
 
-import socket
-from collections.abc import Iterator, Mapping, Sequence
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import ray
 import torch
 
 from verl.models.export import hf_names
@@ -34,6 +34,7 @@ from verl.workers.engine_state import weights_of, whole
 from verl.workers.rollout.calls import call_each, call_engines
 
 if TYPE_CHECKING:  # vLLM is optional
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
     from vllm.distributed.weight_transfer.base import (
         ParamMeta,
         TrainerWeightTransferEngine,
@@ -62,6 +63,11 @@ class WeightStream:
         self._dtype = dtype
         self._names = (prefix, scales, tied)
         self.sketch = WeightSketch({}, {})  # of what was iterated over last, on rank 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are when they are iterated over."""
+        return torch.empty(0, device=self._engine.device).device  # with its index
 
     def largest(self) -> int:
         """Bytes of the largest weight."""
@@ -99,11 +105,14 @@ class WeightStream:
 class EngineClient:
     """The rollout workers ``engines``, of ``devices`` each, as vLLM's senders want them
     (``VLLMWeightSyncClient``): every call goes to all of them, and waits for all.
+
+    ``give_up`` is called where an engine cannot take a piece: others may wait for it to.
     """
 
-    def __init__(self, engines: Sequence[Any], devices: int = 1) -> None:
+    def __init__(self, engines: Sequence[Any], devices: int) -> None:
         self._engines = engines
         self._devices = devices
+        self.give_up: Callable[[], None] = lambda: None
         self.version = 0  # of the weights under way
         self.taken: list[dict[str, int]] = []  # by each engine, the last time
 
@@ -123,7 +132,11 @@ class EngineClient:
 
     def update_weights(self, update_info: "WeightTransferUpdatePayload") -> None:
         """A piece; back when all engines have copied it."""
-        call_engines(self._engines, "receive", update_info)
+        try:
+            call_engines(self._engines, "receive", update_info)
+        except Exception:
+            self.give_up()
+            raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:  # noqa: ARG002
         """After the last piece."""
@@ -152,6 +165,8 @@ class WeightSender:
     def send(self, version: int) -> list[dict[str, int]]:
         """Hand the weights over; what each engine took, by name, on rank 0."""
         self._client.version = version
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # it reads the weights in streams of its own
         self._sender.send_weights()
         return self._client.taken
 
@@ -170,23 +185,44 @@ def _nccl_sender(
     size: int, receivers: int, client: EngineClient, source: Any
 ) -> "TrainerWeightTransferEngine[Any]":
     """The engines' devices, ``receivers`` of them, form a group with rank 0."""
-    from vllm.distributed.weight_transfer.nccl_engine import (
-        NCCLTrainerInitInfo,
-        NCCLTrainerWeightTransferEngine,
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+
+    sender = NCCLTrainerWeightTransferEngine(
+        client=client, source=source, is_sender=rank() == 0, packed_buffer_size_bytes=size
+    )
+    if rank() == 0:
+        client.give_up = sender.shutdown
+        sender.model_update_group = _joined(size, receivers, client, source.device)
+    return sender
+
+
+def _joined(
+    size: int, receivers: int, client: EngineClient, device: torch.device
+) -> "PyNcclCommunicator":
+    """Rank 0 of the group, when all have come. Its name travels through Ray: the store over which
+    vLLM would have them meet asks for no key, and unpickles what it finds.
+    """
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+    from vllm.distributed.weight_transfer.nccl_common import (
+        NCCLWeightTransferInitInfo,
+        uid_init_process_group,
+        worker_init_payload,
     )
 
-    address = ray.util.get_node_ip_address()
-    info = NCCLTrainerInitInfo(
-        rank=rank(),
-        master_address=address,
-        master_port=_free_port(address),
-        world_size=1 + receivers,
+    if torch.cuda.is_available():
+        # Else vLLM, which was told of none yet, would have this thread go on with one of its own.
+        torch.cuda.set_stream(torch.cuda.current_stream())
+    name = bytes(NCCLLibrary().ncclGetUniqueId().internal)
+    members = 1 + receivers
+    info = NCCLWeightTransferInitInfo(
+        rank_offset=1,
+        world_size=members,
+        packed=True,
         packed_buffer_size_bytes=size,
+        nccl_unique_id_b64=base64.b64encode(name).decode(),
     )
-    return NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=source)
-
-
-def _free_port(address: str) -> int:
-    # vLLM takes no socket that listens already; this one is gone a moment before it binds.
-    with socket.create_server((address, 0)) as probe:
-        return probe.getsockname()[1]
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        others = thread.submit(client.init_weight_transfer_engine, worker_init_payload(info))
+        group = uid_init_process_group(name, 0, members, device)
+        others.result()
+    return group

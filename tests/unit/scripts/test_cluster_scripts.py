@@ -15,7 +15,7 @@ import pytest
 import yaml
 from ray.job_submission import JobStatus
 
-from scripts.cluster import ray_job
+from scripts.cluster import ray_job, training_nodes
 from tests.helpers.jobs import ROOT
 from verl.trainer.config.load import load_config
 from verl.trainer.config.schema import PPOConfig
@@ -41,6 +41,7 @@ case "$*" in
     *wait_for_nodes*)
         until [ "$(grep -c 'ray start' "$LOG")" = "$(echo $NODES | wc -w)" ]; do sleep 0.05; done
         exit "${JOINED:-0}" ;;
+    *training_nodes*) echo "$2" ;;
     *) [ -z "${HANGS:-}" ] || exec sleep 60
        exit "${STATUS:-0}" ;;
 esac
@@ -258,6 +259,20 @@ def test_a_ray_job_without_an_address_says_which_variable(monkeypatch, capsys):
 
 
 # ---------------------------------------------------------------- manifests
+
+
+@pytest.mark.parametrize(
+    ("words", "training"),
+    [
+        (["2", "alfworld_qwen2.5_7b_2nodes"], 2),
+        (["2", "alfworld_qwen2.5_7b_2nodes_apart"], 1),
+        (["5", "alfworld_qwen2.5_7b_2nodes_apart", "actor_rollout_ref.rollout.nnodes=3"], 2),
+        (["2", "alfworld_qwen2.5_7b_2nodes_apart", "no.such=1"], 2),
+        (["2", "relay_sft"], 2),
+    ],
+)
+def test_nodes_for_engines_alone_do_not_train(words, training):
+    assert training_nodes.main(words) == training
 
 
 def test_the_kubernetes_job_runs_what_the_framework_takes():

@@ -2,7 +2,18 @@
 
 import pytest
 
-from scripts.recipes import ESTIMATORS, H100, MODELS, RECIPES, Assumed, facts_of, seconds, tables
+from scripts.recipes import (
+    ESTIMATORS,
+    H100,
+    MODELS,
+    PARTS,
+    RECIPES,
+    Assumed,
+    facts_of,
+    iteration,
+    seconds,
+    tables,
+)
 from tests.helpers.jobs import ROOT
 from verl.trainer.config.plan import make_plan
 from verl.trainer.launch.extensions import load_config
@@ -61,6 +72,24 @@ def test_the_seconds_of_one_recipe_by_hand():
     cfg.actor_rollout_ref.rollout.weight_transfer = "store"
     stored = seconds(cfg, H100, Assumed())["hand over"]
     assert stored == pytest.approx((4 + 2 + 2) * weights / 4e9)
+
+
+def test_half_of_the_gpus_play_while_the_other_half_trains():
+    parts = dict.fromkeys(PARTS, 0.0) | {
+        "play": 20.0,
+        "score": 5.0,
+        "update": 9.0,
+        "hand over": 2.0,
+    }
+    apart = load_config("alfworld_qwen2.5_7b_2nodes_apart")
+    shared = load_config("alfworld_qwen2.5_7b_2nodes")
+    assert (iteration(apart, parts), iteration(shared, parts)) == (22.0, 36.0)
+    assert iteration(apart, parts | {"update": 30.0}) == 37.0
+    # Branches are scored when both are done.
+    thinking = parts | {"alternatives": 10.0}
+    assert (iteration(apart, thinking), iteration(shared, thinking)) == (37.0, 46.0)
+    apart.trainer.rollout_overlap = "off"
+    assert iteration(apart, parts) == 36.0
 
 
 def test_only_credit_for_thinking_samples_other_thoughts():

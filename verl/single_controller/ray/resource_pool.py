@@ -151,20 +151,20 @@ class RayResourcePool:
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
 
     def _unused_node(self, bundle: dict[str, float], count: int) -> str | None:
-        """The node with most room for ``count`` bundles among those that hold no rank of this pool;
-        None where none has room.
+        """A node with room for ``count`` bundles that holds no rank of this pool: one of which
+        nobody has a part, where there is any, and with most room. None where none has room.
         """
         own = [placement_group_table(group)["bundles_to_node_id"] for group in self._groups]
         used = {node for places in own for node in places.values()}
         taken = _reserved()
-        room: dict[str, float] = {}
+        room: dict[str, tuple[bool, float]] = {}
         for node in ray.nodes():
             has = Counter(node["Resources"] if node["Alive"] else {})
-            has.subtract(taken[node["NodeID"]])
+            has.subtract(taken.get(node["NodeID"], {}))
             times = min(has[kind] / (amount * count) for kind, amount in bundle.items())
             # A hair's breadth: shares of CPUs add up with rounding.
             if times > 1 - 1e-6 and node["NodeID"] not in used:
-                room[node["NodeID"]] = times
+                room[node["NodeID"]] = (node["NodeID"] not in taken, times)
         return max(room, key=room.__getitem__, default=None)
 
     def shutdown(self) -> None:

@@ -240,17 +240,19 @@ def _rank_environments(
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
         }
-        if address.startswith("127."):
-            # without these the collectives' own sockets would listen on the machine's outward
-            # address
-            env |= {"GLOO_SOCKET_IFNAME": _loopback(), "NCCL_SOCKET_IFNAME": _loopback()}
-        environments.append(env)
+        environments.append(env | loopback_sockets(address))
         seen[place["node_id"]] += 1
     return environments
 
 
-def _loopback() -> str:
-    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+def loopback_sockets(address: str) -> dict[str, str]:
+    """The environment of a process whose collectives are to listen on the loopback alone, as Ray
+    does where a node's ``address`` says so; without it they take the machine's outward address.
+    """
+    if not address.startswith("127."):
+        return {}
+    name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
 def _stored_once(calls: list[Call]) -> list[Call]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from verl.trainer.config.derive import (
     default_group_size,
+    have_own_gpus,
     is_placeholder,
     iterations,
     known_tasks,
@@ -29,6 +30,17 @@ def notes(cfg: PPOConfig) -> Iterator[str]:
     """
     yield from _rows_per_step(cfg)
     yield from _length_of_an_epoch(cfg)
+    yield from _idle_gpus(cfg)
+
+
+def _idle_gpus(cfg: PPOConfig) -> Iterator[str]:
+    trainer = cfg.trainer
+    own = trainer.device != "cpu" and have_own_gpus(cfg, "cuda")
+    if own and trainer.rollout_overlap == "off":
+        yield (
+            "GPUs of the engines wait for updates, those of the ranks for plays: "
+            "trainer.rollout_overlap=one_step"
+        )
 
 
 def _by_size(cfg: PPOConfig) -> bool:

@@ -231,7 +231,9 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator
         yield f"plan: a GPU needs {_gib(update + awake, there)} for an update; fix: {fix}"
     play = play_bytes(cfg, size, there)
     if play is not None and play > there:
-        fix = f"a smaller {size_key}, or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
+        fix = f"a smaller {size_key}"
+        if not have_own_gpus(cfg, "cuda"):
+            fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
         yield f"plan: a GPU needs {_gib(play, there)} while its engine plays; fix: {fix}"
     engine = engine_bytes(cfg, size)
     share = rollout.gpu_memory_utilization

@@ -14,6 +14,7 @@ from verl.trainer.config.amounts import notes
 from verl.trainer.config.derive import (
     default_group_size,
     engine_count,
+    engine_gpus,
     engines_on_a_node,
     have_own_gpus,
     is_placeholder,
@@ -99,7 +100,7 @@ class Plan:
     threads_per_rank: int = 1
     engines: int = 0
     gpus_per_engine: int = 1
-    engine_nodes: int = 0  # on which nothing is trained
+    engine_gpus: int = 0  # on which nothing is trained
     weight_transfer: str = "store"
     threads_per_engine: int = 1
     collectors: int = 0
@@ -137,8 +138,8 @@ class Plan:
         engines = f"{_count(self.engines, 'engine')} x {_count(self.threads_per_engine, 'thread')}"
         if self.gpus_per_engine > 1:
             engines += f" on {self.gpus_per_engine} GPUs each"
-        if self.engine_nodes:
-            engines += f" on {_count(self.engine_nodes, 'node')} of their own"
+        if self.engine_gpus:
+            engines += f" ({_count(self.engine_gpus, 'GPU')} of their own)"
         processes = _count(self.env_processes, "environment process", "es")
         envs = _count(self.envs, "environment")
         yield (
@@ -303,7 +304,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         engines=engines,
         gpus_per_engine=rollout.tensor_model_parallel_size if facts.device == "cuda" else 1,
-        engine_nodes=rollout.nnodes if have_own_gpus(cfg, facts.device) else 0,
+        engine_gpus=sum(engine_gpus(cfg)) if have_own_gpus(cfg, facts.device) else 0,
         weight_transfer=weight_transfer(cfg, facts.device),
         threads_per_engine=rollout.num_threads
         or max(1, facts.cores // engines_on_a_node(cfg, facts.device)),

@@ -17,7 +17,7 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role
 DEVICE = "trainer.device"
 RANKS = "trainer.n_gpus_per_node"
 NODES = "trainer.nnodes"
-ENGINE_RANKS = "actor_rollout_ref.rollout.n_gpus_per_node"
+ENGINE_GPUS = "actor_rollout_ref.rollout.n_gpus_per_node"
 ENGINE_NODES = "actor_rollout_ref.rollout.nnodes"
 # Of a CPU per worker: on CPU, thread counts bound what workers use, not Ray's accounting.
 CPU_SHARE = 0.1
@@ -67,7 +67,7 @@ def cpus_per_worker(device: str) -> float:
     return 1.0 if device == "cuda" else CPU_SHARE
 
 
-def pools_of(cfg: PPOConfig, roles: Iterable[Role], use_gpu: bool) -> ResourcePoolManager:
+def pools_of(cfg: PPOConfig, roles: Iterable[Role]) -> ResourcePoolManager:
     """The devices of the training ``roles``, and of the engines, which may have their own."""
     trainer = cfg.trainer
     spec = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
@@ -75,6 +75,7 @@ def pools_of(cfg: PPOConfig, roles: Iterable[Role], use_gpu: bool) -> ResourcePo
     if have_own_gpus(cfg, trainer.device):
         spec["rollout_pool"] = engine_gpus(cfg)
         mapping[Role.Rollout] = "rollout_pool"
+    use_gpu = trainer.device == "cuda"
     pools = ResourcePoolManager(spec, mapping, use_gpu, cpus_per_worker(trainer.device))
     pools.create_resource_pool()
     return pools
@@ -103,23 +104,31 @@ def placement_problems(
     needs = [Need(trainer.nnodes, ranks * on_a_rank, gpus, (NODES, RANKS))]
     if own:
         each = engine_gpus(cfg)
-        keys = (ENGINE_NODES, ENGINE_RANKS)
+        keys = (
+            ENGINE_NODES,
+            ENGINE_GPUS if cfg.actor_rollout_ref.rollout.n_gpus_per_node else RANKS,
+        )
         needs.append(Need(len(each), each[0] * cpus, each[0], keys))
-    left = list(nodes)
+    nodes = list(nodes)
+    left = nodes
     # In the order in which they are reserved.
     for need in sorted(needs, key=lambda need: need.gpus, reverse=True):
-        yield from _room_problems(cfg, need, left)
-        left = _without(left, need)
+        yield from _room_problems(cfg, need, nodes, left)
+        left = _without(nodes, left, need)
 
 
-def _room_problems(cfg: PPOConfig, need: Need, left: Sequence[Node]) -> Iterator[str]:
+def _room_problems(
+    cfg: PPOConfig, need: Need, nodes: Sequence[Node], left: Sequence[Node]
+) -> Iterator[str]:
     # Room beside what stands there: a node may hold the ranks of several.
     room = sum(int(_times(node, need)) for node in left)
     if room < need.nodes:
-        key = need.keys[0 if room else 1]
+        key = need.keys[0 if any(_times(node, need) >= 1 for node in nodes) else 1]
+        others = "training ranks" if ENGINE_NODES in need.keys else "engines"
+        beside = "" if left == nodes else f" beside the {others}"
         why = (
             f"{need.nodes} x ({need.gpus} GPUs and {need.cpus:g} CPUs on one node) are needed, and "
-            f"there is room for {room}: {_listed(left)}"
+            f"there is room for {room}{beside}: {_listed(nodes)}"
         )
         allowed = "what the nodes of the cluster have"
         fewer = "fewer devices or nodes, more nodes, or trainer.device=cpu"
@@ -127,18 +136,20 @@ def _room_problems(cfg: PPOConfig, need: Need, left: Sequence[Node]) -> Iterator
         yield problem(cfg, key, why, allowed, f"{fix}; more CPUs: ray_init.num_cpus, `ray start`")
 
 
-def _without(nodes: Sequence[Node], need: Need) -> list[Node]:
-    """``nodes`` less what ``need`` takes of them: of each once, those with most room first, and
-    again only where there are fewer of them.
+def _without(nodes: Sequence[Node], left: Sequence[Node], need: Need) -> list[Node]:
+    """What is ``left`` of ``nodes``, less what ``need`` takes of that: of each once, of those first
+    that nobody else has a part of, and that have most room; again only where there are fewer.
     """
-    left = list(nodes)
+    left = list(left)
     untouched = set(range(len(left)))
     for _ in range(need.nodes):
         fits = {k for k, node in enumerate(left) if _times(node, need) >= 1}
         if not fits:
             break
         # As RayResourcePool chooses.
-        k = max(fits & untouched or fits, key=lambda k: _times(left[k], need))
+        k = max(
+            fits & untouched or fits, key=lambda k: (left[k] == nodes[k], _times(left[k], need))
+        )
         untouched.discard(k)
         node = left[k]
         left[k] = replace(node, cpus=node.cpus - need.cpus, gpus=node.gpus - need.gpus)

@@ -33,6 +33,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_wo
 from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import naming_lost_nodes
 from verl.single_controller.ray.stacks import stacks_of_other_nodes
+from verl.single_controller.ray.worker_group import loopback_sockets
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import (
     engine_count,
@@ -299,9 +300,9 @@ def start_workers(
     logger.info(
         "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]
     )
-    use_gpu = choose_device(cfg, joined=not facts["started"]) == "cuda"
+    choose_device(cfg, joined=not facts["started"])
     specs = worker_specs(cfg)
-    pools = pools_of(cfg, specs, use_gpu)
+    pools = pools_of(cfg, specs)
     stack.callback(pools.shutdown)
     if not pools.share(Role.Actor, Role.Rollout):
         pools.reserve()
@@ -376,6 +377,7 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     each = rollout.tensor_model_parallel_size if pools.use_gpu else 1
     devices = pool.device_ids() if each > 1 else []
     remote = ray.remote(RolloutWorker)
+    env = loopback_sockets(ray.util.get_node_ip_address())
     workers = []
     for index in range(engines):
         # Evenly over the devices, whose order is that of the nodes.
@@ -389,6 +391,7 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
                 seed=rollout.seed + index,
                 num_threads=threads,
                 devices=devices[first : first + each],
+                env=env,
             )
         )
     return workers

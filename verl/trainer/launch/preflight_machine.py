@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from verl.trainer.config.derive import engine_gpus, have_own_gpus
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.settings import lookup
@@ -15,6 +16,7 @@ from verl.utils.settings import lookup
 ANSWER_S = 5.0  # how long a cluster may take to answer
 DEVICE = "trainer.device"
 RANKS = "trainer.n_gpus_per_node"
+ENGINE_NODES = "actor_rollout_ref.rollout.nnodes"
 PLACE = "trainer.default_local_dir"
 
 
@@ -38,6 +40,12 @@ def _device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     elif device != "cpu" and 0 < there < cfg.trainer.n_gpus_per_node:
         why = f"this machine has {there}"
         yield problem(cfg, RANKS, why, f"{there} or fewer", f"{RANKS}={there}")
+    elif device != "cpu" and there and isinstance(cfg, PPOConfig) and have_own_gpus(cfg, "cuda"):
+        needed = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + sum(engine_gpus(cfg))
+        if there < needed:
+            why = f"with those of the training ranks {needed} GPUs are needed, and {there} are here"
+            fix = "a cluster (ray_init.address=auto, RAY_ADDRESS), or fewer GPUs of either kind"
+            yield problem(cfg, ENGINE_NODES, why, f"what is left of {there} GPUs", fix)
 
 
 def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:

@@ -292,7 +292,8 @@ def _on_cuda(config: EngineSection) -> dict[str, Any]:
         "enforce_eager": bool(config.enforce_eager),
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "tensor_parallel_size": config.tensor_model_parallel_size,
-        "enable_sleep_mode": config.free_cache_engine,
+        # On GPUs of its own an engine never sleeps.
+        "enable_sleep_mode": config.free_cache_engine and not config.nnodes,
     }
     if config.kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * GIB)

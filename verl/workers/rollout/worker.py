@@ -13,9 +13,10 @@ weights.
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,7 +58,7 @@ class RolloutWorker(IdleCalls):
 
     ``config`` is the section ``actor_rollout_ref``; ``engine`` replaces the one it describes (in
     tests). ``devices`` are the GPUs of an engine that has more than the one Ray gave this process,
-    as ``CUDA_VISIBLE_DEVICES`` names them.
+    as ``CUDA_VISIBLE_DEVICES`` names them; ``env`` is set before the engine's libraries are loaded.
 
     Every request yields exactly one result unless its client aborts: what the engine refuses, what
     takes more than ``request_timeout_s``, and what runs while the engine raises, ends as
@@ -74,8 +75,10 @@ class RolloutWorker(IdleCalls):
         engine: RolloutEngine | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         devices: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
     ) -> None:
         answer_with_stacks(type(self).__name__)
+        os.environ.update(env or {})
         self._timeout_s = request_timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._made = engine

@@ -61,6 +61,11 @@ def test_what_other_pools_hold_is_no_room(pool):
     assert pool._unused_node({"CPU": 0.1}, 10) == "small"
     pool.others["engines"] = reserved("REMOVED", {"CPU": 1.5}, "large", "large")
     assert pool._unused_node({"CPU": 0.1}, 10) == "large"
+    pool.others["engines"] = reserved("CREATED", {"CPU": 0.1}, "large")
+    assert pool._unused_node({"CPU": 0.1}, 10) == "small", (
+        "where nobody is, though it has less room"
+    )
+    assert pool._unused_node({"CPU": 0.2}, 10) == "large"
     pool.others["engines"] = reserved("CREATED", {"CPU": 0.1, "GPU": 1.0}, "gpu")
     assert pool._unused_node({"CPU": 0.1, "GPU": 1.0}, 2) is None
     assert pool._unused_node({"CPU": 0.1, "GPU": 1.0}, 1) == "gpu"

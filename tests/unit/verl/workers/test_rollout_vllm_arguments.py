@@ -71,6 +71,12 @@ def test_an_engine_on_several_devices_has_processes_on_those_it_sees():
     assert several["distributed_executor_backend"] == "mp"
 
 
+def test_an_engine_sleeps_where_others_need_its_gpu():
+    assert on_gpu(free_cache_engine=True)["enable_sleep_mode"]
+    assert not on_gpu(free_cache_engine=False)["enable_sleep_mode"]
+    assert not on_gpu(free_cache_engine=True, nnodes=1)["enable_sleep_mode"]
+
+
 def test_an_engine_that_fetches_weights_itself_is_told_how():
     for way in ("ipc", "nccl"):
         assert on_gpu(weight_transfer=way)["weight_transfer_config"] == {"backend": way}

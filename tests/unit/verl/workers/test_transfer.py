@@ -110,7 +110,7 @@ class Handle:
 def test_every_engine_hears_every_step_and_says_what_it_took(monkeypatch):
     monkeypatch.setattr(calls, "gather", lambda refs, *_: list(refs))
     engines = [Handle(0), Handle(1)]
-    client = EngineClient(engines)
+    client = EngineClient(engines, devices=1)
     client.init_weight_transfer_engine({"packed": True})
     client.version = 8
     client.start_weight_update()
@@ -135,6 +135,22 @@ def test_devices_that_join_a_group_have_ranks_of_their_own(monkeypatch):
         [("connect", {"world_size": 7, "rank_offset": offset})] for offset in (1, 3, 5)
     ]
     assert given["rank_offset"] == 1
+
+
+def test_who_waits_for_an_engine_that_failed_is_told_to_give_up(monkeypatch):
+    def lost(_refs: list, *_: object) -> list:
+        raise EngineError("out of memory")
+
+    heard: list[str] = []
+    client = EngineClient([Handle(0)], devices=1)
+    client.give_up = lambda: heard.append("gave up")
+    monkeypatch.setattr(calls, "gather", lambda refs, *_: list(refs))
+    client.update_weights({"names": ["w"]})
+    assert heard == []
+    monkeypatch.setattr(calls, "gather", lost)
+    with pytest.raises(EngineError, match="out of memory"):
+        client.update_weights({"names": ["w"]})
+    assert heard == ["gave up"]
 
 
 # ---------------------------------------------------------------- shares of weights

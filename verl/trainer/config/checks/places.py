@@ -106,8 +106,8 @@ def _parallel_problems(cfg: PPOConfig) -> Problems:
     elif rollout.name == "vllm" and rollout.weight_transfer == "store":
         where = "actor_rollout_ref.rollout.weight_transfer"
         why = f"an engine of {each} devices gets its weights by vLLM's own ways"
-        way = "nccl" if have_own_gpus(cfg, "cuda") else "ipc"
-        yield problem(cfg, where, why, f"auto, {way}", f"{where}=auto, or {key}=1")
+        allowed = ", ".join(["auto", *_ways_on_gpus(cfg)])
+        yield problem(cfg, where, why, allowed, f"{where}=auto, or {key}=1")
 
 
 def _node_problems(cfg: PPOConfig) -> Problems:
@@ -136,7 +136,17 @@ def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
         why = "it takes a GPU once, and engines share those of ranks (rollout.nnodes=0)"
     else:
         return
-    yield problem(cfg, key, why, "auto, store", f"{key}=auto")
+    allowed = ["auto", "store"]
+    if device == "cuda" and name == "vllm":
+        allowed[1:] = _ways_on_gpus(cfg)
+    yield problem(cfg, key, why, ", ".join(allowed), f"{key}=auto")
+
+
+def _ways_on_gpus(cfg: PPOConfig) -> list[str]:
+    """How vLLM gets weights on the GPUs that it has."""
+    own = "nccl" if have_own_gpus(cfg, "cuda") else "ipc"
+    each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
+    return [own] if each > 1 else [own, "store"]
 
 
 def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:

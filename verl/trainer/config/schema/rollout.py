@@ -83,7 +83,7 @@ class RolloutConfig(AcceptedRollout):
     enforce_eager: bool | None = None
     """vLLM compiles nothing and takes no CUDA graphs; null: true on CPU, false on GPUs"""
     free_cache_engine: Annotated[bool, GpuOnly()] = True
-    """put the engine to sleep while the policy is updated"""
+    """put the engine to sleep while the policy is updated, where they share GPUs"""
     enable_chunked_prefill: bool = True
     """split long prompts over engine steps"""
     log_prob_micro_batch_size_per_gpu: PositiveInt | None = None

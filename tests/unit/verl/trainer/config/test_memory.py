@@ -262,14 +262,32 @@ def test_engines_with_gpus_of_their_own_are_counted_there_and_take_nothing_of_th
     assert engine_count(cfg, "cpu") == 1 and weight_transfer(cfg, "cpu") == "store"
     assert weight_transfer(cfg, "cuda") == "nccl"
     said = make_plan(cfg, Facts(device="cuda", parameters=P)).text()
-    assert "on 2 nodes of their own" in said and "by NCCL" in said
+    assert "(8 GPUs of their own)" in said and "by NCCL" in said
+    assert "trainer.rollout_overlap=one_step" in said, "else one half waits for the other"
     # On theirs they are alone; an update is alone on the others, whatever overlaps.
     assert play_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
     overlapped = (*own, "trainer.rollout_overlap=one_step")
     large = f"{ROLLOUT}.kv_cache_gb=30"
     assert list(memory_problems(config(*overlapped, large), LARGE, 60.0, None)) == []
+    assert "note" not in make_plan(config(*overlapped), Facts(device="cuda", parameters=P)).text()
     shared = memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
     assert any("for an update" in text for text in shared)
+    (too_large,) = memory_problems(config(*own, f"{ROLLOUT}.kv_cache_gb=50"), LARGE, 60.0, None)
+    assert "while its engine plays" in too_large and "offload" not in too_large
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        (["weight_transfer=nccl"], "auto, ipc, store"),
+        (["weight_transfer=nccl", "tensor_model_parallel_size=2"], "auto, ipc"),
+        (["weight_transfer=ipc", "nnodes=1"], "auto, nccl, store"),
+        (["weight_transfer=ipc", "name=hf"], "auto, store"),
+    ],
+)
+def test_a_way_that_cannot_be_comes_with_those_that_can(words, allowed):
+    (found,) = refusals(*(f"{ROLLOUT}.{word}" for word in words))
+    assert f"; allowed: {allowed}; " in found
 
 
 @pytest.mark.parametrize(("heads", "kv", "fits"), [(28, 4, True), (28, 3, False), (30, 2, False)])

@@ -106,11 +106,25 @@ SMALL = Node("small", cpus=32.0, gpus=2.0)
         (with_own(1, 4, ranks=2), [GPU_NODE, SMALL], "", "the larger pool goes to the larger node"),
         (with_own(1, 2, ranks=4), [SMALL, GPU_NODE], "", "whichever that is"),
         (with_own(2, 2, ranks=4), [SMALL, GPU_NODE], "rollout.nnodes=2", "room for 1"),
-        (with_own(1, 3, ranks=2), [GPU_NODE], "trainer.n_gpus_per_node=2", "big has 1 GPUs"),
-        (with_own(1, 2, ranks=3), [GPU_NODE], "rollout.n_gpus_per_node=2", "big has 1 GPUs"),
+        (
+            with_own(1, 3, ranks=2),
+            [GPU_NODE],
+            "trainer.nnodes=1",
+            "0 beside the engines: big has 4",
+        ),
+        (
+            with_own(1, 2, ranks=3),
+            [GPU_NODE],
+            "rollout.nnodes=1",
+            "0 beside the training ranks: big",
+        ),
+        (with_own(1, 5, ranks=3), [GPU_NODE], "rollout.n_gpus_per_node=5", "room for 0: big has 4"),
+        (with_own(1, None, ranks=2), [SMALL], "rollout.nnodes=1", "0 beside the training ranks"),
         # 2 x 2 CPUs for the ranks of two groups, and one for each engine
         (with_own(1, 2, ranks=2), [Node("thin", 6.0, 4.0)], "", ""),
-        (with_own(1, 2, ranks=2), [Node("thin", 5.0, 4.0)], "rollout.n_gpus_per_node=2", "2 CPUs"),
+        (with_own(1, 2, ranks=2), [Node("thin", 5.0, 4.0)], "rollout.nnodes=1", "2 CPUs"),
+        # each on a node of its own, though both fit on the larger
+        (with_own(2, 2, ranks=2), [Node("wide", 32.0, 6.0), SMALL], "", ""),
     ],
 )
 def test_engines_with_gpus_of_their_own_need_room_beside_the_ranks(cfg, nodes, key, why):
@@ -214,20 +228,40 @@ def test_an_engine_gets_neighbouring_devices_of_one_node(start, engines, paralle
     assert all(len({name[0] for name in arguments["devices"]}) == 1 for arguments in made)
 
 
-def test_engines_get_gpus_on_which_nothing_is_trained():
+def test_engines_get_gpus_on_which_nothing_is_trained(monkeypatch):
     """With pretended GPUs: two engines of two each, and two ranks of two groups."""
+
+    class Seen:
+        """In the place of a rollout worker: the GPU that Ray gave it, and all that it is to use."""
+
+        def __init__(self, *_: object, devices: list[str], **__: object) -> None:
+            self.devices = devices
+
+        def where(self) -> tuple[str, list[str]]:
+            (own,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            return own, self.devices
+
     init_ray(num_cpus=16, num_gpus=6)
     try:
         cfg = with_own(1, 4, ranks=2, parallel=2)
         cfg.trainer.device = "cuda"
-        pools = launch.pools_of(cfg, [Role.Actor, Role.Critic], use_gpu=True)
+        pools = launch.pools_of(cfg, [Role.Actor, Role.Critic])
         assert not pools.share(Role.Actor, Role.Rollout) and pools.share(Role.Actor, Role.Critic)
         pools.reserve()
         trained = pools.get_resource_pool(Role.Actor)
         played = pools.get_resource_pool(Role.Rollout)
         assert trained.actor_resources() == {"num_cpus": 1.0, "num_gpus": 0.5}
         assert played.actor_resources() == {"num_cpus": 1.0, "num_gpus": 1.0}
-        assert len({*trained.device_ids(), *played.device_ids()}) == 6
+        theirs = set(played.device_ids())
+        assert len(theirs) == 4 and not theirs & set(trained.device_ids())
+        monkeypatch.setattr(launch, "RolloutWorker", Seen)
+        engines = launch.start_rollout_workers(cfg, pools)
+        found = ray.get([engine.where.remote() for engine in engines], timeout=120)
+        assert [devices[0] for _, devices in found] == [own for own, _ in found]
+        assert {device for _, devices in found for device in devices} == theirs
+        assert all(len(devices) == 2 for _, devices in found)
+        for engine in engines:
+            ray.kill(engine)
         pools.shutdown()
     finally:
         ray.shutdown()

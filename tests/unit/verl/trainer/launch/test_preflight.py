@@ -307,6 +307,11 @@ def test_more_devices_than_there_are_are_refused(policy, monkeypatch):
         assert found.startswith("trainer.n_gpus_per_node=3: this machine has 2; allowed: 2")
     cfg = load_config("ppo_trainer", [*words, "trainer.device=cpu", "trainer.n_gpus_per_node=3"])
     assert list(machine_problems(cfg)) == []
+    own = [*words, "trainer.device=cuda", "actor_rollout_ref.rollout.nnodes=1"]
+    assert list(machine_problems(load_config("ppo_trainer", own))) == []
+    cfg = load_config("ppo_trainer", [*own, "trainer.n_gpus_per_node=2"])
+    (found,) = machine_problems(cfg)
+    assert found.startswith("actor_rollout_ref.rollout.nnodes=1: ") and "4 GPUs are needed" in found
 
 
 @pytest.mark.parametrize(

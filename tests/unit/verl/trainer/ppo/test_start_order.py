@@ -31,7 +31,9 @@ class Loading(Group):
 def start(monkeypatch):
     """Start an actor, a reference and an engine; what happened, and the workers."""
 
-    def run(use_gpu: bool, shared: bool = False) -> tuple[list[Any], TrainingWorkers]:
+    def run(
+        use_gpu: bool, shared: bool = False, engines: str = "pool"
+    ) -> tuple[list[Any], TrainingWorkers]:
         heard: list[Any] = []
         monkeypatch.setattr(
             resources, "call_engines", lambda _engines, *call: heard.append(("engine", *call))
@@ -43,9 +45,8 @@ def start(monkeypatch):
         )
         roles = (Role.Actor,) if shared else (Role.Actor, Role.RefPolicy)
         pool: Any = None
-        pools = ResourcePoolManager(
-            {}, dict.fromkeys(roles, "pool"), use_gpu, resource_pool_dict={"pool": pool}
-        )
+        places = dict.fromkeys(roles, "pool") | {Role.Rollout: engines}
+        pools = ResourcePoolManager({}, places, use_gpu, resource_pool_dict={"pool": pool})
         housed = ["actor", "ref"] if shared else []
         specs: Any = dict.fromkeys(roles, SimpleNamespace(housed=housed))
         return heard, TrainingWorkers.start(specs, pools, ["engine"])
@@ -69,6 +70,15 @@ def test_on_gpus_engines_measure_alone_and_groups_load_one_after_another(start):
     heard.clear()
     workers._wake("weights")
     assert heard == [("engine", "wake", "weights")], "the first weights wake them"
+
+
+def test_engines_on_gpus_of_their_own_load_while_the_groups_do_and_never_sleep(start):
+    heard, workers = start(use_gpu=True, engines="their own")
+    assert heard[:2] == ["actor is there", "ref is there"] and heard[-1] == ("engine", "ready")
+    heard.clear()
+    workers.sleep_engines()
+    workers._wake("weights")
+    assert heard == []
 
 
 def test_on_cpus_engines_load_while_the_groups_do(start):
