@@ -230,6 +230,7 @@ def _rank_environments(
     """The environment of each rank; local ranks count the group's ranks on the same node."""
     on_node = Counter(place["node_id"] for place in placement)
     seen: Counter = Counter()
+    sockets = loopback_sockets(address)
     environments = []
     for rank, place in enumerate(placement):
         env = {
@@ -240,7 +241,7 @@ def _rank_environments(
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
         }
-        environments.append(env | loopback_sockets(address))
+        environments.append(env | sockets)
         seen[place["node_id"]] += 1
     return environments
 

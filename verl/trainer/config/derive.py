@@ -88,9 +88,12 @@ def weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
         return rollout.weight_transfer
-    if device != "cuda" or rollout.name != "vllm":
-        return "store"
-    return "nccl" if have_own_gpus(cfg, device) else "ipc"
+    return way_of_vllm(cfg) if device == "cuda" and rollout.name == "vllm" else "store"
+
+
+def way_of_vllm(cfg: PPOConfig) -> WeightTransfer:
+    """Its own way of weights to the GPUs of its engines: ``ipc``, or ``nccl`` to their own."""
+    return "nccl" if have_own_gpus(cfg, "cuda") else "ipc"
 
 
 def is_placeholder(files: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ from verl.trainer.config.derive import (
     engine_gpus,
     have_own_gpus,
     known_tasks,
+    way_of_vllm,
 )
 from verl.trainer.config.problems import Context, Problems, problem, unknown_name
 from verl.trainer.config.schema import PPOConfig, SFTConfig
@@ -136,17 +137,14 @@ def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
         why = "it takes a GPU once, and engines share those of ranks (rollout.nnodes=0)"
     else:
         return
-    allowed = ["auto", "store"]
-    if device == "cuda" and name == "vllm":
-        allowed[1:] = _ways_on_gpus(cfg)
-    yield problem(cfg, key, why, ", ".join(allowed), f"{key}=auto")
+    ways = _ways_on_gpus(cfg) if device == "cuda" and name == "vllm" else ["store"]
+    yield problem(cfg, key, why, ", ".join(["auto", *ways]), f"{key}=auto")
 
 
 def _ways_on_gpus(cfg: PPOConfig) -> list[str]:
     """How vLLM gets weights on the GPUs that it has."""
-    own = "nccl" if have_own_gpus(cfg, "cuda") else "ipc"
     each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    return [own] if each > 1 else [own, "store"]
+    return [way_of_vllm(cfg)] if each > 1 else [way_of_vllm(cfg), "store"]
 
 
 def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
