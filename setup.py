@@ -19,6 +19,7 @@ CORE = [
     "jaxtyping",
     "numpy>=2",
     "omegaconf>=2.3",
+    "orjson",
     "pandas",
     "peft",
     "psutil",

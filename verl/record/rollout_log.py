@@ -33,7 +33,8 @@ ROW_KEYS = {  # name in the file -> column of the batch
 }
 DIGITS = 5  # of an advantage
 ENTROPY_DIGITS = 3
-GAP_FORM = "{:.2g}"  # gaps may be of any size
+GAP_DIGITS = 2  # of any size: gaps have no places of their own
+NOWHERE = np.empty(0, dtype=np.intp)
 
 
 class Decoder(Protocol):
@@ -64,12 +65,12 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
         line["prompt"] = tokenizer.decode(prompts[is_prompt].tolist())
         # Between the turns of one step stand tokens that the policy did not sample.
         is_sampled = tensors["response_mask"][row].astype(bool)
-        step_of = np.where(is_sampled, tensors["step_ids"][row], -1)
+        places = places_of(np.where(is_sampled, tensors["step_ids"][row], -1))
         line["steps"] = []
         for record in columns["steps"][row]:
             step = record.to_json()
             if advantages is not None:
-                own = step_of == record.step
+                own = places.get(record.step, NOWHERE)
                 step |= _credit(tensors["responses"][row][own], advantages[row][own], texts)
             line["steps"].append(step)
         yield line
@@ -78,7 +79,7 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
 def _credit(tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTexts") -> dict[str, Any]:
     """Mean credit of a step, and the credit of each of its sampled ``tokens`` [N]."""
     # Tuples, and no loop: there are millions of them in a large step.
-    pairs = list(zip(texts.of(tokens), rounded(advantages, DIGITS), strict=True))
+    pairs = list(zip(texts.of(tokens), rounded(advantages, DIGITS).tolist(), strict=True))
     mean = round(float(advantages.mean()), DIGITS) if len(advantages) else 0.0
     return {"advantage": mean, "token_credit": pairs}
 
@@ -103,11 +104,14 @@ def token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, An
     texts = TokenTexts(tokenizer)
     columns = batch.non_tensor_batch
     for row in range(len(batch)):
-        of_row = {key: tensor[row] for key, tensor in tensors.items()}
+        numbers = _token_numbers({key: tensor[row] for key, tensor in tensors.items()})
+        responses = tensors["responses"][row]
+        places = places_of(tensors["step_ids"][row])
         steps = []
         for place, record in enumerate(columns["steps"][row]):
-            own = of_row["step_ids"] == record.step
-            step = {"step": record.step} | _token_numbers(of_row, own, texts)
+            own = places.get(record.step, NOWHERE)
+            step = {"step": record.step, "tokens": texts.of(responses[own])}
+            step |= {name: values[own] for name, values in numbers.items()}
             state = columns["anchor_obs"][row][place] if "anchor_obs" in columns else None
             if state not in (None, record.observation):
                 step["state"] = str(state)
@@ -115,35 +119,47 @@ def token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, An
         yield {"traj_uid": columns["traj_uid"][row], "steps": steps}
 
 
-def _token_numbers(
-    of_row: dict[str, np.ndarray], own: np.ndarray, texts: "TokenTexts"
-) -> dict[str, Any]:
-    """What is known of the tokens of a row [R] where ``own`` [R] holds."""
-    found: dict[str, Any] = {
-        "tokens": texts.of(of_row["responses"][own]),
-        "mask": of_row["response_mask"][own].astype(int).tolist(),
-    }
+def _token_numbers(of_row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What is known of the tokens of a row, by the name that a line has for it: [R] each."""
+    found = {"mask": of_row["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in of_row:
-        found["weight"] = rounded(of_row[CORRECTION_WEIGHTS][own], ENTROPY_DIGITS)
+        found["weight"] = rounded(of_row[CORRECTION_WEIGHTS], ENTROPY_DIGITS)
     # Without entropies nobody but the engine has scored these tokens.
     if "entropys" not in of_row:
         return found
-    found["entropy"] = rounded(of_row["entropys"][own], ENTROPY_DIGITS)
+    found["entropy"] = rounded(of_row["entropys"], ENTROPY_DIGITS)
     if "rollout_log_probs" in of_row and "old_log_probs" in of_row:
-        engine = of_row["rollout_log_probs"][own]
-        gaps = (engine - of_row["old_log_probs"][own]).tolist()
-        found["gap"] = [
-            float(GAP_FORM.format(gap)) if told else None
-            for gap, told in zip(gaps, engine.tolist(), strict=True)
-        ]
+        engine = of_row["rollout_log_probs"]
+        gaps = significant(engine - of_row["old_log_probs"], GAP_DIGITS)
+        found["gap"] = np.where(engine != 0, gaps, np.nan)
     return found
 
 
-def rounded(values: np.ndarray, digits: int) -> list[float]:
+def places_of(step_ids: np.ndarray) -> dict[int, np.ndarray]:
+    """Where the tokens of each step stand in a row, from ``step_ids`` [R]."""
+    order = np.argsort(step_ids, kind="stable")
+    steps, firsts = np.unique(step_ids[order], return_index=True)
+    return dict(zip(steps.tolist(), np.split(order, firsts[1:]), strict=True))
+
+
+def rounded(values: np.ndarray, digits: int) -> np.ndarray:
     """``values`` (float32) to ``digits`` decimal places, as ``round`` has them: in float64 the
     product with a power of ten is exact.
     """
-    return np.round(values.astype(np.float64), digits).tolist()
+    return np.round(values.astype(np.float64), digits)
+
+
+def significant(values: np.ndarray, digits: int) -> np.ndarray:
+    """``values`` (float32) to ``digits`` significant digits, as ``format`` has them, in float64;
+    below 1e-20 there are fewer.
+    """
+    exact = values.astype(np.float64)
+    known = np.isfinite(exact) & (exact != 0)
+    size = np.floor(np.log10(np.abs(exact), where=known, out=np.zeros_like(exact)))
+    # Powers of ten are exact up to the 22nd: what is divided by one is the number that is meant.
+    places = np.clip(digits - 1 - size, -22, 22)
+    up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
+    return np.rint(exact * up / down) / up * down
 
 
 class TokenTexts(dict[int, str]):

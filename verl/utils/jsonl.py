@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from verl.utils.files import atomic_write, naming
 
-_FORM: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+# Kinds that orjson has a form of its own for, as ``plain`` has them.
+_FORM = (
+    orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+)
 
 
 def plain(value: object) -> Any:
@@ -38,13 +42,13 @@ def plain(value: object) -> Any:
 
 
 def dumps(record: Mapping[str, Any]) -> str:
-    """One line without its newline."""
+    """One line without its newline; arrays of numbers are fastest as they are."""
     try:
-        # Nearly every record is JSON as it is, which one pass of the encoder tells.
-        return json.dumps(record, **_FORM, allow_nan=False, default=plain)
-    except (TypeError, ValueError):
-        # A number that is not finite, or keys that JSON has no form for.
-        return json.dumps(plain(record), **_FORM)
+        return orjson.dumps(record, plain, _FORM).decode()
+    except TypeError:
+        # What only Python's encoder has a form for: integers of more than 64 bits, halves of
+        # surrogate pairs, keys that are no text.
+        return json.dumps(plain(record), separators=(",", ":"))
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from verl import DataProto
 from verl.protocol import object_array
-from verl.record.rollout_log import rollout_lines, rounded, token_lines
+from verl.record.rollout_log import rollout_lines, rounded, significant, token_lines
 from verl.records import CORRECTION_WEIGHTS, StepRecord
 from verl.utils import jsonl
 
@@ -125,6 +125,11 @@ def test_a_missing_column_is_named(key):
         list(rollout_lines(data, Letters()))
 
 
+def token_lines_of(data: DataProto) -> list[dict]:
+    """As they are read again."""
+    return [json.loads(jsonl.dumps(line)) for line in token_lines(data, Letters())]
+
+
 def test_tokens_of_a_turn_are_told_with_what_the_batch_knows_of_them():
     data = batch()
     # The policy did not sample the first token of the second row's turn.
@@ -136,7 +141,7 @@ def test_tokens_of_a_turn_are_told_with_what_the_batch_knows_of_them():
     data.batch["old_log_probs"] = torch.where(engine < 0, engine - 0.25, -3.0)
     data.batch[CORRECTION_WEIGHTS] = torch.full((2, 5), 0.5)
     data.non_tensor_batch["anchor_obs"] = object_array([["a desk", "room 2"], ["a desk"]])
-    first, second = token_lines(data, Letters())
+    first, second = token_lines_of(data)
     assert first["traj_uid"] == "t0" and [step["step"] for step in first["steps"]] == [0, 1]
     assert first["steps"][0] == {
         "step": 0,
@@ -154,16 +159,31 @@ def test_tokens_of_a_turn_are_told_with_what_the_batch_knows_of_them():
 def test_tokens_that_the_trainer_did_not_score_have_text_and_mask_alone():
     data = batch()
     data.batch["rollout_log_probs"] = data.batch["old_log_probs"] = torch.full((2, 5), -1.0)
-    first, _ = token_lines(data, Letters())
+    first, _ = token_lines_of(data)
     assert first["steps"][0] == {"step": 0, "tokens": ["f", "g"], "mask": [1, 1]}
+
+
+def some_numbers() -> np.ndarray:
+    """Of any size; halfway cases that float32 holds, and what is no number."""
+    draw = np.random.default_rng(0)
+    some = draw.normal(size=20_000) * 10.0 ** draw.integers(-9, 6, 20_000)
+    odd = [*(np.arange(-64, 64) / 64), 2.5e-5, -1e-9, 0.0, np.inf, np.nan, 1e-19, 3e21]
+    return np.concatenate([some, odd]).astype(np.float32)
 
 
 @pytest.mark.parametrize("digits", [3, 5])
 def test_numbers_are_rounded_as_python_rounds_them(digits):
-    draw = np.random.default_rng(0)
-    some = draw.normal(size=20_000) * 10.0 ** draw.integers(-6, 6, 20_000)
-    # Halfway cases that float32 holds, and what is no number.
-    odd = [*(np.arange(-64, 64) / 64), 2.5e-5, -1e-9, 0.0, np.inf, np.nan, 3e38]
-    values = np.concatenate([some, odd]).astype(np.float32)
+    values = some_numbers()
     expected = [round(value, digits) for value in values.tolist()]
-    assert json.dumps(rounded(values, digits)) == json.dumps(expected)
+    assert json.dumps(rounded(values, digits).tolist()) == json.dumps(expected)
+
+
+@pytest.mark.parametrize("digits", [2, 4])
+def test_numbers_have_the_digits_that_python_gives_them(digits):
+    values = some_numbers()
+    expected = [float(f"{value:.{digits}g}") for value in values.tolist()]
+    found = significant(values, digits).tolist()
+    different = [
+        pair for pair in zip(found, expected, strict=True) if repr(pair[0]) != repr(pair[1])
+    ]
+    assert not different

@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import dataclass
+from datetime import date
 from enum import StrEnum
 
 import numpy as np
@@ -15,10 +17,15 @@ class Kind(StrEnum):
     ENV = "env"
 
 
+@dataclass
+class Place:
+    name: str
+
+
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        ([["look", 0.3], ("ü", -1e-9)], '[["look",0.3],["ü",-1e-09]]'),
+        ([["look", 0.3], ("ü", -1e-9)], '[["look",0.3],["ü",-1e-9]]'),
         (np.float64(0.1), "0.1"),
         (np.float32(0.5), "0.5"),
         (np.array([1, 2]), "[1,2]"),
@@ -27,10 +34,18 @@ class Kind(StrEnum):
         ({(1, 2): np.bool_(True)}, '{"(1, 2)":true}'),
         ({Kind.ENV: Kind.ENV, 2.5: {3}}, '{"env":"env","2.5":[3]}'),
         ([None, True, 2**70], f"[null,true,{2**70}]"),
+        (np.array([0.5, math.nan, -math.inf]), "[0.5,null,null]"),
+        (np.array(["a", 1], dtype=object), '["a",1]'),
+        ([Place("desk"), date(2026, 1, 2)], """["Place(name='desk')","2026-01-02"]"""),
     ],
 )
 def test_a_line_says_what_a_record_holds(value, line):
     record = {"value": value}
     assert jsonl.dumps(record) == f'{{"value":{line}}}'
-    plain = json.dumps(jsonl.plain(record), ensure_ascii=False, separators=(",", ":"))
-    assert jsonl.dumps(record) == plain
+    assert json.loads(jsonl.dumps(record)) == json.loads(json.dumps(jsonl.plain(record)))
+
+
+def test_half_of_a_surrogate_pair_is_told_and_does_not_keep_a_play_from_the_file(tmp_path):
+    record = {"observation": "a door \ud83d", "task": 1}
+    jsonl.write(tmp_path / "1.jsonl", [record])
+    assert list(jsonl.read(tmp_path / "1.jsonl")) == [record]
