@@ -4,6 +4,7 @@ each.
     python scripts/sweep.py docs/experiments/relay8.yaml                 # what is missing of it
     python scripts/sweep.py docs/experiments/relay8.yaml --arms grpo,priced --workers 2 --commit
     python scripts/sweep.py docs/experiments/relay8.yaml --report        # the tables, in Markdown
+    python scripts/sweep.py docs/experiments/relay8.yaml --report --baseline permuted
 
 A plan is a YAML file::
 
@@ -262,14 +263,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="runs at once, each on its core")
     parser.add_argument("--commit", action="store_true", help="put every result into git")
     parser.add_argument("--report", action="store_true", help="print the tables, run nothing")
+    parser.add_argument(
+        "--baseline", help="arm that the tables compare with; the plan's by default"
+    )
     args = parser.parse_args(argv)
     path = args.plan.resolve()
     plan, runs = read_plan(path)
-    chosen = _chosen(runs, [name for name in args.arms.split(",") if name], args.seeds)
+    arms = _known([name for name in args.arms.split(",") if name], runs, "--arms")
+    chosen = _chosen(runs, arms, args.seeds)
     done = [run for run in chosen if finished(run)]
     if args.report:
         results: list[Mapping[str, Any]] = [json.loads(run.result.read_text()) for run in done]
-        sys.stdout.write(report(results, plan.baseline))
+        baseline = args.baseline or plan.baseline
+        sys.stdout.write(report(results, _known([baseline], runs, "--baseline")[0]))
         return 0
     missing = [run for run in chosen if run not in done]
     sys.stdout.write(f"{path.stem}: {len(done)} runs are there, {len(missing)} to go\n")
@@ -281,11 +287,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _chosen(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list[Run]:
-    known = {run.arm for run in runs}
-    unknown = sorted(set(arms) - known)
+def _known(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
+    known = list(dict.fromkeys(run.arm for run in runs))
+    unknown = sorted(set(arms) - set(known))
     if unknown:
-        raise SystemExit(f"--arms: no arm {', '.join(unknown)}; there are {', '.join(known)}")
+        raise SystemExit(f"{option}: no arm {', '.join(unknown)}; there are {', '.join(known)}")
+    return arms
+
+
+def _chosen(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list[Run]:
     kept: dict[str, int] = {}
     chosen = []
     for run in runs:

@@ -113,6 +113,16 @@ def test_a_result_is_committed_where_that_is_asked(plan, monkeypatch):
 def test_an_unknown_arm_is_named(plan):
     with pytest.raises(SystemExit, match="no arm gpro; there are"):
         sweep.main([str(plan), "--arms", "gpro"])
+    with pytest.raises(SystemExit, match="--baseline: no arm gpro; there are grpo, rlvcr"):
+        sweep.main([str(plan), "--report", "--baseline", "gpro"])
+
+
+def test_tables_compare_with_the_arm_that_is_asked_for(plan, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "report", lambda results, baseline: f"less {baseline}")
+    sweep.main([str(plan), "--report"])
+    assert capsys.readouterr().out == "less grpo"
+    sweep.main([str(plan), "--report", "--baseline", "rlvcr"])
+    assert capsys.readouterr().out == "less rlvcr"
 
 
 def test_tables_by_hand():
