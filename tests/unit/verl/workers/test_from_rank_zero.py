@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
 
 from tests.helpers.policy_rows import random_rows
+from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.export import tied_names
 from verl.models.loader import load_causal_lm
@@ -98,9 +98,7 @@ def place_and_learn(case: str, way: str, directory: Path, rank: int) -> None:
 
 
 def run_rank(rank: int, directory: Path) -> None:
-    torch.set_num_threads(1)
-    meeting = f"file://{directory / 'rendezvous'}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    dist.init_process_group("gloo")
     for case in CASES:
         place_and_learn(case, BROADCAST, directory, rank)
     said = ""
@@ -115,7 +113,6 @@ def run_rank(rank: int, directory: Path) -> None:
     engine_module.take_from_rank_zero = lambda part, device: None
     for case in CASES:
         place_and_learn(case, READ, directory, rank)
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +125,7 @@ def placed(tmp_path_factory):
         )
         (directory / name / "config").mkdir()
         shutil.copy(files / "config.json", directory / name / "config")
-    spawn(run_rank, args=(directory,), nprocs=2)
+    run_two_ranks(run_rank, directory)
     return directory
 
 

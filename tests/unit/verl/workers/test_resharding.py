@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
 
 from tests.helpers.policy_rows import random_rows
+from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.policy import value_model_from
 from verl.trainer.config.schema.model import FSDPConfig, OptimConfig
@@ -91,14 +91,11 @@ def note(engine: TrainEngine, directory: Path, name: str) -> None:
 
 
 def run_rank(number: int, policy: Path, directory: Path) -> None:
-    torch.set_num_threads(1)
-    meeting = f"file://{directory / 'rendezvous'}"
-    dist.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
+    dist.init_process_group("gloo")
     saved_and_trained(engine_of(policy), directory, TWO)
     saved_and_trained(engine_of(policy, fsdp_size=1), directory, COPIES)
     resumed_and_trained(engine_of(policy), directory, ONE, ranks=2)
     resumed_and_trained(engine_of(policy), directory, COPIES, ranks=2)
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +108,7 @@ def saved(policy, tmp_path_factory):
     """Checkpoints of one rank and of two, and what each of them became on the other number."""
     directory = tmp_path_factory.mktemp("saved")
     saved_and_trained(engine_of(policy), directory, ONE)
-    spawn(run_rank, args=(policy, directory), nprocs=2)
+    run_two_ranks(run_rank, policy, directory)
     for name in (TWO, COPIES):
         resumed_and_trained(engine_of(policy), directory, name, ranks=1)
     return directory

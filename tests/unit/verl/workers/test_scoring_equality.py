@@ -7,17 +7,15 @@ with its own attention.
 """
 
 import json
-import socket
 from dataclasses import asdict
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import spawn
 from transformers import AutoModelForCausalLM
 
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.policy_rows import policy_config
-from tests.helpers.ranks import become_rank
+from tests.helpers.ranks import run_two_ranks
 from tests.helpers.thinking_plays import collect, steps_of, thinking_config
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
@@ -55,9 +53,8 @@ def worker_of(path, dtype, **actor):
     return worker
 
 
-def run_rank(rank, directory, questions, port):
+def run_rank(rank, directory, questions):
     """One of two ranks: score this rank's rows for every case and history."""
-    become_rank(rank, port)
     registration = Registration(Dispatch.DP_COMPUTE_PROTO)
     found = {}
     for embeddings, dtype in CASES:
@@ -116,10 +113,7 @@ def naive(policies, questions):
 @pytest.fixture(scope="module")
 def two_ranks(policies, questions):
     """What two gloo ranks give, rows in order."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(run_rank, args=(policies, questions, port), nprocs=2)
+    run_two_ranks(run_rank, policies, questions)
     ranks = [json.loads((policies / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     return {case: [*ranks[0][case], *ranks[1][case]] for case in ranks[0]}
 

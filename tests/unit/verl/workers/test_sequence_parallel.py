@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from torch.multiprocessing.spawn import spawn
 from transformers import Qwen3Config
 
 from tests.helpers.policy_rows import add_branches, gradients, random_rows
+from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models import sequence_parallel
 from verl.models.branch_attention import pack
@@ -75,9 +75,7 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
 
 
 def run_rank(rank: int, policy: Path, directory: Path) -> None:
-    torch.set_num_threads(1)
-    meeting = f"file://{directory / 'rendezvous'}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    dist.init_process_group("gloo")
     for case in CASES:
         save_file(numbers_of(policy, case, 2, [rank]), directory / f"{case}.{rank}")
     said = []
@@ -87,7 +85,6 @@ def run_rank(rank: int, policy: Path, directory: Path) -> None:
             sequence_group(config, size, "cpu", TIMEOUT)
         said.append(str(error.value))
     (directory / f"said.{rank}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +101,7 @@ def together(policy, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         # vLLM on a CPU sets it for a process of its own, which in other tests is this one.
         patch.delenv("TORCH_COMPILE_DISABLE", raising=False)
-        spawn(run_rank, args=(policy, directory), nprocs=2)
+        run_two_ranks(run_rank, policy, directory)
     return directory
 
 

@@ -1,14 +1,12 @@
 """What goes from the ranks to the engines on their devices is what would go through the store."""
 
-import socket
 from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import spawn
 
 from tests.helpers.policy_rows import policy_config, random_rows
-from tests.helpers.ranks import become_rank
+from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.lora import adapted_module
 from verl.utils.shipped import as_tensor
@@ -56,9 +54,8 @@ def test_what_will_come_is_known_before_anything_is_gathered(actor, monkeypatch)
     assert [(meta.name, meta.dtype, meta.shape) for meta in stream.metadata()] == streamed
 
 
-def stream_on_rank(number, policy, directory, port):
+def stream_on_rank(number, policy, directory):
     """One of two ranks: what it streams, what it would store, and its sketch."""
-    become_rank(number, port)
     config = policy_config(policy)
     config.rollout.dtype = "bfloat16"
     config.model.lora_rank = 4
@@ -73,10 +70,7 @@ def stream_on_rank(number, policy, directory, port):
 
 def test_every_rank_has_every_weight_whole_and_rank_0_knows_what_it_was(tmp_path):
     policy = make_tiny_policy(tmp_path / "policy", hidden=32, layers=1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(stream_on_rank, args=(policy, tmp_path, port), nprocs=2)
+    run_two_ranks(stream_on_rank, policy, tmp_path)
     (stored, first, same, sent), (nothing, second, empty, unknown) = (
         torch.load(tmp_path / f"{number}.pt") for number in range(2)
     )
