@@ -27,8 +27,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -179,33 +180,43 @@ class Failed(RuntimeError):
     """A run ended without a result."""
 
 
-def play(run: Run, core: int, commit: bool) -> str:
-    """Train and keep the result; what came of it, in words. Raises ``Failed``."""
-    run.directory.mkdir(parents=True, exist_ok=True)
-    log = run.directory / "console.log"
-    began = time.monotonic()
+def on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> None:
+    """Run ``command`` to its end on a core of its own: two that share both slow each other down.
+
+    Raises ``Failed`` that names ``log``, where what it says goes.
+    """
     with log.open("w") as file:
         process = subprocess.Popen(
-            run.command(),
+            command,
             cwd=ROOT,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(run.threads)},
-            # A core of its own: two runs that share both slow each other down.
-            preexec_fn=lambda: os.sched_setaffinity(0, _cores(core, run.threads)),
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)},
+            preexec_fn=lambda: os.sched_setaffinity(0, _cores(core, threads)),
         )
         status = process.wait()
     if status:
         raise Failed(f"failed with status {status}, see {log}")
-    seconds = time.monotonic() - began
-    result = result_of(run, seconds)
+
+
+def train(run: Run, core: int) -> dict[str, Any]:
+    """Train from the beginning; its result. Raises ``Failed``."""
+    run.directory.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    on_core(run.command(), run.directory / "console.log", core, run.threads)
+    return result_of(run, time.monotonic() - began)
+
+
+def play(run: Run, core: int, commit: bool) -> str:
+    """Train and keep the result; what came of it, in words. Raises ``Failed``."""
+    result = train(run, core)
     run.result.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(run.result) as file:
         file.write(json.dumps(result, indent=1) + "\n")
     if commit:
         _commit(run)
     success = result["metrics"].get("val/success_rate", [math.nan])
-    return f"success {' -> '.join(f'{value:.3f}' for value in success)} in {seconds:.0f} s"
+    return f"success {' -> '.join(f'{value:.3f}' for value in success)} in {result['seconds']} s"
 
 
 def _cores(first: int, count: int) -> set[int]:
@@ -225,9 +236,11 @@ def _commit(run: Run) -> None:
             subprocess.run(command, cwd=ROOT, check=True)
 
 
-def sweep(runs: Sequence[Run], workers: int, commit: bool) -> Iterator[tuple[bool, str]]:
-    """Play ``runs`` on ``workers`` cores; whether each has a result and what came of it, as it
-    ends.
+def sweep(
+    runs: Sequence[Run], workers: int, play: Callable[[Run, int], str]
+) -> Iterator[tuple[bool, str]]:
+    """``play`` each of ``runs`` on one of ``workers`` cores, whose number it is given; whether it
+    succeeded and what came of it, as it ends.
     """
     waiting: Queue[Run] = Queue()
     for run in runs:
@@ -242,7 +255,7 @@ def sweep(runs: Sequence[Run], workers: int, commit: bool) -> Iterator[tuple[boo
                 return
             # A run that fails must not take the rest of the sweep along.
             try:
-                done.put((True, f"{run.name}: {play(run, core, commit)}"))
+                done.put((True, f"{run.name}: {play(run, core)}"))
             except Exception as error:
                 done.put((False, f"{run.name}: {type(error).__name__}: {error}"))
 
@@ -269,29 +282,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     path = args.plan.resolve()
     plan, runs = read_plan(path)
-    arms = _known([name for name in args.arms.split(",") if name], runs, "--arms")
+    arms = known([name for name in args.arms.split(",") if name], runs, "--arms")
     chosen = _chosen(runs, arms, args.seeds)
     done = [run for run in chosen if finished(run)]
     if args.report:
         results: list[Mapping[str, Any]] = [json.loads(run.result.read_text()) for run in done]
         baseline = args.baseline or plan.baseline
-        sys.stdout.write(report(results, _known([baseline], runs, "--baseline")[0]))
+        sys.stdout.write(report(results, known([baseline], runs, "--baseline")[0]))
         return 0
     missing = [run for run in chosen if run not in done]
     sys.stdout.write(f"{path.stem}: {len(done)} runs are there, {len(missing)} to go\n")
+    return show(sweep(missing, args.workers, partial(play, commit=args.commit)))
+
+
+def show(played: Iterable[tuple[bool, str]]) -> int:
+    """Print what came of every run as it ends; the exit status, 1 where one failed."""
     failed = 0
-    for succeeded, line in sweep(missing, args.workers, args.commit):
+    for succeeded, line in played:
         failed += not succeeded
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
         sys.stdout.flush()
     return 1 if failed else 0
 
 
-def _known(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
-    known = list(dict.fromkeys(run.arm for run in runs))
-    unknown = sorted(set(arms) - set(known))
+def known(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
+    """``arms``. Raises ``SystemExit`` that names those which no run has."""
+    there = list(dict.fromkeys(run.arm for run in runs))
+    unknown = sorted(set(arms) - set(there))
     if unknown:
-        raise SystemExit(f"{option}: no arm {', '.join(unknown)}; there are {', '.join(known)}")
+        raise SystemExit(f"{option}: no arm {', '.join(unknown)}; there are {', '.join(there)}")
     return arms
 
 
