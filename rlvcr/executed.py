@@ -16,13 +16,15 @@ import torch
 from rlvcr.alternatives import SEED_RANGE
 from rlvcr.config import ThinkingConfig
 from rlvcr.levels import LEVELS, ParsedStep
-from rlvcr.shapes import PerStep
+from rlvcr.shapes import PerStep, StepMask
 from rlvcr.thinking import thinking_price
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import rank_correlation
 
 # One of three other levels was drawn: 3/4 of the difference has the mean of "own less all four".
 SHARE_OF_OTHERS = 0.75
+BELIEF = 1.0  # in confidence, before any other level was executed
+TINY = 1e-12
 
 
 def level_to_try(
@@ -59,30 +61,50 @@ class JoinedCredit(NamedTuple):
     metrics: dict[str, float]
 
 
-def join_credit(scored: PerStep, differences: PerStep, rule: str, scale: float) -> JoinedCredit:
+def join_credit(
+    scored: PerStep, differences: PerStep, counts: StepMask, rule: str, scale: float
+) -> JoinedCredit:
     """Credit from confidence ``scored`` [S] and from ``differences`` [S] of what plays were worth,
     NaN where no other level was executed.
 
     ``executed`` uses the differences alone, divided by ``scale``. ``corrected`` also gives all
-    other steps their confidence, times the slope of the least squares line through the origin that
-    the executed steps find: 0 where confidence says nothing about returns.
+    other steps their confidence, times ``belief`` in it: what the executed steps say where
+    ``counts`` [S], that is where confidence is credited at all.
     """
     tried = ~differences.isnan()
     executed = torch.where(tried, differences / scale, 0.0)
-    both = tried & (scored != 0)
+    compared = tried & counts & (scored != 0)
     size = executed.abs().sum() / tried.sum().clamp(min=1)
     metrics = {
         "rlvcr/executed_steps": float(tried.sum()),
         "rlvcr/executed_advantage_abs_mean": float(size),
     }
-    slope = 0.0
-    if both.any():
-        own = scored[both].double()
-        slope = float((own * executed[both]).sum() / (own * own).sum())
+    if compared.any():
         metrics["rlvcr/executed_correlation"] = rank_correlation(
-            own.tolist(), executed[both].tolist()
+            scored[compared].tolist(), executed[compared].tolist()
         )
     if rule == "executed":
         return JoinedCredit(torch.zeros_like(scored), executed, metrics)
+    slope = belief(scored[compared], executed[compared])
     metrics["rlvcr/executed_slope"] = slope
     return JoinedCredit(torch.where(tried, 0.0, slope), executed, metrics)
+
+
+def belief(confidence: PerStep, executed: PerStep) -> float:
+    """How much of ``confidence`` [E] is credited, from what the same steps were found to be worth,
+    ``executed`` [E]: 1 as long as they say nothing, 0 where they show that it says nothing.
+
+    The slope of the least squares line, joined with a slope of ``BELIEF`` that is known as well as
+    to 1, each weighed by its precision; never negative. The line has an intercept: both are
+    positive in the mean, and through the origin would have a slope without any connection.
+    """
+    own = confidence.double() - confidence.double().mean()
+    found = executed.double() - executed.double().mean()
+    spread = float((own * own).sum())
+    slope = float((own * found).sum()) / max(spread, TINY)
+    left = float(((found - slope * own) ** 2).sum())
+    # Two steps always lie on a line, and steps of one worth say nothing about what made it.
+    if len(own) < 3 or float((found * found).sum()) < TINY:
+        return BELIEF
+    precision = spread * (len(own) - 2) / max(left, TINY)
+    return max(0.0, (BELIEF + precision * slope) / (1.0 + precision))

@@ -88,7 +88,7 @@ def score_rows(
         credit = _permuted(credit, table, won, seed)
     metrics = data.meta_info.setdefault("metrics", {})
     if rlvcr.credit != "scored":
-        credit = _with_executed(credit, table, data, rlvcr, seed, metrics)
+        credit = _with_executed(credit, table, data, won, rlvcr, seed, metrics)
     columns = {
         "thinking_level_entropies": credit.advantage,
         "thinking_token_costs": credit.cost_share,
@@ -198,6 +198,7 @@ def _with_executed(
     credit: _Credit,
     table: ScoredSteps,
     data: DataProto,
+    won: torch.Tensor,
     rlvcr: ThinkingConfig,
     seed: int,
     metrics: dict[str, float],
@@ -209,7 +210,9 @@ def _with_executed(
         tried = (~differences.isnan()).nonzero().squeeze(-1)
         generator = torch.Generator().manual_seed(seed)
         differences[tried] = differences[tried[torch.randperm(len(tried), generator=generator)]]
-    joined = join_credit(credit.advantage, differences, rlvcr.credit, _scale(data, rlvcr))
+    counts = won if rlvcr.combine == "success" else torch.ones_like(won)
+    scale = _scale(data, rlvcr)
+    joined = join_credit(credit.advantage, differences, counts, rlvcr.credit, scale)
     metrics |= joined.metrics
     return _Credit(
         credit.advantage * joined.weight,
