@@ -12,25 +12,27 @@ root is what a perfect score would reach.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 
 import numpy as np
 
-from rlvcr.levels import LEVELS
-from verl.utils.statistics import bootstrap_interval, rank_correlation
+from verl.utils.statistics import rank_correlation
 
-RESAMPLES = 1000  # of decision points, for an interval of a correlation
+RESAMPLES = 1000  # of tasks, for an interval
 BOUNDS = (0.025, 0.975)  # quantiles of what resamples give
 Interval = tuple[float, float, float]  # value, and the bounds of its 95% interval
+Measure = Callable[[np.ndarray], float]  # of the points with these numbers
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPoint:
     """One decision point: where it lies, the ``level`` that was chosen and whether its play was
     ``won``, ``returns`` [4][M] of plays that went on from it at every level, what ``scores`` [4]
-    said of the levels, and what ``step_scores`` said of the step that was played.
+    said of the levels, what ``step_scores`` said of the step that was played, and the ``task``,
+    whose points are like each other; without one a point stands alone.
     """
 
     traj_uid: str
@@ -40,6 +42,7 @@ class AuditPoint:
     returns: tuple[tuple[float, ...], ...]
     scores: Mapping[str, tuple[float, ...]]
     step_scores: Mapping[str, float] = field(default_factory=dict)
+    task: str | None = None
 
     @property
     def effects(self) -> np.ndarray:
@@ -80,13 +83,13 @@ def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLE
     """Compare every score of ``points`` with what the levels earned; adds ``random``, a score that
     knows nothing.
 
-    Intervals of correlations are of ``resamples`` bootstrap samples. Raises ``ValueError`` without
-    points.
+    Intervals are of ``resamples`` bootstrap samples of tasks, each with all of its points. Raises
+    ``ValueError`` without points.
     """
     if not points:
         raise ValueError("no decision point was played: nothing can be audited")
     effects = np.array([point.effects for point in points])
-    levels = [bootstrap_interval(effects[:, column]) for column in range(len(LEVELS))]
+    tasks = np.array(_numbered([point.task for point in points]))
     tables = {
         name: np.array([_centred(point.scores[name]) for point in points])
         for name in points[0].scores
@@ -96,16 +99,22 @@ def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLE
     chosen = np.arange(len(points)), np.array([point.level - 1 for point in points])
     own = effects[chosen]
 
-    def correlation(first: np.ndarray, second: np.ndarray) -> Interval:
-        return _correlation(first, second, seed, resamples)
+    def interval(measure: Measure, counted: np.ndarray | None = None) -> Interval:
+        places = np.arange(len(points)) if counted is None else counted.nonzero()[0]
+        return _interval(measure, places, tasks, seed, resamples)
+
+    def correlation(
+        first: np.ndarray, second: np.ndarray, counted: np.ndarray | None = None
+    ) -> Interval:
+        return interval(lambda drawn: _ranked(first[drawn], second[drawn]), counted)
 
     won = np.array([point.won for point in points])
     found = [
         ScoreAudit(
             name,
             all_levels=correlation(table, effects),
-            in_won=correlation(table[won], effects[won]),
-            in_lost=correlation(table[~won], effects[~won]),
+            in_won=correlation(table, effects, won),
+            in_lost=correlation(table, effects, ~won),
             chosen_level=correlation(table[chosen], own),
         )
         for name, table in tables.items()
@@ -116,9 +125,7 @@ def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLE
     return Audit(
         points=len(points),
         plays=len(points[0].returns[0]),
-        levels=tuple(
-            (float(effects[:, column].mean()), *levels[column]) for column in range(len(LEVELS))
-        ),
+        levels=tuple(interval(partial(_mean_of, column)) for column in effects.T),
         reliability=reliability(points),
         scores=tuple(found),
     )
@@ -147,18 +154,33 @@ def _centred(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return array - array.mean()
 
 
-def _correlation(first: np.ndarray, second: np.ndarray, seed: int, resamples: int) -> Interval:
-    """Rank correlation of two arrays whose first axis are the points, with the percentile bootstrap
-    interval over points: the levels of a point are not independent of each other.
+def _numbered(tasks: Sequence[str | None]) -> list[int]:
+    """Of every point, the number of its task in the order of their first points."""
+    numbers: dict[str | int, int] = {}
+    named = [number if task is None else task for number, task in enumerate(tasks)]
+    return [numbers.setdefault(task, len(numbers)) for task in named]
+
+
+def _interval(
+    measure: Measure, places: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
+) -> Interval:
+    """``measure`` of the points at ``places``, with the percentile bootstrap interval over their
+    tasks: neither the levels of a point nor the points of a task are independent of each other.
     """
-    if not len(first):
+    if not len(places):
         return math.nan, math.nan, math.nan
-    drawn = np.random.default_rng(seed).integers(len(first), size=(resamples, len(first)))
-    found = np.array([_ranked(first[points], second[points]) for points in drawn])
+    there = dict.fromkeys(tasks[places].tolist())
+    members = [places[tasks[places] == task] for task in there]
+    drawn = np.random.default_rng(seed).integers(len(members), size=(resamples, len(members)))
+    found = np.array([measure(np.concatenate([members[n] for n in row])) for row in drawn])
     # A resample in which nothing differs has no correlation.
     known = found[~np.isnan(found)]
     low, high = np.quantile(known, BOUNDS) if len(known) else (math.nan, math.nan)
-    return _ranked(first, second), float(low), float(high)
+    return measure(places), float(low), float(high)
+
+
+def _mean_of(values: np.ndarray, places: np.ndarray) -> float:
+    return float(values[places].mean())
 
 
 def _ranked(first: np.ndarray, second: np.ndarray) -> float:

@@ -78,6 +78,7 @@ def play_points(
                     for column in range(len(LEVELS))
                 ),
                 scores=_scores(record),
+                task=trajectory.job.uid,
             )
         )
     return audited

@@ -92,6 +92,24 @@ def test_won_and_lost_plays_are_told_apart():
     assert alone.in_lost is not None and all(math.isnan(value) for value in alone.in_lost)
 
 
+def test_points_of_a_task_are_no_independent_evidence():
+    """Ten times the same ten points: as much is known as from the ten."""
+    once = [replace(point, task=point.traj_uid) for point in planted(10, 8, noise=0.3)]
+    alone = audit(once, resamples=200)
+    together = audit(once * 10, resamples=200)
+    apart = audit([replace(point, task=None) for point in once * 10], resamples=200)
+    for name in ("all_levels", "chosen_level"):
+        widths = []
+        for found in (alone, together, apart):
+            interval = getattr(named(found, "score"), name)
+            assert interval[0] == pytest.approx(getattr(named(alone, "score"), name)[0])
+            widths.append(interval[2] - interval[1])
+        assert widths[1] == pytest.approx(widths[0], rel=1e-9)
+        assert widths[2] < widths[0] / 2
+    for one, other in zip(together.levels, alone.levels, strict=True):
+        assert one == pytest.approx(other)
+
+
 def test_effects_of_levels_are_means_over_points():
     scores = {"score": (0.0, 1.0, 2.0, 3.0)}
     found = audit(
