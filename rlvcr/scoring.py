@@ -30,7 +30,6 @@ from rlvcr.executed import join_credit
 from rlvcr.levels import LevelCodec
 from rlvcr.records import ThinkingStep, ThoughtContext
 from rlvcr.score_table import RowStep, ScoredSteps, build_queries, scoring_metrics, tabulate
-from verl.algos.groups import group_mean_std, trajectories_of
 from verl.protocol import DataProto, object_array
 from verl.records import ChoiceBonus, SegmentScore
 from verl.utils.seeds import derive_seed
@@ -224,17 +223,14 @@ def _with_executed(
 
 
 def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:
-    """What differences of returns are divided by: 1, or, where advantages are divided by the spread
-    of their group, the mean spread of the groups whose returns differ, if there are any.
+    """What differences of returns are divided by: 1, or the spread of the batch's returns where
+    advantages are divided by that of their group.
     """
     if rlvcr.mode == "mean_norm":
         return 1.0
     columns = data.non_tensor_batch
-    returns = torch.as_tensor(columns["episode_rewards"].astype(float))
-    played = trajectories_of(returns, columns["uid"], columns["traj_uid"])
-    spread = group_mean_std(played.score, played.group).std
-    differing = spread[spread > 0]
-    return max(float(differing.mean()), rlvcr.std_floor) if len(differing) else 1.0
+    returns = dict(zip(columns["traj_uid"], columns["episode_rewards"].tolist(), strict=True))
+    return max(float(np.std(list(returns.values()))), rlvcr.std_floor)
 
 
 def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
