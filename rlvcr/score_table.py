@@ -160,8 +160,9 @@ def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, fl
     dropped: Counter[str] = Counter()
     for alternatives in asked_for:
         dropped.update(alternatives.dropped)
-    # Dropped ones were asked for too: shares are of all that was asked for.
-    asked = sum(len(alternatives.thoughts) for alternatives in asked_for) + dropped.total()
+    # Shares of all that were sampled, dropped ones too; level 1 is not, and cannot be dropped.
+    came = [thought for alternatives in asked_for for thought in alternatives.thoughts]
+    asked = sum(thought.level != LEVELS[0] for thought in came) + dropped.total()
     metrics = {
         "rlvcr/expanded_steps": float(len(expanded)),
         "rlvcr/alternative_tokens": float(

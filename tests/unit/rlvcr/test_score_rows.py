@@ -163,8 +163,8 @@ def test_every_column_of_credit_by_hand(caplog):
     # Branches of 5 + 8 + 5 tokens beside rows of 12 + 16 + 22.
     assert metrics["before"] == 1.0 and metrics["rlvcr/branch_tokens_ratio"] == 18 / 50
     assert metrics["rlvcr/advantage_abs_mean"] == pytest.approx((ADVANTAGE_A + ADVANTAGE_C) / 2)
-    assert metrics["rlvcr/dropped_length"] == 1 / 4
-    assert "rlvcr/dropped_length=0.25" in caplog.text
+    assert metrics["rlvcr/dropped_length"] == 1 / 2  # of two that were sampled
+    assert "rlvcr/dropped_length=0.50" in caplog.text
 
 
 def test_what_the_actor_is_asked():

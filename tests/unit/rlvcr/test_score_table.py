@@ -111,9 +111,9 @@ def test_metrics_of_scores_and_of_what_was_dropped():
     assert scoring_metrics(table, advantage) == {
         "rlvcr/expanded_steps": 2.0,
         "rlvcr/alternative_tokens": 11.0,
-        # Three came and three were dropped.
-        "rlvcr/dropped_length": pytest.approx(1 / 6),
-        "rlvcr/dropped_engine": pytest.approx(2 / 6),
+        # One came and three were dropped; the two of level 1 were not sampled.
+        "rlvcr/dropped_length": pytest.approx(1 / 4),
+        "rlvcr/dropped_engine": pytest.approx(2 / 4),
         "rlvcr/score_logprob": -3.0,
         "rlvcr/score_entropy": 1.0,
         "rlvcr/valid_contexts_mean": 2.5,

@@ -63,6 +63,7 @@ def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
     """Settings of the method that contradict each other or the rest."""
     if isinstance(cfg, PPOConfig):
         yield from _switches(cfg)
+        yield from _of_no_use(cfg)
         yield from _alternatives(cfg)
         yield from _executed(cfg)
         yield from _spread(cfg)
@@ -84,6 +85,20 @@ def _switches(cfg: PPOConfig) -> Problems:
     if set(settings.prompts) - set("1234"):
         fix = "remove the other keys"
         yield problem(cfg, f"{PREFIX}.prompts", "not a level", "keys 1, 2, 3, 4", fix)
+
+
+def _of_no_use(cfg: PPOConfig) -> Problems:
+    """An arm of a comparison that says it is another, and is plain without thinking credit."""
+    settings = settings_of(cfg)
+    if settings.enable:
+        return
+    fix = "algorithm.adv_estimator=rlvcr, or leave it out"
+    if settings.permute:
+        why = "there is no thinking credit to deal anew"
+        yield problem(cfg, f"{PREFIX}.permute", why, "false", fix)
+    if settings.credit != "scored":
+        why = "there is no thinking credit that could come from elsewhere"
+        yield problem(cfg, f"{PREFIX}.credit", why, "scored", fix)
 
 
 def _alternatives(cfg: PPOConfig) -> Problems:

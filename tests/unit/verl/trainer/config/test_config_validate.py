@@ -122,6 +122,14 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
             "algorithm.rlvcr.step_fraction",
         ),
         (
+            ["algorithm.adv_estimator=grpo", "algorithm.rlvcr.permute=true"],
+            "algorithm.rlvcr.permute",
+        ),
+        (
+            ["algorithm.adv_estimator=gigpo", "algorithm.rlvcr.credit=executed"],
+            "algorithm.rlvcr.credit",
+        ),
+        (
             ["algorithm.adv_estimator=copo", "algorithm.rlvcr.credit=executed"],
             "algorithm.rlvcr.credit",
         ),
