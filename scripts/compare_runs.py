@@ -9,6 +9,7 @@ import argparse
 import re
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,6 +30,9 @@ COLUMNS = (
     "s/iteration",
 )
 SUCCESS, TOKENS = "val/success_rate", "val/tokens_per_episode"
+IN_TRAINING = "episode/success_rate"
+Points = tuple[Sequence[float], list[float]]
+"""steps of a curve, and its values"""
 
 
 def interval(run: RunData, index: int) -> str:
@@ -93,12 +97,18 @@ def table(groups: dict[str, list[RunData]]) -> str:
 
 
 def curves(groups: dict[str, list[RunData]]) -> str:
+    """Train success of runs, as ``picture`` draws it."""
+    return picture(
+        {label: [run.points(IN_TRAINING) for run in runs] for label, runs in groups.items()}
+    )
+
+
+def picture(groups: Mapping[str, Sequence[Points]]) -> str:
     """Train success of every seed (faint) and of the mean over seeds, smoothed, as a free-standing
-    SVG.
+    SVG. A label has one entry per seed.
     """
     series = []
-    for color, (label, runs) in zip(ARM_COLORS, groups.items(), strict=False):
-        columns = [run.points("episode/success_rate") for run in runs]
+    for color, (label, columns) in zip(ARM_COLORS, groups.items(), strict=False):
         series += [Series(label, xs, smoothed(ys), color, faint=True) for xs, ys in columns]
         # Seeds may have been stopped at different steps: the mean goes as far as all of them do.
         length = min(len(xs) for xs, _ in columns)

@@ -5,6 +5,7 @@ each.
     python scripts/sweep.py docs/experiments/relay8.yaml --arms grpo,priced --workers 2 --commit
     python scripts/sweep.py docs/experiments/relay8.yaml --report        # the tables, in Markdown
     python scripts/sweep.py docs/experiments/relay8.yaml --report --baseline permuted
+    python scripts/sweep.py docs/experiments/relay8.yaml --svg relay8.svg     # success in training
 
 A plan is a YAML file::
 
@@ -39,14 +40,16 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.compare_runs import IN_TRAINING, Points, picture
 from scripts.sweep_report import report
 from verl.record.report.run_data import load_run
 from verl.utils.files import atomic_write
+from verl.utils.jsonl import write_text
 from verl.utils.settings import PositiveInt, Section
 from verl.utils.settings.reading import read_or_raise
 
 # What a result keeps of a run's metrics: whole curves of the first, the ends of the second.
-CURVES = ("episode/success_rate", "rollout/tokens_per_episode", "rlvcr/level_information")
+CURVES = (IN_TRAINING, "rollout/tokens_per_episode", "rlvcr/level_information")
 ENDS = "val/"
 
 
@@ -279,20 +282,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--baseline", help="arm that the tables compare with; the plan's by default"
     )
+    parser.add_argument("--svg", type=Path, help="draw success in training there, run nothing")
     args = parser.parse_args(argv)
     path = args.plan.resolve()
     plan, runs = read_plan(path)
     arms = known([name for name in args.arms.split(",") if name], runs, "--arms")
     chosen = _chosen(runs, arms, args.seeds)
     done = [run for run in chosen if finished(run)]
-    if args.report:
+    if args.report or args.svg:
         results: list[Mapping[str, Any]] = [json.loads(run.result.read_text()) for run in done]
-        baseline = args.baseline or plan.baseline
-        sys.stdout.write(report(results, known([baseline], runs, "--baseline")[0]))
+        if args.svg:
+            write_text(args.svg, picture(_in_training(results)))
+        if args.report:
+            baseline = args.baseline or plan.baseline
+            sys.stdout.write(report(results, known([baseline], runs, "--baseline")[0]))
         return 0
     missing = [run for run in chosen if run not in done]
     sys.stdout.write(f"{path.stem}: {len(done)} runs are there, {len(missing)} to go\n")
     return show(sweep(missing, args.workers, partial(play, commit=args.commit)))
+
+
+def _in_training(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]]:
+    """The curves of every arm, a seed each; a result keeps one value per step."""
+    arms: dict[str, list[Points]] = {}
+    for result in results:
+        values = result["metrics"][IN_TRAINING]
+        arms.setdefault(result["arm"], []).append((list(range(1, len(values) + 1)), values))
+    return arms
 
 
 def show(played: Iterable[tuple[bool, str]]) -> int:

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -123,6 +124,25 @@ def test_tables_compare_with_the_arm_that_is_asked_for(plan, monkeypatch, capsys
     assert capsys.readouterr().out == "less grpo"
     sweep.main([str(plan), "--report", "--baseline", "rlvcr"])
     assert capsys.readouterr().out == "less rlvcr"
+
+
+def test_success_in_training_is_drawn_for_every_arm(plan, tmp_path, capsys):
+    (plan.parent / "small").mkdir()
+    words = {"grpo": ["trainer.total_training_steps=2", "algorithm.adv_estimator=grpo"]}
+    for arm, seed in (("grpo", 0), ("grpo", 1), ("rlvcr", 0)):
+        kept = result(arm, seed, 0.9, 80.0) | {
+            "words": words.get(arm, ["trainer.total_training_steps=2"])
+        }
+        (plan.parent / "small" / f"{arm}_s{seed}.json").write_text(json.dumps(kept))
+    assert sweep.main([str(plan), "--svg", str(tmp_path / "small.svg")]) == 0
+    assert capsys.readouterr().out == ""
+    drawn = ElementTree.parse(tmp_path / "small.svg")
+    paths = [element.get("class", "") for element in drawn.iter() if element.tag.endswith("path")]
+    # A faint line per seed, and a line per arm.
+    assert len([name for name in paths if "faint" in name]) == 3
+    assert len([name for name in paths if "line" in name]) == 2
+    texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
+    assert {"grpo", "rlvcr"} <= set(texts)
 
 
 def test_tables_by_hand():
