@@ -30,6 +30,7 @@ from rlvcr.executed import join_credit
 from rlvcr.levels import LevelCodec
 from rlvcr.records import ThinkingStep, ThoughtContext
 from rlvcr.score_table import RowStep, ScoredSteps, build_queries, scoring_metrics, tabulate
+from verl.algos.groups import trajectories_of
 from verl.protocol import DataProto, object_array
 from verl.records import ChoiceBonus, SegmentScore
 from verl.utils.seeds import derive_seed
@@ -205,7 +206,8 @@ def _with_executed(
 ) -> _Credit:
     """``credit`` joined with what executed alternatives found; adds to ``metrics``."""
     found = [math.nan if step.executed is None else step.executed for step in table.steps]
-    differences = torch.tensor(found)
+    # Where nobody else wins, a branch that does is chance, and would be an update of its own.
+    differences = torch.tensor(found).masked_fill(~_others_won(data)[table.row], math.nan)
     if rlvcr.permute:
         tried = (~differences.isnan()).nonzero().squeeze(-1)
         generator = torch.Generator().manual_seed(seed)
@@ -220,6 +222,15 @@ def _with_executed(
         credit.factor,
         joined.executed,
     )
+
+
+def _others_won(data: DataProto) -> torch.Tensor:
+    """[B] whether another play of the row's group was won: a play's own luck does not decide."""
+    columns = data.non_tensor_batch
+    won = torch.as_tensor(columns["won"].astype(float))
+    played = trajectories_of(won, columns["uid"], columns["traj_uid"])
+    wins = torch.zeros_like(played.score).index_add(0, played.group, played.score)
+    return (wins[played.group] > played.score)[played.of_row]
 
 
 def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:

@@ -310,6 +310,25 @@ def test_differences_of_returns_are_divided_as_advantages_are(returns, scale):
     assert data.batch["thinking_executed"].max().item() == pytest.approx(0.75 / scale)
 
 
+@pytest.mark.parametrize(
+    ("won", "credited"),
+    [
+        ((True, False, True), (0.75, -0.25)),
+        ((True, False, False), (0.0, -0.25)),  # the first play's own luck
+        ((False, False, False), (0.0, 0.0)),
+    ],
+)
+def test_differences_count_where_another_play_of_the_group_was_won(won, credited):
+    data = returns_of(rows(), 1.0, 0.0, 1.0)
+    data.non_tensor_batch["won"] = object_array(list(won))
+    data = score_rows(
+        data, tried_steps(), Actor(), settings(credit="executed", mode="mean_norm"), CODEC
+    )
+    records = data.non_tensor_batch["steps"]
+    assert (records[0][0].think_advantage, records[2][1].think_advantage) == credited
+    assert data.meta_info["metrics"]["rlvcr/executed_steps"] == sum(map(bool, credited))
+
+
 def test_permuted_credit_stays_among_the_steps_that_were_executed():
 
     def dealt(name: str) -> tuple[float, float]:
