@@ -33,16 +33,21 @@ LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4:
 
 def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
     """``<prefix>/level_share_1..4``: the share of each level among the steps that have one, and
-    what levels say about situations (``level_information``).
+    what levels say about situations (``level_information``): those that the environment names,
+    else its states (``anchor_obs``).
     """
-    steps = [step for row in batch.non_tensor_batch["steps"] for step in row]
+    columns = batch.non_tensor_batch
+    steps = [step for row in columns["steps"] for step in row]
     # Steps of environments that ask for no levels have none, or are no thinking steps at all.
     levels = [getattr(step, "level", None) for step in steps]
     known = [level for level in levels if level is not None]
     if not known:
         return {}
     shares = {f"{prefix}/level_share_{level}": known.count(level) / len(known) for level in LEVELS}
-    situations = [getattr(step, "situation", "") or step.observation for step in steps]
+    states = [state for row in columns["anchor_obs"] for state in row]
+    situations = [
+        getattr(step, "situation", "") or state for step, state in zip(steps, states, strict=True)
+    ]
     # By call: the command line imports this module, and numpy is not light.
     from rlvcr.level_metrics import level_information
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import io
 import logging
+import math
 import re
 import subprocess
 import sys
@@ -291,6 +292,7 @@ def played(steps: list[list]) -> DataProto:
     count = len(steps)
     columns = {
         "steps": steps,
+        "anchor_obs": [[f"state {step.step}" for step in row] for row in steps],
         "uid": [f"g{row}" for row in range(count)],
         "traj_uid": [f"g{row}/0" for row in range(count)],
         "data_source": ["desk"] * count,
@@ -324,6 +326,16 @@ def test_a_validation_measures_the_shares_of_levels():
     shares = [metrics[f"val/level_share_{level}"] for level in (1, 2, 3, 4)]
     assert shares == pytest.approx([0.0, 2 / 3, 0.0, 1 / 3])
     assert metrics["val/success_rate"] == 1.0
+
+
+def test_levels_are_related_to_what_the_environment_names_and_else_to_its_states():
+    # Observations are all alike, states two, and the level follows the state: log 2.
+    rows = [[ThinkingStep(step=k, level=1 + k, **FIELDS) for k in (0, 1)] for _ in range(8)]
+    found = validation_metrics(played(rows))
+    assert found["val/level_information"] == pytest.approx(math.log(2))
+    # By name the two are one.
+    named = [[replace(step, situation="a fork") for step in row] for row in rows]
+    assert validation_metrics(played(named))["val/level_information"] == 0.0
 
 
 def test_steps_without_levels_have_no_shares():
