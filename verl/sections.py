@@ -176,7 +176,7 @@ class MetricTable:
 @dataclass(frozen=True, slots=True)
 class Scatter:
     """A chart with a point for every line of ``table``: its metric ``x`` against ``y``, with the
-    interval of ``y`` where there is one.
+    intervals of both where there are some.
 
     ``colors`` are those of lines by name; others have the first colour.
     """

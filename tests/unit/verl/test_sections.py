@@ -239,14 +239,18 @@ def test_tables_and_points_of_any_method_are_in_the_report(run_dir):
     contribute(Contribution("seasons", sections=(plan,)))
     assert "Seasons" not in write_report(run_dir).read_text(), "nothing was measured"
     jsonl.append(run_dir / "metrics.jsonl", {"step": 1, **MEASURED, "weather/by/winter/rain": 9.0})
-    jsonl.append(run_dir / "metrics.jsonl", {"step": 2, **MEASURED, "weather/by/winter/rain": 3.0})
+    last = {"rain": 3.0, "hail_low": 5.0, "hail_high": 8.0}
+    winter = {f"weather/by/winter/{name}": value for name, value in last.items()}
+    jsonl.append(run_dir / "metrics.jsonl", {"step": 2, **MEASURED, **winter})
     section = write_report(run_dir).read_text().partition("<h2>Seasons</h2>")[2]
     section = section.partition("</section>")[0]
     # Late summer has no hail, and so no place among the points; in the table it stands.
     assert section.count("<circle") == 1 and ">winter</text>" in section
+    # One of rain, which has no interval and so no length, and one of hail.
+    assert section.count('class="whisker c-second"') == 2
     assert 'class="dot c-second"' in section and "Skies of all seasons" in section
     assert '<td>late summer</td><td class="num">2.5 (2.0 to 3.1)</td>' in section
-    assert '<td>winter</td><td class="num">30.0</td><td class="num">7</td>' in section
+    assert '<td>winter</td><td class="num">30.0</td><td class="num">7 (5 to 8)</td>' in section
 
 
 def test_arranging_keeps_the_order_of_the_others():
