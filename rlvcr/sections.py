@@ -125,11 +125,19 @@ BY_RULE = MetricTable(
     "levels",
     (
         MetricColumn("success_rate", "episodes won", "{:.1%}"),
-        MetricColumn("success_difference", "less free, points", "{:+.1f}", scale=100.0),
-        MetricColumn("tokens_per_step", "tokens / step"),
+        MetricColumn("tokens_per_step", "tokens / step", "{:.2f}"),
         MetricColumn("sampled_tokens_per_step", "sampled / step"),
         MetricColumn("sampled_tokens_per_episode", "sampled / episode"),
     ),
+)
+DIFFERENCES = (
+    MetricColumn("success_difference", "episodes won, points", "{:+.1f}", scale=100.0),
+    MetricColumn("tokens_per_step_difference", "tokens / step", "{:+.2f}"),
+    MetricColumn("tokens_per_step_change", "tokens / step, %", "{:+.1f}", scale=100.0),
+)
+LESS_FREE = MetricTable("Less free, task by task", BY_RULE.prefix, "levels", DIFFERENCES)
+LESS_ORACLE = MetricTable(
+    "Less oracle, task by task", "val/levels_less_oracle", "levels", DIFFERENCES
 )
 BY_SITUATION = MetricTable(
     "Levels chosen in each situation",
@@ -145,7 +153,8 @@ WORTH = ReportSection(
     "The choice of level",
     "The same tasks with the same seeds: the policy chooses (free), every step has one level, "
     "levels are drawn with the shares of free (random), or the environment says what is needed "
-    "(oracle).",
+    "(oracle). Intervals are 95% over resampled tasks; differences have the same tasks on both "
+    "sides.",
     (
         Scatter(
             "Success against tokens",
@@ -164,7 +173,7 @@ WORTH = ReportSection(
     ),
     columns=1,
     after="Thinking",
-    tables=(BY_RULE, BY_SITUATION),
+    tables=(BY_RULE, LESS_FREE, LESS_ORACLE, BY_SITUATION),
 )
 AUDITED_LEVELS = MetricTable(
     "What levels are worth",

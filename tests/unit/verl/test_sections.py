@@ -210,11 +210,12 @@ MEASURED = {
     "weather/by/late_summer/rain_low": 0.2,
     "weather/by/late_summer/rain_high": 0.31,
     "weather/by/winter/hail": 7.0,
+    "weather/by/spring/hours": 3.0,
     "weather/bystander/rain": 1.0,
 }
 
 
-def test_a_table_has_a_line_for_every_name_and_intervals_in_brackets():
+def test_a_table_has_a_line_for_every_name_with_a_column_and_intervals_in_brackets():
     assert SKY.lines(MEASURED) == ["late_summer", "winter"] and SKY.lines({}) == []
     assert SKY.cells(MEASURED, "late_summer") == ["late summer", "2.5 (2.0 to 3.1)", ""]
     assert SKY.cells(MEASURED, "winter") == ["winter", "", "7"]
