@@ -33,16 +33,21 @@ LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4:
 
 def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
     """``<prefix>/level_share_1..4``: the share of each level among the steps that have one, and
-    what levels say about situations (``level_information``).
+    what levels say about situations (``level_information``): those that the environment names,
+    else its states (``anchor_obs``).
     """
-    steps = [step for row in batch.non_tensor_batch["steps"] for step in row]
+    columns = batch.non_tensor_batch
+    steps = [step for row in columns["steps"] for step in row]
     # Steps of environments that ask for no levels have none, or are no thinking steps at all.
     levels = [getattr(step, "level", None) for step in steps]
     known = [level for level in levels if level is not None]
     if not known:
         return {}
     shares = {f"{prefix}/level_share_{level}": known.count(level) / len(known) for level in LEVELS}
-    situations = [getattr(step, "situation", "") or step.observation for step in steps]
+    states = [state for row in columns["anchor_obs"] for state in row]
+    situations = [
+        getattr(step, "situation", "") or state for step, state in zip(steps, states, strict=True)
+    ]
     # By call: the command line imports this module, and numpy is not light.
     from rlvcr.level_metrics import level_information
 
@@ -120,11 +125,19 @@ BY_RULE = MetricTable(
     "levels",
     (
         MetricColumn("success_rate", "episodes won", "{:.1%}"),
-        MetricColumn("success_difference", "less free, points", "{:+.1f}", scale=100.0),
-        MetricColumn("tokens_per_step", "tokens / step"),
+        MetricColumn("tokens_per_step", "tokens / step", "{:.2f}"),
         MetricColumn("sampled_tokens_per_step", "sampled / step"),
         MetricColumn("sampled_tokens_per_episode", "sampled / episode"),
     ),
+)
+DIFFERENCES = (
+    MetricColumn("success_difference", "episodes won, points", "{:+.1f}", scale=100.0),
+    MetricColumn("tokens_per_step_difference", "tokens / step", "{:+.2f}"),
+    MetricColumn("tokens_per_step_change", "tokens / step, %", "{:+.1f}", scale=100.0),
+)
+LESS_FREE = MetricTable("Less free, task by task", BY_RULE.prefix, "levels", DIFFERENCES)
+LESS_ORACLE = MetricTable(
+    "Less oracle, task by task", "val/levels_less_oracle", "levels", DIFFERENCES
 )
 BY_SITUATION = MetricTable(
     "Levels chosen in each situation",
@@ -140,7 +153,8 @@ WORTH = ReportSection(
     "The choice of level",
     "The same tasks with the same seeds: the policy chooses (free), every step has one level, "
     "levels are drawn with the shares of free (random), or the environment says what is needed "
-    "(oracle).",
+    "(oracle). Intervals are 95% over resampled tasks; differences have the same tasks on both "
+    "sides.",
     (
         Scatter(
             "Success against tokens",
@@ -159,7 +173,7 @@ WORTH = ReportSection(
     ),
     columns=1,
     after="Thinking",
-    tables=(BY_RULE, BY_SITUATION),
+    tables=(BY_RULE, LESS_FREE, LESS_ORACLE, BY_SITUATION),
 )
 AUDITED_LEVELS = MetricTable(
     "What levels are worth",

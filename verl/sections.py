@@ -159,10 +159,13 @@ class MetricTable:
     columns: tuple[MetricColumn, ...]
 
     def lines(self, metrics: Mapping[str, float]) -> list[str]:
-        """The names, in the order of ``metrics``."""
+        """The names for which there is a column, in the order of ``metrics``."""
         start = f"{self.prefix}/"
-        found = [key.removeprefix(start) for key in metrics if key.startswith(start)]
-        return list(dict.fromkeys(key.rpartition("/")[0] for key in found))
+        columns = {column.key for column in self.columns}
+        found = [
+            key.removeprefix(start).rpartition("/") for key in metrics if key.startswith(start)
+        ]
+        return list(dict.fromkeys(name for name, _, key in found if key in columns))
 
     def cells(self, metrics: Mapping[str, float], name: str) -> list[str]:
         """The line of ``name``: the name first."""
@@ -176,7 +179,7 @@ class MetricTable:
 @dataclass(frozen=True, slots=True)
 class Scatter:
     """A chart with a point for every line of ``table``: its metric ``x`` against ``y``, with the
-    interval of ``y`` where there is one.
+    intervals of both where there are some.
 
     ``colors`` are those of lines by name; others have the first colour.
     """

@@ -45,11 +45,17 @@ def test_every_rule_is_on_record(job):
         low, high = values["success_rate_low"], values["success_rate_high"]
         assert 0 <= low <= values["success_rate"] <= high <= 1
         whole = metrics[f"val/levels/{rule}/tokens_per_step"]
+        bounds = [metrics[f"val/levels/{rule}/tokens_per_step_{end}"] for end in ("low", "high")]
+        assert bounds[0] <= whole <= bounds[1]
         sampled = metrics[f"val/levels/{rule}/sampled_tokens_per_step"]
         assert whole == sampled if rule == "free" else whole > sampled
     assert metrics["val/levels/free/success_rate"] == metrics["val/success_rate"]
     tokens = [metrics[f"val/levels/level_{level}/tokens_per_step"] for level in (1, 2, 3, 4)]
     assert tokens == sorted(tokens)
+    difference = tokens[3] - metrics["val/levels/oracle/tokens_per_step"]
+    place = "val/levels_less_oracle/level_4/tokens_per_step_difference"
+    assert metrics[place] == pytest.approx(difference)
+    assert metrics[f"{place}_low"] <= difference <= metrics[f"{place}_high"]
 
 
 def test_situations_are_on_record(job):
@@ -63,10 +69,14 @@ def test_tables_and_frontier_are_shown(job):
     started, run = job
     said = started.log.read_text()
     assert "What the choice of level is worth" in said and "Levels chosen in each situation" in said
+    assert "Less free, task by task" in said and "Less oracle, task by task" in said
     page = (run / "report.html").read_text()
     assert "<h2>The choice of level</h2>" in page
     assert "tokens per step, a forced level&#39;s included" in page
     assert all(f">{rule.replace('_', ' ')}</text>" in page for rule in RULES)
+    # Each of the points has an interval both ways.
+    frontier = page.partition("<h2>The choice of level</h2>")[2].partition("</section>")[0]
+    assert frontier.count('class="whisker') == 2 * len(RULES)
 
 
 def test_no_process_is_left(job):

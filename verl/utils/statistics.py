@@ -1,14 +1,16 @@
-"""Intervals for reported rates, and rank correlation."""
+"""Intervals for reported rates and ratios, and rank correlation."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+RESAMPLES = 10_000
+
 
 def bootstrap_interval(
     values: Sequence[float] | np.ndarray,
     confidence: float = 0.95,
-    resamples: int = 10_000,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean of ``values`` (Efron 1979); ``(nan, nan)`` without
@@ -17,15 +19,37 @@ def bootstrap_interval(
     ``values`` are independent outcomes, one per task (won 0/1, returns ...). The same values give
     the same interval.
     """
-    sample = np.asarray(values, dtype=np.float64)
+    (means,) = resampled_means([values], resamples, seed)
+    return percentile_interval(means, confidence)
+
+
+def resampled_means(
+    columns: Sequence[Sequence[float] | np.ndarray], resamples: int = RESAMPLES, seed: int = 0
+) -> np.ndarray:
+    """Means [K, R] of ``columns`` [K, T] over R resamples of the T tasks, drawn with replacement;
+    R is 0 without tasks.
+
+    A resample holds the same tasks in every column. So what is computed from several columns is
+    paired by task, and a ratio of two means is that of their totals.
+    """
+    samples = [np.asarray(column, dtype=np.float64) for column in columns]
+    tasks = len(samples[0])
+    if tasks == 0:
+        return np.empty((len(samples), 0))
+    # All resamples at once: 80 MB of indices for a panel of 1,000 tasks.
+    drawn = np.random.default_rng(seed).integers(0, tasks, size=(resamples, tasks))
+    return np.stack([sample[drawn].mean(axis=1) for sample in samples])
+
+
+def percentile_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+    """What the middle ``confidence`` of ``values`` [R], a statistic of R resamples, lies between;
+    ``(nan, nan)`` without any.
+    """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    if len(sample) == 0:
+    if len(values) == 0:
         return float("nan"), float("nan")
-    # All resamples at once: 80 MB of indices for a panel of 1,000 tasks.
-    drawn = np.random.default_rng(seed).integers(0, len(sample), size=(resamples, len(sample)))
-    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
-    low, high = np.quantile(sample[drawn].mean(axis=1), tails)
+    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 

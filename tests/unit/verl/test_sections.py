@@ -3,6 +3,7 @@
 import importlib.metadata
 import io
 import logging
+import math
 import re
 import subprocess
 import sys
@@ -209,11 +210,12 @@ MEASURED = {
     "weather/by/late_summer/rain_low": 0.2,
     "weather/by/late_summer/rain_high": 0.31,
     "weather/by/winter/hail": 7.0,
+    "weather/by/spring/hours": 3.0,
     "weather/bystander/rain": 1.0,
 }
 
 
-def test_a_table_has_a_line_for_every_name_and_intervals_in_brackets():
+def test_a_table_has_a_line_for_every_name_with_a_column_and_intervals_in_brackets():
     assert SKY.lines(MEASURED) == ["late_summer", "winter"] and SKY.lines({}) == []
     assert SKY.cells(MEASURED, "late_summer") == ["late summer", "2.5 (2.0 to 3.1)", ""]
     assert SKY.cells(MEASURED, "winter") == ["winter", "", "7"]
@@ -238,14 +240,18 @@ def test_tables_and_points_of_any_method_are_in_the_report(run_dir):
     contribute(Contribution("seasons", sections=(plan,)))
     assert "Seasons" not in write_report(run_dir).read_text(), "nothing was measured"
     jsonl.append(run_dir / "metrics.jsonl", {"step": 1, **MEASURED, "weather/by/winter/rain": 9.0})
-    jsonl.append(run_dir / "metrics.jsonl", {"step": 2, **MEASURED, "weather/by/winter/rain": 3.0})
+    last = {"rain": 3.0, "hail_low": 5.0, "hail_high": 8.0}
+    winter = {f"weather/by/winter/{name}": value for name, value in last.items()}
+    jsonl.append(run_dir / "metrics.jsonl", {"step": 2, **MEASURED, **winter})
     section = write_report(run_dir).read_text().partition("<h2>Seasons</h2>")[2]
     section = section.partition("</section>")[0]
     # Late summer has no hail, and so no place among the points; in the table it stands.
     assert section.count("<circle") == 1 and ">winter</text>" in section
+    # One of rain, which has no interval and so no length, and one of hail.
+    assert section.count('class="whisker c-second"') == 2
     assert 'class="dot c-second"' in section and "Skies of all seasons" in section
     assert '<td>late summer</td><td class="num">2.5 (2.0 to 3.1)</td>' in section
-    assert '<td>winter</td><td class="num">30.0</td><td class="num">7</td>' in section
+    assert '<td>winter</td><td class="num">30.0</td><td class="num">7 (5 to 8)</td>' in section
 
 
 def test_arranging_keeps_the_order_of_the_others():
@@ -291,6 +297,7 @@ def played(steps: list[list]) -> DataProto:
     count = len(steps)
     columns = {
         "steps": steps,
+        "anchor_obs": [[f"state {step.step}" for step in row] for row in steps],
         "uid": [f"g{row}" for row in range(count)],
         "traj_uid": [f"g{row}/0" for row in range(count)],
         "data_source": ["desk"] * count,
@@ -324,6 +331,16 @@ def test_a_validation_measures_the_shares_of_levels():
     shares = [metrics[f"val/level_share_{level}"] for level in (1, 2, 3, 4)]
     assert shares == pytest.approx([0.0, 2 / 3, 0.0, 1 / 3])
     assert metrics["val/success_rate"] == 1.0
+
+
+def test_levels_are_related_to_what_the_environment_names_and_else_to_its_states():
+    # Observations are all alike, states two, and the level follows the state: log 2.
+    rows = [[ThinkingStep(step=k, level=1 + k, **FIELDS) for k in (0, 1)] for _ in range(8)]
+    found = validation_metrics(played(rows))
+    assert found["val/level_information"] == pytest.approx(math.log(2))
+    # By name the two are one.
+    named = [[replace(step, situation="a fork") for step in row] for row in rows]
+    assert validation_metrics(played(named))["val/level_information"] == 0.0
 
 
 def test_steps_without_levels_have_no_shares():

@@ -4,7 +4,7 @@ Colours are classes that the page's style sheet defines.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -24,8 +24,8 @@ class Series:
     """Values over steps, or over another measure.
 
     ``color`` is the style sheet's name of a colour; ``low``/``high`` draw an interval, as whiskers
-    or as a ``band``, ``labels`` stand beside the points. ``plays`` says of which plays a point over
-    steps tells: ``train`` or ``val``.
+    or as a ``band``, ``left``/``right`` one of ``xs``, as whiskers, ``labels`` stand beside the
+    points. ``plays`` says of which plays a point over steps tells: ``train`` or ``val``.
     """
 
     name: str
@@ -39,6 +39,8 @@ class Series:
     labels: list[str] | None = None
     plays: str = "train"
     band: bool = False
+    left: list[float] | None = None
+    right: list[float] | None = None
 
     def thinned(self) -> "Series":
         """Every n-th point so that at most ``MAX_POINTS`` remain; the last one always stays."""
@@ -53,6 +55,8 @@ class Series:
             ys=[self.ys[i] for i in keep],
             low=None if self.low is None else [self.low[i] for i in keep],
             high=None if self.high is None else [self.high[i] for i in keep],
+            left=None if self.left is None else [self.left[i] for i in keep],
+            right=None if self.right is None else [self.right[i] for i in keep],
             labels=None if self.labels is None else [self.labels[i] for i in keep],
         )
 
@@ -181,7 +185,7 @@ def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[floa
     for layer in layers:
         # Intervals count, for their whiskers must not leave the chart.
         values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
-        steps += layer.xs
+        steps += [*layer.xs, *(layer.left or []), *(layer.right or [])]
     values = values or [0.0, 1.0]
     steps = steps or [0, 1]
     low = min(values) if chart.y_range[0] is None else chart.y_range[0]
@@ -260,13 +264,9 @@ def _line(series: Series, x: Scale, y: Scale) -> list[str]:
         above = _path(series.xs, series.high, x, y)
         below = _path(series.xs[::-1], series.low[::-1], x, y)
         parts.append(f'<path class="band {color}" d="M{above}L{below}Z"/>')
-    elif series.low is not None and series.high is not None:
-        for step, low, high in zip(series.xs, series.low, series.high, strict=True):
-            at = x(step)
-            bottom = y(low)
-            top = y(high)
-            whisker = f"M{at} {bottom}V{top}M{at - 4} {bottom}h8M{at - 4} {top}h8"
-            parts.append(f'<path class="whisker {color}" d="{whisker}"/>')
+    else:
+        whiskers = [*_upright(series, x, y), *_sideways(series, x, y)]
+        parts += [f'<path class="whisker {color}" d="{whisker}"/>' for whisker in whiskers]
     css = "faint" if series.faint else "line"
     parts.append(f'<path class="{css} {color}" d="M{_path(series.xs, series.ys, x, y)}"/>')
     if series.markers or len(series.xs) == 1:
@@ -279,6 +279,28 @@ def _line(series: Series, x: Scale, y: Scale) -> list[str]:
         place = f'{side} y="{y(value) - 6}"'
         parts.append(f'<text class="tick" {place}>{escape(label)}</text>')
     return parts
+
+
+def _upright(series: Series, x: Scale, y: Scale) -> Iterator[str]:
+    """Paths of the intervals of the values."""
+    if series.low is None or series.high is None:
+        return
+    for step, low, high in zip(series.xs, series.low, series.high, strict=True):
+        at = x(step)
+        bottom = y(low)
+        top = y(high)
+        yield f"M{at} {bottom}V{top}M{at - 4} {bottom}h8M{at - 4} {top}h8"
+
+
+def _sideways(series: Series, x: Scale, y: Scale) -> Iterator[str]:
+    """Paths of the intervals of what the values are drawn over."""
+    if series.left is None or series.right is None:
+        return
+    for value, left, right in zip(series.ys, series.left, series.right, strict=True):
+        at = y(value)
+        start = x(left)
+        end = x(right)
+        yield f"M{start} {at}H{end}M{start} {at - 4}v8M{end} {at - 4}v8"
 
 
 def _area(layer: Series, x: Scale, y: Scale) -> list[str]:

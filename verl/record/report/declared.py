@@ -85,6 +85,11 @@ def _point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
         point.ys = [y]
         point.low = [values.get(f"{line}/{scatter.y}_low", y)]
         point.high = [values.get(f"{line}/{scatter.y}_high", y)]
+        left = values.get(f"{line}/{scatter.x}_low")
+        right = values.get(f"{line}/{scatter.x}_high")
+        if left is not None and right is not None:
+            point.left = [left]
+            point.right = [right]
     return point
 
 

@@ -11,15 +11,16 @@ from agent_system.multi_turn_rollout.play_settings import asks_for_levels
 from rlvcr.level_metrics import levels_by_situation
 from rlvcr.level_rules import rules_after
 from rlvcr.records import ThinkingStep
-from rlvcr.sections import BY_RULE, BY_SITUATION
+from rlvcr.sections import BY_RULE, BY_SITUATION, LESS_FREE, LESS_ORACLE
 from verl.protocol import DataProto
 from verl.record.console import show_tables
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.ppo import OpenRun, open_run
-from verl.trainer.ppo.panel_plays import comparison, panel_play
+from verl.trainer.ppo.panel_plays import comparison, differences, panel_play
 
 logger = logging.getLogger(__name__)
 FREE_NAME = "free"
+ORACLE_NAME = "oracle"
 
 
 def evaluate(cfg: PPOConfig) -> None:
@@ -56,9 +57,11 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, played: DataProto) -> dict[str,
             batch = run.collector.panel_loop(panel, trainer.workers, rule)
         plays[name] = panel_play(batch)
     found = comparison(plays, FREE_NAME, BY_RULE.prefix)
+    if ORACLE_NAME in plays:
+        found |= differences(plays, ORACLE_NAME, LESS_ORACLE.prefix)
     return found | levels_by_situation(thinking, BY_SITUATION.prefix)
 
 
 def show(metrics: dict[str, float]) -> None:
     """Write the tables of the comparison that ``metrics`` hold."""
-    show_tables((BY_RULE, BY_SITUATION), metrics)
+    show_tables((BY_RULE, LESS_FREE, LESS_ORACLE, BY_SITUATION), metrics)

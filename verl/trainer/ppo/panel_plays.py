@@ -1,4 +1,4 @@
-"""The same panel played in several ways: what each came to, and how it differs from one of them."""
+"""The same panel played in several ways: what each came to, and how any two of them differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.trainer.ppo.metrics import first_rows, mean_per_task
-from verl.utils.statistics import bootstrap_interval
+from verl.utils.statistics import bootstrap_interval, percentile_interval, resampled_means
 
 
 @dataclass(frozen=True, slots=True)
 class PanelPlay:
-    """One way of playing the panel: its tasks in order of name, the share of each one's plays that
-    was won [T], and sums over all plays.
+    """One way of playing the panel: its tasks in order of name, of each one the share of its plays
+    that was won [T] and sums over its plays [T], and how many plays there were of all tasks.
 
     ``turn_tokens`` are the tokens of all turns, ``sampled_tokens`` those of them that the policy
     sampled. The two differ where turns were made to begin with tokens.
@@ -22,9 +22,9 @@ class PanelPlay:
     tasks: tuple[str, ...]
     success: np.ndarray
     episodes: int
-    steps: int
-    turn_tokens: int
-    sampled_tokens: int
+    steps: np.ndarray
+    turn_tokens: np.ndarray
+    sampled_tokens: np.ndarray
 
 
 def panel_play(batch: DataProto) -> PanelPlay:
@@ -32,44 +32,52 @@ def panel_play(batch: DataProto) -> PanelPlay:
     rows = first_rows(batch)
     columns = batch.non_tensor_batch
     uids = columns["uid"][rows].astype(str)
-    steps = [step for row in columns["steps"] for step in row]
+    # Of all rows: the steps of a play may lie in several.
+    _, task = np.unique(columns["uid"].astype(str), return_inverse=True)
+    turns = [sum(step.span[1] - step.span[0] for step in row) for row in columns["steps"]]
+    sampled = [sum(step.num_tokens for step in row) for row in columns["steps"]]
     return PanelPlay(
         tasks=tuple(np.unique(uids).tolist()),
         success=mean_per_task(columns["won"][rows].astype(float), uids),
         episodes=len(rows),
-        steps=len(steps),
-        turn_tokens=sum(step.span[1] - step.span[0] for step in steps),
-        sampled_tokens=sum(step.num_tokens for step in steps),
+        steps=np.bincount(task, weights=[len(row) for row in columns["steps"]]),
+        turn_tokens=np.bincount(task, weights=turns),
+        sampled_tokens=np.bincount(task, weights=sampled),
     )
 
 
 def play_metrics(play: PanelPlay, prefix: str) -> dict[str, float]:
-    """``<prefix>/success_rate`` with its interval over tasks, ``episode_length`` and tokens.
+    """``<prefix>/success_rate`` and ``tokens_per_step`` with their intervals over tasks,
+    ``episode_length`` and what was sampled.
 
     Ways of playing are compared by ``tokens_per_step``, which counts whole turns: what one way
     makes a turn begin with, another one has the policy sample. ``sampled_tokens_per_step`` and
     ``sampled_tokens_per_episode`` are what the policy itself wrote; per episode, a way that loses
     early looks cheap.
     """
-    low, high = bootstrap_interval(play.success)
-    steps = max(play.steps, 1)
+    all_steps = float(play.steps.sum())
+    sampled = float(play.sampled_tokens.sum())
     found = {
-        "success_rate": float(play.success.mean()),
-        "success_rate_low": low,
-        "success_rate_high": high,
-        "episode_length": play.steps / play.episodes,
-        "tokens_per_step": play.turn_tokens / steps,
-        "sampled_tokens_per_step": play.sampled_tokens / steps,
-        "sampled_tokens_per_episode": play.sampled_tokens / play.episodes,
+        **_with_bounds("success_rate", play.success.mean(), bootstrap_interval(play.success)),
+        "episode_length": all_steps / play.episodes,
+        "tokens_per_step": float(play.turn_tokens.sum()) / max(all_steps, 1.0),
+        "sampled_tokens_per_step": sampled / max(all_steps, 1.0),
+        "sampled_tokens_per_episode": sampled / play.episodes,
     }
+    if all_steps:
+        tokens, steps = resampled_means([play.turn_tokens, play.steps])
+        bounds = _interval(_quotient(tokens, steps))
+        found |= _with_bounds("tokens_per_step", found["tokens_per_step"], bounds)
     return {f"{prefix}/{name}": value for name, value in found.items()}
 
 
 def paired_difference(play: PanelPlay, other: PanelPlay, prefix: str) -> dict[str, float]:
-    """``<prefix>/success_difference``: success of ``play`` less that of ``other``, task by task,
-    with a 95% interval of its mean over resampled tasks.
+    """``<prefix>/success_difference``: success of ``play`` less that of ``other``;
+    ``tokens_per_step_difference``: the same of tokens per step; ``tokens_per_step_change``: that as
+    a share of the tokens per step of ``other``. All with 95% intervals over resampled tasks.
 
-    Tasks that are hard for both widen no interval. Raises ``ValueError`` where the two did not
+    A resample has the same tasks for both, so what is hard or long for both widens no interval.
+    Tokens are left out where one of the two has none. Raises ``ValueError`` where the two did not
     play the same tasks.
     """
     if play.tasks != other.tasks:
@@ -77,13 +85,11 @@ def paired_difference(play: PanelPlay, other: PanelPlay, prefix: str) -> dict[st
             f"a difference per task needs the same tasks; {len(play.tasks)} and "
             f"{len(other.tasks)} were played, and {len({*play.tasks} & {*other.tasks})} are common"
         )
-    differences = play.success - other.success
-    low, high = bootstrap_interval(differences)
-    return {
-        f"{prefix}/success_difference": float(differences.mean()),
-        f"{prefix}/success_difference_low": low,
-        f"{prefix}/success_difference_high": high,
-    }
+    success = play.success - other.success
+    found = _with_bounds("success_difference", success.mean(), bootstrap_interval(success))
+    if play.turn_tokens.sum() and other.turn_tokens.sum():
+        found |= _token_differences(play, other)
+    return {f"{prefix}/{name}": value for name, value in found.items()}
 
 
 def comparison(plays: Mapping[str, PanelPlay], baseline: str, prefix: str) -> dict[str, float]:
@@ -93,6 +99,43 @@ def comparison(plays: Mapping[str, PanelPlay], baseline: str, prefix: str) -> di
     metrics: dict[str, float] = {}
     for name, play in plays.items():
         metrics |= play_metrics(play, f"{prefix}/{name}")
+    return metrics | differences(plays, baseline, prefix)
+
+
+def differences(plays: Mapping[str, PanelPlay], baseline: str, prefix: str) -> dict[str, float]:
+    """What every other play differs by from ``baseline``, under ``<prefix>/<name>``."""
+    metrics: dict[str, float] = {}
+    for name, play in plays.items():
         if name != baseline:
             metrics |= paired_difference(play, plays[baseline], f"{prefix}/{name}")
     return metrics
+
+
+def _token_differences(play: PanelPlay, other: PanelPlay) -> dict[str, float]:
+    columns = [play.turn_tokens, play.steps, other.turn_tokens, other.steps]
+    own_tokens, own_steps, other_tokens, other_steps = resampled_means(columns)
+    own = _quotient(own_tokens, own_steps)
+    others = _quotient(other_tokens, other_steps)
+    own_value = play.turn_tokens.sum() / play.steps.sum()
+    other_value = other.turn_tokens.sum() / other.steps.sum()
+    difference = own_value - other_value
+    change = own_value / other_value - 1
+    return {
+        **_with_bounds("tokens_per_step_difference", difference, _interval(own - others)),
+        **_with_bounds("tokens_per_step_change", change, _interval(_quotient(own, others) - 1)),
+    }
+
+
+def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """``above / below``, NaN where nothing is below."""
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+
+
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    # A resample of nothing but plays that broke before their first step has no tokens per step.
+    return percentile_interval(values[~np.isnan(values)])
+
+
+def _with_bounds(name: str, value: float, bounds: tuple[float, float]) -> dict[str, float]:
+    low, high = bounds
+    return {name: float(value), f"{name}_low": low, f"{name}_high": high}

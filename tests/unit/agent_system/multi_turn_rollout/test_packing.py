@@ -1,5 +1,7 @@
 """Trajectories into rows: widths, padding, masks, and who is left out."""
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from agent_system.multi_turn_rollout.metrics import episode_metrics
 from agent_system.multi_turn_rollout.packing import (
     _conversation,
     pack,
@@ -23,6 +26,7 @@ from rlvcr.alternatives import StepAlternatives
 from rlvcr.levels import ParsedStep, ParseFailure
 from rlvcr.records import ThinkingStep
 from rlvcr.scoring import RowStep
+from rlvcr.sections import level_shares
 from verl.utils.sampling import StopReason
 
 PAD = 99
@@ -234,6 +238,22 @@ def test_a_record_says_what_was_played():
     assert not step_record(played).level_forced
     played.situation = "anchor 4"
     assert step_record(played).situation == "", "the state itself stands in the observation"
+
+
+@pytest.mark.parametrize("name", [None, "a fork"], ids=["states", "named"])
+def test_training_and_validation_relate_levels_to_the_same_situations(name):
+    # An observation tells more than the state: every one is new.
+    plays = [appended(prompt=1 + member, member=member) for member in range(4)]
+    for member, play in enumerate(plays):
+        for played in play.turns:
+            played.observation = f"obs {member} {played.step}"
+            played.situation = name or played.anchor
+            played.parsed = replace(parsed(), level=1 + 2 * played.step + member % 2)
+    trained = episode_metrics(plays)["rlvcr/level_information"]
+    validated = level_shares(pack(rows_of(plays), PAD), "val")["val/level_information"]
+    # Each of two states has two levels of its own, every observation would have one: log 4. Of one
+    # situation they tell nothing.
+    assert trained == validated == pytest.approx(0.0 if name else math.log(2))
 
 
 def test_a_record_knows_how_the_step_was_read():

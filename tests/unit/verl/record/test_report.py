@@ -338,8 +338,11 @@ def test_smoothing_has_no_bias_towards_the_start():
 
 
 def test_long_runs_are_thinned():
-    series = Series("x", list(range(10_000)), [0.5] * 10_000, "accent").thinned()
+    xs = list(range(10_000))
+    ends = [float(x) for x in xs]
+    series = Series("x", xs, [0.5] * 10_000, "accent", left=ends, right=ends).thinned()
     assert len(series.xs) <= MAX_POINTS + 1 and series.xs[-1] == 9_999
+    assert series.left == series.right == series.xs
 
 
 def test_stacked_layers_add_up():
@@ -385,6 +388,19 @@ def test_points_lie_on_an_axis_of_their_own():
         and svg.count('text-anchor="end"') == len(re.findall(r"%</text>", svg))
     )
     assert chart.legend == []
+
+
+def test_points_have_whiskers_both_ways():
+    point = Series("a", [12.0], [0.5], "accent", [0.25], [0.75], left=[10.0], right=[16.0])
+    svg = draw(Chart("t", "won", [point], "points", "tokens", width=600, height=200))
+    upright, sideways = re.findall(r'class="whisker c-accent" d="M([^"]+)"', svg)
+    hover = hover_of(svg)
+    # The axis holds the whole interval: 8 to 18 lie on 526 pixels behind the margin of 60.
+    assert (hover["low"], hover["high"]) == (8.0, 18.0)
+    ((start, height, end),) = re.findall(r"([\d.]+) ([\d.]+)H([\d.]+)M", sideways)
+    assert (float(start), float(end)) == pytest.approx((60 + 526 * 0.2, 60 + 526 * 0.8))
+    assert [float(height)] == hover["series"][0]["at"]
+    assert [upright.split()[0]] == re.findall(r'cx="([\d.]+)"', svg)
 
 
 def test_the_last_label_stays_in_the_chart_and_no_axis_goes_below_nothing():

@@ -20,7 +20,8 @@ from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.trainer.launch.level_comparison import compare_levels, show
 from verl.utils.timing import Stopwatch
 
-WON = r"level 1 +100\.0% \(100\.0% to 100\.0%\) +\+0\.0 \(\+0\.0 to \+0\.0\)"
+WON = r"level 1 +100\.0% \(100\.0% to 100\.0%\) +\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)"
+LESS = r"level 1 +\+0\.0 \(\+0\.0 to \+0\.0\) +-\d+\.\d\d \(-\d+\.\d\d to -\d+\.\d\d\) +-\d"
 
 
 def relay_script(_request: object, prompt: str) -> str:
@@ -136,12 +137,18 @@ def test_a_measurement_plays_every_rule_that_the_environment_allows(line, caplog
     per_step = [metrics[f"val/levels/level_{level}/tokens_per_step"] for level in (1, 2, 3, 4)]
     assert per_step == sorted(per_step) and per_step[0] < per_step[3]
     show(metrics)
-    assert re.search(WON, capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(WON, said) and re.search(LESS, said.partition("Less free")[2])
+    assert "Less oracle" not in said
 
 
 def test_situations_are_told_where_they_are_named(relay):
     metrics = relay.compare()
     assert metrics["val/levels/oracle/tokens_per_step"] > 0
+    compared = {key.split("/")[2] for key in metrics if key.startswith("val/levels_less_oracle/")}
+    assert compared == {"free", "level_1", "level_2", "level_3", "level_4", "random"}
+    of_free = metrics["val/levels_less_oracle/free/tokens_per_step_difference"]
+    assert of_free == -metrics["val/levels/oracle/tokens_per_step_difference"]
     told = {key.split("/")[2] for key in metrics if key.startswith("val/levels_in/")}
     assert told and told <= {f"+{hops}" for hops in range(8)}
     assert {metrics[f"val/levels_in/{situation}/share_3"] for situation in told} == {1.0}

@@ -10,6 +10,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.panel_plays import (
     PanelPlay,
     comparison,
+    differences,
     paired_difference,
     panel_play,
     play_metrics,
@@ -21,9 +22,21 @@ def step(start: int, end: int, sampled: int):
     return SimpleNamespace(span=(start, end), num_tokens=sampled)
 
 
-def play(success: list[float], tasks: str = "abcd") -> PanelPlay:
+def play(success: list[float]) -> PanelPlay:
     """A play of tasks of which only the success counts."""
-    return PanelPlay(tuple(tasks[: len(success)]), np.array(success), 4, 8, 80, 40)
+    return spent([10.0] * len(success), [1.0] * len(success), success)
+
+
+def spent(tokens: list[float], steps: list[float], success: list[float] | None = None) -> PanelPlay:
+    """A play with tokens and steps of each task."""
+    tasks = tuple(f"task {number:02}" for number in range(len(tokens)))
+    won = np.zeros(len(tokens)) if success is None else np.array(success)
+    return PanelPlay(tasks, won, len(tasks), np.array(steps), np.array(tokens), np.array(tokens))
+
+
+def interval(metrics: dict[str, float], name: str) -> tuple[float, float]:
+    """The bounds that ``metrics`` hold of ``name``."""
+    return metrics[f"{name}_low"], metrics[f"{name}_high"]
 
 
 def test_a_play_counts_tasks_steps_and_tokens():
@@ -39,27 +52,58 @@ def test_a_play_counts_tasks_steps_and_tokens():
     )
     found = panel_play(batch)
     assert found.tasks == ("a", "b") and found.success.tolist() == [1.0, 0.5]
-    assert (found.episodes, found.steps) == (3, 4)
-    assert (found.turn_tokens, found.sampled_tokens) == (10 + 6 + 4 + 4, 10 + 2 + 4)
+    assert found.episodes == 3 and found.steps.tolist() == [0, 4]
+    assert found.turn_tokens.tolist() == [0, 10 + 6 + 4 + 4]
+    assert found.sampled_tokens.tolist() == [0, 10 + 2 + 4]
     metrics = play_metrics(found, "val/x")
     assert metrics["val/x/success_rate"] == 0.75
     assert metrics["val/x/tokens_per_step"] == 6.0
+    # A resample of a alone has no step, and so no tokens per step that would count.
+    assert interval(metrics, "val/x/tokens_per_step") == (6.0, 6.0)
     assert metrics["val/x/sampled_tokens_per_step"] == 4.0
     assert metrics["val/x/sampled_tokens_per_episode"] == pytest.approx(16 / 3)
     assert metrics["val/x/episode_length"] == pytest.approx(4 / 3)
     # Two tasks, drawn twice with replacement: means 1/2, 3/4 and 1.
-    assert (metrics["val/x/success_rate_low"], metrics["val/x/success_rate_high"]) == (0.5, 1.0)
+    assert interval(metrics, "val/x/success_rate") == (0.5, 1.0)
+
+
+def test_the_tasks_of_a_play_stand_in_one_order_whatever_was_played_first():
+    def played(*names: str) -> PanelPlay:
+        # Task b has longer turns, more of them, and is lost.
+        steps = {"a": [step(0, 4, 4)], "b": [step(0, 9, 9), step(0, 9, 9)]}
+        columns = {
+            "uid": list(names),
+            "traj_uid": [f"{name}/0" for name in names],
+            "won": [name == "a" for name in names],
+            "steps": [steps[name] for name in names],
+        }
+        return panel_play(DataProto.from_dict({"response_mask": torch.ones(2, 2)}, columns))
+
+    metrics = paired_difference(played("a", "b"), played("b", "a"), "d")
+    assert len(metrics) == 9 and set(metrics.values()) == {0.0}
 
 
 def test_a_play_in_which_nothing_was_sampled_has_no_tokens():
-    metrics = play_metrics(PanelPlay(("a",), np.array([0.0]), 1, 0, 0, 0), "x")
+    nothing = spent([0.0], [0.0])
+    metrics = play_metrics(nothing, "x")
     assert metrics["x/tokens_per_step"] == 0.0 == metrics["x/sampled_tokens_per_episode"]
+    assert "x/tokens_per_step_low" not in metrics
+    for pair in ((nothing, spent([5.0], [1.0])), (spent([5.0], [1.0]), nothing)):
+        assert not [name for name in paired_difference(*pair, "x") if "tokens" in name]
+
+
+def test_tokens_per_step_are_a_ratio_of_totals():
+    # The longer task counts twice: 70 / 3, where the mean of 10 and 30 were 20. Resamples give
+    # 10, 70 / 3 and 30.
+    metrics = play_metrics(spent([10.0, 60.0], [1.0, 2.0]), "x")
+    assert metrics["x/tokens_per_step"] == pytest.approx(70 / 3)
+    assert interval(metrics, "x/tokens_per_step") == pytest.approx((10.0, 30.0))
 
 
 def test_differences_are_taken_task_by_task():
     # Means 0.5 and 0.25; by task the differences are 0.25 each: there is nothing to resample.
     found = paired_difference(play([0.25, 1.0, 0.25, 0.5]), play([0.0, 0.75, 0.0, 0.25]), "d")
-    assert found == {
+    assert {name: value for name, value in found.items() if "success" in name} == {
         "d/success_difference": 0.25,
         "d/success_difference_low": 0.25,
         "d/success_difference_high": 0.25,
@@ -69,14 +113,38 @@ def test_differences_are_taken_task_by_task():
 def test_the_interval_of_a_difference_is_that_of_its_mean_over_resampled_tasks():
     # Differences 1 and -1: two draws give -1, 0, 1 with shares 1/4, 1/2, 1/4.
     found = paired_difference(play([1.0, 0.0]), play([0.0, 1.0]), "d")
-    assert list(found.values()) == [0.0, -1.0, 1.0]
+    assert list(found.values())[:3] == [0.0, -1.0, 1.0]
     # 39 of 40 tasks equal: the chance that a resample holds the other one twice or less is 92%.
     equal = [0.0] * 40
     one = [1.0, *equal[1:]]
-    tasks = tuple(map(str, range(40)))
-    first, second = (PanelPlay(tasks, np.array(won), 40, 40, 40, 40) for won in (one, equal))
-    found = paired_difference(first, second, "d")
-    assert list(found.values()) == [1 / 40, 0.0, 3 / 40]
+    found = paired_difference(play(one), play(equal), "d")
+    assert list(found.values())[:3] == [1 / 40, 0.0, 3 / 40]
+
+
+def test_tokens_of_two_plays_are_compared_in_the_same_resamples():
+    # Both drawn once: 70 / 3 less 30 / 3. The first task twice: 10 less 5; the second: 30 less 20.
+    found = paired_difference(spent([10.0, 60.0], [1.0, 2.0]), spent([10.0, 20.0], [2.0, 1.0]), "d")
+    assert found["d/tokens_per_step_difference"] == pytest.approx(40 / 3)
+    assert interval(found, "d/tokens_per_step_difference") == pytest.approx((5.0, 40 / 3))
+    # As shares of 10, 5 and 20.
+    assert found["d/tokens_per_step_change"] == pytest.approx(4 / 3)
+    assert interval(found, "d/tokens_per_step_change") == pytest.approx((0.5, 4 / 3))
+
+
+def test_what_is_long_for_both_widens_no_interval():
+    # Tasks of 2 to 41 tokens a step. One play takes a tenth more everywhere, another one token.
+    tokens = [2.0 + number for number in range(40)]
+    own = spent(tokens, [1.0] * 40)
+    tenth = paired_difference(spent([1.1 * count for count in tokens], [1.0] * 40), own, "d")
+    token = paired_difference(spent([1.0 + count for count in tokens], [1.0] * 40), own, "d")
+    low, high = interval(play_metrics(own, "x"), "x/tokens_per_step")
+    assert high - low > 6
+    assert interval(tenth, "d/tokens_per_step_change") == pytest.approx((0.1, 0.1))
+    assert interval(token, "d/tokens_per_step_difference") == pytest.approx((1.0, 1.0))
+    # The same tokens the other way round belong to other tasks.
+    turned = paired_difference(spent(tokens[::-1], [1.0] * 40), own, "d")
+    low, high = interval(turned, "d/tokens_per_step_difference")
+    assert low < -6 and high > 6
 
 
 def test_plays_of_other_tasks_are_refused():
@@ -90,3 +158,7 @@ def test_every_play_is_compared_with_the_baseline_but_itself():
     assert found["val/ways/own/success_rate"] == 0.5
     assert found["val/ways/other/success_difference"] == 0.25
     assert "val/ways/own/success_difference" not in found
+    # Of any other one it is the same function.
+    less_other = differences(plays, "other", "val/ways_less_other")
+    assert {name.rpartition("/")[0] for name in less_other} == {"val/ways_less_other/own"}
+    assert less_other["val/ways_less_other/own/success_difference"] == -0.25
