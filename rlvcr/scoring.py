@@ -48,6 +48,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 DROPPED_LENGTH = "rlvcr/dropped_length"  # a share of the alternatives that were asked for
 TOO_MANY_DROPPED = 0.05
+ROUNDING = 1e-9  # of a spread of squares in float64
 SCORED_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
 
 
@@ -206,8 +207,8 @@ def _with_executed(
 ) -> _Credit:
     """``credit`` joined with what executed alternatives found; adds to ``metrics``."""
     found = [math.nan if step.executed is None else step.executed for step in table.steps]
-    # Where nobody else wins, a branch that does is chance, and would be an update of its own.
-    differences = torch.tensor(found).masked_fill(~_others_won(data)[table.row], math.nan)
+    # Where all others lost, a branch that wins is chance, and would be an update of its own.
+    differences = torch.tensor(found).masked_fill(~_others_tell(data)[table.row], math.nan)
     if rlvcr.permute:
         tried = (~differences.isnan()).nonzero().squeeze(-1)
         generator = torch.Generator().manual_seed(seed)
@@ -224,13 +225,26 @@ def _with_executed(
     )
 
 
-def _others_won(data: DataProto) -> torch.Tensor:
-    """[B] whether another play of the row's group was won: a play's own luck does not decide."""
+def _others_tell(data: DataProto) -> torch.Tensor:
+    """[B] whether the other plays of the row's group tell good from bad: one of them was won, or
+    what they earned differs. The play's own luck does not decide.
+    """
     columns = data.non_tensor_batch
+
+    def beside(values: torch.Tensor) -> torch.Tensor:
+        """The mean over the other plays of the group, of every trajectory."""
+        sums = torch.zeros_like(values).index_add(0, group, values)
+        count = torch.zeros_like(values).index_add(0, group, torch.ones_like(values))
+        return (sums[group] - values) / (count[group] - 1).clamp(min=1)
+
     won = torch.as_tensor(columns["won"].astype(float))
     played = trajectories_of(won, columns["uid"], columns["traj_uid"])
-    wins = torch.zeros_like(played.score).index_add(0, played.group, played.score)
-    return (wins[played.group] > played.score)[played.of_row]
+    group = played.group
+    earned = torch.as_tensor(columns["episode_rewards"].astype(float))
+    returns = trajectories_of(earned, columns["uid"], columns["traj_uid"]).score
+    squares = beside(returns**2)
+    differ = squares - beside(returns) ** 2 > ROUNDING * squares
+    return ((beside(played.score) > 0) | differ)[played.of_row]
 
 
 def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:

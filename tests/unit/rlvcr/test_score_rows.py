@@ -311,15 +311,18 @@ def test_differences_of_returns_are_divided_as_advantages_are(returns, scale):
 
 
 @pytest.mark.parametrize(
-    ("won", "credited"),
+    ("won", "returns", "credited"),
     [
-        ((True, False, True), (0.75, -0.25)),
-        ((True, False, False), (0.0, -0.25)),  # the first play's own luck
-        ((False, False, False), (0.0, 0.0)),
+        ((True, False, True), (1.0, 0.0, 1.0), (0.75, -0.25)),
+        ((True, False, False), (1.0, 0.0, 0.0), (0.0, -0.25)),  # the first play's own luck
+        ((True, True, True), (1.0, 1.0, 1.0), (0.75, -0.25)),
+        ((False, False, False), (0.0, 0.0, 0.0), (0.0, 0.0)),
+        # Where nothing is won, but some earn more than others.
+        ((False, False, False), (0.3, 0.3, 0.1), (0.75, 0.0)),
     ],
 )
-def test_differences_count_where_another_play_of_the_group_was_won(won, credited):
-    data = returns_of(rows(), 1.0, 0.0, 1.0)
+def test_differences_count_where_the_other_plays_tell_good_from_bad(won, returns, credited):
+    data = returns_of(rows(), *returns)
     data.non_tensor_batch["won"] = object_array(list(won))
     data = score_rows(
         data, tried_steps(), Actor(), settings(credit="executed", mode="mean_norm"), CODEC
