@@ -19,10 +19,10 @@ from statistics import fmean
 
 import numpy as np
 
-from verl.utils.statistics import rank_correlation
+from verl.algos.groups import factorize
+from verl.utils.statistics import percentile_interval, rank_correlation
 
 RESAMPLES = 1000  # of tasks, for an interval
-BOUNDS = (0.025, 0.975)  # quantiles of what resamples give
 Interval = tuple[float, float, float]  # value, and the bounds of its 95% interval
 Measure = Callable[[np.ndarray], float]  # of the points with these numbers
 
@@ -89,7 +89,8 @@ def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLE
     if not points:
         raise ValueError("no decision point was played: nothing can be audited")
     effects = np.array([point.effects for point in points])
-    tasks = np.array(_numbered([point.task for point in points]))
+    alone = enumerate(point.task for point in points)
+    tasks = factorize([number if task is None else task for number, task in alone]).numpy()
     tables = {
         name: np.array([_centred(point.scores[name]) for point in points])
         for name in points[0].scores
@@ -154,13 +155,6 @@ def _centred(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return array - array.mean()
 
 
-def _numbered(tasks: Sequence[str | None]) -> list[int]:
-    """Of every point, the number of its task in the order of their first points."""
-    numbers: dict[str | int, int] = {}
-    named = [number if task is None else task for number, task in enumerate(tasks)]
-    return [numbers.setdefault(task, len(numbers)) for task in named]
-
-
 def _interval(
     measure: Measure, places: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
 ) -> Interval:
@@ -175,8 +169,7 @@ def _interval(
     found = np.array([measure(np.concatenate([members[n] for n in row])) for row in drawn])
     # A resample in which nothing differs has no correlation.
     known = found[~np.isnan(found)]
-    low, high = np.quantile(known, BOUNDS) if len(known) else (math.nan, math.nan)
-    return measure(places), float(low), float(high)
+    return measure(places), *percentile_interval(known)
 
 
 def _mean_of(values: np.ndarray, places: np.ndarray) -> float:

@@ -237,14 +237,15 @@ def _others_tell(data: DataProto) -> torch.Tensor:
         count = torch.zeros_like(values).index_add(0, group, torch.ones_like(values))
         return (sums[group] - values) / (count[group] - 1).clamp(min=1)
 
-    won = torch.as_tensor(columns["won"].astype(float))
-    played = trajectories_of(won, columns["uid"], columns["traj_uid"])
-    group = played.group
     earned = torch.as_tensor(columns["episode_rewards"].astype(float))
-    returns = trajectories_of(earned, columns["uid"], columns["traj_uid"]).score
+    played = trajectories_of(earned, columns["uid"], columns["traj_uid"])
+    group = played.group
+    returns = played.score
+    won = torch.as_tensor(columns["won"].astype(float))
+    won = torch.zeros_like(returns).scatter(0, played.of_row, won)
     squares = beside(returns**2)
     differ = squares - beside(returns) ** 2 > ROUNDING * squares
-    return ((beside(played.score) > 0) | differ)[played.of_row]
+    return ((beside(won) > 0) | differ)[played.of_row]
 
 
 def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:

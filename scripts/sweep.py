@@ -240,9 +240,9 @@ def _commit(run: Run) -> None:
 
 
 def sweep(
-    runs: Sequence[Run], workers: int, play: Callable[[Run, int], str]
+    runs: Sequence[Run], workers: int, do: Callable[[Run, int], str]
 ) -> Iterator[tuple[bool, str]]:
-    """``play`` each of ``runs`` on one of ``workers`` cores, whose number it is given; whether it
+    """``do`` each of ``runs`` on one of ``workers`` cores, whose number it is given; whether it
     succeeded and what came of it, as it ends.
     """
     waiting: Queue[Run] = Queue()
@@ -258,7 +258,7 @@ def sweep(
                 return
             # A run that fails must not take the rest of the sweep along.
             try:
-                done.put((True, f"{run.name}: {play(run, core)}"))
+                done.put((True, f"{run.name}: {do(run, core)}"))
             except Exception as error:
                 done.put((False, f"{run.name}: {type(error).__name__}: {error}"))
 
