@@ -77,6 +77,9 @@ class RLVCRSettings(Section):
     """what main_eval compares the policy's own levels (free, which is always played) with, on the
     same panel with the same seeds: one level at every step, levels drawn with the shares of free
     (random), and the level that the environment calls needed (oracle)"""
+    audit_tasks: PositiveInt = 64
+    """validation tasks from whose plays main_audit takes its steps, a group of plays each, at most:
+    steps of one task are like each other, and intervals are over tasks"""
     audit_points: PositiveInt = 100
     """steps at which main_audit plays on with every level, at most"""
     audit_plays: PositiveInt = 8

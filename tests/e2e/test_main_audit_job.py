@@ -14,6 +14,7 @@ TIMEOUT_S = 180
 GONE_S = 20
 POINTS = 6
 PLAYS = 2
+BATCH = 2
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def job(tmp_path_factory) -> tuple[Job, Path]:
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.save_freq=1",
-        "data.train_batch_size=2",
+        f"data.train_batch_size={BATCH}",
         "env.rollout.n=4",
     ]
     trained = Job([sys.executable, "-m", "verl.trainer.main_ppo", *words], root / "train.txt")
@@ -44,6 +45,8 @@ def job(tmp_path_factory) -> tuple[Job, Path]:
 def test_every_point_was_played_on_at_every_level(job):
     kept = json.loads((job[1] / "audit" / "audit.json").read_text())
     assert len(kept["points"]) == POINTS
+    # From the plays of more tasks than a batch of the run has.
+    assert len({point["task"] for point in kept["points"]}) > BATCH
     for point in kept["points"]:
         assert [len(earned) for earned in point["returns"]] == [PLAYS] * 4
         assert set(point["step_scores"]) == {"grpo", "gigpo"}

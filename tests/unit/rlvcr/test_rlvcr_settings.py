@@ -32,7 +32,7 @@ def test_without_any_key_everything_is_scored_and_nothing_is_forced():
     assert (settings.action_blind, settings.permute, settings.level_bonus_w) == (True, False, 0.0)
     assert not settings.credit_end
     assert (settings.credit, settings.executed_share) == ("scored", 0.25)
-    assert (settings.audit_points, settings.audit_plays) == (100, 8)
+    assert (settings.audit_tasks, settings.audit_points, settings.audit_plays) == (64, 100, 8)
     assert settings.collapse_patience == 10
     assert (settings.score, settings.prompts) == ("entropy", {})
 

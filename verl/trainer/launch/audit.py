@@ -81,7 +81,10 @@ def run_audit(cfg: PPOConfig) -> None:
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
-        tasks = trainer.val_envs.gen_batch(1, cfg.data.train_batch_size)
+        rlvcr = cfg.algorithm.rlvcr
+        # No more than there are, and none from which no step would be taken.
+        count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.tasks))
+        tasks = trainer.val_envs.gen_batch(1, count)
         data, points = run.collector.audit_loop(tasks, trainer.workers, trainer.val_envs)
         trainer.journal.log_rollouts(trainer.global_step, data)
         others = step_scores(trainer.reward(data), cfg)
