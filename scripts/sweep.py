@@ -141,9 +141,10 @@ def finished(run: Run) -> bool:
     """Whether its result is there. Raises ``ValueError`` where it is that of another run."""
     if not run.result.exists():
         return False
-    words = json.loads(run.result.read_text())["words"]
-    if words != list(run.words):
-        other = sorted(set(words) ^ set(run.words))
+    result = json.loads(run.result.read_text())
+    made, asked = [result["config"], *result["words"]], [run.config, *run.words]
+    if made != asked:
+        other = sorted(set(made) ^ set(asked))
         raise ValueError(
             f"{run.result}: made with other settings ({', '.join(other)}); delete it, or give the "
             "arm another name"

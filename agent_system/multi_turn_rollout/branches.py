@@ -5,8 +5,8 @@ goes on.
     branch   s0 ──3── s1 ──1── s2' ── ...       turn 0 is repeated token by token, not sampled
 
 The same task, seed and actions lead to the same state, or the branch breaks and is left out: its
-player compares what it sees with what was seen. Branches are never trained on; their returns are
-what is wanted.
+player compares what it sees with what was seen, up to the step where the level is forced. Branches
+are never trained on; their returns are what is wanted.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ import numpy as np
 
 from agent_system.config import ThinkingConfig
 from agent_system.multi_turn_rollout.collector_worker import Collected
-from agent_system.multi_turn_rollout.trajectory import Job, PlayedTurn, Trajectory, Turn
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
 from rlvcr.executed import SHARE_OF_OTHERS, level_to_try, worth
 
 
@@ -26,16 +26,14 @@ def branch_job(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -
     ``name`` tells branches of a step apart. What is sampled hangs on it and on the step, not on the
     level: branches that differ in their level draw alike.
     """
-    replay = tuple(
-        PlayedTurn(
-            earlier.observation,
-            tuple(trajectory.ledgers[earlier.ledger].ids[earlier.start : earlier.end]),
-        )
-        for earlier in trajectory.turns
-        if earlier.step < turn.step
+    until = trajectory.turns[: turn.step]
+    return replace(
+        trajectory.job,
+        traj_uid=f"{trajectory.job.traj_uid}@{turn.step}{name}",
+        replay=tuple(tuple(trajectory.ledgers[t.ledger].ids[t.start : t.end]) for t in until),
+        seen=tuple(t.observation for t in (*until, turn)),
+        level=level,
     )
-    traj_uid = f"{trajectory.job.traj_uid}@{turn.step}{name}"
-    return replace(trajectory.job, traj_uid=traj_uid, replay=replay, level=level)
 
 
 def execute_alternatives(

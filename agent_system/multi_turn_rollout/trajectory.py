@@ -17,20 +17,12 @@ from verl.utils.sampling import StopReason
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedTurn:
-    """A turn to play again: its tokens as they were sampled, and what the policy had seen."""
-
-    observation: str
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """One trajectory that is to be rolled out: row ``index`` of the batch, ``member`` of group
     ``uid``.
 
     Its first turns repeat ``replay``, token by token; ``level`` is the thinking level that the turn
-    after these is made to have.
+    after these is made to have. ``seen`` is what the policy saw in these turns and in that one.
     """
 
     index: int
@@ -39,7 +31,8 @@ class Job:
     traj_uid: str
     member: int
     env_seed: int
-    replay: tuple[PlayedTurn, ...] = ()
+    replay: tuple[tuple[int, ...], ...] = ()
+    seen: tuple[str, ...] = ()
     level: int | None = None
 
     @property

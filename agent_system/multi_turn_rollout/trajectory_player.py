@@ -164,13 +164,14 @@ class TrajectoryPlayer:
     ) -> Turn:
         context = self.context
         ledger = conversation.ledger
+        self._compare(observation, step)
         repeats = step < len(self.trajectory.job.replay)
         forced = [] if repeats else self._forced_level(step, observation.needed_level)
         start = len(ledger)
         conversation.force(forced, step)
         began = time.perf_counter()
         if repeats:
-            action = self._repeat(observation, step)
+            action = self._repeat(step)
         else:
             action = await self._agent.act(conversation.prompt_ids, len(forced))
         self.trajectory.engine_wait_s += time.perf_counter() - began
@@ -198,17 +199,19 @@ class TrajectoryPlayer:
             self._thoughts.append(asyncio.create_task(thinking))
         return turn
 
-    def _repeat(self, observation: Observation, step: int) -> Action:
-        """Turn ``step`` as it was sampled in the trajectory that this one repeats.
-
-        Raises ``ReplayDiffers`` where the environment does not show what it showed then.
+    def _compare(self, observation: Observation, step: int) -> None:
+        """Raises ``ReplayDiffers`` where the environment does not show what it showed in the
+        trajectory that this one repeats.
         """
-        turn = self.trajectory.job.replay[step]
-        if observation.text != turn.observation:
+        seen = self.trajectory.job.seen
+        if step < len(seen) and observation.text != seen[step]:
             raise ReplayDiffers(
-                f"turn {step}: {observation.text[:200]!r} instead of {turn.observation[:200]!r}"
+                f"turn {step}: {observation.text[:200]!r} instead of {seen[step][:200]!r}"
             )
-        ids = list(turn.token_ids)
+
+    def _repeat(self, step: int) -> Action:
+        """Turn ``step`` as it was sampled in the trajectory that this one repeats."""
+        ids = list(self.trajectory.job.replay[step])
         return Action(
             text=self.context.bridge.decode(ids),
             token_ids=ids,

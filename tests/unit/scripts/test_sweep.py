@@ -93,11 +93,14 @@ def test_a_run_that_fails_keeps_no_result_and_stops_no_other(plan, monkeypatch, 
     assert not list((plan.parent / "small").glob("*.json"))
 
 
-def test_a_result_of_other_settings_is_refused(plan, monkeypatch):
+@pytest.mark.parametrize(
+    ("changed", "said"), [(("steps=2", "steps=3"), "steps=3"), (("smoke", "relay"), "relay")]
+)
+def test_a_result_of_other_settings_is_refused(plan, monkeypatch, changed, said):
     play_fake(monkeypatch)
     sweep.main([str(plan)])
-    plan.write_text(PLAN.replace("steps=2", "steps=3"))
-    with pytest.raises(ValueError, match="made with other settings"):
+    plan.write_text(PLAN.replace(*changed))
+    with pytest.raises(ValueError, match=f"made with other settings.*{said}"):
         sweep.main([str(plan)])
 
 
@@ -131,7 +134,8 @@ def test_success_in_training_is_drawn_for_every_arm(plan, tmp_path, capsys):
     words = {"grpo": ["trainer.total_training_steps=2", "algorithm.adv_estimator=grpo"]}
     for arm, seed in (("grpo", 0), ("grpo", 1), ("rlvcr", 0)):
         kept = result(arm, seed, 0.9, 80.0) | {
-            "words": words.get(arm, ["trainer.total_training_steps=2"])
+            "config": "smoke",
+            "words": words.get(arm, ["trainer.total_training_steps=2"]),
         }
         (plan.parent / "small" / f"{arm}_s{seed}.json").write_text(json.dumps(kept))
     assert sweep.main([str(plan), "--svg", str(tmp_path / "small.svg")]) == 0

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlvcr.settings import DemonstrationKeys, LevelKeys, RLVCRSettings
+from verl import names
 from verl.trainer.config.derive import scored_later
 from verl.trainer.config.plugged import Extension
 from verl.trainer.config.problems import Context, Problems, problem
@@ -14,6 +15,7 @@ from verl.utils.settings import Section
 
 ESTIMATORS = ("rlvcr", "copo")
 PREFIX = "algorithm.rlvcr"
+PLAIN = frozenset(names.ESTIMATORS) - frozenset(ESTIMATORS)  # none of these reads thinking credit
 DIVERSITY = 0.5  # the published weight of the levels' entropy
 
 
@@ -90,9 +92,20 @@ def _switches(cfg: PPOConfig) -> Problems:
 def _of_no_use(cfg: PPOConfig) -> Problems:
     """An arm of a comparison that says it is another, and is plain without thinking credit."""
     settings = settings_of(cfg)
-    if settings.enable:
-        return
     fix = "algorithm.adv_estimator=rlvcr, or leave it out"
+    if settings.combine == "additive" and settings.price_in == "gate":
+        key = f"{PREFIX}.price_in"
+        why = f"{PREFIX}.combine=additive has no gate that a price could stand behind"
+        yield problem(cfg, key, why, "won, all", f"{key}=won, or {PREFIX}.combine=gated")
+    if settings.epsilon_levels and not settings.enable:
+        why = "levels are drawn in plays whose thoughts are scored, and none are"
+        yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", fix)
+    # An estimator of somebody's own may read what scored thoughts add to the batch.
+    if settings.enable and cfg.algorithm.adv_estimator not in PLAIN:
+        return
+    if settings.level_bonus_w:
+        why = "no estimator without thinking credit reads it"
+        yield problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
     if settings.permute:
         why = "there is no thinking credit to deal anew"
         yield problem(cfg, f"{PREFIX}.permute", why, "false", fix)
@@ -139,9 +152,28 @@ def _executed(cfg: PPOConfig) -> Problems:
         share = f"{PREFIX}.executed_share"
         why = f"{key}={settings.credit} needs steps at which another level is executed"
         yield problem(cfg, share, why, "more than 0, at most 1", f"{share}=0.25")
+    if settings.credit == "corrected" and settings.combine == "gated":
+        why = "behind a gate a thought is blamed in lost plays, which returns are not asked about"
+        fix = f"{PREFIX}.combine=success, or {key}=scored or executed"
+        yield problem(cfg, key, why, "scored, executed", fix)
+    if settings.epsilon_levels:
+        why = "executed alternatives play on as the policy chooses, where drawn levels do not"
+        yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", f"{PREFIX}.epsilon_levels=0")
+    if changed := paid_later(cfg):
+        why = f"executed alternatives compare what environments pay, and {changed} changes it later"
+        yield problem(cfg, key, why, "scored", f"{key}=scored, or leave out {changed}")
+
+
+def paid_later(cfg: PPOConfig) -> str | None:
+    """The key of what makes a return of what environments pay; None where that is the return."""
     if judge := scored_later(cfg):
-        why = f"executed alternatives compare what environments pay, and {judge} scores plays later"
-        yield problem(cfg, key, why, "scored", f"{key}=scored")
+        return judge
+    if cfg.actor_rollout_ref.actor.use_invalid_action_penalty:
+        return "actor_rollout_ref.actor.use_invalid_action_penalty"
+    priced = [
+        key for key in ("token_price", "overlong_len") if cfg.reward_model.reward_kwargs.get(key)
+    ]
+    return f"reward_model.reward_kwargs.{priced[0]}" if priced else None
 
 
 def _spread(cfg: PPOConfig) -> Problems:

@@ -130,8 +130,7 @@ def test_a_point_whose_plays_broke_is_left_out(tokenizer, monkeypatch):
         job = made(trajectory, turn, level, name)
         if not job.replay or level != 2:
             return job
-        elsewhere = replace(job.replay[0], observation="elsewhere")
-        return replace(job, replay=(elsewhere, *job.replay[1:]))
+        return replace(job, seen=("elsewhere", *job.seen[1:]))
 
     monkeypatch.setattr(audit_plays, "branch_job", first_one_is_lost)
     _, points = audited(tokenizer, worth)

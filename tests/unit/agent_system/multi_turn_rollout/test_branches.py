@@ -13,7 +13,7 @@ from agent_system.multi_turn_rollout import branches
 from agent_system.multi_turn_rollout.branches import branch_job, execute_alternatives
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.trajectory import Job, PlayedTurn, Trajectory
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
 from rlvcr.executed import level_to_try
 from rlvcr.levels import LevelCodec
 from tests.helpers.play import make_world, walk
@@ -96,13 +96,27 @@ def test_what_is_repeated_is_not_sampled(world):
 
 
 @both_worlds
-def test_a_state_that_is_not_found_again_breaks_the_branch(world):
+@pytest.mark.parametrize(("step", "other"), [(0, 0), (2, 0), (2, 1), (2, 2)])
+def test_a_state_that_is_not_found_again_breaks_the_branch(world, step, other):
     whole = world.played[0]
-    job = branch_job(whole, whole.turns[2], 3)
-    other = PlayedTurn("You are elsewhere.", job.replay[1].token_ids)
-    (branch,) = world.play([replace(job, index=0, replay=(job.replay[0], other))]).trajectories
+    job = branch_job(whole, whole.turns[step], 3)
+    # The state in which the level is forced is one of them.
+    assert len(job.seen) == step + 1 == len(job.replay) + 1
+    seen = [*job.seen[:other], "You are elsewhere.", *job.seen[other + 1 :]]
+    (branch,) = world.play([replace(job, index=0, seen=tuple(seen))]).trajectories
     assert branch.aborted == "replay"
-    assert "turn 1" in branch.abort_detail and "elsewhere" in branch.abort_detail
+    assert f"turn {other}" in branch.abort_detail and "elsewhere" in branch.abort_detail
+    assert len(branch.turns) == other
+
+
+def test_a_branch_of_another_task_breaks_before_its_first_turn(world_append):
+    one, two = world_append.played[:2]
+    assert one.turns[0].observation != two.turns[0].observation
+    job = replace(
+        branch_job(one, one.turns[0], 3), index=0, task=two.job.task, env_seed=two.job.env_seed
+    )
+    (branch,) = world_append.play([job]).trajectories
+    assert (branch.aborted, branch.turns) == ("replay", [])
 
 
 def test_branches_of_a_step_have_names_and_draw_alike_at_every_level(world_append):

@@ -158,6 +158,62 @@ def test_the_neutral_config_with_a_policy_has_no_problem():
             "algorithm.rlvcr.executed_share",
         ),
         (
+            [
+                "algorithm.adv_estimator=rlvcr",
+                "algorithm.rlvcr.combine=gated",
+                "algorithm.rlvcr.credit=corrected",
+            ],
+            "algorithm.rlvcr.credit",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=rlvcr",
+                "algorithm.rlvcr.credit=executed",
+                "algorithm.rlvcr.epsilon_levels=0.1",
+            ],
+            "algorithm.rlvcr.epsilon_levels",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=rlvcr",
+                "algorithm.rlvcr.credit=executed",
+                "reward_model.reward_kwargs={token_price: 0.5, token_price_max: 9}",
+            ],
+            "algorithm.rlvcr.credit",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=rlvcr",
+                "algorithm.rlvcr.credit=executed",
+                f"{ACTOR}.use_invalid_action_penalty=true",
+            ],
+            "algorithm.rlvcr.credit",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=grpo",
+                "algorithm.rlvcr.enable=true",
+                "algorithm.rlvcr.permute=true",
+            ],
+            "algorithm.rlvcr.permute",
+        ),
+        (
+            ["algorithm.adv_estimator=grpo", "algorithm.rlvcr.level_bonus_w=0.3"],
+            "algorithm.rlvcr.level_bonus_w",
+        ),
+        (
+            ["algorithm.adv_estimator=grpo", "algorithm.rlvcr.epsilon_levels=0.3"],
+            "algorithm.rlvcr.epsilon_levels",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=rlvcr",
+                "algorithm.rlvcr.combine=additive",
+                "algorithm.rlvcr.price_in=gate",
+            ],
+            "algorithm.rlvcr.price_in",
+        ),
+        (
             ["algorithm.rlvcr.mode=mean_std_norm", "algorithm.rlvcr.std_floor=0"],
             "algorithm.rlvcr.std_floor",
         ),
