@@ -79,7 +79,7 @@ def _differences(arms: Mapping[str, Mapping[int, Result]], baseline: str) -> lis
     heads = [name for name, _, _ in COLUMNS]
     lines = [
         f"Less {baseline}, of the seeds that both have; 95% bootstrap intervals of the mean over "
-        "these.",
+        "these (of three seeds: the least and the largest difference).",
         "",
         f"| arm | seeds | {' | '.join(heads)} | tokens, % |",
         "|---" * (len(heads) + 3) + "|",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+import rlvcr.core_rlvcr  # noqa: F401  registers its estimators before any page is read
 from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES
 from verl.trainer.config import PPOConfig, SFTConfig
 from verl.trainer.config.compose import config_names
