@@ -43,7 +43,7 @@ def plan(tmp_path, monkeypatch):
 
 
 def result(success):
-    return {"words": [], "cpu": "a CPU", "metrics": {SUCCESS: [0.1, success]}}
+    return {"config": "smoke", "words": [], "cpu": "a CPU", "metrics": {SUCCESS: [0.1, success]}}
 
 
 @pytest.fixture
