@@ -90,13 +90,15 @@ def _switches(cfg: PPOConfig) -> Problems:
 
 
 def _of_no_use(cfg: PPOConfig) -> Problems:
-    """An arm of a comparison that says it is another, and is plain without thinking credit."""
+    """Settings that nothing would read: an arm of a comparison that says it is another, and is
+    not.
+    """
     settings = settings_of(cfg)
-    fix = "algorithm.adv_estimator=rlvcr, or leave it out"
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{PREFIX}.price_in"
         why = f"{PREFIX}.combine=additive has no gate that a price could stand behind"
         yield problem(cfg, key, why, "won, all", f"{key}=won, or {PREFIX}.combine=gated")
+    fix = "algorithm.adv_estimator=rlvcr, or leave it out"
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn in plays whose thoughts are scored, and none are"
         yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", fix)
@@ -159,12 +161,12 @@ def _executed(cfg: PPOConfig) -> Problems:
     if settings.epsilon_levels:
         why = "executed alternatives play on as the policy chooses, where drawn levels do not"
         yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", f"{PREFIX}.epsilon_levels=0")
-    if changed := paid_later(cfg):
+    if changed := _paid_later(cfg):
         why = f"executed alternatives compare what environments pay, and {changed} changes it later"
         yield problem(cfg, key, why, "scored", f"{key}=scored, or leave out {changed}")
 
 
-def paid_later(cfg: PPOConfig) -> str | None:
+def _paid_later(cfg: PPOConfig) -> str | None:
     """The key of what makes a return of what environments pay; None where that is the return."""
     if judge := scored_later(cfg):
         return judge
