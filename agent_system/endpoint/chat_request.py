@@ -1,7 +1,10 @@
 """A chat request, read: what would sample otherwise than the run does is refused, never ignored."""
 
-from collections.abc import Mapping
+import itertools
+import reprlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeGuard
 
 from agent_system.endpoint.forms import MODEL, Refused
@@ -29,7 +32,11 @@ LABELS = ("user", "metadata", "store", "service_tier", "safety_identifier", "pro
 LENGTHS = ("max_tokens", "max_completion_tokens")
 READ = ("model", "messages", "stop", *LENGTHS)
 MAX_STOPS = 4
+MAX_MESSAGES = 10_000  # of a request
 SHOWN = 120  # characters of a value in an error
+# Bounded: the repr of a whole body would take seconds.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = SHOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +128,26 @@ def _stop(value: Any) -> tuple[str, ...]:
 def _messages(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise wrong("messages", value, "nothing to continue", "a list of messages", "say something")
-    messages: list[Message] = []
-    for place, said in enumerate(value):
-        message = _message(said, f"messages[{place}]")
-        # Chat templates refuse two in a row.
-        if message["role"] == "user" and messages and messages[-1]["role"] == "user":
-            text = f"{messages[-1]['content']}\n\n{message['content']}"
-            messages[-1] = {"role": "user", "content": text}
-        else:
-            messages.append(message)
+    if len(value) > MAX_MESSAGES:
+        allowed = f"at most {MAX_MESSAGES} messages"
+        raise wrong("messages", len(value), "too many messages", allowed, "shorten the history")
+    read = [_message(said, f"messages[{place}]") for place, said in enumerate(value)]
+    messages = _join_user_messages(read)
     if messages[-1]["role"] != "user":
         why = "a turn answers the user"
         raise wrong("messages[-1].role", messages[-1]["role"], why, "'user'", "end with the user")
     return messages
+
+
+def _join_user_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return ``messages`` with neighbouring user messages joined: chat templates refuse them."""
+    joined: list[Message] = []
+    for role, same in itertools.groupby(messages, key=itemgetter("role")):
+        if role == "user":
+            joined.append({"role": role, "content": "\n\n".join(one["content"] for one in same)})
+        else:
+            joined.extend(same)
+    return joined
 
 
 def _message(said: Any, where: str) -> Message:
@@ -180,5 +194,5 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = _SHORT.repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -15,6 +15,11 @@ from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.template import Message
 
 
+# More characters than this per token of the limit are not tokenised: they cannot fit, and encoding
+# them would stop every other trajectory of the collector meanwhile.
+CHARACTERS_PER_TOKEN = 64
+
+
 class Dialogue:
     """One row under way. ``number`` is that of its ledger; ``heard`` are the messages before its
     first turn, then one before each later turn that was answered.
@@ -75,6 +80,8 @@ class Dialogues:
 
         Raises ``TemplateUnsupported`` where the chat template refuses the order of roles.
         """
+        if self._cannot_fit(messages):
+            return None
         known = self._all if self._extends else []
         dialogue = next((one for one in known if one.goes_on(messages)), None)
         if dialogue is None:
@@ -84,6 +91,11 @@ class Dialogues:
             return None
         dialogue.ask(messages, [shown])
         return dialogue
+
+    def _cannot_fit(self, messages: Sequence[Message]) -> bool:
+        tokens = min(self._limits.total, self._limits.prompt + self._limits.response)
+        characters = sum(len(message["content"]) for message in messages)
+        return characters > CHARACTERS_PER_TOKEN * tokens
 
     def _begin(self, messages: list[Message], step: int) -> Dialogue | None:
         shown = [self._shown(message) for message in messages]

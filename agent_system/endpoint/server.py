@@ -10,14 +10,20 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from agent_system.endpoint.chat_request import ChatRequest, SamplingRules, read_request, wrong
+from agent_system.endpoint.connections import BoundedConnections
 from agent_system.endpoint.forms import MODEL, Refused, Reply, models
 from agent_system.reward_manager.scores import finite
 
 LOOPBACK = "127.0.0.1"
 KEY_BYTES = 32
-MAX_BODY = 64 * 1024 * 1024  # bytes of a request
+MAX_BODY = 16 * 1024 * 1024  # bytes of a request: several times the longest context
+BODY_TIMEOUT_S = 60.0  # for the whole body of a request
+# Seconds without a complete request, from the start of a connection and between two requests.
+KEEPALIVE_S = 60.0
+BACKLOG = 1024  # connections that wait to be accepted
 CLOSE_S = 1.0  # for answers that are under way when the server closes
 BEARER = "Bearer "
+CLOSING = (401, 408)  # statuses after which the connection is closed
 # Clients try again where a server fails, and here nothing would become better.
 NO_RETRY = {"x-should-retry": "false"}
 
@@ -56,6 +62,8 @@ class EndpointServer:
     def __init__(self) -> None:
         self._guests: dict[str, Guest] = {}
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._connections: BoundedConnections | None = None
         self._starting = asyncio.Lock()
 
     @contextlib.asynccontextmanager
@@ -71,25 +79,35 @@ class EndpointServer:
 
     async def close(self) -> None:
         """Stop serving; may be called twice."""
+        listener, self._listener = self._listener, None
         runner, self._runner = self._runner, None
+        if listener is not None:
+            listener.close()
         if runner is not None:
             await runner.cleanup()
 
     async def _start(self) -> str:
-        """Be there; returns the address."""
+        """Listen if nothing listens yet; return the base URL."""
         async with self._starting:
-            if self._runner is None:
-                runner = web.AppRunner(
-                    self._app(),
-                    access_log=None,
-                    handler_cancellation=True,
-                    shutdown_timeout=CLOSE_S,
-                )
-                await runner.setup()
-                # Port 0: the system chooses one that is free.
-                await web.TCPSite(runner, LOOPBACK, 0).start()
-                self._runner = runner
-        return f"http://{LOOPBACK}:{self._runner.addresses[0][1]}/v1"
+            if self._listener is None:
+                self._listener = await self._listen()
+        return f"http://{LOOPBACK}:{self._listener.sockets[0].getsockname()[1]}/v1"
+
+    async def _listen(self) -> asyncio.Server:
+        runner = web.AppRunner(
+            self._app(),
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=KEEPALIVE_S,
+            shutdown_timeout=CLOSE_S,
+        )
+        await runner.setup()
+        assert runner.server is not None  # set by setup()
+        self._runner = runner
+        self._connections = BoundedConnections(runner.server)
+        loop = asyncio.get_running_loop()
+        # Port 0: the system chooses one that is free.
+        return await loop.create_server(self._connections, LOOPBACK, 0, backlog=BACKLOG)
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[_in_openai_form])
@@ -127,6 +145,8 @@ class EndpointServer:
                 status=401,
                 code="invalid_api_key",
             )
+        if self._connections is not None:
+            self._connections.trust(request)
         return key
 
 
@@ -150,7 +170,14 @@ def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
 
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
-        body = await request.json()
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await request.json()
+    except TimeoutError as error:
+        message = (
+            f"body: incomplete after {BODY_TIMEOUT_S:g} s; allowed: at most {MAX_BODY} bytes within "
+            "that time; fix: send the whole request"
+        )
+        raise Refused(message, status=408) from error
     except (ValueError, LookupError, RecursionError) as error:  # a charset, a depth beyond all use
         raise Refused(f"body: no JSON ({error}); allowed: a JSON object; fix: send one") from error
     if not isinstance(body, dict):
@@ -173,4 +200,7 @@ async def _in_openai_form(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _answer(refused: Refused) -> web.Response:
-    return web.json_response(refused.body(), status=refused.status, headers=NO_RETRY)
+    answer = web.json_response(refused.body(), status=refused.status, headers=NO_RETRY)
+    if refused.status in CLOSING:
+        answer.force_close()
+    return answer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_system.endpoint.chat_request import SamplingRules, read_request
+from agent_system.endpoint.chat_request import MAX_MESSAGES, SamplingRules, read_request
 from agent_system.endpoint.forms import Refused
 
 RULES = SamplingRules(temperature=0.7, top_p=0.9, top_k=-1, max_tokens=48)
@@ -134,3 +134,24 @@ def test_long_values_are_cut_in_errors():
     with pytest.raises(Refused) as refused:
         read(logit_bias={str(token): 1 for token in range(9999)})
     assert len(refused.value.message) < 400
+
+
+def test_neighbouring_user_messages_are_joined_once():
+    texts = [f"m{number}" for number in range(MAX_MESSAGES - 2)]
+    messages = [{"role": "system", "content": "s"}, {"role": "system", "content": "t"}]
+    request = read(messages=[*messages, *({"role": "user", "content": text} for text in texts)])
+    assert request.messages == [*messages, {"role": "user", "content": "\n\n".join(texts)}]
+
+
+@pytest.mark.parametrize("count", [MAX_MESSAGES + 1, 300_000])
+def test_a_request_has_a_bounded_number_of_messages(count):
+    with pytest.raises(Refused) as refused:
+        read(messages=[HELLO] * count)
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+
+
+@pytest.mark.parametrize("value", [["x" * 10_000_000], {"k": ["y" * 1_000_000] * 9}, 10**4000])
+def test_the_message_about_a_huge_value_is_short(value):
+    with pytest.raises(Refused) as refused:
+        read(tools=value)
+    assert len(str(refused.value)) < 500

@@ -131,3 +131,20 @@ def test_roles_that_the_template_refuses_are_said(tokenizer):
     dialogues = Dialogues(ChatBridge(refusing), NO_LIMITS, extends=False)
     with pytest.raises(TemplateUnsupported, match="one at a time"):
         dialogues.open([user("one"), reply("said"), user("two")], 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "fits"),
+    [
+        (Limits(prompt=40, response=40), False),
+        (Limits(prompt=40, response=1e9, total=80), False),
+        (Limits(prompt=1e6, response=40), True),
+        (NO_LIMITS, True),
+    ],
+)
+def test_text_far_beyond_the_limit_is_not_tokenised(bridge, monkeypatch, limits, fits):
+    encoded = []
+    monkeypatch.setattr(bridge, "as_text", lambda text: encoded.append(text) or text)
+    dialogues = Dialogues(bridge, limits, extends=True)
+    dialogue = dialogues.open([user("a" * 10_000)], 0)
+    assert (dialogue is not None, bool(encoded)) == (fits, fits)

@@ -1,0 +1,55 @@
+"""Bound on the connections of the endpoint: clients without a key cannot use up descriptors."""
+
+import asyncio
+import resource
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+MOST_CONNECTIONS = 4096
+
+
+class BoundedConnections:
+    """Protocol factory for ``loop.create_server`` around an aiohttp ``web.Server``.
+
+    At most ``most`` connections are open. A further one replaces the oldest connection that never
+    sent a request with a valid key. It is closed at once where there is no such connection.
+    """
+
+    def __init__(self, server: web.Server, most: int | None = None) -> None:
+        self._server = server
+        self._most = most or _default_limit()
+        self._trusted: set[RequestHandler] = set()
+
+    def __call__(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+        # In the order in which they were opened.
+        connections = self._server.connections
+        self._trusted.intersection_update(connections)
+        if len(connections) < self._most:
+            return self._server()
+        oldest = next((one for one in connections if one not in self._trusted), None)
+        if oldest is None:
+            return _Rejected()
+        oldest.force_close()
+        return self._server()
+
+    def trust(self, request: web.BaseRequest) -> None:
+        """Note that the connection of ``request`` has sent a valid key."""
+        self._trusted.add(request.protocol)
+
+
+class _Rejected(asyncio.Protocol):
+    """Protocol of a connection that is closed at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close the connection."""
+        transport.close()
+
+
+def _default_limit() -> int:
+    """Return half of the descriptors that this process may open, at most ``MOST_CONNECTIONS``."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(1, min(MOST_CONNECTIONS, soft // 2))
