@@ -14,7 +14,6 @@ from agent_system.tokens.conversation import Limits, Sampled, TokenConversation
 from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.template import Message
 
-
 # More characters than this per token of the limit are not tokenised: they cannot fit, and encoding
 # them would stop every other trajectory of the collector meanwhile.
 CHARACTERS_PER_TOKEN = 64

@@ -174,8 +174,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
             body = await request.json()
     except TimeoutError as error:
         message = (
-            f"body: incomplete after {BODY_TIMEOUT_S:g} s; allowed: at most {MAX_BODY} bytes within "
-            "that time; fix: send the whole request"
+            f"body: incomplete after {BODY_TIMEOUT_S:g} s; allowed: at most {MAX_BODY} bytes "
+            "within that time; fix: send the whole request"
         )
         raise Refused(message, status=408) from error
     except (ValueError, LookupError, RecursionError) as error:  # a charset, a depth beyond all use

@@ -75,7 +75,7 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
 
 def render_report(run: RunData) -> str:
     """The HTML text: no file, script, font or address outside of it."""
-    chunks = [pack(file) for file in affordable(play_files(run))]
+    chunks = [pack(file) for file in affordable(play_files(run.directory))]
     texts = [(chunk.summary["name"], embedded(chunk.packed)) for chunk in chunks]
     return _rendered("page.html.j2", **_values(run, chunks), chunks=texts)
 
@@ -84,7 +84,7 @@ def render_live(run: RunData, stamp: str) -> str:
     """The same page for a server that hands out plays when they are asked for; ``stamp`` names the
     state of the run that it shows.
     """
-    chunks = [pack(file) for file in affordable(play_files(run))]
+    chunks = [pack(file) for file in affordable(play_files(run.directory))]
     return _rendered("page.html.j2", **_values(run, chunks), chunks=[], stamp=stamp)
 
 

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from verl.record.report.episodes import asked_of_step, contrasting, read_trajectories, step_views
-from verl.record.report.run_data import RunData
 from verl.record.run_dir import RunDirectory
 from verl.sections import Outcomes, StepView
 from verl.utils import jsonl
 
-BUDGET = 160_000_000  # bytes of rollout files that one page is made of; some 15 pack into one
+BUDGET = 80_000_000  # bytes of rollout files that one page is made of; some 15 pack into one
 LARGEST = 24_000_000  # of one file: of a larger one its beginning
 DIGITS = 4  # of a token's numbers
 KEPT = ("step", "observation", "action", "reward", "advantage")
@@ -62,14 +61,14 @@ class Chunk:
     packed: bytes
 
 
-def play_files(run: RunData) -> list[PlayFile]:
+def play_files(directory: RunDirectory) -> list[PlayFile]:
     """All rollout files, in the order of their steps, those of a validation last in its step; with
     those of the run's audit.
     """
-    audit = RunDirectory(run.directory.path / AUDIT)
+    audit = RunDirectory(directory.path / AUDIT)
     files = [
-        *_of_kind(run.directory, "train"),
-        *_of_kind(run.directory, "val"),
+        *_of_kind(directory, "train"),
+        *_of_kind(directory, "val"),
         *_of_kind(audit, AUDIT),
     ]
     return sorted(files, key=_order)

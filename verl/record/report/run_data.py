@@ -1,5 +1,6 @@
 """What a report is made of, read from a run directory; files that are missing are simply empty."""
 
+import functools
 import json
 import math
 from dataclasses import dataclass
@@ -30,8 +31,25 @@ class RunData:
 
     def points(self, name: str) -> Points:
         """Steps and values of a metric, where it was logged and finite."""
-        found = [(line["step"], line[name]) for line in self.metrics if _is_number(line.get(name))]
-        return [step for step, _ in found], [float(value) for _, value in found]
+        return self._columns.get(name, ([], []))
+
+    @functools.cached_property
+    def _columns(self) -> dict[str, Points]:
+        # One pass for all names: the page asks for each of some hundred.
+        columns: dict[str, Points] = {}
+        for line in self.metrics:
+            for name, value in line.items():
+                if _is_number(value):
+                    steps, values = columns.setdefault(name, ([], []))
+                    steps.append(line["step"])
+                    values.append(float(value))
+        return columns
+
+    @functools.cached_property
+    def _validations(self) -> dict[int, dict[str, Any]]:
+        # Reversed: of two lines of a step the first one counts.
+        lines = reversed(self.metrics)
+        return {line["step"]: line for line in lines if "val/success_rate" in line}
 
     def last(self, name: str, window: int = 1) -> float | None:
         """Mean of the last ``window`` values of a metric."""
@@ -68,9 +86,7 @@ class RunData:
         """95% bootstrap interval of the success rate of the validation of ``step``; the rate itself
         without one.
         """
-        line = next(
-            line for line in self.metrics if line["step"] == step and "val/success_rate" in line
-        )
+        line = self._validations[step]
         rate = line["val/success_rate"]
         low = line.get("val/success_rate_low", rate)
         high = line.get("val/success_rate_high", rate)

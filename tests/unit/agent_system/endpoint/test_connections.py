@@ -5,7 +5,6 @@ import contextlib
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from agent_system.endpoint import server as server_module
 from agent_system.endpoint.chat_request import SamplingRules

@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.fake_run import fake_run
 from tests.helpers.page import index_of, plays_of
-from verl.record.report import write_report
+from verl.record.report import serve, write_report
 from verl.record.report.serve import LiveServer, is_local
 from verl.utils import jsonl
 
@@ -100,6 +101,33 @@ def test_who_does_not_know_the_key_sees_nothing(server):
             assert get(server, path, key=key)[0] == 404
     # Without the slash at its end the page could not find its plays.
     assert get(server, "")[0] == 404 and len(server.key) >= 20
+
+
+def test_two_hundred_readers_are_answered_from_one_rendering(server, monkeypatch):
+    rendered = []
+    original = serve.render_live
+
+    def counting(run, stamp):
+        rendered.append(stamp)
+        return original(run, stamp)
+
+    monkeypatch.setattr(serve, "render_live", counting)
+    with ThreadPoolExecutor(200) as readers:
+        answers = list(readers.map(lambda _: get(server, "/"), range(200)))
+    assert {status for status, _, _ in answers} == {200}
+    assert len({body for _, _, body in answers}) == 1 and len(rendered) == 1
+
+
+def test_head_answers_without_the_body(server):
+    whole = get(server, "/")
+    status, headers, body = get(server, "/", method="HEAD")
+    assert (status, body) == (200, b"")
+    assert headers["Content-Length"] == str(len(whole[2]))
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "]", "a]b:1"])
+def test_a_malformed_host_is_refused(server, host):
+    assert get(server, "/stamp", host)[0] == 403
 
 
 def test_nothing_is_written_and_nothing_but_reading_is_allowed(server, run_dir):
