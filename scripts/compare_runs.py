@@ -18,6 +18,7 @@ from verl.record.report.charts import Chart, Series, draw, smoothed
 from verl.record.report.comparison import ARM_COLORS
 from verl.record.report.page import HERE
 from verl.record.report.run_data import RunData, load_run
+from verl.utils.commands import run_reporting_mistakes
 from verl.utils.jsonl import write_text
 
 COLUMNS = (
@@ -169,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_reporting_mistakes(main))

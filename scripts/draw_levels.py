@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvcr.levels import LEVELS
 from verl.record.tracking import read_metrics
+from verl.utils.commands import run_reporting_mistakes
 from verl.utils.jsonl import write_text
 
 PREFIX = "val/levels_in/"
@@ -131,4 +132,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_reporting_mistakes(main))

@@ -43,6 +43,7 @@ from rlvcr.level_metrics import mutual_information
 from rlvcr.levels import LEVELS, LevelCodec
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
+from verl.utils.commands import UsageError, positive_int, run_reporting_mistakes
 from verl.utils.files import atomic_write
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
@@ -325,12 +326,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("policy", help="directory of the policy (Hugging Face form)")
     parser.add_argument("--config-name", default="relay", help="whose environment is played")
-    parser.add_argument("--tasks", type=int, default=256, help="held-out episodes")
-    parser.add_argument("--episodes", type=int, help="of so many of them whole; default: all")
+    parser.add_argument("--tasks", type=positive_int, default=256, help="held-out episodes")
+    parser.add_argument(
+        "--episodes", type=positive_int, help="of so many of them whole; default: all"
+    )
     parser.add_argument("--noise", type=float, default=0.1, help="useless actions on the walk")
     parser.add_argument("--out", type=Path, help="JSON file that the numbers are written to")
     parser.add_argument("overrides", nargs="*", help="key=value of the config")
     args = parser.parse_args(argv)
+    if not (Path(args.policy) / "config.json").is_file():
+        raise UsageError(f"{args.policy}: no config.json there; allowed: the directory of a policy")
     cfg = load_config(args.config_name, args.overrides)
     world = World.of(cfg)
     tasks = world.package.tasks(world.settings, "val")[: args.tasks]
@@ -343,4 +348,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_reporting_mistakes(main))

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.record.report.episodes import EpisodeView, read_trajectories
 from verl.record.report.run_data import load_run
+from verl.utils.commands import run_reporting_mistakes
 
 LEVEL_STYLES: dict[object, str] = {
     1: "black on bright_cyan",
@@ -128,7 +129,7 @@ def find_file(path: Path, step: int | None, validation: bool) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Command line entry point."""
     parser = argparse.ArgumentParser(description="Print trajectories of a run.")
     parser.add_argument("path", type=Path, help="run directory or rollouts/<step>.jsonl")
     parser.add_argument("--step", type=int, help="training step; the last one when left out")
@@ -155,4 +156,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_reporting_mistakes(main))

@@ -24,6 +24,7 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -35,14 +36,18 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.compare_runs import IN_TRAINING, Points, picture
 from scripts.sweep_report import report
 from verl.record.report.run_data import load_run
+from verl.utils.commands import (
+    UsageError,
+    positive_int,
+    read_yaml_mapping,
+    run_reporting_mistakes,
+)
 from verl.utils.files import atomic_write
 from verl.utils.jsonl import write_text
 from verl.utils.settings import PositiveInt, Section
@@ -122,11 +127,12 @@ def read_plan(path: Path) -> tuple[Plan, list[Run]]:
 
     Raises ``ConfigError`` that names every wrong key.
     """
-    values: dict[str, Any] = yaml.safe_load(path.read_text())
-    arms = {
-        name: read_or_raise(Arm, arm, f"arms.{name}")
-        for name, arm in values.pop("arms", {}).items()
-    }
+    values = read_yaml_mapping(path)
+    written = values.pop("arms", None)
+    if not isinstance(written, Mapping) or not written:
+        example = "{grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0]}}"
+        raise UsageError(f"{path}: arms={written!r}; allowed: arms by name; fix: arms: {example}")
+    arms = {str(name): read_arm(str(name), arm) for name, arm in written.items()}
     plan = read_or_raise(Plan, values)
     runs = [
         Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads)
@@ -137,19 +143,40 @@ def read_plan(path: Path) -> tuple[Plan, list[Run]]:
     return plan, sorted(runs, key=lambda run: first[run.arm][run.seed])
 
 
+def read_arm(name: str, values: Any) -> Arm:
+    """Return the arm ``name``. Raises ``ConfigError`` or ``UsageError`` that names a wrong key."""
+    if values is not None and not isinstance(values, Mapping):
+        raise UsageError(f"arms.{name}={values!r}; allowed: keys of an arm; fix: {{seeds: [0]}}")
+    # It is a part of file names.
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise UsageError(f"arms: {name!r}; allowed: letters, digits, _ . + -; fix: rename the arm")
+    return read_or_raise(Arm, values, f"arms.{name}")
+
+
 def finished(run: Run) -> bool:
-    """Whether its result is there. Raises ``ValueError`` where it is that of another run."""
+    """Whether its result is there. Raises ``UsageError`` where it is that of another run."""
     if not run.result.exists():
         return False
-    result = json.loads(run.result.read_text())
+    result = read_result(run.result)
     made, asked = [result["config"], *result["words"]], [run.config, *run.words]
     if made != asked:
         other = sorted(set(made) ^ set(asked))
-        raise ValueError(
+        raise UsageError(
             f"{run.result}: made with other settings ({', '.join(other)}); delete it, or give the "
             "arm another name"
         )
     return True
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the result in ``path``. Raises ``UsageError`` where it is torn or another file."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path}: no JSON ({error}); fix: delete it, and run it again") from error
+    if not isinstance(result, dict) or not {"config", "words", "metrics"} <= result.keys():
+        raise UsageError(f"{path}: no result of a run; fix: delete it, and run it again")
+    return result
 
 
 def result_of(run: Run, seconds: float) -> dict[str, Any]:
@@ -276,8 +303,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("plan", type=Path, help="YAML file of a plan")
     parser.add_argument("--arms", default="", help="names, separated by commas; all by default")
-    parser.add_argument("--seeds", type=int, help="that many seeds of each arm at most")
-    parser.add_argument("--workers", type=int, default=1, help="runs at once, each on its core")
+    parser.add_argument("--seeds", type=positive_int, help="that many seeds of each arm at most")
+    parser.add_argument(
+        "--workers", type=positive_int, default=1, help="runs at once, each on its core"
+    )
     parser.add_argument("--commit", action="store_true", help="put every result into git")
     parser.add_argument("--report", action="store_true", help="print the tables, run nothing")
     parser.add_argument(
@@ -291,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = _chosen(runs, arms, args.seeds)
     done = [run for run in chosen if finished(run)]
     if args.report or args.svg:
-        results: list[Mapping[str, Any]] = [json.loads(run.result.read_text()) for run in done]
+        results: list[Mapping[str, Any]] = [read_result(run.result) for run in done]
         if args.svg:
             write_text(args.svg, picture(_in_training(results)))
         if args.report:
@@ -342,4 +371,4 @@ def _chosen(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_reporting_mistakes(main))

@@ -26,6 +26,7 @@ from rlvcr.levels import LEVELS
 from scripts import sweep
 from scripts.sweep import Failed, Run
 from verl.utils.checkpoint import CheckpointManager
+from verl.utils.commands import positive_int, run_reporting_mistakes
 from verl.utils.files import atomic_write
 
 SUCCESS = "val/success_rate"
@@ -105,7 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--arms", default=DECIDING, help=f"separated by commas; default {DECIDING}")
     parser.add_argument("--seed", type=int, default=7, help="the seed of them; default 7")
     parser.add_argument("--config-name", default="relay", help="whose episodes are played")
-    parser.add_argument("--workers", type=int, default=1, help="runs at once, each on its core")
+    parser.add_argument(
+        "--workers", type=positive_int, default=1, help="runs at once, each on its core"
+    )
     parser.add_argument("--report", action="store_true", help="print the table, run nothing")
     args = parser.parse_args(argv)
     path = args.plan.resolve()
@@ -126,4 +129,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_reporting_mistakes(main))

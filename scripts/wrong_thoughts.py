@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.environments.env_package.relay.prompts import door_in
 from verl.utils import jsonl
+from verl.utils.commands import run_reporting_mistakes
 
 HOP = re.compile(r"\d+=(\w)")
 
@@ -114,4 +115,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_reporting_mistakes(main))

@@ -8,6 +8,9 @@ NAME is one that --config-name takes; the run directory is an absolute path on s
 nodes share. A run that fails is submitted again, three times, and goes on from its newest
 checkpoint (trainer.resume_mode=auto). The cluster's token is read from RAY_AUTH_TOKEN or
 ~/.ray/auth_token; RAY_AUTH_MODE=disabled for a cluster without one.
+
+The job gets the variables of ``PASSED`` that are set here. ``--env NAME`` passes a further one; the
+dashboard shows its value. The folder ``data`` is uploaded where an override names a path in it.
 """
 
 import argparse
@@ -18,13 +21,29 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:  # imported in connect
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 ROOT = Path(__file__).resolve().parents[2]
-LEFT_OUT = [".venv", ".git", ".mutants", "build", "runs", "data"]
+sys.path.insert(0, str(ROOT))
+
+from verl.utils.commands import UsageError, run_reporting_mistakes
+
+LEFT_OUT = [".venv", ".git", ".mutants", "build", "runs"]
+# Variables that say where files are and how trackers work; none of them is a secret.
+PASSED = (
+    "ALFWORLD_DATA",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "MLFLOW_TRACKING_URI",
+    "TOKENIZERS_PARALLELISM",
+    "WANDB_ENTITY",
+    "WANDB_MODE",
+    "WANDB_PROJECT",
+)
 PAUSE_S = 5.0
 PATIENCE_S = 600.0  # with a cluster that does not answer
 WRONG_SETTINGS = 2  # exit status that another attempt would only repeat
@@ -42,16 +61,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("name")
     parser.add_argument("words", nargs="*", metavar="key=value")
     parser.add_argument("--attempts", type=int, default=3, help="further ones after a failure")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME", help="variable to pass; repeatable"
+    )
     parser.add_argument("--python", default="python", help="the interpreter on the cluster")
     args = parser.parse_args(argv)
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         parser.error("RAY_ADDRESS is not set; fix: RAY_ADDRESS=http://head:8265")
+    if missing := [name for name in args.env if name not in os.environ]:
+        parser.error(f"--env {missing[0]}: not set here; fix: {missing[0]}=... before the command")
+    if args.attempts < 0:
+        parser.error(f"--attempts={args.attempts}; allowed: 0 or more")
     client = connect(address)
     module = [args.python, "-m", "verl.trainer.main_ppo", "--config-name", args.name]
     command = shlex.join([*module, "trainer.resume_mode=auto", *args.words])
+    runtime_env = runtime_env_of(args.words, args.env)
     for left in range(args.attempts, -1, -1):
-        details = play(client, command)
+        details = play(client, command, runtime_env)
         if details.status == "SUCCEEDED":
             return 0
         status = details.driver_exit_code or 1
@@ -61,19 +88,49 @@ def main(argv: Sequence[str]) -> int:
     return 1
 
 
+def runtime_env_of(words: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """Return what the job gets from here: the code, and variables of ``PASSED`` and ``names``."""
+    values = [word.partition("=")[2].lstrip("[\"'") for word in words]
+    names_data = any(value.startswith(("data/", "./data/")) for value in values)
+    variables = {name: os.environ[name] for name in (*PASSED, *names) if name in os.environ}
+    excludes = LEFT_OUT if names_data else [*LEFT_OUT, "data"]
+    return {"working_dir": str(ROOT), "excludes": excludes, "env_vars": variables}
+
+
 def connect(address: str) -> "JobSubmissionClient":
-    """The cluster whose dashboard listens at ``address``."""
+    """Return a client of the cluster whose dashboard listens at ``address``.
+
+    Raises ``UsageError`` for another kind of address, and where nothing answers there.
+    """
+    allowed = "allowed: the dashboard's URL; fix: RAY_ADDRESS=http://head:8265"
+    try:
+        url = urlsplit(address)
+        is_dashboard = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_dashboard = False
+    # Ray ends the process without an exception for some other forms.
+    if not is_dashboard:
+        raise UsageError(f"RAY_ADDRESS={address!r}: no URL of a dashboard; {allowed}")
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported
+    from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
-    return JobSubmissionClient(address)
+    try:
+        return JobSubmissionClient(address)
+    except AuthenticationError as error:
+        fix = "RAY_AUTH_TOKEN=<the cluster's token>, or RAY_AUTH_MODE=disabled where it has none"
+        raise UsageError(
+            f"RAY_ADDRESS={address!r}: no token for this cluster; fix: {fix}"
+        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"RAY_ADDRESS={address!r}: {reason}; {allowed}") from error
 
 
-def play(client: "JobSubmissionClient", command: str) -> "JobDetails":
+def play(client: "JobSubmissionClient", command: str, runtime_env: dict[str, Any]) -> "JobDetails":
     """Submit ``command`` and print its log until it has ended. A job that is not to be followed
     to its end is stopped. Raises ``Lost``.
     """
-    runtime_env = {"working_dir": str(ROOT), "excludes": LEFT_OUT}
     job = client.submit_job(entrypoint=command, runtime_env=runtime_env)
     try:
         return follow(client, job)
@@ -110,7 +167,7 @@ def _interrupt(_signal: int, _frame: object) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(run_reporting_mistakes(main, sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(143)
     except Lost as lost:

@@ -53,6 +53,14 @@ if [ "${#nodes[@]}" -gt 1 ] && [ -z "${RLVCR_HEAD_IP:-}" ]; then
     esac
 fi
 
+# Some may be for engines alone (actor_rollout_ref.rollout.nnodes). Before Ray starts: it refuses a configuration that
+# needs GPUs in an allocation without any.
+training=$("$python" scripts/cluster/training_nodes.py "${#nodes[@]}" "$gpus" "$config" "$@")
+devices=() # the config's own number where the allocation has no GPUs
+if [ "$gpus" -gt 0 ]; then
+    devices=(trainer.n_gpus_per_node="$gpus")
+fi
+
 # One token for this job: only its own processes may talk to its Ray cluster.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
@@ -110,12 +118,9 @@ done
 export RAY_ADDRESS="$head_ip:$port"
 "$python" scripts/cluster/wait_for_nodes.py "${#nodes[@]}" || retry "$?"
 
-# Some may be for engines alone (actor_rollout_ref.rollout.nnodes).
-training=$("$python" scripts/cluster/training_nodes.py "${#nodes[@]}" "$config" "$@")
-
 # With `wait` the shell hears its signals while the driver runs.
 "$python" -m verl.trainer.main_ppo --config-name "$config" \
-    trainer.nnodes="$training" trainer.n_gpus_per_node="$((gpus > 0 ? gpus : 1))" trainer.resume_mode=auto \
+    trainer.nnodes="$training" "${devices[@]}" trainer.resume_mode=auto \
     trainer.default_local_dir="$root/runs/\${trainer.project_name}/\${trainer.experiment_name}" "$@" &
 driver=$!
 status=0

@@ -1,8 +1,12 @@
-"""How many of a job's nodes train: all but those that its configuration has for engines alone.
+"""Print how many of a job's nodes train: all but those that its configuration has for engines.
 
-python scripts/cluster/training_nodes.py NODES CONFIG [key=value ...]
+python scripts/cluster/training_nodes.py NODES GPUS CONFIG [key=value ...]
+
+GPUS is the number of GPUs of a node of the allocation. Exit status 2, and a line that says which
+option to give, where the configuration needs GPUs and there are none.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,20 +15,40 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
+from verl.utils.commands import UsageError, positive_int, run_reporting_mistakes
 from verl.utils.settings import ConfigError
 
 
 def main(argv: Sequence[str]) -> int:
-    """The number; of a configuration with mistakes, which the run will name, all nodes."""
-    nodes, config, *words = argv
+    """Return the number; all nodes for a configuration with mistakes, which the run will name.
+
+    Raises ``UsageError`` where GPUs are missing.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("nodes", type=positive_int)
+    parser.add_argument("gpus", type=int)
+    parser.add_argument("config")
+    parser.add_argument("words", nargs="*", metavar="key=value")
+    args = parser.parse_args(argv)
+    nodes: int = args.nodes
     try:
-        cfg = load_config(config, words)
+        cfg = load_config(args.config, args.words)
     except ConfigError:
-        return int(nodes)
+        return nodes
     if not isinstance(cfg, PPOConfig):
-        return int(nodes)
-    return max(1, int(nodes) - cfg.actor_rollout_ref.rollout.nnodes)
+        return nodes
+    if cfg.trainer.device == "cuda" and args.gpus < 1:
+        wanted = cfg.trainer.n_gpus_per_node
+        raise UsageError(
+            f"trainer.device=cuda with {wanted} GPUs per node, and the allocation has none; "
+            f"fix: sbatch --gpus-per-node={wanted} ..."
+        )
+    return max(1, nodes - cfg.actor_rollout_ref.rollout.nnodes)
+
+
+def _print_nodes() -> None:
+    sys.stdout.write(f"{main(sys.argv[1:])}\n")
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{main(sys.argv[1:])}\n")
+    sys.exit(run_reporting_mistakes(_print_nodes))

@@ -3,8 +3,11 @@
     RAY_ADDRESS=head:6379 python scripts/cluster/wait_for_nodes.py NODES [SECONDS]
 
 Exit status 1, and a line that says how many came, where they are not all there after SECONDS (300).
+Exit status 2 for a mistake in the arguments.
 """
 
+import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -16,8 +19,15 @@ PAUSE_S = 5.0
 
 def main(argv: Sequence[str]) -> str | None:
     """What went wrong; None when all nodes are there."""
-    wanted = int(argv[0])
-    patience_s = float(argv[1]) if len(argv) > 1 else 300.0
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("nodes", type=int)
+    parser.add_argument("seconds", type=float, nargs="?", default=300.0)
+    args = parser.parse_args(argv)
+    wanted, patience_s = args.nodes, args.seconds
+    if wanted < 1 or not (math.isfinite(patience_s) and patience_s >= 0):
+        parser.error(
+            f"nodes={wanted} seconds={patience_s:g}; allowed: at least 1 node, 0 s or more"
+        )
     deadline = time.monotonic() + patience_s
     found = 0
     while True:

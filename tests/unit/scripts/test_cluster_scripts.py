@@ -15,10 +15,11 @@ import pytest
 import yaml
 from ray.job_submission import JobStatus
 
-from scripts.cluster import ray_job, training_nodes
+from scripts.cluster import ray_job, training_nodes, wait_for_nodes
 from tests.helpers.jobs import ROOT
 from verl.trainer.config.load import load_config
 from verl.trainer.config.schema import PPOConfig
+from verl.utils.commands import UsageError
 
 CLUSTER = ROOT / "scripts" / "cluster"
 SRUN = r"""#!/bin/sh
@@ -41,7 +42,7 @@ case "$*" in
     *wait_for_nodes*)
         until [ "$(grep -c 'ray start' "$LOG")" = "$(echo $NODES | wc -w)" ]; do sleep 0.05; done
         exit "${JOINED:-0}" ;;
-    *training_nodes*) echo "$2" ;;
+    *training_nodes*) echo "$2"; exit "${NODES_STATUS:-0}" ;;
     *) [ -z "${HANGS:-}" ] || exec sleep 60
        exit "${STATUS:-0}" ;;
 esac
@@ -151,6 +152,19 @@ def test_a_slurm_job_that_fails_is_queued_again_three_times(cluster, failing):
     assert not cluster.calls("scontrol requeue")
 
 
+def test_without_gpus_the_configuration_keeps_its_own_number(cluster):
+    assert cluster.run("slurm.sh", "quickstart", SLURM_GPUS_ON_NODE="0")[0] == 0
+    (driver,) = cluster.calls("python -m verl.trainer.main_ppo")
+    assert "n_gpus_per_node" not in driver and "trainer.nnodes=2" in driver
+
+
+def test_missing_gpus_end_a_slurm_job_before_ray_starts(cluster):
+    status, _ = cluster.run("slurm.sh", "quickstart", NODES_STATUS="2")
+    assert status == 2
+    assert not cluster.calls("srun --nodes=1 --ntasks=1 --nodelist=n1 --export")
+    assert not cluster.calls("scontrol requeue")
+
+
 def test_wrong_settings_are_not_tried_again(cluster):
     assert cluster.run("slurm.sh", "quickstart", STATUS="2")[0] == 2
     assert not cluster.calls("scontrol requeue")
@@ -251,6 +265,35 @@ def test_a_cluster_that_is_gone_is_not_asked_for_ever(submit, monkeypatch):
         submit([ConnectionError("no route")])
 
 
+@pytest.mark.parametrize(
+    "address", ["junk", "127.0.0.1:6379", "ray://head:10001", "http://", "http://h:x", "auto", " "]
+)
+def test_a_ray_job_needs_the_url_of_a_dashboard(monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UsageError):
+        ray_job.main(["quickstart"])
+
+
+def test_a_ray_job_where_nothing_answers(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
+    with pytest.raises(UsageError):
+        ray_job.main(["quickstart"])
+
+
+def test_a_ray_job_passes_variables_and_the_data_that_is_named(monkeypatch):
+    for name in ray_job.PASSED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALFWORLD_DATA", "/games")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    plain = ray_job.runtime_env_of(["trainer.seed=3"], [])
+    assert plain["env_vars"] == {"ALFWORLD_DATA": "/games"} and "data" in plain["excludes"]
+    named = ray_job.runtime_env_of(["data.train_files=[data/a.jsonl]"], ["WANDB_API_KEY"])
+    assert named["env_vars"]["WANDB_API_KEY"] == "secret" and "data" not in named["excludes"]
+    with pytest.raises(SystemExit):
+        ray_job.main(["quickstart", "--env", "NOT_SET_ANYWHERE"])
+
+
 def test_a_ray_job_without_an_address_says_which_variable(monkeypatch, capsys):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(SystemExit):
@@ -264,15 +307,32 @@ def test_a_ray_job_without_an_address_says_which_variable(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "training"),
     [
-        (["2", "alfworld_qwen2.5_7b_2nodes"], 2),
-        (["2", "alfworld_qwen2.5_7b_2nodes_apart"], 1),
-        (["5", "alfworld_qwen2.5_7b_2nodes_apart", "actor_rollout_ref.rollout.nnodes=3"], 2),
-        (["2", "alfworld_qwen2.5_7b_2nodes_apart", "no.such=1"], 2),
-        (["2", "relay_sft"], 2),
+        (["2", "8", "alfworld_qwen2.5_7b_2nodes"], 2),
+        (["2", "8", "alfworld_qwen2.5_7b_2nodes_apart"], 1),
+        (["5", "8", "alfworld_qwen2.5_7b_2nodes_apart", "actor_rollout_ref.rollout.nnodes=3"], 2),
+        (["2", "8", "alfworld_qwen2.5_7b_2nodes_apart", "no.such=1"], 2),
+        (["2", "0", "relay_sft"], 2),
+        (["2", "0", "quickstart"], 2),
     ],
 )
 def test_nodes_for_engines_alone_do_not_train(words, training):
     assert training_nodes.main(words) == training
+
+
+def test_a_configuration_for_gpus_needs_an_allocation_with_gpus():
+    with pytest.raises(UsageError) as refused:
+        training_nodes.main(["2", "0", "alfworld_qwen2.5_7b_2nodes"])
+    assert "--gpus-per-node=8" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["2"], ["2", "8"], ["x", "8", "quickstart"], ["0", "8", "quickstart"], ["1", "y"]]
+)
+def test_wrong_arguments_have_status_two(words):
+    for main in (training_nodes.main, wait_for_nodes.main):
+        with pytest.raises(SystemExit) as ended:
+            main(["0", *words] if main is wait_for_nodes.main else words)
+        assert ended.value.code == 2
 
 
 def test_the_kubernetes_job_runs_what_the_framework_takes():

@@ -11,6 +11,7 @@ from scripts import sweep
 from scripts.sweep_report import report, value_of
 from tests.helpers.fake_run import fake_run
 from verl.trainer.launch.extensions import load_config
+from verl.utils.commands import UsageError
 from verl.utils.settings import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -189,3 +190,42 @@ def test_the_plans_of_the_project_are_jobs_that_can_start(path):
     assert plan.baseline in {run.arm for run in runs}
     for words in {run.words for run in runs}:
         load_config(plan.config, list(words))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "config: relay\n",
+        "arms: {}\n",
+        "arms: [grpo]\n",
+        "arms: {grpo: 3}\n",
+        "arms: {grpo: {seeds: [x]}}\n",
+        "arms: {grpo: {sedes: [1]}}\n",
+        "arms: {../grpo: {}}\n",
+        "arms: {grpo: {}}\nthreads: 0\n",
+        "arms: {grpo: {}}\nunknown: 1\n",
+    ],
+)
+def test_a_plan_with_a_mistake_is_refused(tmp_path, plan):
+    path = tmp_path / "plan.yaml"
+    path.write_text(plan)
+    with pytest.raises((UsageError, ConfigError)):
+        sweep.main([str(path)])
+
+
+@pytest.mark.parametrize("option", ["--workers=0", "--workers=-1", "--workers=x", "--seeds=0"])
+def test_counts_below_one_are_refused(tmp_path, option):
+    with pytest.raises(SystemExit) as ended:
+        sweep.main([str(tmp_path / "plan.yaml"), option])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("result", ["", "{", "[]", "{}", '{"config": "relay"}'])
+def test_a_torn_result_is_named(tmp_path, result):
+    path = tmp_path / "plan.yaml"
+    path.write_text("config: relay\narms: {grpo: {seeds: [0]}}\n")
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "grpo_s0.json").write_text(result)
+    with pytest.raises(UsageError) as refused:
+        sweep.main([str(path), "--report"])
+    assert "grpo_s0.json" in str(refused.value)

@@ -3,10 +3,13 @@ several runs it writes one page; with ``--serve`` it shows a run that is under w
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from verl.record.report.page import write_comparison, write_report
-from verl.record.report.serve import PORT, LiveServer, is_local
+from verl.record.report.serve import PORT, LiveServer
+from verl.utils.commands import UsageError, run_reporting_mistakes
+from verl.utils.proxies import is_loopback
 
 
 def main() -> None:
@@ -52,8 +55,10 @@ def main() -> None:
 
 def serve(run_dir: str, host: str, port: int) -> None:
     """Answer until the keyboard interrupts."""
-    with LiveServer(run_dir, host, port) as server:
-        if not is_local(host):
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port={port}; allowed: 0 to 65535; fix: --port 0 takes a free one")
+    with _listening(run_dir, host, port) as server:
+        if not is_loopback(host):
             print(f"{host} can be reached from elsewhere: the key below is all that protects plays")
         print(server.address, flush=True)
         try:
@@ -62,5 +67,19 @@ def serve(run_dir: str, host: str, port: int) -> None:
             print("ended")
 
 
+def _listening(run_dir: str, host: str, port: int) -> LiveServer:
+    try:
+        return LiveServer(run_dir, host, port)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        address = f"--host={host} --port={port}"
+        fix = "--host 127.0.0.1 --port 0"
+        raise UsageError(
+            f"{address}: {error.strerror}; allowed: an address of this machine and "
+            f"a port that is free; fix: {fix}"
+        ) from error
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(run_reporting_mistakes(main))

@@ -2,7 +2,9 @@
 
 import functools
 import json
+import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import yaml
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import read_metrics
 
+logger = logging.getLogger(__name__)
 Points = tuple[list[int], list[float]]  # steps and values
 
 
@@ -108,10 +111,18 @@ def load_run(run_dir: str | Path) -> RunData:
         raise FileNotFoundError(
             f"{run_dir} holds neither metrics.jsonl nor config.yaml: it is not a run directory"
         )
-    config = {}
-    if directory.config_path.exists():
-        config = yaml.safe_load(directory.config_path.read_text()) or {}
-    facts = {}
-    if directory.env_path.exists():
-        facts = json.loads(directory.env_path.read_text())
+    config = _read_mapping(directory.config_path, yaml.safe_load)
+    facts = _read_mapping(directory.env_path, json.loads)
     return RunData(directory, config, facts, metrics)
+
+
+def _read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Return what ``path`` holds; nothing where there is no such file or it cannot be read."""
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        logger.warning("%s is left out: %s", path, error)
+        return {}
+    return values if isinstance(values, dict) else {}

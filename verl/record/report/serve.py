@@ -8,7 +8,6 @@ Nothing is written, and no path of a request becomes a path of a file: names are
 is drawn at the start, for other users of the machine reach its loopback, too.
 """
 
-import ipaddress
 import logging
 import secrets
 import threading
@@ -21,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from verl.record.report.page import render_live
 from verl.record.report.plays import affordable, pack, play_files
 from verl.record.report.run_data import load_run
+from verl.utils.proxies import is_loopback
 
 logger = logging.getLogger(__name__)
 PORT = 8400
@@ -72,7 +72,7 @@ class LiveServer(ThreadingHTTPServer):
         self.live = LiveRun(run_dir)
         self._free_threads = threading.BoundedSemaphore(MOST_THREADS)
         super().__init__((host, port), Handler)
-        self.local = is_local(host)
+        self.local = is_loopback(host)
         self.key = secrets.token_urlsafe(16)
 
     @property
@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with a page, a stamp or plays; 403 for a foreign host, 404 for another path."""
         # A page of another site could else have its own name point here and read along.
-        if self.server.local and not is_local(self.asked_host()):
+        if self.server.local and not is_loopback(self.asked_host()):
             self.answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask for localhost\n")
             return
         key, slash, path = unquote(urlsplit(self.path).path).removeprefix("/").partition("/")
@@ -147,13 +147,3 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """To the log, where a request every two seconds is of interest."""
         logger.debug(format, *args)
-
-
-def is_local(host: str) -> bool:
-    """Whether ``host``, a name or an address, is this machine's own loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from agent_system.environments.bm25 import KeywordIndex
 from agent_system.environments.env_package.search.world import build
+from verl.utils.proxies import describe_proxy, trusts_proxies
 
 Passage = tuple[str, str]  # title, text
 FIRST_WAIT_S = 0.2  # between attempts
@@ -80,10 +81,12 @@ class RemoteRetriever:
         )
         try:
             return again(self._ask, question)
-        except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
+        # ImportError: httpx cannot speak to the kind of proxy that the environment names.
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError) as error:
             tries = again.statistics["attempt_number"]
             raise self._error(
-                f"gave no answer in {tries} attempts ({type(error).__name__}: {error})"
+                f"gave no answer in {tries} attempts{describe_proxy(self.url)} "
+                f"({type(error).__name__}: {error})"
             ) from error
 
     def _ask(self, question: dict[str, Any]) -> Any:
@@ -96,6 +99,7 @@ class RemoteRetriever:
             headers={"Content-Type": "application/json"},
             timeout=self.timeout_s,
             follow_redirects=True,
+            trust_env=trusts_proxies(self.url),
         )
         reply.raise_for_status()
         return reply.json()

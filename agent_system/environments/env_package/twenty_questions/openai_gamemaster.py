@@ -3,6 +3,7 @@
 import os
 
 from agent_system.environments.env_package.twenty_questions.gamemaster import GamemasterError
+from verl.utils.proxies import describe_proxy, trusts_proxies
 
 try:
     import httpx
@@ -47,7 +48,12 @@ class OpenAIGamemaster:
         self.model = model
         key = os.environ.get(api_key_env)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(timeout=timeout_s, headers=headers)
+        try:
+            self._client = httpx.Client(
+                timeout=timeout_s, headers=headers, trust_env=trusts_proxies(self.url)
+            )
+        except (ImportError, ValueError) as error:  # the environment names a proxy it cannot use
+            raise GamemasterError(f"{self.url}{describe_proxy(self.url)}: {error}") from error
         self._ask = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts),
             wait=tenacity.wait_exponential_jitter(initial=pause_s, max=8.0, jitter=pause_s),
@@ -65,7 +71,8 @@ class OpenAIGamemaster:
             return self._ask.copy()(self._once, prompt)
         except _Retry as error:
             raise GamemasterError(
-                f"{self.url}: no answer in {self._attempts} attempts: {error}"
+                f"{self.url}: no answer in {self._attempts} attempts"
+                f"{describe_proxy(self.url)}: {error}"
             ) from error
 
     def close(self) -> None:

@@ -219,6 +219,21 @@ def test_half_a_character_in_a_query_is_sent_as_it_is():
     assert asked[0]["queries"] == ["where \ud83d"]
 
 
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "nonsense"])
+def test_a_server_of_this_machine_is_not_asked_through_a_proxy(monkeypatch, proxy):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy)
+    with server((200, passages("Kelsk\nA river."))) as (url, _):
+        assert RemoteRetriever(url, 5.0, 1).search("x", 1) == [("Kelsk", "A river.")]
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_the_proxy_of_another_server_is_named(monkeypatch, proxy):
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(retrieval.RetrievalError, match=r"127.0.0.1:9 \(HTTP_PROXY"):
+        RemoteRetriever("http://search.invalid/retrieve", 5.0, 1).search("x", 1)
+
+
 def test_a_busy_server_is_asked_again():
     with server((503, "busy"), (429, "slower"), (200, passages("Kelsk\nA river."))) as (url, asked):
         assert RemoteRetriever(url, 5.0, 3).search("x", 1) == [("Kelsk", "A river.")]

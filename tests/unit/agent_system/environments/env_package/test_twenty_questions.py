@@ -219,6 +219,14 @@ def test_a_server_as_gamemaster_is_asked_again_until_it_answers(server, monkeypa
     assert body["model"] == "some-model" and "Secret word: dog" in body["messages"][0]["content"]
 
 
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_a_gamemaster_of_this_machine_is_not_asked_through_a_proxy(server, monkeypatch, proxy):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy)
+    server.replies = [says("Yes.")]
+    assert remote(server)("prompt") == "Yes."
+
+
 @pytest.mark.parametrize(
     ("replies", "complaint", "asked"),
     [

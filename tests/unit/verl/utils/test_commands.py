@@ -1,0 +1,77 @@
+"""Mistakes on command lines: one message, status 2, and no traceback."""
+
+import errno
+
+import pytest
+
+from verl.utils.commands import MISTAKE, UsageError, read_yaml_mapping, run_reporting_mistakes
+from verl.utils.settings import ConfigError
+
+
+def raising(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (UsageError("a: wrong"), "a: wrong"),
+        (ConfigError("b=1: wrong"), "b=1: wrong"),
+        (SystemExit("c: wrong"), "c: wrong"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "d"), "d: No such file"),
+        (FileNotFoundError("e is no run directory"), "e is no run directory"),
+    ],
+)
+def test_a_mistake_is_a_message_and_status_two(capsys, error, message):
+    assert run_reporting_mistakes(raising(error)) == MISTAKE
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("fault"), OSError(errno.EIO, "no file"), SystemExit(3), KeyError("x")]
+)
+def test_a_fault_of_the_program_is_raised(error):
+    with pytest.raises(type(error)):
+        run_reporting_mistakes(raising(error))
+
+
+def test_the_status_of_the_command_is_returned():
+    assert run_reporting_mistakes(lambda status: status, 1) == 1
+    assert run_reporting_mistakes(lambda: None) == 0
+
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}]\n"
+    for old, new in zip("abcdefghijklmn", "bcdefghijklmno", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"- a\n- b\n",
+        b"",
+        b"text",
+        b"a: [1\n",
+        b"1: 2\n",
+        b"a: \xff\n",
+        BOMB.encode(),
+        b"a: " + b"[" * 100_000,
+        b"#" * 1_000_001,
+        b"!!python/object/apply:os.system ['true']",
+    ],
+)
+def test_what_is_no_mapping_is_refused(tmp_path, content):
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError):
+        read_yaml_mapping(path)
+
+
+def test_a_mapping_is_read(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(b"\xef\xbb\xbfconfig: relay\narms: {a: {seeds: [0]}}\n")
+    assert read_yaml_mapping(path) == {"config": "relay", "arms": {"a": {"seeds": [0]}}}
