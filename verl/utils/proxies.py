@@ -1,4 +1,4 @@
-"""Services of this machine are asked directly; for any other the proxy of the environment counts."""
+"""Services of this machine are asked directly; others through the proxy of the environment."""
 
 import ipaddress
 from urllib.parse import urlsplit
