@@ -43,7 +43,7 @@ def start_run(iterations: int, run_dir: Path, overrides: Sequence[str]) -> subpr
         "env.rollout.n": 2,
         "env.val_tasks": 2,
     }
-    cold_start = "cold_start.overrides=[data.episodes=200,data.noise=0.35]"
+    cold_start = "cold_start.overrides=['data.episodes=200','data.noise=0.35']"
     words = [f"{key}={value}" for key, value in settings.items()]
     command = ["-m", "verl.trainer.main_ppo", "--config-name", "number_line", cold_start]
     with (run_dir.parent / "console.log").open("wb") as log:
@@ -76,6 +76,9 @@ def kind_of(process: psutil.Process) -> str:
 
 def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Return, for each kind of process and measure, the medians of the second and last tenth."""
+    # Processes start and end one after the other.
+    whole = max((len(sample) for sample in samples), default=0)
+    samples = [sample for sample in samples if len(sample) == whole]
     tenth = max(1, len(samples) // 10)
     early, late = samples[tenth : 2 * tenth], samples[-tenth:]
     rows = []
