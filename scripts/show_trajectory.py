@@ -22,6 +22,7 @@ from verl.record.report.episodes import EpisodeView, read_trajectories
 from verl.record.report.run_data import load_run
 from verl.utils.commands import run_reporting_mistakes
 
+PIPE_WIDTH = 160  # columns
 LEVEL_STYLES: dict[object, str] = {
     1: "black on bright_cyan",
     2: "white on blue",
@@ -151,8 +152,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = [row for row in rows if bool(row.get("won")) is not args.lost][:1] or rows[:1]
     if not rows:
         raise SystemExit(f"{path} has no such trajectory")
+    console = Console()
+    if not console.is_terminal:
+        # Wide: in a pipe, rich would cut titles at 80 columns.
+        console = Console(width=PIPE_WIDTH)
     for row in rows:
-        show(EpisodeView(path.stem, row, row["steps"]), Console(), args.prompt, args.contexts)
+        show(EpisodeView(path.stem, row, row["steps"]), console, args.prompt, args.contexts)
 
 
 if __name__ == "__main__":

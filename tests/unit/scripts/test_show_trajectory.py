@@ -161,3 +161,16 @@ def test_rows_of_one_play_are_shown_as_one(run_dir, tmp_path, capsys):
     )  # window history
     main([str(tmp_path / "6.jsonl"), "-n", "0"])
     assert f"{len(row['steps'])} steps, " in capsys.readouterr().out
+
+
+def test_a_pipe_shows_the_return_of_a_long_task_name(tmp_path, capsys):
+    row = {
+        "task_id": "alfworld/pick_two_obj_and_place/" + "x" * 60,
+        "traj_uid": "train-1-0-0-0",
+        "return": 0.25,
+        "won": False,
+        "steps": [],
+    }
+    jsonl.write(tmp_path / "1.jsonl", [row])
+    main([str(tmp_path / "1.jsonl")])
+    assert "return 0.25" in capsys.readouterr().out
