@@ -1,13 +1,15 @@
-"""What is refused with the files of the models at hand: their configs, tokenizers and templates.
+"""What is refused with the files of the models at hand: their configs, tokenizers, templates and
+weights.
 
-Nothing but these small files is read, or fetched from the hub where a model is named by its name
-there; what only shows with the weights is found where they are loaded.
+Of a model that is named by its hub name only the small files are fetched here; its weights are
+checked when they are there, before Ray starts.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +22,8 @@ from verl.models.architecture import ALLOWED, FIX, config_reasons
 from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
-from verl.models.lora import linear_names
+from verl.models.lora import UnsupportedTargets, check_targets, linear_names
+from verl.models.weights import UnusableWeights, Use, check_weights
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
@@ -83,6 +86,26 @@ def _config_problems(
     yield from _window_problems(cfg, said, attention_window(config))
     if isinstance(model, ModelConfig) and model.lora_rank:
         yield from _lora_problems(cfg, model, config)
+    if Path(str(model.path)).is_dir() and not unknown:
+        use: Use = "policy" if isinstance(model, ModelConfig) else "value"
+        yield from weight_problems(said, directory, model.trust_remote_code, use, config)
+
+
+def weight_problems(
+    said: str,
+    directory: Path,
+    trust_remote_code: bool,
+    use: Use = "policy",
+    config: "PreTrainedConfig | None" = None,
+) -> Iterator[str]:
+    """The weights in ``directory`` are those of the model that its config describes; ``said`` names
+    the setting.
+    """
+    try:
+        config = config or read_config(directory, trust_remote_code)
+        check_weights(directory, config, said=said, use=use, trust_remote_code=trust_remote_code)
+    except (UnusableWeights, OSError) as error:
+        yield str(error) if isinstance(error, UnusableWeights) else f"{said}: {error}"
 
 
 def _unknown_override(
@@ -119,23 +142,19 @@ def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig
         key = f"{POLICY}.lora_rank"
         yield problem(cfg, key, "adapters need peft", "0", f"pip install peft, or {key}=0")
         return
-    if model.target_modules == "all-linear":
-        return
     from transformers import AutoModelForCausalLM
 
     # On no device: the names of modules, and not a weight.
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
-    names = [name for name, _ in lm.named_modules() if name]
-    known = linear_names(lm)
     key = f"{POLICY}.target_modules"
-    asked = model.target_modules
-    for target in [asked] if isinstance(asked, str) else list(asked):
-        if not any(name == target or name.endswith(f".{target}") for name in names):
-            near = did_you_mean(str(target), known).removeprefix("; ")
-            why = f"{config.model_type} has no module {target!r}"
-            allowed = f"all-linear, or some of {', '.join(known)}"
-            yield problem(cfg, key, why, allowed, near or f"{key}=all-linear")
+    try:
+        check_targets(lm, model.target_modules)
+    except UnsupportedTargets as error:
+        known = linear_names(lm)
+        near = did_you_mean(str(error.unknown), known).removeprefix("; ") if error.unknown else ""
+        allowed = f"all-linear, or some of {', '.join(known)}"
+        yield problem(cfg, key, str(error), allowed, near or f"{key}=all-linear")
 
 
 # ---- tokenizers ------------------------------------------------------------------------------
@@ -158,6 +177,10 @@ def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
         fix = "put the tokenizer's files beside the weights"
         yield f"{said}: its tokenizer does not load: {why}; allowed: a tokenizer; fix: {fix}"
         return
+    found = list(tokenizer_problems(said, tokenizer, path, _vocabulary(cfg, path)))
+    if found:
+        yield from found
+        return
     try:
         probe_template(tokenizer, cfg.data.apply_chat_template_kwargs).require(cfg.env.history)
     except TemplateUnsupported as error:
@@ -168,6 +191,38 @@ def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
         return
     if asks_for_levels(cfg):
         yield from _level_problems(said, tokenizer)
+
+
+def _vocabulary(cfg: PPOConfig, path: str) -> int | None:
+    """Rows of the policy's embedding; None for a policy that is not there yet."""
+    model = cfg.actor_rollout_ref.model
+    if not (Path(path) / "config.json").is_file() or (cfg.cold_start.enable and model.path != path):
+        return None
+    with contextlib.suppress(OSError, ValueError):  # said where the config is read
+        config = read_config(path, model.trust_remote_code)
+        return getattr(config.get_text_config(), "vocab_size", None)
+    return None
+
+
+def tokenizer_problems(
+    said: str, tokenizer: Any, directory: str | Path, vocabulary: int | None
+) -> Iterator[str]:
+    """The tokenizer was made from files, and the model has an embedding of each of its ids."""
+    # Without files transformers makes an empty tokenizer of many kinds, and no error.
+    names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
+    needs_files = len(names) > 1 or getattr(tokenizer, "is_fast", False)
+    if needs_files and not any((Path(directory) / name).is_file() for name in names):
+        why = f"there is no tokenizer in it ({', '.join(sorted(names))})"
+        fix = "put the tokenizer's files beside the weights"
+        yield f"{said}: {why}; allowed: a tokenizer; fix: {fix}"
+        return
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if vocabulary is not None and largest >= vocabulary:
+        yield (
+            f"{said}: its tokenizer has ids up to {largest}, and the model embeddings of the ids "
+            f"below {vocabulary}; allowed: a tokenizer within the model's vocabulary; fix: the "
+            "tokenizer of this model, or resize_token_embeddings and save both"
+        )
 
 
 def _level_problems(said: str, tokenizer: PolicyTokenizer) -> Iterator[str]:
