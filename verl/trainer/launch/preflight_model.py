@@ -5,11 +5,10 @@ Of a model that is named by its hub name only the small files are fetched here; 
 checked when they are there, before Ray starts.
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,12 +22,18 @@ from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import UnsupportedTargets, check_targets, linear_names
-from verl.models.weights import UnusableWeights, Use, check_weights
+from verl.models.weights import Use
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
 from verl.trainer.launch.preflight_reward import reward_model_problems
+from verl.trainer.launch.preflight_weights import (
+    NO_TOKENIZER,
+    tokenizer_problems,
+    vocabulary_of,
+    weight_problems,
+)
 from verl.utils.hints import did_you_mean, nearest_name
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -36,7 +41,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 POLICY = "actor_rollout_ref.model"
 PATH = f"{POLICY}.path"
-NO_TOKENIZER = (OSError, ValueError, KeyError, TypeError, ImportError)
 
 
 def model_problems(cfg: PPOConfig) -> Iterator[str]:
@@ -44,6 +48,7 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
     models: dict[str, ModelConfig | CriticModelConfig] = {POLICY: cfg.actor_rollout_ref.model}
     if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
         models["critic.model"] = cfg.critic.model
+    fits = True
     for section, model in models.items():
         if model.path is None:
             continue
@@ -56,9 +61,12 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
             allowed = "a directory in Hugging Face format, or a hub name"
             fix = "mend the path, or have this config make a policy there: cold_start.enable=true"
             yield f"{section}.path={path!r}: {error}; allowed: {allowed}; fix: {fix}"
+            fits = False
             continue
-        yield from _config_problems(cfg, section, model, directory)
-    yield from _tokenizer_problems(cfg)
+        found = list(_config_problems(cfg, section, model, directory))
+        fits = fits and not found
+        yield from found
+    yield from _tokenizer_problems(cfg, fits)
     yield from reward_model_problems(cfg)
 
 
@@ -68,7 +76,7 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
 def _config_problems(
     cfg: PPOConfig, section: str, model: ModelConfig | CriticModelConfig, directory: Path
 ) -> Iterator[str]:
-    """Packed rows can score the model, as far as its config tells."""
+    """Packed rows can score the model, as far as its config tells, and the weights are its own."""
     said = f"{section}.path={model.path!r}"
     try:
         config = read_config(directory, model.trust_remote_code)
@@ -81,31 +89,18 @@ def _config_problems(
         yield _unknown_override(section, key, model.override_config, config)
     for key in set(model.override_config) - set(unknown):
         setattr(config, key, model.override_config[key])
-    for reason in config_reasons(config):
-        yield f"{said}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
-    yield from _window_problems(cfg, said, attention_window(config))
+    found = [
+        f"{said}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
+        for reason in config_reasons(config)
+    ]
+    found += _window_problems(cfg, said, attention_window(config))
     if isinstance(model, ModelConfig) and model.lora_rank:
-        yield from _lora_problems(cfg, model, config)
-    if Path(str(model.path)).is_dir() and not unknown:
+        found += _lora_problems(cfg, model, config)
+    yield from found
+    # With another config than theirs, weights are wrong as well, and no news.
+    if Path(str(model.path)).is_dir() and not (unknown or found):
         use: Use = "policy" if isinstance(model, ModelConfig) else "value"
         yield from weight_problems(said, directory, model.trust_remote_code, use, config)
-
-
-def weight_problems(
-    said: str,
-    directory: Path,
-    trust_remote_code: bool,
-    use: Use = "policy",
-    config: "PreTrainedConfig | None" = None,
-) -> Iterator[str]:
-    """The weights in ``directory`` are those of the model that its config describes; ``said`` names
-    the setting.
-    """
-    try:
-        config = config or read_config(directory, trust_remote_code)
-        check_weights(directory, config, said=said, use=use, trust_remote_code=trust_remote_code)
-    except (UnusableWeights, OSError) as error:
-        yield str(error) if isinstance(error, UnusableWeights) else f"{said}: {error}"
 
 
 def _unknown_override(
@@ -160,9 +155,9 @@ def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig
 # ---- tokenizers ------------------------------------------------------------------------------
 
 
-def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
+def _tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
     """Conversations can be rendered, and levels told apart in tokens; a policy built from nothing
-    brings a tokenizer that suits.
+    brings a tokenizer that suits. ``fits``: nothing is wrong with its config and weights.
     """
     path = tokenizer_directory(cfg)
     if path is None:
@@ -177,7 +172,8 @@ def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
         fix = "put the tokenizer's files beside the weights"
         yield f"{said}: its tokenizer does not load: {why}; allowed: a tokenizer; fix: {fix}"
         return
-    found = list(tokenizer_problems(said, tokenizer, path, _vocabulary(cfg, path)))
+    vocabulary = _vocabulary(cfg, path) if fits else None
+    found = list(tokenizer_problems(said, tokenizer, path, vocabulary))
     if found:
         yield from found
         return
@@ -196,33 +192,9 @@ def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
 def _vocabulary(cfg: PPOConfig, path: str) -> int | None:
     """Rows of the policy's embedding; None for a policy that is not there yet."""
     model = cfg.actor_rollout_ref.model
-    if not (Path(path) / "config.json").is_file() or (cfg.cold_start.enable and model.path != path):
+    if cfg.cold_start.enable and model.path != path:
         return None
-    with contextlib.suppress(OSError, ValueError):  # said where the config is read
-        config = read_config(path, model.trust_remote_code)
-        return getattr(config.get_text_config(), "vocab_size", None)
-    return None
-
-
-def tokenizer_problems(
-    said: str, tokenizer: Any, directory: str | Path, vocabulary: int | None
-) -> Iterator[str]:
-    """The tokenizer was made from files, and the model has an embedding of each of its ids."""
-    # Without files transformers makes an empty tokenizer of many kinds, and no error.
-    names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
-    needs_files = len(names) > 1 or getattr(tokenizer, "is_fast", False)
-    if needs_files and not any((Path(directory) / name).is_file() for name in names):
-        why = f"there is no tokenizer in it ({', '.join(sorted(names))})"
-        fix = "put the tokenizer's files beside the weights"
-        yield f"{said}: {why}; allowed: a tokenizer; fix: {fix}"
-        return
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if vocabulary is not None and largest >= vocabulary:
-        yield (
-            f"{said}: its tokenizer has ids up to {largest}, and the model embeddings of the ids "
-            f"below {vocabulary}; allowed: a tokenizer within the model's vocabulary; fix: the "
-            "tokenizer of this model, or resize_token_embeddings and save both"
-        )
+    return vocabulary_of(Path(path), model.trust_remote_code)
 
 
 def _level_problems(said: str, tokenizer: PolicyTokenizer) -> Iterator[str]:
