@@ -1,6 +1,6 @@
 """LoRA through peft: adapters are injected into the model itself, and merged again on export."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,42 +58,53 @@ def add_lora(
     return model
 
 
-def check_targets(model: "PreTrainedModel", target_modules: object) -> list[str]:
+def check_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
     """The names of the modules to adapt, as peft reads them: a module has a name if its own ends
     with it.
 
-    Raises ``UnsupportedTargets`` unless every name has a module, and every module with such a name
-    is a linear layer with a weight of its own: only these can be merged and sent.
+    Raises ``UnsupportedTargets`` for the first of ``target_problems``.
     """
-    if target_modules == "all-linear":
-        targets: list[Any] = linear_names(model)
-    else:
-        named = isinstance(target_modules, Sequence) and not isinstance(target_modules, str)
-        targets = list(target_modules) if named else [target_modules]
+    for problem in target_problems(model, target_modules):
+        raise problem
+    return _targets(model, target_modules)
+
+
+def target_problems(
+    model: "PreTrainedModel", target_modules: object
+) -> Iterator[UnsupportedTargets]:
+    """Names that no module has, and modules that are no linear layer with a weight of its own: only
+    the adapters of such layers can be merged and sent.
+    """
     kind = model.config.model_type
+    targets = _targets(model, target_modules)
     if not targets:
-        raise UnsupportedTargets(f"no module of {kind} is named")
+        yield UnsupportedTargets(f"no module of {kind} is named")
     modules = dict(model.named_modules())
-    names = {id(weight): name for name, weight in model.named_parameters()}
+    first = {id(weight): name for name, weight in model.named_parameters()}
     for target in targets:
-        matches = [
-            name for name in modules if name and f".{name}".endswith(f".{target}") and target
-        ]
+        matches = [name for name in modules if target and f".{name}".endswith(f".{target}")]
         if not matches:
-            raise UnsupportedTargets(f"{kind} has no module {target!r}", target)
+            yield UnsupportedTargets(f"{kind} has no module {target!r}", target)
         for name in matches:
             module = modules[name]
             if not isinstance(module, nn.Linear):
-                what = type(module).__name__
-                raise UnsupportedTargets(
-                    f"{name} of {kind} is a {what}: adapters of linear layers alone can be merged"
+                what = (
+                    f"is a {type(module).__name__}: adapters of linear layers alone can be merged"
                 )
-            if names.get(id(module.weight)) != f"{name}.weight":
-                raise UnsupportedTargets(
-                    f"{name} of {kind} has no weight of its own, it is tied to "
-                    f"{names[id(module.weight)]}: an adapter would change one of both uses"
-                )
-    return targets
+            elif first[id(module.weight)] != f"{name}.weight":
+                tied = first[id(module.weight)]
+                what = f"has no weight of its own, which is {tied}: one use alone would be adapted"
+            else:
+                continue
+            yield UnsupportedTargets(f"{name} of {kind} {what}")
+            break  # of all layers, one
+
+
+def _targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
+    if target_modules == "all-linear":
+        return linear_names(model)
+    named = isinstance(target_modules, Sequence) and not isinstance(target_modules, str)
+    return list(target_modules) if named else [target_modules]
 
 
 def adapter_config(model: "PreTrainedModel") -> Any:

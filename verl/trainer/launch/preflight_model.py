@@ -21,7 +21,7 @@ from verl.models.architecture import ALLOWED, FIX, config_reasons
 from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
-from verl.models.lora import UnsupportedTargets, check_targets, linear_names
+from verl.models.lora import linear_names, target_problems
 from verl.models.weights import Use
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.problems import problem
@@ -143,13 +143,11 @@ def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
     key = f"{POLICY}.target_modules"
-    try:
-        check_targets(lm, model.target_modules)
-    except UnsupportedTargets as error:
-        known = linear_names(lm)
-        near = did_you_mean(str(error.unknown), known).removeprefix("; ") if error.unknown else ""
+    known = linear_names(lm)
+    for found in target_problems(lm, model.target_modules):
+        near = did_you_mean(str(found.unknown), known).removeprefix("; ") if found.unknown else ""
         allowed = f"all-linear, or some of {', '.join(known)}"
-        yield problem(cfg, key, str(error), allowed, near or f"{key}=all-linear")
+        yield problem(cfg, key, str(found), allowed, near or f"{key}=all-linear")
 
 
 # ---- tokenizers ------------------------------------------------------------------------------
