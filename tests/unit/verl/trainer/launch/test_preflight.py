@@ -193,7 +193,7 @@ def test_training_on_a_part_of_the_distribution_is_refused(refuse):
 
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 400,
+    "vocab_size": 512,
     "hidden_size": 32,
     "num_attention_heads": 4,
     "num_hidden_layers": 2,
