@@ -33,10 +33,13 @@ def hf_names(
     """Full state of a wrapper as the weights of the plain model.
 
     ``prefix`` ("lm.") is removed, LoRA adapters are merged (``scales`` from ``lora_scales``), and
-    ``tied`` names that only repeat another weight are left out, as ``save_pretrained`` does.
+    ``tied`` names that only repeat another weight are left out, as ``save_pretrained`` does. Raises
+    ``ValueError`` for a name without ``prefix``, and for adapters that cannot be merged.
     """
-    own = [name for name in state if name.startswith(prefix)]
-    plain = {name.removeprefix(prefix): state[name] for name in own}
+    other = [name for name in state if not name.startswith(prefix)]
+    if other:
+        raise ValueError(f"{len(other)} weights are not below {prefix!r}; the first is {other[0]}")
+    plain = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     merged = merge_lora(plain, scales)
     return {name: tensor for name, tensor in merged.items() if name not in tied}
 

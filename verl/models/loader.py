@@ -3,10 +3,9 @@
 A hub name becomes a directory before, by ``verl.models.hub.model_directory``, on every node.
 """
 
-import contextlib
 import copy
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from verl.models.architecture import (
 from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
+from verl.models.weights import Use, load_weights
 from verl.utils.hints import did_you_mean
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -92,13 +92,15 @@ def load_causal_lm(
     target_modules: str | Sequence[str] = "all-linear",
     attention: str = "sdpa",
     empty: bool = False,
+    use: Use = "policy",
 ) -> "PreTrainedModel":
     """A ``transformers`` causal LM on the CPU, ready for packed rows.
 
     Weights are ``dtype`` (the master weights, float32 for training). With ``lora_rank > 0`` only
     the adapters require gradients. With ``empty`` no weights are read: the model is on ``meta``,
     and another rank has what it will hold. Raises ``FileNotFoundError`` for a missing path, config
-    or weights, ``UnsupportedArchitecture`` for a model that packed rows would score wrong.
+    or weights, ``UnusableWeights`` for those of another model, ``UnsupportedArchitecture`` for a
+    model that packed rows would score wrong. With ``use="value"`` the output head may be missing.
     """
     directory = check_model_dir(path)
     if not (empty or has_weights(directory)):
@@ -111,7 +113,7 @@ def load_causal_lm(
         raise refusal(config, reason)
     register_packed_attention()
     try:
-        model = _built(None if empty else directory, config, dtype, trust_remote_code)
+        model = _built(None if empty else directory, config, dtype, trust_remote_code, use)
     except KeyError as error:
         # Some architectures look their attention up by name in a table of their own.
         if error.args != (PACKED_ATTENTION,):
@@ -127,6 +129,7 @@ def _built(
     config: "PreTrainedConfig",
     dtype: torch.dtype,
     trust_remote_code: bool,
+    use: Use,
 ) -> "PreTrainedModel":
     """The model of ``config`` with the weights in ``directory``; None: on ``meta``, without any."""
     from transformers import AutoModelForCausalLM
@@ -139,11 +142,7 @@ def _built(
     if directory is None:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, **options)
-    with quiet_transformers():
-        # never the network: what the hub has to give was fetched once, before any worker started
-        return AutoModelForCausalLM.from_pretrained(
-            directory, config=config, local_files_only=True, **options
-        )
+    return load_weights(directory, use, config=config, **options)
 
 
 def prepare_for_training(
@@ -190,19 +189,3 @@ def new_causal_lm(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
             copy.deepcopy(config), attn_implementation=PACKED_ATTENTION
         )
     return prepare_for_training(model.float())
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bar of transformers inside: it says nothing of the run, and every process would
-    draw one.
-    """
-    from transformers.utils import logging as hf_logging
-
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()

@@ -17,7 +17,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from verl.models.loader import quiet_transformers
+from verl.models.weights import quiet_transformers
 
 PAD = "<|pad|>"
 END = "<|end|>"

@@ -168,4 +168,4 @@ def value_model_from(path: str | Path | None, **options: Unpack[LoadOptions]) ->
     """A value model whose backbone starts from the causal LM at ``path`` (options as
     ``load_causal_lm``).
     """
-    return ValueModel(load_causal_lm(path, **options))
+    return ValueModel(load_causal_lm(path, use="value", **options))

@@ -171,6 +171,7 @@ class ActorWorker(TrainingWorker):
                     optimizer_step(self.engine, rows, computed, section, share, loss.metrics)
                 )
                 work += rows.work(computed)
+            self.engine.require_finite()
         self.updates += 1
         seconds = time.perf_counter() - started
         metrics = update_metrics("actor", self.engine, records, work, seconds)

@@ -110,6 +110,7 @@ class CriticWorker(TrainingWorker):
                 share = partial(self._share, rows, data, whole)
                 records.append(optimizer_step(self.engine, rows, part, config, share, METRICS))
                 work += rows.work(part)
+            self.engine.require_finite()
         self.updates += 1
         seconds = time.perf_counter() - started
         metrics = update_metrics("critic", self.engine, records, work, seconds)

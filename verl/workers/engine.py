@@ -29,12 +29,14 @@ from torch.distributed.tensor import DTensor
 
 from verl.models.policy import PackedModel
 from verl.models.sequence_parallel import sequence_group
+from verl.models.weights import non_finite
 from verl.workers.collectives import (
     TIMEOUT,
     init_distributed,
     make_mesh,
     resolve_device,
     share_random_state,
+    sum_over_ranks,
     world_size,
 )
 from verl.workers.compiling import compile_blocks
@@ -44,6 +46,10 @@ from verl.workers.sections import FSDPSection, OptimSection
 
 logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class NonFiniteWeights(RuntimeError):
+    """Weights that became NaN or infinite: nothing can be learned from here on."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +239,24 @@ class TrainEngine:
         does.
         """
         return StepReport(grad_norm=0.0, lr=self._next_lr(self._trained_by()), zero=True)
+
+    def require_finite(self) -> None:
+        """Raise ``NonFiniteWeights``, on all ranks, where a weight on any of them is NaN or
+        infinite; a collective call, made where the parameters are on the device.
+        """
+        self.reshard()
+        parts = (
+            (name, weight.to_local() if isinstance(weight, DTensor) else weight)
+            for name, weight in self.module.named_parameters()
+        )
+        odd = non_finite(parts)
+        if sum_over_ranks([len(odd)])[0]:
+            first = f" (the first here: {odd[0]})" if odd else " of another rank"
+            raise NonFiniteWeights(
+                f"after {self.steps} optimizer steps {len(odd)} weights{first} are NaN or "
+                "infinite; they are not saved; fix: continue from the last checkpoint with a lower "
+                "optim.lr"
+            )
 
     def _trained_by(self) -> torch.optim.AdamW:
         if self.optimizer is None:

@@ -129,7 +129,8 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
             _make_moments(engine, engine.optimizer, moments)
             state |= _moments(engine)
         read_into(state, directory)
-    engine.steps = int(record["steps"])
+        engine.steps = int(record["steps"])
+        engine.require_finite()
     random = directory / f"rng_rank{rank()}.safetensors"
     if random.is_file():
         _set_rng_state(load_file(random), engine.device)

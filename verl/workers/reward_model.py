@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from verl.models.hub import local_model
-from verl.models.loader import check_model_dir, has_weights, quiet_transformers
+from verl.models.loader import check_model_dir, has_weights
+from verl.models.weights import load_weights
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
 from verl.single_controller.base.decorator import Dispatch, register
@@ -55,22 +56,19 @@ class RewardModelWorker(Worker):
         Raises ``FileNotFoundError`` for a missing directory, ``ValueError`` for a model that gives
         more than one number.
         """
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoTokenizer
 
         directory = check_model_dir(local_model(self.config.model.path))
         if not has_weights(directory):
             raise FileNotFoundError(f"'{directory}' has a config.json but no weights")
-        local = {
-            "local_files_only": True,
-            "trust_remote_code": self.config.model.trust_remote_code,
-        }
         dtype = getattr(torch, self.config.dtype or "float32")
-        with quiet_transformers():
-            model, loading = AutoModelForSequenceClassification.from_pretrained(
-                directory, dtype=dtype, output_loading_info=True, **local
-            )
-        _refuse_untrained_head(directory, model.config.num_labels, loading["missing_keys"])
-        self._encode = ConversationTokens(AutoTokenizer.from_pretrained(directory, **local))
+        trust = self.config.model.trust_remote_code
+        model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust)
+        _require_one_label(directory, model.config.num_labels)
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust
+        )
+        self._encode = ConversationTokens(tokenizer)
         self._model = model.to(self.device_name).eval()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -121,12 +119,9 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     return logits.squeeze(-1).float().cpu()
 
 
-def _refuse_untrained_head(directory: Path, labels: int, missing: Sequence[str]) -> None:
-    """Raise ``ValueError`` for a model that gives several numbers, or random ones."""
-    key = f"reward_model.model.path={str(directory)!r}"
-    fix = "name a model for sequence classification with one label"
+def _require_one_label(directory: Path, labels: int) -> None:
+    """Raise ``ValueError`` for a model that gives several numbers."""
     if labels != 1:
+        key = f"reward_model.model.path={str(directory)!r}"
+        fix = "name a model for sequence classification with one label"
         raise ValueError(f"{key}: it has {labels} labels; allowed: one; fix: {fix}")
-    if missing:
-        names = ", ".join(sorted(missing))
-        raise ValueError(f"{key}: it has no weights of {names}; allowed: all of them; fix: {fix}")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -18,14 +18,18 @@ import yaml
 from verl.models.export import hf_names, save_adapters, save_hf, tied_names
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
-from verl.models.lora import lora_scales
+from verl.models.lora import UnsupportedTargets, lora_scales
 from verl.models.policy import PolicyModel
+from verl.models.weights import UnusableWeights, non_finite
 from verl.trainer.config.schema.tools import ExportConfig
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.files import publish_directory
 from verl.utils.settings import ConfigError
 from verl.workers.actor import PREFIX
 from verl.workers.engine_state import holds_engine, read_weights
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     """
     policy = find_policy(Path(cfg.checkpoint))
     origin = origin_of(cfg)
-    lm = load_causal_lm(origin.path, **origin.options)
+    lm = _load(origin)
     # Both before the weights are read: they are asked of the parameters as they were made.
     tied, scales = tied_names(lm), lora_scales(lm)
     state = _read(policy, cfg)
@@ -124,6 +128,14 @@ def _model_section(checkpoint: Path) -> Mapping[str, Any]:
     return {}
 
 
+def _load(origin: Origin) -> "PreTrainedModel":
+    try:
+        return load_causal_lm(origin.path, **origin.options)
+    except (UnusableWeights, UnsupportedTargets, FileNotFoundError) as error:
+        fix = "fix: model_path=DIR, the model that the run started from"
+        raise ConfigError(f"model_path={origin.path!r}: {error}; {fix}") from error
+
+
 def _read(policy: Path, cfg: ExportConfig) -> dict[str, torch.Tensor]:
     try:
         return read_weights(policy)
@@ -134,12 +146,19 @@ def _read(policy: Path, cfg: ExportConfig) -> dict[str, torch.Tensor]:
 def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig) -> None:
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    odd = sorted(name for name, shape in shapes.items() if found.get(name) != shape)
+    extra = found.keys() - shapes.keys() - {name for name, _ in model.named_buffers()}
+    odd = sorted({name for name, shape in shapes.items() if found.get(name) != shape} | extra)
     if odd:
         raise ConfigError(
             f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model that the run started "
-            f"from; {len(odd)} of {len(shapes)} are missing or of another shape ({odd[0]}, ...); "
-            "fix: model_path=DIR, the model of that run"
+            f"from; {len(odd)} of {len(shapes)} are missing, unexpected or of another "
+            f"shape ({odd[0]}, ...); fix: model_path=DIR, the model of that run"
+        )
+    odd = non_finite(state.items())
+    if odd:
+        raise ConfigError(
+            f"checkpoint={cfg.checkpoint!r}: {len(odd)} of its tensors are NaN or infinite "
+            f"({odd[0]}, ...); allowed: finite weights; fix: an earlier checkpoint of the run"
         )
 
 

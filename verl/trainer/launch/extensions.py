@@ -63,7 +63,10 @@ def rehearsal_problems(cfg: PPOConfig) -> Collection[str]:
 
 
 def sft_start_problems(cfg: SFTConfig) -> Collection[str]:
-    """What this machine lacks of what a supervised run asks for."""
+    """What this machine lacks of what a supervised run asks for, and what is wrong with its start
+    policy.
+    """
     from verl.trainer.launch.preflight_machine import machine_problems
+    from verl.trainer.launch.sft import start_policy_problems
 
-    return list(machine_problems(cfg))
+    return [*machine_problems(cfg), *start_policy_problems(cfg)]

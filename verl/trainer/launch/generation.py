@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.plain import PlainBridge
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import model_directory
 from verl.trainer.config.schema.tools import GenerationConfig
+from verl.trainer.launch.preflight_weights import checked_tokenizer
 from verl.utils import jsonl
 from verl.utils.progress import Progress, move
 from verl.utils.sampling import SamplingRequest, SamplingResult
@@ -45,7 +44,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
     except FileNotFoundError as error:
         raise ConfigError(f"model.path={cfg.model.path!r}: {error}; fix: model.path=DIR") from error
     trust = cfg.model.trust_remote_code
-    tokenizer = AutoTokenizer.from_pretrained(policy, trust_remote_code=trust)
+    tokenizer = checked_tokenizer(f"model.path={cfg.model.path!r}", Path(policy), trust)
     prompts = encode_prompts(cfg, records, tokenizer)
     rollout = cfg.rollout
     if rollout.max_model_len is None:

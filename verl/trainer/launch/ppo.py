@@ -27,6 +27,7 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.models.hub import model_directory, pinned
+from verl.models.weights import Use
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
@@ -55,6 +56,7 @@ from verl.trainer.launch.placement import (
     pools_of,
 )
 from verl.trainer.launch.preflight import prompt_problems
+from verl.trainer.launch.preflight_weights import weight_problems
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import ranks_here
 from verl.trainer.ppo.interfaces import RewardFunction
@@ -221,12 +223,25 @@ def ensure_policy(cfg: PPOConfig) -> bool:
     if made:
         make_policy(cfg)
     for key, model in models:
+        named = str(model.path)
         try:
-            model.path = pinned(str(model.path))
+            model.path = pinned(named)
         except FileNotFoundError as error:
             fix = "fix: mend the path, or make a policy there with cold_start.enable=true"
             raise ConfigError(f"{key}={model.path!r}: {error}; {fix}") from error
+        if not Path(named).is_dir():  # those of a directory were checked with the config
+            refuse(_fetched_problems(key, named, model))
     return made
+
+
+def _fetched_problems(
+    key: str, named: str, model: ModelConfig | CriticModelConfig | RewardNetworkConfig
+) -> Iterator[str]:
+    """The weights that the hub gave for ``named`` are whole, and those of its config."""
+    use: Use = "policy" if isinstance(model, ModelConfig) else "value"
+    use = "reward" if isinstance(model, RewardNetworkConfig) else use
+    directory = Path(model_directory(str(model.path)))
+    yield from weight_problems(f"{key}={named!r}", directory, model.trust_remote_code, use)
 
 
 def make_policy(cfg: PPOConfig) -> None:

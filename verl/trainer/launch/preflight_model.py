@@ -1,7 +1,8 @@
-"""What is refused with the files of the models at hand: their configs, tokenizers and templates.
+"""What is refused with the files of the models at hand: their configs, tokenizers, templates and
+weights.
 
-Nothing but these small files is read, or fetched from the hub where a model is named by its name
-there; what only shows with the weights is found where they are loaded.
+Of a model that is named by its hub name only the small files are fetched here; its weights are
+checked when they are there, before Ray starts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,12 +21,19 @@ from verl.models.architecture import ALLOWED, FIX, config_reasons
 from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
-from verl.models.lora import linear_names
+from verl.models.lora import linear_names, target_problems
+from verl.models.weights import Use
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
 from verl.trainer.launch.preflight_reward import reward_model_problems
+from verl.trainer.launch.preflight_weights import (
+    NO_TOKENIZER,
+    tokenizer_problems,
+    vocabulary_of,
+    weight_problems,
+)
 from verl.utils.hints import did_you_mean, nearest_name
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -33,7 +41,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 POLICY = "actor_rollout_ref.model"
 PATH = f"{POLICY}.path"
-NO_TOKENIZER = (OSError, ValueError, KeyError, TypeError, ImportError)
 
 
 def model_problems(cfg: PPOConfig) -> Iterator[str]:
@@ -41,6 +48,7 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
     models: dict[str, ModelConfig | CriticModelConfig] = {POLICY: cfg.actor_rollout_ref.model}
     if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
         models["critic.model"] = cfg.critic.model
+    fits = True
     for section, model in models.items():
         if model.path is None:
             continue
@@ -53,9 +61,12 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
             allowed = "a directory in Hugging Face format, or a hub name"
             fix = "mend the path, or have this config make a policy there: cold_start.enable=true"
             yield f"{section}.path={path!r}: {error}; allowed: {allowed}; fix: {fix}"
+            fits = False
             continue
-        yield from _config_problems(cfg, section, model, directory)
-    yield from _tokenizer_problems(cfg)
+        found = list(_config_problems(cfg, section, model, directory))
+        fits = fits and not found
+        yield from found
+    yield from _tokenizer_problems(cfg, fits)
     yield from reward_model_problems(cfg)
 
 
@@ -65,7 +76,7 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
 def _config_problems(
     cfg: PPOConfig, section: str, model: ModelConfig | CriticModelConfig, directory: Path
 ) -> Iterator[str]:
-    """Packed rows can score the model, as far as its config tells."""
+    """Packed rows can score the model, as far as its config tells, and the weights are its own."""
     said = f"{section}.path={model.path!r}"
     try:
         config = read_config(directory, model.trust_remote_code)
@@ -78,11 +89,18 @@ def _config_problems(
         yield _unknown_override(section, key, model.override_config, config)
     for key in set(model.override_config) - set(unknown):
         setattr(config, key, model.override_config[key])
-    for reason in config_reasons(config):
-        yield f"{said}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
-    yield from _window_problems(cfg, said, attention_window(config))
+    found = [
+        f"{said}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
+        for reason in config_reasons(config)
+    ]
+    found += _window_problems(cfg, said, attention_window(config))
     if isinstance(model, ModelConfig) and model.lora_rank:
-        yield from _lora_problems(cfg, model, config)
+        found += _lora_problems(cfg, model, config)
+    yield from found
+    # With another config than theirs, weights are wrong as well, and no news.
+    if Path(str(model.path)).is_dir() and not (unknown or found):
+        use: Use = "policy" if isinstance(model, ModelConfig) else "value"
+        yield from weight_problems(said, directory, model.trust_remote_code, use, config)
 
 
 def _unknown_override(
@@ -119,31 +137,25 @@ def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig
         key = f"{POLICY}.lora_rank"
         yield problem(cfg, key, "adapters need peft", "0", f"pip install peft, or {key}=0")
         return
-    if model.target_modules == "all-linear":
-        return
     from transformers import AutoModelForCausalLM
 
     # On no device: the names of modules, and not a weight.
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
-    names = [name for name, _ in lm.named_modules() if name]
-    known = linear_names(lm)
     key = f"{POLICY}.target_modules"
-    asked = model.target_modules
-    for target in [asked] if isinstance(asked, str) else list(asked):
-        if not any(name == target or name.endswith(f".{target}") for name in names):
-            near = did_you_mean(str(target), known).removeprefix("; ")
-            why = f"{config.model_type} has no module {target!r}"
-            allowed = f"all-linear, or some of {', '.join(known)}"
-            yield problem(cfg, key, why, allowed, near or f"{key}=all-linear")
+    known = linear_names(lm)
+    for found in target_problems(lm, model.target_modules):
+        near = did_you_mean(str(found.unknown), known).removeprefix("; ") if found.unknown else ""
+        allowed = f"all-linear, or some of {', '.join(known)}"
+        yield problem(cfg, key, str(found), allowed, near or f"{key}=all-linear")
 
 
 # ---- tokenizers ------------------------------------------------------------------------------
 
 
-def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
+def _tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
     """Conversations can be rendered, and levels told apart in tokens; a policy built from nothing
-    brings a tokenizer that suits.
+    brings a tokenizer that suits. ``fits``: nothing is wrong with its config and weights.
     """
     path = tokenizer_directory(cfg)
     if path is None:
@@ -158,6 +170,11 @@ def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
         fix = "put the tokenizer's files beside the weights"
         yield f"{said}: its tokenizer does not load: {why}; allowed: a tokenizer; fix: {fix}"
         return
+    vocabulary = _vocabulary(cfg, path) if fits else None
+    found = list(tokenizer_problems(said, tokenizer, path, vocabulary))
+    if found:
+        yield from found
+        return
     try:
         probe_template(tokenizer, cfg.data.apply_chat_template_kwargs).require(cfg.env.history)
     except TemplateUnsupported as error:
@@ -168,6 +185,14 @@ def _tokenizer_problems(cfg: PPOConfig) -> Iterator[str]:
         return
     if asks_for_levels(cfg):
         yield from _level_problems(said, tokenizer)
+
+
+def _vocabulary(cfg: PPOConfig, path: str) -> int | None:
+    """Rows of the policy's embedding; None for a policy that is not there yet."""
+    model = cfg.actor_rollout_ref.model
+    if cfg.cold_start.enable and model.path != path:
+        return None
+    return vocabulary_of(Path(path), model.trust_remote_code)
 
 
 def _level_problems(said: str, tokenizer: PolicyTokenizer) -> Iterator[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
+from verl.models.weights import UnusableWeights, check_weights
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 
@@ -42,6 +43,18 @@ def reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
         yield problem(cfg, PATH, why, KIND, "name one")
     elif config.num_labels != 1:
         yield problem(cfg, PATH, f"it has {config.num_labels} labels", KIND, "name one")
+    elif Path(model.path).is_dir():
+        said = f"{PATH}={model.path!r}"
+        try:
+            check_weights(
+                directory,
+                config,
+                said=said,
+                use="reward",
+                trust_remote_code=model.trust_remote_code,
+            )
+        except UnusableWeights as error:
+            yield str(error)
     if not is_chat_tokenizer(tokenizer):
         why = "its tokenizer has no chat template, with which conversations are rendered"
         yield problem(cfg, PATH, why, "a chat template", "a chat_template.jinja in its directory")

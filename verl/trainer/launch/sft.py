@@ -29,6 +29,7 @@ from verl.models.hub import model_directory
 from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
 from verl.trainer.config.schema import SFTConfig
+from verl.trainer.launch.preflight_weights import policy_problems
 from verl.trainer.launch.sft_ranks import SFTJob, train_on_ranks
 from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, token_row
 from verl.utils.logging import setup_logging
@@ -215,12 +216,30 @@ def _turns(messages: list[dict[str, str]]) -> Iterator[tuple[str, str | None]]:
 # ---------------------------------------------------------------------- the policy
 
 
+def start_policy_problems(cfg: SFTConfig) -> Iterator[str]:
+    """Problems of the policy to start from where it is a directory: of one by its hub name they
+    show when it was fetched.
+    """
+    if cfg.model.path and Path(cfg.model.path).is_dir():
+        yield from _policy_problems(cfg, Path(cfg.model.path))
+
+
+def _policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
+    tokenizer = Path(cfg.model.tokenizer_path) if cfg.model.tokenizer_path else None
+    said = f"model.path={cfg.model.path!r}"
+    yield from policy_problems(said, directory, cfg.model.trust_remote_code, tokenizer)
+
+
 def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Path:
     """Directory of the policy to start from: ``model.path``, or a new one, tokenizer included, in
     ``scratch``.
     """
     if cfg.model.path:
-        return Path(model_directory(cfg.model.path))
+        directory = Path(model_directory(cfg.model.path))
+        problems = list(_policy_problems(cfg, directory))
+        if problems:
+            raise ConfigError(problems)
+        return directory
     new = cfg.model.new
     expert = get_package(cfg.env.env_name).expert
     # Like the tags: one token each, wherever they stand.

@@ -132,6 +132,7 @@ class SFTTrainer:
                 share = loss / weight if part else loss * 0.0
                 self.engine.backward(share, last=number == len(parts))
             report = self.engine.step()
+            self.engine.require_finite()
         return sums.means("train") | {
             "train/grad_norm": report.grad_norm,
             "train/lr": report.lr,

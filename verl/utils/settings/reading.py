@@ -18,7 +18,15 @@ from verl.utils.settings.section import Section
 from verl.utils.settings.unknown import unknown
 
 S = TypeVar("S", bound=Section)
-OUT_OF_BOUNDS = ("greater_than", "less_than", "literal_error", "missing", "too_long", "too_short")
+OUT_OF_BOUNDS = (
+    "greater_than",
+    "less_than",
+    "literal_error",
+    "missing",
+    "too_long",
+    "too_short",
+    "finite_number",
+)
 TRUE = ("true", "yes", "on", "y", "t", "1")
 FALSE = ("false", "no", "off", "n", "f", "0")
 

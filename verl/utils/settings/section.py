@@ -42,11 +42,12 @@ else:
 class Section(BaseModel):
     """A group of keys. Values are checked when it is made, not when they are assigned.
 
-    Types are taken at their word: ``true`` is no number and ``"4"`` no integer. Text that files and
-    command lines write for other types is translated by ``verl.utils.settings.reading``.
+    Types are taken at their word: ``true`` is no number and ``"4"`` no integer; a number is
+    finite. Text that files and command lines write for other types is translated by
+    ``verl.utils.settings.reading``.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     if not TYPE_CHECKING:  # for a type checker, a name that is not declared is a mistake
 

@@ -17,11 +17,11 @@ from functools import partial
 import numpy as np
 import torch
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
+from transformers import AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from verl.models.loader import quiet_transformers
 from verl.models.token_scores import full_logits
+from verl.models.weights import load_weights
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.shipped import as_tensor
 from verl.workers.rollout.base import (
@@ -86,10 +86,9 @@ class HFEngine:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         dtype = getattr(torch, config.dtype)
-        with quiet_transformers():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                model_path, dtype=dtype, trust_remote_code=trust_remote_code
-            )
+        model: PreTrainedModel = load_weights(
+            model_path, dtype=dtype, trust_remote_code=trust_remote_code
+        )
         _move(model, "cuda" if torch.cuda.is_available() else "cpu")
         model.eval().requires_grad_(False)
         head = model.get_output_embeddings()

@@ -8,6 +8,7 @@ worker process per device holds a share of them (``vllm_worker``).
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl.names import CPU_CACHE_GB
@@ -56,6 +57,7 @@ class VLLMEngine:
         trust_remote_code: bool = False,
     ) -> None:
         self._on_cpu = _prepare_process(num_threads, compiles=config.enforce_eager is False)
+        _check_weights(str(model_path), config, trust_remote_code)
         arguments_cls, engine_cls = _import_vllm()
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
@@ -285,6 +287,23 @@ def engine_arguments(
     else:
         arguments |= _on_cuda(config)
     return arguments | asked
+
+
+def _check_weights(path: str, config: EngineSection, trust_remote_code: bool) -> None:
+    """Raise ``UnusableWeights`` for weights that vLLM would load in part, and fill up with random
+    ones; of models that transformers cannot compare the files alone are checked.
+    """
+    # By call: transformers comes with these, and with it torch, which reads the environment.
+    from verl.models.loader import read_config
+    from verl.models.weights import check_files, check_weights, is_comparable
+
+    if "load_format" in config.engine_kwargs:  # dummy weights, or another kind of file
+        return
+    described = read_config(path, trust_remote_code)
+    if is_comparable(described):
+        check_weights(path, described, trust_remote_code=trust_remote_code, values=False)
+    else:
+        check_files(Path(path), f"model path={path!r}")
 
 
 def _on_cuda(config: EngineSection) -> dict[str, Any]:

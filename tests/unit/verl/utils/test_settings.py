@@ -7,6 +7,8 @@ import pytest
 from annotated_types import Ge, Le
 
 from agent_system.environments.settings import EnvSettings
+from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.trainer.config.schema.tools import GenerationConfig
 from verl.utils.settings import (
     ConfigError,
     MissingKey,
@@ -164,3 +166,25 @@ def test_settings_of_environments_are_values():
     assert lake(settings.model_dump(mode="json")) == settings
     with pytest.raises(ValueError, match="frozen"):
         settings.size = 6
+
+
+@pytest.mark.parametrize("written", ["inf", "-inf", "nan", "1e400", " Infinity "])
+@pytest.mark.parametrize("schema", [PPOConfig, SFTConfig, GenerationConfig])
+def test_no_key_takes_a_number_that_is_not_finite(schema, written):
+    """Every key of the schema that holds numbers, alone, in a list or by name."""
+    places = {"float": written, "list[float]": [written], "dict[str, float]": {"a": written}}
+    keys = [key for key in keys_of(schema).values() if not key.is_section]
+    tried = 0
+    for key in keys:
+        kind = next((k for k in places if key.shape.words.removesuffix(" | None") == k), None)
+        if kind is None or key.unused:
+            continue
+        value = float(written)
+        for given in (written, value) if kind == "float" else ([value],) * (kind[0] == "l"):
+            *parents, name = key.path.split(".")
+            values = {name: given}
+            for parent in reversed(parents):
+                values = {parent: values}
+            assert list(read(schema, from_text(values, schema)).problems) == [key.path]
+        tried += 1
+    assert tried > 1

@@ -10,7 +10,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.helpers.policy_rows import PROMPT, gradients, padded_scores, policy_config, random_rows
+from tests.helpers.policy_rows import (
+    PROMPT,
+    critic_config,
+    gradients,
+    padded_scores,
+    policy_config,
+    random_rows,
+)
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import check_model_dir, load_causal_lm
 from verl.models.packed_attention import layout_of_rows
@@ -19,7 +26,8 @@ from verl.models.token_scores import Targets, full_logits
 from verl.trainer.config.schema.model import OptimConfig
 from verl.workers import optimizer
 from verl.workers.actor import ActorWorker
-from verl.workers.engine import TrainEngine
+from verl.workers.critic import CriticWorker
+from verl.workers.engine import NonFiniteWeights, TrainEngine
 from verl.workers.engine_state import full_weights, load_engine, save_engine
 from verl.workers.optimizer import check_schedule, learning_rate
 from verl.workers.rows import Rows, micro_batches
@@ -304,3 +312,31 @@ def test_rows_without_a_prompt_are_refused():
     data.batch["attention_mask"][1, :PROMPT] = 0
     with pytest.raises(ValueError, match="row 1 starts with a sampled token"):
         Rows(data)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["lm.model.norm.weight", "lm.model.embed_tokens.weight"])
+def test_weights_that_are_not_finite_are_neither_trained_on_nor_resumed(
+    policy, tmp_path, name, value
+):
+    engine = engine_of(policy, OptimConfig())
+    engine.require_finite()
+    with torch.no_grad():
+        dict(engine.module.named_parameters())[name].data.view(-1)[-1] = value
+    with pytest.raises(NonFiniteWeights, match=name):
+        engine.require_finite()
+    save_engine(engine, tmp_path).files()
+    with pytest.raises(NonFiniteWeights, match=name):
+        load_engine(engine_of(policy, OptimConfig()), tmp_path)
+
+
+def test_an_update_whose_weights_become_infinite_raises(policy):
+    data = random_rows()
+    actor = ActorWorker(policy_config(policy), device="cpu")
+    critic = CriticWorker(critic_config(policy), device="cpu")
+    for worker, update in ((actor, "update_actor"), (critic, "update_critic")):
+        worker.init_model()
+        assert worker.engine.optim is not None
+        worker.engine.optim.lr = math.inf  # no config can say so
+        with pytest.raises(NonFiniteWeights):
+            getattr(worker, update)(data)

@@ -4,6 +4,8 @@ critic share.
 
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, Le
+
 from verl.names import PackedAttention
 from verl.trainer.config.schema.accepted import AcceptedCriticModel, AcceptedModel
 from verl.utils.settings import (
@@ -27,7 +29,7 @@ class ModelConfig(AcceptedModel):
     (FlexAttention, one compiled call; GPUs alone)"""
     lora_rank: NonNegativeInt = 0
     """rank of LoRA adapters; 0 trains all weights"""
-    lora_alpha: float = 16.0
+    lora_alpha: Annotated[float, Gt(0)] = 16.0
     """numerator of the scale of LoRA adapters"""
     target_modules: Any = "all-linear"
     """LoRA modules: all-linear, one name or a list of names"""
@@ -60,7 +62,8 @@ class FSDPConfig(Section):
 class OptimConfig(Section):
     """AdamW and its learning-rate schedule."""
 
-    lr: NonNegative = 1e-06
+    # Far above any use: beyond it, sums of the step are no float32 numbers.
+    lr: Annotated[float, Ge(0), Le(1e6)] = 1e-06
     """peak learning rate"""
     # Not a tuple, which YAML lacks; that there are two is checked in validate.
     betas: list[float] = [0.9, 0.999]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
     Lfm2Config,
     MistralConfig,
@@ -192,18 +193,22 @@ def test_training_on_a_part_of_the_distribution_is_refused(refuse):
 
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 99,
+    "vocab_size": 512,
     "hidden_size": 32,
     "num_attention_heads": 4,
     "num_hidden_layers": 2,
 }
 
 
+def save_model(config, directory):
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
 def test_an_architecture_that_packed_rows_score_wrong_is_refused(refuse, tmp_path):
     path = f"actor_rollout_ref.model.path='{tmp_path}'"
     Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]).save_pretrained(tmp_path)
     assert refuse(*RLVCR).startswith(f"{path}: lfm2: layers of type conv: such a layer keeps")
-    Qwen2Config(**SIZES).save_pretrained(tmp_path)
+    save_model(Qwen2Config(**SIZES), tmp_path)
     words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
     assert start_problems(load_config("ppo_trainer", words)) == []
     key = "actor_rollout_ref.model.override_config"
@@ -229,6 +234,7 @@ def test_rows_that_a_window_would_cut_are_refused(refuse, tmp_path):
     assert problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}': some layers see 600")
     assert "may have 664" in problem and "algorithm.rlvcr.max_alternative_tokens" in problem
     words = [f"actor_rollout_ref.model.path={tmp_path}", "env.env_name=number_line", *lengths]
+    save_model(MistralConfig(**SIZES, sliding_window=600), tmp_path)
     assert start_problems(load_config("ppo_trainer", words)) == []
 
 

@@ -36,7 +36,7 @@ from verl.utils.progress import moves
 from verl.utils.settings import ConfigError
 from verl.utils.tables import read_rows
 from verl.utils.watchdog import Stalled
-from verl.workers.engine import TrainEngine
+from verl.workers.engine import NonFiniteWeights, TrainEngine
 from verl.workers.engine_state import full_weights
 
 EPISODE = [
@@ -378,3 +378,19 @@ def test_symbols_of_an_environment_are_single_tokens_of_a_new_policy(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(starting_policy(cfg, [], tmp_path / "policy"))
     ids = tokenizer.encode("d+3 a>b j>c", add_special_tokens=False)
     assert [tokenizer.decode([one]) for one in ids] == ["d", "+3", " a>b", " j>c"]
+
+
+def test_a_policy_that_becomes_infinite_is_not_saved(policy, tmp_path):
+    rows, batches = rows_of([9, 14]), [[0, 1]] * 4
+    checkpoints = CheckpointManager(tmp_path, max_to_keep=1)
+    trainer = trainer_of(policy, rows, batches, save_freq=1, checkpoints=checkpoints)
+    steps = []
+
+    def on_step(record):
+        steps.append(record.step)
+        if record.step == 2:
+            trainer.engine.optim.lr = torch.inf  # no config can say so
+
+    with pytest.raises(NonFiniteWeights):
+        trainer.fit(on_step)
+    assert steps == [0, 1, 2] and list(checkpoints.steps()) == [2]

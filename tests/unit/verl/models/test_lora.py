@@ -1,0 +1,130 @@
+"""LoRA: what it may adapt merges as peft merges it, and everything else is refused."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
+
+from verl.models.export import hf_names, tied_names
+from verl.models.lora import UnsupportedTargets, add_lora, lora_scales, merge_lora
+
+SMALL = {"vocab_size": 48, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+def model_of(kind):
+    if kind == "gpt2":
+        config = GPT2Config(vocab_size=48, n_embd=16, n_layer=1, n_head=2)
+    else:
+        config = Qwen2Config(tie_word_embeddings=kind == "tied", **SMALL, **HEADS)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config)
+
+
+TAKEN = [
+    ("tied", "all-linear"),
+    ("tied", "q_proj"),
+    ("tied", ["q_proj", "down_proj"]),
+    ("tied", ["layers.1.mlp.up_proj"]),
+    ("untied", "all-linear"),
+    ("untied", ["q_proj", "lm_head"]),
+    ("untied", ("lm_head",)),
+]
+REFUSED = [
+    ("tied", ["q_proj", "lm_head"]),
+    ("tied", "lm_head"),
+    ("tied", ["embed_tokens"]),
+    ("untied", ["embed_tokens", "q_proj"]),
+    ("tied", ["q_porj"]),
+    ("tied", ".*q_proj"),
+    ("tied", "q_proj,v_proj"),
+    ("tied", ["all-linear"]),
+    ("tied", ["self_attn"]),
+    ("tied", ["input_layernorm"]),
+    ("tied", ["model"]),
+    ("tied", []),
+    ("tied", ""),
+    ("tied", None),
+    ("tied", [None]),
+    ("tied", 3),
+    ("tied", [["q_proj"]]),
+    ("tied", {"q_proj": 4}),
+    ("gpt2", ["c_attn"]),
+    ("gpt2", "all-linear"),
+]
+
+
+@pytest.mark.parametrize(("kind", "targets"), TAKEN)
+def test_merged_weights_are_those_of_peft(kind, targets):
+    ours = add_lora(model_of(kind), rank=2, alpha=3.0, target_modules=targets)
+    with torch.no_grad():
+        for name, weight in ours.named_parameters():
+            if ".lora_" in name:
+                weight.copy_(torch.randn(weight.shape))
+    state = {f"lm.{name}": weight.data for name, weight in ours.named_parameters()}
+    merged = hf_names(state, "lm.", lora_scales(ours), tied_names(ours))
+    theirs = get_peft_model(
+        model_of(kind),
+        LoraConfig(
+            r=2,
+            lora_alpha=3,
+            target_modules=targets
+            if targets == "all-linear"
+            else ([targets] if isinstance(targets, str) else list(targets)),
+        ),
+    )
+    theirs.load_state_dict(
+        {f"base_model.model.{name}": weight for name, weight in ours.state_dict().items()}
+    )
+    plain = dict(theirs.merge_and_unload().named_parameters())
+    assert merged.keys() == plain.keys() == dict(model_of(kind).named_parameters()).keys()
+    for name, weight in plain.items():
+        torch.testing.assert_close(merged[name], weight.data)
+
+
+@pytest.mark.parametrize(("kind", "targets"), REFUSED)
+def test_what_cannot_be_merged_is_refused(kind, targets):
+    model = model_of(kind)
+    with pytest.raises(UnsupportedTargets):
+        add_lora(model, rank=2, alpha=3.0, target_modules=targets)
+    assert all(weight.requires_grad for weight in model.parameters())  # as it was
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "lm_head.lora_A.default.weight",
+        "embed.lora_embedding_A.default",
+        "q.lora_magnitude_vector.default.weight",
+        "head.modules_to_save.default.weight",
+        "head.original_module.weight",
+        "q.lora_A.other.weight",
+    ],
+)
+def test_an_adapter_that_would_be_lost_is_an_error(odd):
+    weight, low, high = torch.ones(4, 3), torch.ones(2, 3), torch.ones(4, 2)
+    state = {
+        "q.base_layer.weight": weight,
+        "q.lora_A.default.weight": low,
+        "q.lora_B.default.weight": high,
+    }
+    assert torch.equal(merge_lora(state, {"q": 0.5})["q.weight"], torch.full((4, 3), 2.0))
+    with pytest.raises(ValueError, match="adapter"):
+        merge_lora(state | {odd: low}, {"q": 0.5})
+
+
+@pytest.mark.parametrize("lacking", ["q.lora_A.default.weight", "q.lora_B.default.weight", "scale"])
+def test_an_adapted_weight_without_its_adapter_is_an_error(lacking):
+    state = {
+        "q.base_layer.weight": torch.ones(4, 3),
+        "q.lora_A.default.weight": torch.ones(2, 3),
+        "q.lora_B.default.weight": torch.ones(4, 2),
+    }
+    state.pop(lacking, None)
+    with pytest.raises(ValueError, match="adapter"):
+        merge_lora(state, {} if lacking == "scale" else {"q": 0.5})
+
+
+def test_a_weight_outside_of_the_model_is_an_error():
+    with pytest.raises(ValueError, match="value_head"):
+        hf_names({"lm.a": torch.ones(1), "value_head.weight": torch.ones(1)}, "lm.", {}, set())

@@ -1,0 +1,383 @@
+"""Checks that the weights in a model directory are those of the model that its config describes.
+
+    files ──▶ names and shapes ──▶ values
+
+Files are checked for being whole. Names and shapes are compared by transformers itself, which knows
+the conversions between checkpoints and models: it loads on ``meta``, which reads headers alone.
+Values are read in pieces, up to ``SCANNED_BYTES``; a model that is loaded is checked completely.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import pickle
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig
+
+logger = logging.getLogger(__name__)
+# What is made of the weights: with ``value`` the output head is not used, with ``reward`` heads
+# other than the model's own are not.
+Use = Literal["policy", "value", "reward"]
+SCANNED_BYTES = 8 * 2**30  # of the values of a model, before anything starts: seconds
+PIECE_BYTES = 64 * 2**20
+SHOWN = 3  # names in a message
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+POINTER = b"version https://git-lfs.github.com"
+# Read by neither transformers nor vLLM as weights of the model.
+OTHER_WEIGHTS = ("adapter_model", "consolidated")
+ALLOWED = "complete, finite weights of the model that config.json describes"
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
+
+
+class UnusableWeights(ValueError):
+    """Weights that are damaged, or not those of the model in their directory."""
+
+
+def check_weights(
+    directory: str | Path,
+    config: "PreTrainedConfig",
+    *,
+    said: str = "",
+    use: Use = "policy",
+    trust_remote_code: bool = False,
+    values: bool = True,
+) -> None:
+    """Raise ``UnusableWeights`` unless the files in ``directory`` hold the weights of a model of
+    ``config``; nothing is loaded.
+
+    ``said`` names the setting in the message. Without ``values`` nothing but headers is read.
+    """
+    directory = Path(directory)
+    said = said or f"model path={str(directory)!r}"
+    files = check_files(directory, said)
+    auto = _auto_class(use)
+    try:
+        with quiet_transformers(reports=False):
+            model, info = auto.from_pretrained(
+                directory,
+                config=config,
+                device_map="meta",
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                trust_remote_code=trust_remote_code,
+            )
+    except UNREADABLE as error:
+        raise _refusal(
+            said, f"transformers cannot read its weights: {_first_line(error)}"
+        ) from error
+    _check_names(model, info, said, use)
+    if use == "policy" and _lost_tie(model):
+        _check_tied_values(model, files, said)
+    if values:
+        _check_values(files, said)
+
+
+def is_comparable(config: "PreTrainedConfig") -> bool:
+    """Whether transformers knows the causal LM of ``config``, and its weights are not quantised."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map")
+    return known and getattr(config, "quantization_config", None) is None
+
+
+def load_weights(
+    directory: str | Path, use: Use = "policy", **options: Any
+) -> Any:  # any of the auto classes' models
+    """The model in ``directory``, loaded by transformers with ``options``.
+
+    Raises ``UnusableWeights`` where a tensor is missing, unexpected, of another shape or not
+    finite.
+    """
+    said = f"model path={str(directory)!r}"
+    check_files(Path(directory), said)
+    # Never the network: what the hub has to give was fetched before any worker started.
+    with quiet_transformers(reports=False):
+        model, info = _auto_class(use).from_pretrained(
+            directory,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # these are refused below, with all other names
+            output_loading_info=True,
+            **options,
+        )
+    _check_names(model, info, said, use)
+    if use == "policy" and _lost_tie(model):
+        raise _untied(model, said)
+    odd = non_finite(model.named_parameters())
+    if odd:
+        raise _refusal(said, _listed("not finite (NaN or infinity)", odd))
+    return model
+
+
+def non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Names of the tensors that hold a NaN or an infinity."""
+    return [name for name, tensor in tensors if not _is_finite(tensor)]
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    if tensor.element_size() == 1:  # float8 has no kernel for it
+        tensor = tensor.float()
+    # A NaN anywhere makes both of them NaN; no copy is made.
+    low, high = torch.aminmax(tensor.detach())
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+# ---------------------------------------------------------------------- files
+
+
+def check_files(directory: Path, said: str) -> list[Path]:
+    """The files that hold the weights in ``directory``; raises ``UnusableWeights`` where one is
+    missing, cut off, no weights at all, or where it is not clear which files count.
+    """
+    if (directory / "adapter_config.json").is_file():
+        why = "it holds LoRA adapters (adapter_config.json), which are loaded on another model"
+        raise _refusal(said, why, "merge them into their model (main_export lora=merged)")
+    files = _weight_files(directory, said)
+    for file in files:
+        _check_file(file, said)
+    others = [
+        file.name
+        for file in sorted(directory.glob("*.safetensors"))
+        if file not in files and not file.name.startswith(OTHER_WEIGHTS)
+    ]
+    if others and files[0].name == "model.safetensors":
+        why = (
+            f"it holds model.safetensors and {_names(others)}: transformers would read the first, "
+            "vLLM the others as well"
+        )
+        raise _refusal(said, why, "remove the files that are not of the model")
+    return files
+
+
+def _weight_files(directory: Path, said: str) -> list[Path]:
+    """The files that transformers reads, in its order of preference."""
+    safe, torch_file = directory / "model.safetensors", directory / "pytorch_model.bin"
+    for whole, index in ((safe, INDEXES[0]), (torch_file, INDEXES[1])):
+        if whole.is_file():
+            return [whole]
+        if (directory / index).is_file():
+            return _shards(directory / index, said)
+    partial = sorted(
+        {
+            file.name
+            for pattern in ("*.safetensors*", "pytorch_model*", "*.incomplete", "*.part", "*.gguf")
+            for file in directory.glob(pattern)
+        }
+    )
+    why = "it holds no weights (model.safetensors, or shards with an index)"
+    if partial:
+        why += f", only {_names(partial)}"
+    raise _refusal(said, why, "complete the download")
+
+
+def _shards(index: Path, said: str) -> list[Path]:
+    try:
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        shards = sorted({str(name) for name in named})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{index.name} lists no shards{_pointer(index)}: {_first_line(error)}"
+        raise _refusal(said, why) from error
+    lacking = [name for name in shards if not (index.parent / name).is_file()]
+    if lacking or not shards:
+        why = (
+            f"{len(lacking)} of {len(shards)} shards of {index.name} are missing: {_names(lacking)}"
+        )
+        raise _refusal(said, why)
+    return [index.parent / name for name in shards]
+
+
+def _check_file(file: Path, said: str) -> None:
+    pointer = _pointer(file)
+    if pointer:
+        raise _refusal(said, f"{file.name} holds no weights{pointer}", "git lfs pull")
+    if file.suffix != ".safetensors":
+        return
+    try:
+        with safe_open(file, "pt"):  # compares the offsets of its header with the file's size
+            pass
+    except (OSError, SafetensorError) as error:
+        size = file.stat().st_size
+        why = f"{file.name} is cut off or damaged ({size:,} bytes): {_first_line(error)}"
+        raise _refusal(said, why) from error
+
+
+def _pointer(file: Path) -> str:
+    with file.open("rb") as stream:
+        is_pointer = stream.read(len(POINTER)) == POINTER
+    return ": it is a pointer of git-lfs, and its content was not fetched" if is_pointer else ""
+
+
+# ---------------------------------------------------------------------- names and shapes
+
+
+def _check_names(model: Any, info: Mapping[str, Any], said: str, use: Use) -> None:
+    """Raise ``UnusableWeights`` for what transformers' ``info`` says of the loaded ``model``."""
+    base = f"{model.base_model_prefix}."
+    of_backbone = (base, *(f"{name}." for name, _ in model.base_model.named_children()))
+    missing = sorted(info["missing_keys"])
+    unexpected = sorted(info["unexpected_keys"])
+    mismatched = sorted(info["mismatched_keys"], key=lambda entry: entry[0])
+    if use == "value":  # it has a head of its own, which is new
+        missing = [name for name in missing if name.startswith(base)]
+        mismatched = [entry for entry in mismatched if entry[0].startswith(base)]
+    if use != "policy":
+        unexpected = [name for name in unexpected if name.startswith(of_backbone)]
+    shapes = [f"{name} {list(found)} instead of {list(own)}" for name, found, own in mismatched]
+    wrong = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    reasons = [_listed(what, names) for what, names in wrong.items() if names]
+    reasons += [_first_line(error) for error in info.get("error_msgs", ())]
+    if reasons:
+        kind = f"{type(model).__name__} (model_type {model.config.model_type})"
+        raise _refusal(said, f"not the weights of a {kind}: {', '.join(reasons)}")
+
+
+def _lost_tie(model: Any) -> bool:
+    """Whether input and output embedding are two weights although the config ties them."""
+    if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        return False
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    return head is not None and head.weight is not embeddings.weight
+
+
+def _check_tied_values(model: Any, files: Sequence[Path], said: str) -> None:
+    """Raise ``UnusableWeights`` where the files hold another output head than the embedding that
+    it is tied to: on ``meta`` transformers cannot compare them.
+    """
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
+    ends = [names[id(part.weight)].rpartition(".")[0] for part in (head, embeddings)]
+    wanted = tuple(f"{end.rpartition('.')[2]}.weight" for end in ends)
+    held = {
+        end: tensor
+        for name, tensor in _tensors(files)
+        for end in wanted
+        if name == end or name.endswith(f".{end}")
+    }
+    if len(held) == len(wanted):
+        first, second = (tensor[:] for tensor in held.values())
+        if first.shape != second.shape or not torch.equal(first, second):
+            raise _untied(model, said)
+
+
+def _untied(model: Any, said: str) -> UnusableWeights:
+    why = (
+        f"config.json ties the output head of the {type(model).__name__} to its embedding "
+        "(tie_word_embeddings), and the file holds two different ones: transformers would use both,"
+        " vLLM the embedding alone"
+    )
+    return _refusal(said, why, "tie_word_embeddings: false in its config.json")
+
+
+def _auto_class(use: Use) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification if use == "reward" else AutoModelForCausalLM
+
+
+@contextlib.contextmanager
+def quiet_transformers(reports: bool = True) -> Iterator[None]:
+    """No progress bar of transformers inside: it says nothing of the run, and every process would
+    draw one. Without ``reports`` no warning of it either: what is wrong with weights is raised.
+    """
+    from transformers.utils import logging as hf_logging
+
+    shown = hf_logging.is_progress_bar_enabled()
+    level = hf_logging.get_verbosity()
+    hf_logging.disable_progress_bar()
+    if not reports:
+        hf_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if shown:
+            hf_logging.enable_progress_bar()
+
+
+# ---------------------------------------------------------------------- values
+
+
+def _check_values(files: Sequence[Path], said: str) -> None:
+    """Raise ``UnusableWeights`` for NaN and infinity; of models above ``SCANNED_BYTES`` an evenly
+    spaced part is read.
+    """
+    total = sum(file.stat().st_size for file in files)
+    share = min(1.0, SCANNED_BYTES / max(total, 1))
+    if share < 1.0:
+        line = "%s: %.0f%% of its weights are checked for NaN and infinity before the start"
+        logger.info(line, said, 100 * share)
+    odd = []
+    for name, tensor in _tensors(files):
+        if not all(map(_is_finite, _pieces(tensor, share))):
+            odd.append(name)
+    if odd:
+        raise _refusal(said, _listed("not finite (NaN or infinity)", sorted(odd)))
+
+
+def _tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    """Names and tensors of ``files``; those of safetensors are read where they are sliced."""
+    for file in files:
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as held:
+                for name in held.keys():  # noqa: SIM118  it is no mapping
+                    yield name, held.get_slice(name)
+            continue
+        state = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
+        )
+        yield from state.items()
+
+
+def _pieces(tensor: Any, share: float) -> Iterator[torch.Tensor]:
+    """Evenly spaced parts of ``tensor``, together ``share`` of it."""
+    shape = list(tensor.shape if isinstance(tensor, torch.Tensor) else tensor.get_shape())
+    if not shape:
+        yield tensor[...] if isinstance(tensor, torch.Tensor) else tensor[:]
+        return
+    rows = max(1, PIECE_BYTES // max(1, 4 * math.prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        yield tensor[start : min(shape[0], start + math.ceil(rows * share))]
+
+
+# ---------------------------------------------------------------------- messages
+
+
+def _refusal(
+    said: str, why: str, fix: str = "restore or download the directory again"
+) -> UnusableWeights:
+    return UnusableWeights(f"{said}: {why}; allowed: {ALLOWED}; fix: {fix}")
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    return f"{what}: {len(names)} tensor{'s' * (len(names) != 1)} ({_names(names)})"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _first_line(error: object) -> str:
+    text = str(error).strip() or repr(error)
+    return text.splitlines()[0]
