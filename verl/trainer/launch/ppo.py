@@ -34,7 +34,8 @@ from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import naming_lost_nodes
 from verl.single_controller.ray.stacks import stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import loopback_sockets
-from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.checks.models import ALLOWED, fix_for_missing
+from verl.trainer.config.cold_start import cold_start_config, cold_start_name
 from verl.trainer.config.derive import (
     engine_count,
     engines_on_a_node,
@@ -43,6 +44,7 @@ from verl.trainer.config.derive import (
 )
 from verl.trainer.config.memory import store_gb
 from verl.trainer.config.policy_size import policy_size
+from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.critic import RewardNetworkConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
@@ -224,8 +226,9 @@ def ensure_policy(cfg: PPOConfig) -> bool:
         try:
             model.path = pinned(str(model.path))
         except FileNotFoundError as error:
-            fix = "fix: mend the path, or make a policy there with cold_start.enable=true"
-            raise ConfigError(f"{key}={model.path!r}: {error}; {fix}") from error
+            raise ConfigError(
+                problem(cfg, key, str(error), ALLOWED, fix_for_missing(cfg, key))
+            ) from error
     return made
 
 
@@ -235,7 +238,7 @@ def make_policy(cfg: PPOConfig) -> None:
     Raises ``RuntimeError`` when that run fails.
     """
     path = Path(str(cfg.actor_rollout_ref.model.path))
-    logger.info("no policy at %s: cold start with config %s", path, cfg.cold_start.config_name)
+    logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
     # spawn: a forked child would inherit locks of threads that it does not have.
     process = multiprocessing.get_context("spawn").Process(
         target=cold_start, args=(cold_start_config(cfg),)

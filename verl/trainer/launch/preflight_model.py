@@ -21,6 +21,8 @@ from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import linear_names
+from verl.trainer.config.checks.models import ALLOWED as ALLOWED_MODEL
+from verl.trainer.config.checks.models import fix_for_missing
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
@@ -50,9 +52,8 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
         try:
             directory = Path(description_directory(path))
         except FileNotFoundError as error:
-            allowed = "a directory in Hugging Face format, or a hub name"
-            fix = "mend the path, or have this config make a policy there: cold_start.enable=true"
-            yield f"{section}.path={path!r}: {error}; allowed: {allowed}; fix: {fix}"
+            key = f"{section}.path"
+            yield problem(cfg, key, str(error), ALLOWED_MODEL, fix_for_missing(cfg, key))
             continue
         yield from _config_problems(cfg, section, model, directory)
     yield from _tokenizer_problems(cfg)

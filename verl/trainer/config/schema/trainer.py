@@ -110,7 +110,8 @@ class ColdStartConfig(Section):
 
     enable: bool = False
     """make the policy first when it is missing"""
-    config_name: str = "quickstart_sft"
-    """config of main_sft that makes it"""
+    # A name here says that the config has a recipe for its policy, which messages may then offer.
+    config_name: str | None = None
+    """config of main_sft that makes it; null: quickstart_sft"""
     overrides: list[str] = []
     """overrides of the config of main_sft"""
