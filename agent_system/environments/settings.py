@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from annotated_types import Ge, Gt
 from pydantic import ConfigDict, Strict, model_validator
 
-from verl.utils.settings import NonNegativeInt, PositiveInt, Section
+from verl.utils.settings import PositiveInt, Section, Seed
 
 Placement = Literal["inline", "thread", "locked", "process"]
 
@@ -39,7 +39,7 @@ class EnvSettings(Section):
 
     max_steps: PositiveInt | None = None
     """steps after which the environment itself may end an episode; null: env.max_steps"""
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """seed of what the environment draws besides its tasks; null: env.seed"""
     placement: Placement | None = None
     """where the environment runs; null: where its package says"""

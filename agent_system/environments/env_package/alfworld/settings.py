@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BeforeValidator, ValidationInfo, field_validator
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import NonNegativeInt, PositiveInt
+from verl.utils.settings import PositiveInt, Seed
 
 TaskType = Literal["pick", "light", "clean", "heat", "cool", "two"]
 TASK_TYPES = {
@@ -53,7 +53,7 @@ class AlfworldSettings(EnvSettings):
     val_games: PositiveInt = 256
     """generated games held out: other floor plans, other seeds"""
     # Its games have a seed of their own, so it is never left open.
-    seed: NonNegativeInt = 0  # pyright: ignore[reportIncompatibleVariableOverride]  frozen
+    seed: Seed = 0  # pyright: ignore[reportIncompatibleVariableOverride]  frozen
     """seed of game generation: the same games in every run"""
     data_dir: str = "data/alfworld"
     """where generated games are stored by content hash, and all games as the planner reads them"""
