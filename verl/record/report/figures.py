@@ -84,6 +84,19 @@ HEALTH = ReportSection(
             width=352,
             height=200,
         ),
+        Plot(
+            "What teaches nothing",
+            "share",
+            (
+                Curve("rollout/truncated_length", "trajectories with a cut turn", "second"),
+                Curve("critic/rows_without_advantage", "rows without advantage"),
+                Curve("critic/groups_of_equal_returns", "groups of equal returns", "ramp-3"),
+            ),
+            form="percent",
+            y_range=(0.0, 1.0),
+            width=352,
+            height=200,
+        ),
     ),
     columns=3,
 )

@@ -8,15 +8,16 @@ keys go on with the keys that are sound.
 """
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from verl.trainer.config.compose import config_names, expand_sweep
 from verl.trainer.config.explain import explain
 from verl.trainer.config.load import Draft, read_config, to_yaml, warn_without_effect
-from verl.trainer.config.plan import Plan, make_plan
+from verl.trainer.config.plan import Facts, Plan, gather_facts, make_plan
 from verl.trainer.config.plugged import plugged_names, schema_keys
 from verl.trainer.config.problems import Names
 from verl.trainer.config.registered_names import EXTERNAL_LIB, import_external
@@ -42,6 +43,18 @@ class Command:
     configs: list[Config] = field(default_factory=list)
     text: str | None = None
     only_check: bool = False
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a look at what a config names gave: problems, and facts for the plan (``Facts``)."""
+
+    problems: Collection[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+# Some have facts as well as problems.
+Inspect = Callable[[Any], Collection[str] | Inspection]
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -187,8 +200,8 @@ def run(
     prog: str = "verl.trainer.main_ppo",
     argv: Sequence[str] | None = None,
     names: Callable[[], Names] | None = None,
-    inspect: Callable[[Any], Collection[str]] | None = None,
-    rehearse: Callable[[Any], Collection[str]] | None = None,
+    inspect: Inspect | None = None,
+    rehearse: Inspect | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the
     exit status.
@@ -210,9 +223,9 @@ def run(
         registered = names() if names else None
         # Every job is planned and checked before the first one starts: a refusal must not come
         # hours later, in the middle of a multirun.
-        plans = [make_plan(cfg) for cfg in command.configs]
+        facts = [gather_facts(cfg) for cfg in command.configs]
         asked = [inspect, rehearse if command.only_check else None]
-        _refuse_problems(command.configs, plans, registered, asked)
+        plans = _checked_plans(command.configs, facts, registered, asked)
         if command.only_check:
             for cfg, plan in zip(command.configs, plans, strict=True):
                 warn_without_effect(cfg)
@@ -229,22 +242,41 @@ def run(
         return 2
 
 
-def _refuse_problems(
+def _checked_plans(
     configs: Sequence[Config],
-    plans: Sequence[Plan],
+    facts: list[Facts],
     names: Names | None,
-    asked: Sequence[Callable[[Any], Collection[str]] | None],
-) -> None:
-    """Raise ConfigError with the problems of the configs; those of ``asked`` are looked for in
-    turn, where there are none so far.
+    asked: Sequence[Inspect | None],
+) -> list[Plan]:
+    """The plans of the configs, with what ``asked`` found out about them; what is asked in turn is
+    asked where nothing is wrong so far. Raises ConfigError with the problems.
     """
-    problems = [problem for cfg in configs for problem in find_problems(cfg, names)]
-    problems += [problem for plan in plans for problem in plan.problems()]
+    found = [problem for cfg in configs for problem in find_problems(cfg, names)]
+    plans = _planned(configs, facts, found)
     for ask in asked:
-        if ask and not problems:
-            problems = [problem for cfg in configs for problem in ask(cfg)]
-    if problems:
-        raise ConfigError(dict.fromkeys(problems))
+        if ask is None:
+            continue
+        inspections = [_inspection(ask(cfg)) for cfg in configs]
+        found = [problem for inspection in inspections for problem in inspection.problems]
+        for number, inspection in enumerate(inspections):
+            facts[number] = dataclasses.replace(facts[number], **inspection.facts)
+        plans = _planned(configs, facts, found)
+    return plans
+
+
+def _planned(
+    configs: Sequence[Config], facts: Sequence[Facts], problems: Sequence[str]
+) -> list[Plan]:
+    """The plans; raises ConfigError with ``problems`` and those of the plans."""
+    plans = [make_plan(cfg, known) for cfg, known in zip(configs, facts, strict=True)]
+    found = dict.fromkeys([*problems, *(problem for plan in plans for problem in plan.problems())])
+    if found:
+        raise ConfigError(found)
+    return plans
+
+
+def _inspection(found: Collection[str] | Inspection) -> Inspection:
+    return found if isinstance(found, Inspection) else Inspection(found)
 
 
 def show(plan: Plan, caption: str = "") -> None:

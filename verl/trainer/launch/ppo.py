@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
 import rlvcr.sections  # noqa: F401  (console figures, report sections, validation metrics)
-from agent_system.environments import EnvironmentManagerBase, make_envs
+from agent_system.environments import EnvironmentManagerBase
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
@@ -56,7 +56,7 @@ from verl.trainer.launch.placement import (
     placement_problems,
     pools_of,
 )
-from verl.trainer.launch.preflight import prompt_problems
+from verl.trainer.launch.preflight import open_tasks, prompt_problems
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import ranks_here
 from verl.trainer.ppo.interfaces import RewardFunction
@@ -147,7 +147,7 @@ def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> World:
     )
     if made:
         refuse(prompt_problems(cfg, tokenizer))
-    for manager in (envs, val_envs):
+    for manager in dict.fromkeys((envs, val_envs)):
         fit_prompts(cfg, tokenizer, manager)
     # Now that the tasks are counted, and before the workers get their copies of the config.
     fill_schedule(cfg, len(envs.tasks))
@@ -192,7 +192,7 @@ def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environment
     be had.
     """
     try:
-        return make_envs(cfg)
+        return open_tasks(cfg)
     except (ImportError, JavaMissing, OSError, ValueError) as error:
         logger.debug("no tasks", exc_info=error)
         raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error

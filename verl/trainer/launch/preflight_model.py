@@ -4,6 +4,7 @@ Nothing but these small files is read, or fetched from the hub where a model is 
 there; what only shows with the weights is found where they are loaded.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +21,11 @@ from verl.models.architecture import ALLOWED, FIX, config_reasons
 from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
-from verl.models.lora import linear_names
+from verl.models.lora import add_lora, linear_names
 from verl.trainer.config.checks.models import ALLOWED as ALLOWED_MODEL
 from verl.trainer.config.checks.models import fix_for_missing
 from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.policy_size import policy_size
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
@@ -31,7 +33,7 @@ from verl.trainer.launch.preflight_reward import reward_model_problems
 from verl.utils.hints import did_you_mean, nearest_name
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 POLICY = "actor_rollout_ref.model"
 PATH = f"{POLICY}.path"
@@ -122,11 +124,7 @@ def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig
         return
     if model.target_modules == "all-linear":
         return
-    from transformers import AutoModelForCausalLM
-
-    # On no device: the names of modules, and not a weight.
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    lm = _without_weights(model, config)
     names = [name for name, _ in lm.named_modules() if name]
     known = linear_names(lm)
     key = f"{POLICY}.target_modules"
@@ -137,6 +135,37 @@ def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig
             why = f"{config.model_type} has no module {target!r}"
             allowed = f"all-linear, or some of {', '.join(known)}"
             yield problem(cfg, key, why, allowed, near or f"{key}=all-linear")
+
+
+def _without_weights(model: ModelConfig, config: "PreTrainedConfig") -> "PreTrainedModel":
+    """The modules of a model, on no device."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+
+
+def model_facts(cfg: PPOConfig) -> dict[str, int]:
+    """What the plan says of a policy that is there: its size, and that of its adapters."""
+    model = cfg.actor_rollout_ref.model
+    if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
+        return {}
+    directory = Path(description_directory(model.path))
+    found = dataclasses.asdict(policy_size(directory))
+    if found["parameters"] is not None and not model.lora_rank:
+        return {name: value for name, value in found.items() if value is not None}
+    config = read_config(directory, model.trust_remote_code)
+    for key, value in model.override_config.items():
+        setattr(config, key, value)
+    lm = _without_weights(model, config)
+    found["parameters"] = sum(parameter.numel() for parameter in lm.parameters())
+    if model.lora_rank:
+        asked = model.target_modules
+        add_lora(lm, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=asked)
+        found["trained_parameters"] = sum(
+            parameter.numel() for parameter in lm.parameters() if parameter.requires_grad
+        )
+    return {name: value for name, value in found.items() if value is not None}
 
 
 # ---- tokenizers ------------------------------------------------------------------------------

@@ -137,7 +137,13 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     }
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
+        own = rows[sources == source]
         result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
+        result[f"val/{source}/episode_reward"] = float(
+            fields["episode_rewards"][own].astype(float).mean()
+        )
+        repeated = repeated_plays(batch, own)
+        result |= {name.replace("val/", f"val/{source}/", 1): repeated[name] for name in repeated}
     named = {f"val/{name}": value for name, value in named_rewards(batch).items()}
     return result | named | repeated_plays(batch, rows) | batch_metrics(batch, "val")
 
