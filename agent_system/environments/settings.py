@@ -77,6 +77,13 @@ class EnvSettings(Section):
         """Address space of a worker process in gigabytes; None where it has no bound."""
         return None
 
+    def stand_in_for(self, env_name: str) -> str:
+        """What is played in place of what ``env_name`` promises, in words; empty where it is what
+        it says.
+        """
+        del env_name
+        return ""
+
     def known_tasks(self, split: str) -> int | None:
         """How many tasks ``split`` has, as far as the settings say; None where only the package
         knows.

@@ -13,12 +13,9 @@ from collections.abc import Sequence
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.evaluate import EVAL_OVERRIDES, run_evaluation
-from verl.trainer.launch.extensions import (
-    default_config_name,
-    registered_names,
-    rehearsal_problems,
-    start_problems,
-)
+from verl.trainer.launch.extensions import default_config_name, registered_names
+from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems
+from verl.trainer.launch.extensions import inspect_start as start_problems
 from verl.utils.logging import setup_logging
 
 

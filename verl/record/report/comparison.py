@@ -49,6 +49,11 @@ SUCCESS = ReportSection(
             "return of a play",
             (Curve("episode/reward", "training", smooth=True),),
         ),
+        Plot(
+            "Held-out return",
+            "return of a play",
+            (Curve("val/episode_reward", "held-out", markers=True),),
+        ),
         Plot("Time per iteration", "seconds", (Curve("timing_s/step", "time"),), form="seconds"),
     ),
 )
@@ -164,6 +169,8 @@ def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> 
 COLUMNS = (
     ("held-out before", "val/success_rate", 0, "percent"),
     ("held-out after", "val/success_rate", -1, "percent"),
+    ("return before", "val/episode_reward", 0, "number"),
+    ("return after", "val/episode_reward", -1, "number"),
     ("tokens / episode before", "val/tokens_per_episode", 0, "number"),
     ("tokens / episode after", "val/tokens_per_episode", -1, "number"),
     ("s / iteration", "timing_s/step", -1, "number"),
@@ -190,11 +197,15 @@ def _cells(runs: Sequence[RunData]) -> list[str]:
 
 
 def _cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
-    """Mean of the first or the last value, and its interval; empty where a run has none."""
-    values = [run.points(metric)[1] for run in runs]
-    if not all(values):
+    """Mean of the first or the last value, and its interval; empty where a run has none, and the
+    first is one from before training.
+    """
+    points = [run.points(metric) for run in runs]
+    if not all(values for _, values in points):
         return ""
-    chosen = [found[place] for found in values]
+    if place == 0 and any(steps[0] != 0 for steps, _ in points):
+        return ""
+    chosen = [values[place] for _, values in points]
     show = FORMATS[form]
     if len(chosen) == 1:
         return show(chosen[0])

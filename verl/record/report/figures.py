@@ -111,6 +111,17 @@ TOKENS = Plot(
     width=352,
     height=200,
 )
+# Of tasks without success, as graded answers are, it is all there is to see.
+RETURN = Plot(
+    "Mean return",
+    "return of a trajectory",
+    (
+        Curve("episode/reward", "training tasks", "second"),
+        Curve("val/episode_reward", "held-out tasks", markers=True),
+    ),
+    width=WIDE,
+    height=260,
+)
 STEPS = Plot(
     "Steps per episode",
     "steps",
@@ -158,7 +169,7 @@ def _with_points(charts: Sequence[Chart]) -> list[Chart]:
 
 def success(run: RunData) -> Section:
     """Held-out success with intervals, train success raw and smoothed."""
-    charts = [_success_chart(run)]
+    charts = [_success_chart(run), draw_plot(run, RETURN)]
     sources = [name for name in run.names if SOURCE_RATE.fullmatch(name)]
     # A single source is the whole panel, which the first chart shows.
     if len(sources) > 1:

@@ -12,9 +12,11 @@ import dataclasses
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from verl.trainer.config.compose import config_names, expand_sweep
+from verl.trainer.config.devices import Machine, stated_machine, use_machine
 from verl.trainer.config.explain import explain
 from verl.trainer.config.load import Draft, read_config, to_yaml, warn_without_effect
 from verl.trainer.config.plan import Facts, Plan, gather_facts, make_plan
@@ -43,6 +45,7 @@ class Command:
     configs: list[Config] = field(default_factory=list)
     text: str | None = None
     only_check: bool = False
+    machine: Machine | None = None  # that is checked for in place of this one
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Inspection:
 
 
 # Some have facts as well as problems.
-Inspect = Callable[[Any], Collection[str] | Inspection]
+Inspect = Callable[..., Collection[str] | Inspection]
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -87,6 +90,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--check",
         action="store_true",
         help="everything up to starting: exit status 0 where the run could start, else 2",
+    )
+    parser.add_argument(
+        "--on",
+        metavar="DEVICES",
+        help="with --check: for a machine with these and not for this one, as 8xH100 or "
+        "2x8xA100:40 (nodes, GPUs of each, name, GiB)",
     )
     parser.add_argument(
         "--explain", metavar="KEY", help="what a key means in this configuration, and stop"
@@ -124,6 +133,7 @@ def parse(
     if args.check and (args.cfg or args.explain):
         why = "with --cfg and --explain nothing is checked"
         raise ConfigError(f"--check: {why}; allowed: one of them; fix: leave the other out")
+    machine = _machine(args, schema)
     if args.cfg:
         return Command(name, text=_show(name, args, schema))
     if args.explain:
@@ -139,7 +149,16 @@ def parse(
     configs = [draft.config for draft in drafts]
     if args.multirun:
         _check_places(configs)
-    return Command(name, configs, only_check=args.check)
+    return Command(name, configs, only_check=args.check, machine=machine)
+
+
+def _machine(args: argparse.Namespace, schema: Schema) -> Machine | None:
+    if args.on is None:
+        return None
+    if not args.check or schema is not PPOConfig:
+        why = "nothing but a check of main_ppo, main_eval or main_audit is for another machine"
+        raise ConfigError(f"--on {args.on}: {why}; allowed: with --check; fix: --check --on ...")
+    return stated_machine(args.on)
 
 
 def _all_problems(draft: Draft) -> list[str]:
@@ -211,7 +230,8 @@ def run(
     something to run, after the config's own ``external_lib`` was imported. ``inspect(cfg)`` gives
     further problems of a config that has none so far: those that only show with what it names at
     hand. With ``--check``, ``rehearse(cfg)`` gives those that show when pieces of the run are
-    called, and nothing is run. ``main`` may refuse as well, with a ``ConfigError``.
+    called, and nothing is run; with ``--on``, ``inspect(cfg, elsewhere=True)`` leaves out the
+    devices of this machine. ``main`` may refuse as well, with a ``ConfigError``.
     """
     try:
         command = parse(argv, config_default, schema, prog)
@@ -223,13 +243,17 @@ def run(
         registered = names() if names else None
         # Every job is planned and checked before the first one starts: a refusal must not come
         # hours later, in the middle of a multirun.
-        facts = [gather_facts(cfg) for cfg in command.configs]
-        asked = [inspect, rehearse if command.only_check else None]
-        plans = _checked_plans(command.configs, facts, registered, asked)
+        machine = command.machine
+        missing = [problem for cfg in command.configs for problem in _missing(cfg, machine)]
+        facts = [_facts(cfg, machine) for cfg in command.configs]
+        look = partial(inspect, elsewhere=True) if inspect and machine else inspect
+        asked = [look, rehearse if command.only_check else None]
+        plans = _checked_plans(command.configs, facts, registered, asked, missing)
         if command.only_check:
             for cfg, plan in zip(command.configs, plans, strict=True):
                 warn_without_effect(cfg)
-                show(plan, f"config {command.config_name}; {CHECKED}")
+                stated = f" for {machine}" if machine else ""
+                show(plan, f"config {command.config_name}{stated}; {CHECKED}")
             return 0
         with Interruption() as interruption:
             for cfg, plan in zip(command.configs, plans, strict=True):
@@ -247,11 +271,12 @@ def _checked_plans(
     facts: list[Facts],
     names: Names | None,
     asked: Sequence[Inspect | None],
+    missing: Sequence[str],
 ) -> list[Plan]:
     """The plans of the configs, with what ``asked`` found out about them; what is asked in turn is
     asked where nothing is wrong so far. Raises ConfigError with the problems.
     """
-    found = [problem for cfg in configs for problem in find_problems(cfg, names)]
+    found = [*missing, *(problem for cfg in configs for problem in find_problems(cfg, names))]
     plans = _planned(configs, facts, found)
     for ask in asked:
         if ask is None:
@@ -273,6 +298,20 @@ def _planned(
     if found:
         raise ConfigError(found)
     return plans
+
+
+def _missing(cfg: Config, machine: Machine | None) -> list[str]:
+    """What a stated machine lacks, for which ``cfg`` is then checked."""
+    return use_machine(cfg, machine) if machine and isinstance(cfg, PPOConfig) else []
+
+
+def _facts(cfg: Config, machine: Machine | None) -> Facts:
+    facts = gather_facts(cfg)
+    if machine is None:
+        return facts
+    # Of its host nothing is stated, and this one's memory says nothing of it.
+    memory = {"device_memory_gb": machine.memory_gb, "memory_gb": None}
+    return dataclasses.replace(facts, device="cuda", **memory)
 
 
 def _inspection(found: Collection[str] | Inspection) -> Inspection:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.trainer.config.compose import compose_tree
+from verl.trainer.config.compose import compose_tree, own_files
 from verl.trainer.config.derive import derive, fits_prompts, rules_of_no_weight
 from verl.trainer.config.plugged import (
     EXTENSIONS,
@@ -72,9 +72,22 @@ def read_config(
     problems += misplaced
     for extension in EXTENSIONS.values():
         extension.settle(written, schema)
+    said = _said_by_caller(name, overrides, config_path)
+    for extension in EXTENSIONS.values():
+        problems += extension.check_written(written, said)
     draft = _draft(written, schema)
     draft.problems = [*problems, *draft.problems]
     return draft
+
+
+def _said_by_caller(name: str, overrides: Sequence[str], config_path: str | None) -> list[str]:
+    """Dotted paths of what the command line and the caller's own files write."""
+    said = [word.lstrip("+").partition("=")[0] for word in overrides]
+    for file, content in own_files(name, config_path).items():
+        # What a run has stored is what its start was composed of, whoever wrote that.
+        if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
+            said += [path for path, _ in _leaves({str(key): content[key] for key in content})]
+    return said
 
 
 def _names_another_policy(

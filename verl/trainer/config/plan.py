@@ -123,6 +123,7 @@ class Plan:
     device_memory_gb: float | None = None  # needed on a GPU by an update
     gpu_problems: tuple[str, ...] = ()  # what does not fit there, or on its host
     default_group_size: int | None = None  # plays of a task where nothing is said
+    stand_in: str = ""  # what is played in place of what the config names
     # Where a number is not what published jobs would make of it, and how to get that.
     notes: tuple[str, ...] = ()
 
@@ -131,6 +132,8 @@ class Plan:
         ranks = f"{_count(self.ranks, 'training rank')} x {_count(self.threads_per_rank, 'thread')}"
         yield "device", f"{self.device}, {ranks}"
         yield from self._play_lines() if self.engines else ()
+        if self.stand_in:
+            yield "stand-in", f"{self.stand_in}: not comparable with published numbers"
         passes = _count(self.epochs, "epoch")
         if self.evaluates:
             yield from self._evaluation_lines()
@@ -370,8 +373,14 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         device_memory_gb=_on_gpu(cfg, facts),
         gpu_problems=tuple(_gpu_problems(cfg, facts)),
         default_group_size=default_group_size(cfg),
+        stand_in=stand_in_for(cfg),
         notes=tuple(notes(cfg, train_tasks)),
     )
+
+
+def stand_in_for(cfg: PPOConfig | SFTConfig) -> str:
+    """What is played in place of what ``cfg`` names; empty where it is what it says."""
+    return "; ".join(filter(None, (extension.stand_in(cfg) for extension in EXTENSIONS.values())))
 
 
 def _val_tasks(cfg: PPOConfig) -> int | None:
@@ -441,6 +450,7 @@ def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:
         ranks=trainer.n_gpus_per_node * trainer.nnodes,
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         parameters=facts.parameters,
+        stand_in=stand_in_for(cfg) if not data.train_files else "",
         memory_gb=memory,
         machine_memory_gb=facts.memory_gb,
     )

@@ -23,6 +23,8 @@ __all__ = [
     "default_config",
     "default_config_name",
     "environment_names",
+    "inspect_calls",
+    "inspect_start",
     "load_config",
     "read_config",
     "registered_names",
@@ -54,18 +56,30 @@ def environment_names() -> Names:
     return Names(environments=REGISTRY.keys())
 
 
-def start_problems(cfg: PPOConfig) -> Inspection:
-    """What shows with the environment, the tokenizer and the engine at hand."""
+def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
+    """What shows with the environment, the tokenizer and the engine at hand; ``elsewhere``: with
+    other devices than those of this machine.
+    """
     from verl.trainer.launch.preflight import inspect_start
 
-    return inspect_start(cfg)
+    return inspect_start(cfg, elsewhere)
 
 
-def rehearsal_problems(cfg: PPOConfig) -> Inspection:
+def inspect_calls(cfg: PPOConfig) -> Inspection:
     """What shows once reward, estimator and loss are called."""
-    from verl.trainer.launch.rehearsal import rehearse
+    from verl.trainer.launch.rehearsal import inspect_calls
 
-    return rehearse(cfg)
+    return inspect_calls(cfg)
+
+
+def start_problems(cfg: PPOConfig) -> Collection[str]:
+    """The problems of ``inspect_start``."""
+    return inspect_start(cfg).problems
+
+
+def rehearsal_problems(cfg: PPOConfig) -> Collection[str]:
+    """The problems of ``inspect_calls``."""
+    return inspect_calls(cfg).problems
 
 
 def default_config_name(overrides: Sequence[str]) -> str:

@@ -43,6 +43,7 @@ from verl.trainer.config.derive import (
     weight_transfer,
 )
 from verl.trainer.config.memory import store_gb
+from verl.trainer.config.plan import stand_in_for
 from verl.trainer.config.policy_size import policy_size
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig, SFTConfig
@@ -111,8 +112,12 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     """Start everything that ``cfg`` needs; it ends with the block, and then the report is there."""
     started = time.perf_counter()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
-    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run, run.resumable():
+    stand_in = stand_in_for(cfg)
+    directory = RunDirectory(cfg.trainer.default_local_dir)
+    with directory.open(cfg, seeds, stand_in) as run, run.resumable():
         setup_logging(run.logs / "driver.log")
+        if stand_in:
+            logger.warning("%s: not comparable with published numbers", stand_in)
         schedule = cfg.trainer
         watchdog = Watchdog(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s)
         watchdog.ask_also(stacks_of_other_nodes)

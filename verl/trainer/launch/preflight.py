@@ -49,10 +49,12 @@ def start_problems(cfg: PPOConfig) -> list[str]:
     return list(inspect_start(cfg).problems)
 
 
-def inspect_start(cfg: PPOConfig) -> Inspection:
-    """All checks on a config that has no other problem, and what they found out for the plan."""
+def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
+    """All checks on a config that has no other problem, and what they found out for the plan;
+    ``elsewhere``: on devices that are not here.
+    """
     found = [
-        *machine_problems(cfg),
+        *machine_problems(cfg, elsewhere),
         *_environment_problems(cfg),
         *model_problems(cfg),
         *_engine_problems(cfg),

@@ -27,13 +27,14 @@ LONGEST_NAME = 255  # of a file or directory, in bytes
 NO_SERVICE = ("console", "file")
 
 
-def machine_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
-    """Messages of all checks of the machine."""
-    yield from _device_problems(cfg)
+def machine_problems(cfg: PPOConfig | SFTConfig, elsewhere: bool = False) -> Iterator[str]:
+    """Messages of all checks of the machine; ``elsewhere``: but for its devices and its cluster."""
+    if not elsewhere:
+        yield from _device_problems(cfg)
     yield from _place_problems(cfg)
     yield from _use_problems(cfg)
     yield from _tracker_problems(cfg)
-    if isinstance(cfg, PPOConfig):
+    if isinstance(cfg, PPOConfig) and not elsewhere:
         yield from _cluster_problems(cfg)
         yield from _token_problems(cfg)
 
@@ -46,16 +47,25 @@ def _device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     device = cfg.trainer.device
     if device == "cuda" and not there:
         why = "PyTorch sees no CUDA device here"
-        yield problem(cfg, DEVICE, why, "cpu or auto", f"{DEVICE}=cpu, or a machine with a GPU")
+        fix = f"{DEVICE}=cpu, or a machine with a GPU{_check_on(cfg)}"
+        yield problem(cfg, DEVICE, why, "cpu or auto", fix)
     elif device != "cpu" and 0 < there < cfg.trainer.n_gpus_per_node:
         why = f"this machine has {there}"
-        yield problem(cfg, RANKS, why, f"{there} or fewer", f"{RANKS}={there}")
+        fix = f"{RANKS}={there}{_check_on(cfg)}"
+        yield problem(cfg, RANKS, why, f"{there} or fewer", fix)
     elif device != "cpu" and there and isinstance(cfg, PPOConfig) and have_own_gpus(cfg, "cuda"):
         needed = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + sum(engine_gpus(cfg))
         if there < needed:
             why = f"with those of the training ranks {needed} GPUs are needed, and {there} are here"
             fix = "a cluster (ray_init.address=auto, RAY_ADDRESS), or fewer GPUs of either kind"
             yield problem(cfg, ENGINE_NODES, why, f"what is left of {there} GPUs", fix)
+
+
+def _check_on(cfg: PPOConfig | SFTConfig) -> str:
+    """How the config is checked for the machine that it is meant for."""
+    if not isinstance(cfg, PPOConfig):
+        return ""
+    return f"; for another machine: --check --on {cfg.trainer.n_gpus_per_node}xH100"
 
 
 def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:

@@ -34,10 +34,10 @@ REWARD = "custom_reward_function.path"
 
 def rehearsal_problems(cfg: PPOConfig) -> list[str]:
     """Messages about what a run would stumble over once it plays and learns."""
-    return list(rehearse(cfg).problems)
+    return list(inspect_calls(cfg).problems)
 
 
-def rehearse(cfg: PPOConfig) -> Inspection:
+def inspect_calls(cfg: PPOConfig) -> Inspection:
     """What a run would stumble over once it plays and learns, and what is known of its tasks."""
     # Where there is a tokenizer, the environment was opened to measure prompts.
     opened = inspect_environment(cfg) if tokenizer_directory(cfg) is None else Inspection()

@@ -11,7 +11,7 @@ from verl.protocol import DataProto
 from verl.records import REWARD_PARTS
 from verl.sections import batch_metrics
 from verl.utils.repeats import best_at_k, maj_at_k, pass_at_k, powers_up_to
-from verl.utils.statistics import bootstrap_interval
+from verl.utils.statistics import rate_interval
 
 
 def summary(name: str, values: torch.Tensor) -> dict[str, float]:
@@ -123,7 +123,7 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     fields = batch.non_tensor_batch
     won = fields["won"][rows].astype(float)
     # Resampled by task: plays of the same task are not independent of each other.
-    low, high = bootstrap_interval(mean_per_task(won, fields["uid"][rows]))
+    low, high = rate_interval(mean_per_task(won, fields["uid"][rows]))
     sampled = tokens_per_trajectory(batch)
     result = {
         "val/success_rate": float(won.mean()) if len(won) else math.nan,

@@ -100,6 +100,13 @@ class AlfworldSettings(EnvSettings):
             return "ALFWORLD_DATA" not in os.environ
         return self.source == "generated"
 
+    def stand_in_for(self, env_name: str) -> str:
+        """See ``EnvSettings``: a variant is the name of an official environment."""
+        if not self.generates or (self.source == "generated" and "/" not in env_name):
+            return ""
+        why = "no ALFWORLD_DATA" if self.source == "auto" else "env.alfworld.source=generated"
+        return f"rooms generated here, in place of ALFWorld's games ({why})"
+
     def known_tasks(self, split: str) -> int | None:
         """The number of generated games; nobody knows that of official ones before."""
         if not self.generates:
