@@ -169,8 +169,6 @@ def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> 
 COLUMNS = (
     ("held-out before", "val/success_rate", 0, "percent"),
     ("held-out after", "val/success_rate", -1, "percent"),
-    ("return before", "val/episode_reward", 0, "number"),
-    ("return after", "val/episode_reward", -1, "number"),
     ("tokens / episode before", "val/tokens_per_episode", 0, "number"),
     ("tokens / episode after", "val/tokens_per_episode", -1, "number"),
     ("s / iteration", "timing_s/step", -1, "number"),

@@ -169,12 +169,12 @@ def _with_points(charts: Sequence[Chart]) -> list[Chart]:
 
 def success(run: RunData) -> Section:
     """Held-out success with intervals, train success raw and smoothed."""
-    charts = [_success_chart(run), draw_plot(run, RETURN)]
+    charts = [_success_chart(run)]
     sources = [name for name in run.names if SOURCE_RATE.fullmatch(name)]
     # A single source is the whole panel, which the first chart shows.
     if len(sources) > 1:
         charts.append(_source_chart(run, sources))
-    charts.append(_price_chart(run))
+    charts += [draw_plot(run, RETURN), _price_chart(run)]
     lead = "Held-out tasks are a frozen panel that is never trained on."
     return Section("Success", lead, charts, 1)
 
