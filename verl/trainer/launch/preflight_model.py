@@ -129,7 +129,7 @@ def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig
     known = linear_names(lm)
     key = f"{POLICY}.target_modules"
     asked = model.target_modules
-    for target in [asked] if isinstance(asked, str) else list(asked):
+    for target in asked if isinstance(asked, list | tuple) else [asked]:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             near = did_you_mean(str(target), known).removeprefix("; ")
             why = f"{config.model_type} has no module {target!r}"
