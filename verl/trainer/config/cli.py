@@ -143,7 +143,9 @@ def parse(
         drafts = _jobs(name, args, schema)
     else:
         drafts = [read_config(name, args.overrides, schema, args.config_path)]
-    problems = [problem for draft in drafts for problem in _all_problems(draft)]
+    problems = [
+        problem for draft in drafts for problem in (*_all_problems(draft), *draft.of_no_use)
+    ]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     configs = [draft.config for draft in drafts]

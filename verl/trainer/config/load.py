@@ -44,6 +44,8 @@ class Draft(Generic[Schema]):
 
     config: Schema
     problems: list[str] = field(default_factory=list)
+    # Of keys that can be read and that a command line refuses, for nothing would read them.
+    of_no_use: list[str] = field(default_factory=list)
     tree: Tree = field(default_factory=dict)  # every key, interpolations kept
 
     def sound(self) -> Schema:
@@ -73,10 +75,10 @@ def read_config(
     for extension in EXTENSIONS.values():
         extension.settle(written, schema)
     said = _said_by_caller(name, overrides, config_path)
-    for extension in EXTENSIONS.values():
-        problems += extension.check_written(written, said)
     draft = _draft(written, schema)
     draft.problems = [*problems, *draft.problems]
+    for extension in EXTENSIONS.values():
+        draft.of_no_use += extension.check_written(written, said)
     return draft
 
 
@@ -156,7 +158,7 @@ def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
     if not problems:
         # Before derive(): --cfg job shows null where null was meant, and --resolve what follows.
         tree = _with_interpolations(to_dict(config), tree)
-    return Draft(derive(config), problems, tree)
+    return Draft(derive(config), problems, tree=tree)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:

@@ -133,6 +133,9 @@ def stand_in(cfg: PPOConfig | SFTConfig) -> str:
 def check_written(tree: Mapping[str, Any], written: Collection[str]) -> Problems:
     """No section is written of an environment that is not played."""
     env_name = str(_written(tree, "env.env_name") or "")
+    # Of a name that nobody knows, its own mistake is said.
+    if ":" not in env_name and canonical(env_name).split("/", 1)[0] not in REGISTRY:
+        return
     played = {canonical(name).split("/", 1)[0] for name in (env_name, *_parts(tree, env_name))}
     foreign: dict[str, str] = {}
     for path in written:
