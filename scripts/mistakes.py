@@ -78,7 +78,7 @@ MISTAKES = (
         "a hub name of a config that makes its own policy",
         ("--config-name", "quickstart", f"{PATH}=nobody/no-such-model"),
         f"{PATH}='nobody/no-such-model'",
-        "cold_start.enable=true",
+        "hf download nobody/no-such-model",
     ),
     Mistake(
         "an empty directory for a model",

@@ -237,6 +237,23 @@ def env_settings(env_config: EnvChoice) -> EnvSettings:
     return settings.model_copy(update=left_open).completed(env_config)
 
 
+def stand_in_for(env_config: EnvChoice) -> str:
+    """What is played in place of what ``env_config`` names; empty where it is what it says, and
+    where nobody knows.
+    """
+    try:
+        settings = env_settings(env_config)
+        parts = getattr(settings, "weights", None) or {}
+        said = [settings.stand_in_for(canonical(env_config.env_name))]
+        for part in parts:
+            written = getattr(settings, "kwargs", {}).get(part)
+            own = read_or_raise(settings_class(part), written)
+            said.append(own.stand_in_for(canonical(part)))
+    except (ImportError, LookupError, TypeError, ValueError, AttributeError):
+        return ""  # said by the checks
+    return "; ".join(filter(None, said))
+
+
 def _choose_variant(
     section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from annotated_types import Ge, Gt
 from pydantic import ConfigDict, Strict, model_validator
 
-from verl.utils.settings import NonNegativeInt, PositiveInt, Section
+from verl.utils.settings import PositiveInt, Section, Seed
 
 Placement = Literal["inline", "thread", "locked", "process"]
 
@@ -39,7 +39,7 @@ class EnvSettings(Section):
 
     max_steps: PositiveInt | None = None
     """steps after which the environment itself may end an episode; null: env.max_steps"""
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """seed of what the environment draws besides its tasks; null: env.seed"""
     placement: Placement | None = None
     """where the environment runs; null: where its package says"""
@@ -76,6 +76,13 @@ class EnvSettings(Section):
     def memory_limit(self) -> float | None:
         """Address space of a worker process in gigabytes; None where it has no bound."""
         return None
+
+    def stand_in_for(self, env_name: str) -> str:
+        """What is played in place of what ``env_name`` promises, in words; empty where it is what
+        it says.
+        """
+        del env_name
+        return ""
 
     def known_tasks(self, split: str) -> int | None:
         """How many tasks ``split`` has, as far as the settings say; None where only the package

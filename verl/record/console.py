@@ -24,6 +24,7 @@ GAP = "  "
 BREAK = re.compile(r" |(?<=\w{3}/)")
 FIGURES = (
     ConsoleFigure("held-out success", ("val/success_rate",), "{:.1%}"),
+    ConsoleFigure("held-out return", ("val/episode_reward",)),
     ConsoleFigure("train success", ("episode/success_rate",), "{:.1%}"),
     ConsoleFigure("return", ("episode/reward",)),
     ConsoleFigure("tokens/episode", ("rollout/tokens_per_episode",), "{:.0f}"),

@@ -60,12 +60,15 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self._lock: int | None = None
 
-    def open(self, config: object, seeds: Mapping[str, int] | None = None) -> "RunDirectory":
-        """Make the folders, take the lock, write ``config.yaml`` and ``env.json``.
+    def open(
+        self, config: object, seeds: Mapping[str, int] | None = None, stand_in: str = ""
+    ) -> "RunDirectory":
+        """Make the folders, take the lock, write ``config.yaml`` and ``env.json``, which says what
+        is played as a ``stand_in`` for what the configuration names.
 
         Raises ``RunDirectoryInUse``, and ``ConfigError`` for a directory that cannot be written.
         """
-        facts = environment_facts(seeds)
+        facts = environment_facts(seeds) | ({"stand_in": stand_in} if stand_in else {})
         try:
             for folder in (self.rollouts, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)

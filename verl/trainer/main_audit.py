@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.audit import audit_words, run_audit
-from verl.trainer.launch.extensions import (
-    registered_names,
-    rehearsal_problems,
-    start_problems,
-)
+from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems
+from verl.trainer.launch.extensions import inspect_start as start_problems
+from verl.trainer.launch.extensions import registered_names
 from verl.utils.logging import setup_logging
 
 

@@ -1,9 +1,9 @@
 """Measure a policy on the validation panel, without training: ``python -m verl.trainer.main_eval
 [key=value ...]``.
 
-Configs and keys are those of ``main_ppo``; the run directory is that of the training with ``-eval``
-behind it. The policy is ``actor_rollout_ref.model.path``, or a checkpoint
-(``trainer.resume_mode=resume_path``,
+Configs and keys are those of ``main_ppo``, and so is the config that is taken where none is named.
+The run directory is that of the training with ``-eval`` behind it. The policy is
+``actor_rollout_ref.model.path``, or a checkpoint (``trainer.resume_mode=resume_path``,
 ``trainer.resume_from_path=runs/.../checkpoints/global_step_10``).
 """
 
@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from verl.trainer.config import cli
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.evaluate import EVAL_OVERRIDES, run_evaluation
-from verl.trainer.launch.extensions import (
-    registered_names,
-    rehearsal_problems,
-    start_problems,
-)
+from verl.trainer.launch.extensions import default_config_name, registered_names
+from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems
+from verl.trainer.launch.extensions import inspect_start as start_problems
 from verl.utils.logging import setup_logging
 
 
@@ -26,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
     return cli.run(
         run_evaluation,
-        "quickstart",
+        default_config_name,
         PPOConfig,
         "verl.trainer.main_eval",
         words,

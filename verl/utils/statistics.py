@@ -23,6 +23,21 @@ def bootstrap_interval(
     return percentile_interval(means, confidence)
 
 
+def rate_interval(
+    values: Sequence[float] | np.ndarray, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of a success rate: ``bootstrap_interval``, but where all ``values`` are 0 or all are
+    1 that of Clopper and Pearson (1934), because every resample of these is the same.
+
+    For example 4 failures of 4: 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
+    """
+    rates = np.asarray(values, dtype=np.float64)
+    if len(rates) and (np.all(rates == 0) or np.all(rates == 1)):
+        far = ((1 - confidence) / 2) ** (1 / len(rates))
+        return (far, 1.0) if rates[0] == 1 else (0.0, 1 - far)
+    return bootstrap_interval(rates, confidence)
+
+
 def resampled_means(
     columns: Sequence[Sequence[float] | np.ndarray], resamples: int = RESAMPLES, seed: int = 0
 ) -> np.ndarray:

@@ -49,6 +49,11 @@ SUCCESS = ReportSection(
             "return of a play",
             (Curve("episode/reward", "training", smooth=True),),
         ),
+        Plot(
+            "Held-out return",
+            "return of a play",
+            (Curve("val/episode_reward", "held-out", markers=True),),
+        ),
         Plot("Time per iteration", "seconds", (Curve("timing_s/step", "time"),), form="seconds"),
     ),
 )
@@ -190,11 +195,15 @@ def _cells(runs: Sequence[RunData]) -> list[str]:
 
 
 def _cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
-    """Mean of the first or the last value, and its interval; empty where a run has none."""
-    values = [run.points(metric)[1] for run in runs]
-    if not all(values):
+    """Mean of the first or the last value, and its interval; empty where a run has none, and the
+    first is one from before training.
+    """
+    points = [run.points(metric) for run in runs]
+    if not all(values for _, values in points):
         return ""
-    chosen = [found[place] for found in values]
+    if place == 0 and any(steps[0] != 0 for steps, _ in points):
+        return ""
+    chosen = [values[place] for _, values in points]
     show = FORMATS[form]
     if len(chosen) == 1:
         return show(chosen[0])

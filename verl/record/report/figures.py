@@ -84,6 +84,19 @@ HEALTH = ReportSection(
             width=352,
             height=200,
         ),
+        Plot(
+            "What teaches nothing",
+            "share",
+            (
+                Curve("rollout/truncated_length", "trajectories with a cut turn", "second"),
+                Curve("critic/rows_without_advantage", "rows without advantage"),
+                Curve("critic/groups_of_equal_returns", "groups of equal returns", "ramp-3"),
+            ),
+            form="percent",
+            y_range=(0.0, 1.0),
+            width=352,
+            height=200,
+        ),
     ),
     columns=3,
 )
@@ -97,6 +110,17 @@ TOKENS = Plot(
     y_range=(0.0, None),
     width=352,
     height=200,
+)
+# Of tasks without success, as graded answers are, it is all there is to see.
+RETURN = Plot(
+    "Mean return",
+    "return of a trajectory",
+    (
+        Curve("episode/reward", "training tasks", "second"),
+        Curve("val/episode_reward", "held-out tasks", markers=True),
+    ),
+    width=WIDE,
+    height=260,
 )
 STEPS = Plot(
     "Steps per episode",
@@ -150,7 +174,7 @@ def success(run: RunData) -> Section:
     # A single source is the whole panel, which the first chart shows.
     if len(sources) > 1:
         charts.append(_source_chart(run, sources))
-    charts.append(_price_chart(run))
+    charts += [draw_plot(run, RETURN), _price_chart(run)]
     lead = "Held-out tasks are a frozen panel that is never trained on."
     return Section("Success", lead, charts, 1)
 

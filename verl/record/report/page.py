@@ -168,6 +168,7 @@ def _tags(run: RunData) -> list[str]:
         run.setting("actor_rollout_ref.model.path"),
         f"{batch} tasks \N{MULTIPLICATION SIGN} {group} episodes" if batch and group else None,
         f"seed {seed}" if seed is not None else None,
+        f"stand-in: {run.facts['stand_in']}" if run.facts.get("stand_in") else None,
     ]
     return [str(tag) for tag in tags if tag]
 

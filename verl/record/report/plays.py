@@ -193,6 +193,8 @@ def _step(step: Mapping[str, Any], place: tuple[str, int], known: Known) -> dict
     found |= _coloured(step, known.tokens.get(place, {}))
     if not step.get("is_action_valid", True):
         found["invalid"] = True
+    if step.get("stop_reason") == "length":
+        found["cut"] = True
     return found
 
 

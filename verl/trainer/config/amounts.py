@@ -10,6 +10,7 @@ from verl.trainer.config.derive import (
     is_placeholder,
     iterations,
     known_tasks,
+    plays_files,
     trajectories_per_iteration,
 )
 from verl.trainer.config.schema import PPOConfig
@@ -24,12 +25,12 @@ def rows_at_most(cfg: PPOConfig) -> int:
     return played if cfg.env.history == "append" else played * cfg.env.max_steps
 
 
-def notes(cfg: PPOConfig) -> Iterator[str]:
+def notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     """Where a number of the plan is not what published jobs would make of it, and how to get
-    that.
+    that; ``tasks`` are those to train on, where they are known.
     """
     yield from _rows_per_step(cfg)
-    yield from _length_of_an_epoch(cfg)
+    yield from _length_of_an_epoch(cfg, tasks)
     yield from _idle_gpus(cfg)
 
 
@@ -64,14 +65,15 @@ def _rows_per_step(cfg: PPOConfig) -> Iterator[str]:
     )
 
 
-def _length_of_an_epoch(cfg: PPOConfig) -> Iterator[str]:
+def _length_of_an_epoch(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     trainer = cfg.trainer
-    if trainer.total_training_steps is not None:
+    # Of rows in files an epoch is what it is in published jobs.
+    if trainer.total_training_steps is not None or plays_files(cfg):
         return
     if is_placeholder(cfg.data.train_files):
         yield "an epoch is one iteration, as where data.train_files is a placeholder of one batch"
         return
-    tasks = known_tasks(cfg.env)
+    tasks = known_tasks(cfg.env) if tasks is None else tasks
     each = iterations(cfg, tasks) // trainer.total_epochs if tasks else None
     if each == 1:
         return

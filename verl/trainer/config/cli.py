@@ -8,15 +8,18 @@ keys go on with the keys that are sound.
 """
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from verl.trainer.config.compose import config_names, expand_sweep
+from verl.trainer.config.devices import Machine, stated_machine, use_machine
 from verl.trainer.config.explain import explain
 from verl.trainer.config.load import Draft, read_config, to_yaml, warn_without_effect
-from verl.trainer.config.plan import Plan, make_plan
+from verl.trainer.config.plan import Facts, Plan, gather_facts, make_plan
 from verl.trainer.config.plugged import plugged_names, schema_keys
 from verl.trainer.config.problems import Names
 from verl.trainer.config.registered_names import EXTERNAL_LIB, import_external
@@ -42,6 +45,19 @@ class Command:
     configs: list[Config] = field(default_factory=list)
     text: str | None = None
     only_check: bool = False
+    machine: Machine | None = None  # that is checked for in place of this one
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a look at what a config names gave: problems, and facts for the plan (``Facts``)."""
+
+    problems: Collection[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+# Some have facts as well as problems.
+Inspect = Callable[..., Collection[str] | Inspection]
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -74,6 +90,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--check",
         action="store_true",
         help="everything up to starting: exit status 0 where the run could start, else 2",
+    )
+    parser.add_argument(
+        "--on",
+        metavar="DEVICES",
+        help="with --check: for a machine with these and not for this one, as 8xH100 or "
+        "2x8xA100:40 (nodes, GPUs of each, name, GiB)",
     )
     parser.add_argument(
         "--explain", metavar="KEY", help="what a key means in this configuration, and stop"
@@ -111,6 +133,7 @@ def parse(
     if args.check and (args.cfg or args.explain):
         why = "with --cfg and --explain nothing is checked"
         raise ConfigError(f"--check: {why}; allowed: one of them; fix: leave the other out")
+    machine = _machine(args, schema)
     if args.cfg:
         return Command(name, text=_show(name, args, schema))
     if args.explain:
@@ -120,13 +143,24 @@ def parse(
         drafts = _jobs(name, args, schema)
     else:
         drafts = [read_config(name, args.overrides, schema, args.config_path)]
-    problems = [problem for draft in drafts for problem in _all_problems(draft)]
+    problems = [
+        problem for draft in drafts for problem in (*_all_problems(draft), *draft.of_no_use)
+    ]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     configs = [draft.config for draft in drafts]
     if args.multirun:
         _check_places(configs)
-    return Command(name, configs, only_check=args.check)
+    return Command(name, configs, only_check=args.check, machine=machine)
+
+
+def _machine(args: argparse.Namespace, schema: Schema) -> Machine | None:
+    if args.on is None:
+        return None
+    if not args.check or schema is not PPOConfig:
+        why = "nothing but a check of main_ppo, main_eval or main_audit is for another machine"
+        raise ConfigError(f"--on {args.on}: {why}; allowed: with --check; fix: --check --on ...")
+    return stated_machine(args.on)
 
 
 def _all_problems(draft: Draft) -> list[str]:
@@ -187,8 +221,8 @@ def run(
     prog: str = "verl.trainer.main_ppo",
     argv: Sequence[str] | None = None,
     names: Callable[[], Names] | None = None,
-    inspect: Callable[[Any], Collection[str]] | None = None,
-    rehearse: Callable[[Any], Collection[str]] | None = None,
+    inspect: Inspect | None = None,
+    rehearse: Inspect | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the
     exit status.
@@ -198,7 +232,8 @@ def run(
     something to run, after the config's own ``external_lib`` was imported. ``inspect(cfg)`` gives
     further problems of a config that has none so far: those that only show with what it names at
     hand. With ``--check``, ``rehearse(cfg)`` gives those that show when pieces of the run are
-    called, and nothing is run. ``main`` may refuse as well, with a ``ConfigError``.
+    called, and nothing is run; with ``--on``, ``inspect(cfg, elsewhere=True)`` leaves out the
+    devices of this machine. ``main`` may refuse as well, with a ``ConfigError``.
     """
     try:
         command = parse(argv, config_default, schema, prog)
@@ -210,13 +245,17 @@ def run(
         registered = names() if names else None
         # Every job is planned and checked before the first one starts: a refusal must not come
         # hours later, in the middle of a multirun.
-        plans = [make_plan(cfg) for cfg in command.configs]
-        asked = [inspect, rehearse if command.only_check else None]
-        _refuse_problems(command.configs, plans, registered, asked)
+        machine = command.machine
+        missing = [problem for cfg in command.configs for problem in _missing(cfg, machine)]
+        facts = [_facts(cfg, machine) for cfg in command.configs]
+        look = partial(inspect, elsewhere=True) if inspect and machine else inspect
+        asked = [look, rehearse if command.only_check else None]
+        plans = _checked_plans(command.configs, facts, registered, asked, missing)
         if command.only_check:
             for cfg, plan in zip(command.configs, plans, strict=True):
                 warn_without_effect(cfg)
-                show(plan, f"config {command.config_name}; {CHECKED}")
+                stated = f" for {machine}" if machine else ""
+                show(plan, f"config {command.config_name}{stated}; {CHECKED}")
             return 0
         with Interruption() as interruption:
             for cfg, plan in zip(command.configs, plans, strict=True):
@@ -229,22 +268,56 @@ def run(
         return 2
 
 
-def _refuse_problems(
+def _checked_plans(
     configs: Sequence[Config],
-    plans: Sequence[Plan],
+    facts: list[Facts],
     names: Names | None,
-    asked: Sequence[Callable[[Any], Collection[str]] | None],
-) -> None:
-    """Raise ConfigError with the problems of the configs; those of ``asked`` are looked for in
-    turn, where there are none so far.
+    asked: Sequence[Inspect | None],
+    missing: Sequence[str],
+) -> list[Plan]:
+    """The plans of the configs, with what ``asked`` found out about them; what is asked in turn is
+    asked where nothing is wrong so far. Raises ConfigError with the problems.
     """
-    problems = [problem for cfg in configs for problem in find_problems(cfg, names)]
-    problems += [problem for plan in plans for problem in plan.problems()]
+    found = [*missing, *(problem for cfg in configs for problem in find_problems(cfg, names))]
+    plans = _planned(configs, facts, found)
     for ask in asked:
-        if ask and not problems:
-            problems = [problem for cfg in configs for problem in ask(cfg)]
-    if problems:
-        raise ConfigError(dict.fromkeys(problems))
+        if ask is None:
+            continue
+        inspections = [_inspection(ask(cfg)) for cfg in configs]
+        found = [problem for inspection in inspections for problem in inspection.problems]
+        for number, inspection in enumerate(inspections):
+            facts[number] = dataclasses.replace(facts[number], **inspection.facts)
+        plans = _planned(configs, facts, found)
+    return plans
+
+
+def _planned(
+    configs: Sequence[Config], facts: Sequence[Facts], problems: Sequence[str]
+) -> list[Plan]:
+    """The plans; raises ConfigError with ``problems`` and those of the plans."""
+    plans = [make_plan(cfg, known) for cfg, known in zip(configs, facts, strict=True)]
+    found = dict.fromkeys([*problems, *(problem for plan in plans for problem in plan.problems())])
+    if found:
+        raise ConfigError(found)
+    return plans
+
+
+def _missing(cfg: Config, machine: Machine | None) -> list[str]:
+    """What a stated machine lacks, for which ``cfg`` is then checked."""
+    return use_machine(cfg, machine) if machine and isinstance(cfg, PPOConfig) else []
+
+
+def _facts(cfg: Config, machine: Machine | None) -> Facts:
+    facts = gather_facts(cfg)
+    if machine is None:
+        return facts
+    # Of its host nothing is stated, and this one's memory says nothing of it.
+    memory = {"device_memory_gb": machine.memory_gb, "memory_gb": None}
+    return dataclasses.replace(facts, device="cuda", **memory)
+
+
+def _inspection(found: Collection[str] | Inspection) -> Inspection:
+    return found if isinstance(found, Inspection) else Inspection(found)
 
 
 def show(plan: Plan, caption: str = "") -> None:

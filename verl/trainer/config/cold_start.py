@@ -8,6 +8,13 @@ from verl.trainer.config.load import load_config
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.settings import ConfigError
 
+DEFAULT = "quickstart_sft"
+
+
+def cold_start_name(cfg: PPOConfig) -> str:
+    """The name of the config that makes the policy."""
+    return cfg.cold_start.config_name or DEFAULT
+
 
 def cold_start_config(cfg: PPOConfig) -> SFTConfig:
     """The config of ``main_sft`` that writes ``actor_rollout_ref.model.path``, in the environment
@@ -30,7 +37,7 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
         )
     # First, so that overrides win: runs of two projects must not share the cold start's directory.
     project = f'trainer.project_name="{cfg.trainer.project_name}"'
-    sft = load_config(cfg.cold_start.config_name, [project, *cfg.cold_start.overrides], SFTConfig)
+    sft = load_config(cold_start_name(cfg), [project, *cfg.cold_start.overrides], SFTConfig)
     # Copies: what is filled in later on one side must not show on the other.
     sft.env = copy.deepcopy(cfg.env)
     # Another template would give other tokens than the policy meets in its rollouts.

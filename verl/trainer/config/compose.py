@@ -5,6 +5,7 @@ override grammar.
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.plugged import light_keys, plugged_class, schema_keys, sources
+from verl.trainer.config.yaml_files import joined_files
 from verl.utils.hints import nearest_name
 from verl.utils.settings import ConfigError, Key, Section, keys_of
 from verl.utils.settings.unknown import owner, unknown
@@ -62,7 +64,7 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
     for word in overrides:
         try:
             parsed += parser.parse_overrides([word])
-        except HydraException as error:
+        except (HydraException, RecursionError) as error:
             reason = str(error).splitlines()[0]
             problems.append(
                 f"{word!r} is not an override ({reason}); write key=value, and quote a value that "
@@ -168,17 +170,44 @@ def compose_tree(
         hint = f"; did you mean {guess}?" if guess else ""
         missing = f"no config is called {name!r}{hint} There are: {', '.join(known)}"
         raise ConfigError([missing, *problems])
+    joined_files([name, *_group_files(words)], dirs)
     # Quoted: a comma or a space in a path would end the list item in Hydra's grammar.
     search = ", ".join(f'"file://{directory}"' for directory in dirs if directory != home)
     try:
         # Without version_base Hydra warns and behaves as an older release does.
         with initialize_config_dir(str(home), version_base="1.3"):
             tree = compose(config_name=name, overrides=[*words, f"hydra.searchpath=[{search}]"])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError([f"config {name!r} cannot be composed: {error}", *problems]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([_unreadable(home / f"{name}.yaml", error), *problems]) from error
+    # The last two are Hydra's, for defaults that are no list of names.
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as error:
+        raise ConfigError([_not_composed(home / f"{name}.yaml", error), *problems]) from error
     return tree, problems
+
+
+def _group_files(words: Sequence[str]) -> list[str]:
+    """The files that ``words`` for Hydra choose, each of a directory of configs."""
+    chosen = [word.lstrip("+").partition("=") for word in words if not word.startswith("++")]
+    return [f"{group.partition('@')[0]}/{name}" for group, _, name in chosen]
+
+
+def _not_composed(file: Path, error: Exception) -> str:
+    """The message about a ``file`` that Hydra cannot join with those of its defaults."""
+    # Some of Hydra's errors say nothing themselves.
+    lines = f"{error}\n{error.__cause__ or type(error).__name__}".splitlines()
+    reason = next(line.strip() for line in lines if line.strip())
+    return (
+        f"config {file.stem!r}: {file} cannot be composed: {reason}; allowed: sections of keys, "
+        "and a list of the names of configs as defaults; fix: mend the file"
+    )
+
+
+def own_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]:
+    """The files of the caller's that config ``name`` is made of, with what they write."""
+    dirs = config_dirs(config_path)
+    found = joined_files([name.removesuffix(".yaml")], dirs)
+    shipped = (EXPERIMENTS_DIR, BASE_DIR)
+    return {file: written for file, written in found.items() if file.parent not in shipped}
 
 
 def _unreadable(file: Path, error: yaml.YAMLError | UnicodeDecodeError) -> str:

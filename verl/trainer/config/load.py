@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.trainer.config.compose import compose_tree
+from verl.trainer.config.compose import compose_tree, own_files
 from verl.trainer.config.derive import derive, fits_prompts, rules_of_no_weight
 from verl.trainer.config.plugged import (
     EXTENSIONS,
@@ -25,7 +25,8 @@ from verl.trainer.config.plugged import (
 )
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.yaml_text import yaml_text
-from verl.utils.settings import ConfigError, Section, keys_of, lookup
+from verl.utils.settings import ConfigError, MissingKey, Section, keys_of, lookup
+from verl.utils.settings.keys import own_keys
 from verl.utils.settings.reading import from_text, read
 from verl.utils.settings.section import OpenSection
 from verl.utils.settings.unknown import unknown
@@ -43,6 +44,8 @@ class Draft(Generic[Schema]):
 
     config: Schema
     problems: list[str] = field(default_factory=list)
+    # Of keys that can be read and that a command line refuses, for nothing would read them.
+    of_no_use: list[str] = field(default_factory=list)
     tree: Tree = field(default_factory=dict)  # every key, interpolations kept
 
     def sound(self) -> Schema:
@@ -67,11 +70,26 @@ def read_config(
         tree.cold_start.enable = False
     # Unresolved: a reference may lead to a default, and the defaults are merged in below.
     written: Any = OmegaConf.to_container(tree, resolve=False)
+    written, misplaced = _put_right(written, schema, schema)
+    problems += misplaced
     for extension in EXTENSIONS.values():
         extension.settle(written, schema)
+    said = _said_by_caller(name, overrides, config_path)
     draft = _draft(written, schema)
     draft.problems = [*problems, *draft.problems]
+    for extension in EXTENSIONS.values():
+        draft.of_no_use += extension.check_written(written, said)
     return draft
+
+
+def _said_by_caller(name: str, overrides: Sequence[str], config_path: str | None) -> list[str]:
+    """Dotted paths of what the command line and the caller's own files write."""
+    said = [word.lstrip("+").partition("=")[0] for word in overrides]
+    for file, content in own_files(name, config_path).items():
+        # What a run has stored is what its start was composed of, whoever wrote that.
+        if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
+            said += [path for path, _ in _leaves({str(key): content[key] for key in content})]
+    return said
 
 
 def _names_another_policy(
@@ -134,11 +152,13 @@ def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
         above, _, name = path.partition(".")
         if below.section is not None and hasattr(config, above):
             setattr(getattr(config, above), name, below.section)
+    for path in unresolved:
+        _forget(config, path)
     problems += _own_mistakes(found | unresolved, tree)
     if not problems:
         # Before derive(): --cfg job shows null where null was meant, and --resolve what follows.
         tree = _with_interpolations(to_dict(config), tree)
-    return Draft(derive(config), problems, tree)
+    return Draft(derive(config), problems, tree=tree)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
@@ -151,6 +171,51 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
             value = merged(old, value)
         made[name] = value
     return made
+
+
+def _put_right(
+    values: Tree, cls: type[Section], schema: type[Section], path: str = ""
+) -> tuple[Tree, list[str]]:
+    """``values`` of the section ``cls`` at ``path`` with every key where its dots say that it
+    belongs, and the messages about keys that were none.
+
+    Its value counts, so that nothing is said to be missing because of it.
+    """
+    made: Tree = {}
+    problems = []
+    for name, value in values.items():
+        where = f"{path}{name}"
+        if not isinstance(name, str):
+            why = "a key that is no name"
+            problems.append(f"{where}: {value!r}: {why}; allowed: names of keys; fix: leave it out")
+            continue
+        below = _section_below(cls, schema, where)
+        if "." in name:
+            nested = _nested(name, value)
+            why = "a key with dots in it"
+            above, _, last = name.rpartition(".")
+            fix = f"nest it: {above.replace('.', ': {')}: {{{last}: {value}{'}' * name.count('.')}"
+            allowed = "one section inside of the other, as dots are for command lines"
+            problems.append(f"{where}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
+            made = merged(nested, made)
+        elif below is not None and isinstance(value, Mapping):
+            found, more = _put_right(dict(value), below, schema, f"{where}.")
+            made = merged(made, {name: found})
+            problems += more
+        else:
+            made[name] = value
+    return made, problems
+
+
+def _section_below(cls: type[Section], schema: type[Section], path: str) -> type[Section] | None:
+    """The class of the section at ``path``, which ``cls`` or a package declares; None for a
+    value.
+    """
+    above, _, name = path.rpartition(".")
+    keys = [own_keys(cls)]
+    keys += [own_keys(plugged) for section, plugged in plugged_keys(schema) if section == above]
+    found = next((declared[name] for declared in keys if name in declared), None)
+    return plugged_class(schema, path) if found is None else found.section
 
 
 # ---- sections that packages plug in ----------------------------------------------------------
@@ -269,24 +334,72 @@ def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
     path.
     """
     paths = _interpolated(tree)
+    problems = _circles(paths, tree)
     plain = tree
-    problems: dict[str, str] = {}
     if not paths:
         return plain, problems
     conf = OmegaConf.create(tree)
     # One by one: resolving the whole tree would stop at the first reference that leads nowhere.
     for path in paths:
+        if path in problems:
+            continue
         try:
             # Without throw_on_missing a "???" would come back as None, as if it had been set to
             # null.
             value = OmegaConf.select(conf, path, throw_on_missing=True)
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
-        except OmegaConfBaseException as error:
+        except (OmegaConfBaseException, RecursionError) as error:
             problems[path] = f"{path}={lookup(tree, path)!r}: {str(error).splitlines()[0]}"
         else:
             plain = merged(plain, _nested(path, value))
     return plain, problems
+
+
+def _circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
+    """The values among ``paths`` that refer to themselves, directly or through others: a message
+    about the first of each circle, and an empty one about the others.
+    """
+    leads_to = {
+        path: [
+            other
+            for name in REFERENCE.findall(str(lookup(tree, path)))
+            for other in paths
+            if _is_below(other, name) or _is_below(name, other)
+        ]
+        for path in paths
+    }
+    found: dict[str, str] = {}
+    for path in paths:
+        circle = [name for name in _reach(path, leads_to) if path in _reach(name, leads_to)]
+        if path in found or path not in circle:
+            continue
+        found |= dict.fromkeys(circle, "")
+        why = f"it refers to itself ({' and '.join(sorted(circle))})"
+        fix = f"write a value for {path}"
+        found[path] = (
+            f"{path}={lookup(tree, path)!r}: {why}; allowed: a reference that ends; fix: {fix}"
+        )
+    return found
+
+
+def _reach(path: str, leads_to: Mapping[str, Sequence[str]]) -> list[str]:
+    reached = list(leads_to[path])
+    for place in reached:
+        reached += [other for other in leads_to[place] if other not in reached]
+    return reached
+
+
+def _forget(config: Section, path: str) -> None:
+    """Take the value at ``path`` out: no check must complain about what stands there instead."""
+    above, _, name = path.rpartition(".")
+    try:
+        section = lookup(config, above) if above else config
+    except (MissingKey, KeyError):
+        return
+    if isinstance(section, Section):
+        vars(section).pop(name, None)
+        (section.__pydantic_extra__ or {}).pop(name, None)
 
 
 def _nested(path: str, value: object) -> Tree:
@@ -299,8 +412,12 @@ def _nested(path: str, value: object) -> Tree:
 
 def _own_mistakes(problems: Mapping[str, str], tree: Tree) -> list[str]:
     """The messages, without those about values that only repeat a mistake made elsewhere."""
-    repeated = set()
-    for path in _interpolated(tree):
+    paths = _interpolated(tree)
+    circles = _circles(paths, tree)
+    repeated = {path for path, message in problems.items() if not message}
+    for path in paths:
+        if path in circles:
+            continue
         references = REFERENCE.findall(str(lookup(tree, path)))
         if any(_is_below(name, wrong) for name in references for wrong in problems):
             repeated.add(path)

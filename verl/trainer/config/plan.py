@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from verl.trainer.config.amounts import notes
+from verl.trainer.config.cold_start import cold_start_config, cold_start_name
 from verl.trainer.config.derive import (
+    declared_tasks,
     default_group_size,
     engine_count,
     engine_gpus,
@@ -56,6 +58,8 @@ class Facts:
     train_tasks: int | None = None
     val_tasks: int | None = None
     parameters: int | None = None
+    trained_parameters: int | None = None  # of LoRA's adapters
+    made_by: str = ""  # the config of the cold start that makes the policy
     vocab_size: int | None = None
     layers: int | None = None
     hidden: int | None = None
@@ -106,12 +110,20 @@ class Plan:
     collectors: int = 0
     env_processes: int = 0
     envs: int = 0
+    evaluates: bool = False  # plays the panel and trains nothing
+    panel_plays: int = 1  # of each task of the panel
+    sampling: str = ""  # how the panel is played
+    policy: str | None = None  # where it is from
     parameters: int | None = None
+    trained_parameters: int | None = None
+    lora_rank: int = 0
+    made_by: str = ""
     memory_gb: float | None = None
     machine_memory_gb: float | None = None
     device_memory_gb: float | None = None  # needed on a GPU by an update
     gpu_problems: tuple[str, ...] = ()  # what does not fit there, or on its host
     default_group_size: int | None = None  # plays of a task where nothing is said
+    stand_in: str = ""  # what is played in place of what the config names
     # Where a number is not what published jobs would make of it, and how to get that.
     notes: tuple[str, ...] = ()
 
@@ -120,8 +132,12 @@ class Plan:
         ranks = f"{_count(self.ranks, 'training rank')} x {_count(self.threads_per_rank, 'thread')}"
         yield "device", f"{self.device}, {ranks}"
         yield from self._play_lines() if self.engines else ()
+        if self.stand_in:
+            yield "stand-in", f"{self.stand_in}: not comparable with published numbers"
         passes = _count(self.epochs, "epoch")
-        if self.engines:
+        if self.evaluates:
+            yield from self._evaluation_lines()
+        elif self.engines:
             batches = _count(self.mini_batches, "mini-batch", "es")
             steps = _count(self.optimizer_steps, "optimizer step")
             in_all = f"{_known(self.total_optimizer_steps)} optimizer steps"
@@ -130,9 +146,24 @@ class Plan:
             yield from (("note", note) for note in self.notes)
         else:
             yield "updates", f"{passes}, {_known(self.total_optimizer_steps)} optimizer steps"
-        yield "policy", f"{_known(self.parameters)} parameters"
+        yield "policy", self._policy()
         yield "memory", _memory(self.memory_gb, self.machine_memory_gb, self.device_memory_gb)
         yield "run directory", self.run_dir
+
+    def _policy(self) -> str:
+        text = f"{_known(self.parameters)} parameters"
+        if self.made_by:
+            text += f", made first by a cold start ({self.made_by})"
+        if self.lora_rank:
+            trained = _known(self.trained_parameters)
+            text += f"; LoRA of rank {self.lora_rank}: {trained} of its own are trained"
+        return f"{text}; {self.policy}" if self.evaluates else text
+
+    def _evaluation_lines(self) -> Iterator[tuple[str, str]]:
+        tasks = f"{_known(self.val_tasks)} tasks x {_count(self.panel_plays, 'play')}"
+        plays = None if self.val_tasks is None else self.val_tasks * self.panel_plays
+        yield "evaluation", f"{tasks} = {_known(plays)} trajectories, {self.sampling}"
+        yield "updates", "none: nothing is trained"
 
     def _play_lines(self) -> Iterator[tuple[str, str]]:
         engines = f"{_count(self.engines, 'engine')} x {_count(self.threads_per_engine, 'thread')}"
@@ -148,6 +179,8 @@ class Plan:
         )
         if self.device != "cpu":
             yield "weights", f"to the engines {WAYS[self.weight_transfer]}"
+        if self.evaluates:
+            return
         yield (
             "tasks",
             f"{_known(self.train_tasks)} to train on, {_known(self.val_tasks)} to validate on",
@@ -218,22 +251,36 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     pages = (
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     )
-    path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
     size = PolicySize()
-    # A torn file is said by the checks that read the model; here its size is not known.
+    # A torn file is said by the checks that read the model, and a cold start that cannot be
+    # composed by its own; here the size is not known.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        size = policy_size(Path(path)) if path else size
-    if path is None and isinstance(cfg, SFTConfig):
-        vocab = cfg.model.vocab_size
-        size = PolicySize(new_policy_size(cfg.model.new, vocab), vocab)
+        size = _size_of(cfg)
     device = guess_device(cfg.trainer.device)
     return Facts(
         cores=available_cpus(),
         memory_gb=pages / GIB if pages else None,
         device=device,
         device_memory_gb=_gpu_memory_gb() if device == "cuda" else None,
+        made_by=cold_start_name(cfg) if isinstance(cfg, PPOConfig) and _is_made(cfg) else "",
         **dataclasses.asdict(size),
     )
+
+
+def _size_of(cfg: PPOConfig | SFTConfig) -> PolicySize:
+    """The size of the policy that is there, or that will be made."""
+    if isinstance(cfg, PPOConfig) and _is_made(cfg):
+        cfg = cold_start_config(cfg)
+    path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
+    if path is None and isinstance(cfg, SFTConfig):
+        vocab = cfg.model.vocab_size
+        return PolicySize(new_policy_size(cfg.model.new, vocab), vocab)
+    return policy_size(Path(path)) if path else PolicySize()
+
+
+def _is_made(cfg: PPOConfig) -> bool:
+    path = cfg.actor_rollout_ref.model.path
+    return cfg.cold_start.enable and path is not None and not Path(path).exists()
 
 
 def _gpu_memory_gb() -> float | None:
@@ -268,6 +315,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     played = trajectories_per_iteration(cfg)
     steps = played * env.max_steps
     train_tasks = facts.train_tasks if facts.train_tasks is not None else known_tasks(cfg.env)
+    val_tasks = facts.val_tasks if facts.val_tasks is not None else _val_tasks(cfg)
     known = trainer.total_training_steps is not None or train_tasks is not None
     known = known or is_placeholder(data.train_files)
     rounds = iterations(cfg, train_tasks or 0) if known else None
@@ -281,12 +329,13 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         else env.max_turn_tokens
     )
     run = f"{trainer.project_name}/{trainer.experiment_name}"
+    what = "evaluation" if trainer.val_only else cfg.algorithm.adv_estimator
     return Plan(
-        title=f"{run}: {cfg.algorithm.adv_estimator} on {env.env_name}",
+        title=f"{run}: {what} on {env.env_name}",
         device=facts.device,
         run_dir=trainer.default_local_dir,
         train_tasks=train_tasks,
-        val_tasks=facts.val_tasks if facts.val_tasks is not None else env.val_tasks,
+        val_tasks=val_tasks,
         tasks_per_iteration=data.train_batch_size,
         group_size=env.rollout.n,
         trajectories=played,
@@ -311,14 +360,51 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         collectors=env.num_collectors,
         env_processes=env.num_collectors * env.num_workers,
         envs=env.num_collectors * env.num_workers * env.envs_per_worker,
+        evaluates=trainer.val_only,
+        panel_plays=rollout.val_kwargs.n,
+        sampling=_sampling(cfg),
+        policy=_source(cfg),
         parameters=facts.parameters,
+        trained_parameters=facts.trained_parameters,
+        lora_rank=cfg.actor_rollout_ref.model.lora_rank,
+        made_by=facts.made_by,
         memory_gb=_ppo_memory(cfg, facts),
         machine_memory_gb=facts.memory_gb,
         device_memory_gb=_on_gpu(cfg, facts),
         gpu_problems=tuple(_gpu_problems(cfg, facts)),
         default_group_size=default_group_size(cfg),
-        notes=tuple(notes(cfg)),
+        stand_in=stand_in_for(cfg),
+        notes=tuple(notes(cfg, train_tasks)),
     )
+
+
+def stand_in_for(cfg: PPOConfig | SFTConfig) -> str:
+    """What is played in place of what ``cfg`` names; empty where it is what it says."""
+    return "; ".join(filter(None, (extension.stand_in(cfg) for extension in EXTENSIONS.values())))
+
+
+def _val_tasks(cfg: PPOConfig) -> int | None:
+    """Tasks of the panel as far as the config tells; a limit alone does not."""
+    declared = declared_tasks(cfg.env, "val")
+    counts = [declared, cfg.env.val_tasks]
+    return None if declared is None else min(count for count in counts if count is not None)
+
+
+def _sampling(cfg: PPOConfig) -> str:
+    sampled = cfg.actor_rollout_ref.rollout.val_kwargs
+    if not sampled.do_sample or sampled.temperature == 0:
+        return "greedy"
+    return f"sampled at temperature {sampled.temperature:g}"
+
+
+def _source(cfg: PPOConfig) -> str:
+    trainer = cfg.trainer
+    if trainer.resume_mode == "resume_path":
+        return f"checkpoint {trainer.resume_from_path}"
+    path = str(cfg.actor_rollout_ref.model.path)
+    saved = Path(trainer.default_local_dir) / "checkpoints"
+    resumes = trainer.resume_mode == "auto" and saved.is_dir()
+    return f"{path}, or the newest checkpoint in {saved}" if resumes else path
 
 
 def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
@@ -364,6 +450,7 @@ def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:
         ranks=trainer.n_gpus_per_node * trainer.nnodes,
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         parameters=facts.parameters,
+        stand_in=stand_in_for(cfg) if not data.train_files else "",
         memory_gb=memory,
         machine_memory_gb=facts.memory_gb,
     )

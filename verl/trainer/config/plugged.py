@@ -49,6 +49,14 @@ def _no_columns(_cfg: PPOConfig) -> Mapping[str, str]:
     return {}
 
 
+def _no_stand_in(_cfg: PPOConfig | SFTConfig) -> str:
+    return ""
+
+
+def _nothing_foreign(_tree: Mapping[str, Any], _written: Collection[str]) -> Problems:
+    return iter(())
+
+
 def _no_tokens(_cfg: PPOConfig, _steps: int) -> Mapping[str, int]:
     return {}
 
@@ -65,6 +73,8 @@ class Extension:
     config gives it, else how to get it. ``group_estimators`` compare the plays of a task.
     ``sampled_tokens`` counts, by what they are of, the tokens that are sampled besides the turns of
     so many steps, at most.
+    ``stand_in`` says what is played in place of what the config names, where that is so.
+    ``check_written`` finds keys of no use among those that the caller wrote, by dotted path.
     ``meanings`` say what keys of other projects are called here, by pattern.
     """
 
@@ -77,6 +87,8 @@ class Extension:
     columns: Callable[[PPOConfig], Mapping[str, str]] = _no_columns
     group_estimators: tuple[str, ...] = ()
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]] = _no_tokens
+    stand_in: Callable[[PPOConfig | SFTConfig], str] = _no_stand_in
+    check_written: Callable[[Mapping[str, Any], Collection[str]], Problems] = _nothing_foreign
     meanings: Mapping[str, str] = field(default_factory=dict)
 
 

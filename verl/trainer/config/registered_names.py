@@ -59,7 +59,10 @@ def import_external(configs: Iterable[Section]) -> None:
         try:
             importlib.import_module(name)
         # Any other error is a mistake inside the module, whose author needs the traceback.
-        except ModuleNotFoundError as error:
+        except (ModuleNotFoundError, TypeError, ValueError) as error:
+            # The others are Python's own, about a name that no module has (.x, the empty name).
+            if not isinstance(error, ModuleNotFoundError) and name.strip(".") == name:
+                raise
             where = "a module that python finds (PYTHONPATH, the current directory), or null"
             raise ConfigError(
                 f"{EXTERNAL_LIB}={name!r}: {error}; allowed: {where}; fix: mend the name"

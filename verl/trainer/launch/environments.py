@@ -3,7 +3,13 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from agent_system.environments.env_registry import REGISTRY, canonical, settings_class
+from agent_system.environments.env_package.mixture.settings import DEFAULT_PARTS
+from agent_system.environments.env_registry import (
+    REGISTRY,
+    canonical,
+    settings_class,
+    stand_in_for,
+)
 from agent_system.environments.settings import EnvSettings
 from verl.records import REWARD_PARTS
 from verl.trainer.config.derive import is_placeholder, plays_files
@@ -16,6 +22,7 @@ from verl.utils.settings.reading import from_text, read
 
 Tree = dict[str, Any]
 DEFAULT = "alfworld"
+MIXTURE = "mixture"
 DATA = "dataset"  # plays the rows of files
 FILES = ("data.train_files", "data.val_files")
 GROUP = "actor_rollout_ref.rollout.n"
@@ -74,7 +81,7 @@ def _is_placeholder(value: Any) -> bool:
     return is_placeholder([str(file) for file in files])
 
 
-def _written(tree: Tree, path: str) -> Any:
+def _written(tree: Mapping[str, Any], path: str) -> Any:
     """What is written at dotted ``path``; None where nothing is."""
     found: Any = tree
     for name in path.split("."):
@@ -118,6 +125,42 @@ def columns(cfg: PPOConfig) -> dict[str, str]:
     return {REWARD_PARTS: ""} if graded else {}
 
 
+def stand_in(cfg: PPOConfig | SFTConfig) -> str:
+    """What is played in place of what ``env.env_name`` names."""
+    return stand_in_for(cfg.env)
+
+
+def check_written(tree: Mapping[str, Any], written: Collection[str]) -> Problems:
+    """No section is written of an environment that is not played."""
+    env_name = str(_written(tree, "env.env_name") or "")
+    # Of a name that nobody knows, its own mistake is said.
+    if ":" not in env_name and canonical(env_name).split("/", 1)[0] not in REGISTRY:
+        return
+    played = {canonical(name).split("/", 1)[0] for name in (env_name, *_parts(tree, env_name))}
+    foreign: dict[str, str] = {}
+    for path in written:
+        above, _, rest = path.partition(".")
+        name = rest.partition(".")[0]
+        if above == "env" and name in REGISTRY and name not in played:
+            foreign.setdefault(name, path)
+    for name, path in foreign.items():
+        why = f"a key of the environment {name}, and {env_name} is played"
+        key = path.removeprefix(f"env.{name}").lstrip(".")
+        fix = f"leave it out, or env.env_name={name}"
+        if ":" in env_name:
+            fix = f"env.kwargs.{key or 'KEY'}=..., where the keys of {env_name} stand"
+        allowed = "sections of what is played"
+        yield f"{path}={_written(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
+
+
+def _parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
+    """The names of the environments of a mixture, which have their own sections."""
+    if canonical(env_name).split("/", 1)[0] != MIXTURE:
+        return []
+    parts = _written(tree, f"env.{MIXTURE}.parts")
+    return [str(part) for part in (DEFAULT_PARTS if parts is None else parts)]
+
+
 ENVIRONMENTS = Extension(
     "environments",
     sources={"env": EnvironmentSections()},
@@ -125,5 +168,7 @@ ENVIRONMENTS = Extension(
     derive=derive,
     check=check,
     columns=columns,
+    stand_in=stand_in,
+    check_written=check_written,
     meanings=FORK_KEYS,
 )

@@ -4,8 +4,10 @@ Importing this module plugs the environments' settings and the method's into the
 is light. What is asked for by a call is imported by the call.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from verl.trainer.config.cli import Inspection
+from verl.trainer.config.derive import is_placeholder
 from verl.trainer.config.load import default_config, load_config, read_config
 from verl.trainer.config.plugged import plug
 from verl.trainer.config.problems import Names
@@ -13,10 +15,16 @@ from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.launch.environments import ENVIRONMENTS
 from verl.trainer.launch.method import METHOD
 
+MODEL_PATH = "actor_rollout_ref.model.path"
+FILES = ("data.train_files", "data.val_files")
+
 # What reads configs, with the sections of environments and method known.
 __all__ = [
     "default_config",
+    "default_config_name",
     "environment_names",
+    "inspect_calls",
+    "inspect_start",
     "load_config",
     "read_config",
     "registered_names",
@@ -48,18 +56,39 @@ def environment_names() -> Names:
     return Names(environments=REGISTRY.keys())
 
 
-def start_problems(cfg: PPOConfig) -> Collection[str]:
-    """Problems that show with the environment, the tokenizer and the engine at hand."""
-    from verl.trainer.launch.preflight import start_problems
+def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
+    """What shows with the environment, the tokenizer and the engine at hand; ``elsewhere``: with
+    other devices than those of this machine.
+    """
+    from verl.trainer.launch.preflight import inspect_start
 
-    return start_problems(cfg)
+    return inspect_start(cfg, elsewhere)
+
+
+def inspect_calls(cfg: PPOConfig) -> Inspection:
+    """What shows once reward, estimator and loss are called."""
+    from verl.trainer.launch.rehearsal import inspect_calls
+
+    return inspect_calls(cfg)
+
+
+def start_problems(cfg: PPOConfig) -> Collection[str]:
+    """The problems of ``inspect_start``."""
+    return inspect_start(cfg).problems
 
 
 def rehearsal_problems(cfg: PPOConfig) -> Collection[str]:
-    """Problems that show once reward, estimator and loss are called."""
-    from verl.trainer.launch.rehearsal import rehearsal_problems
+    """The problems of ``inspect_calls``."""
+    return inspect_calls(cfg).problems
 
-    return rehearsal_problems(cfg)
+
+def default_config_name(overrides: Sequence[str]) -> str:
+    """``quickstart``, or ``ppo_trainer`` where the overrides name a policy or files."""
+    written = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
+    named = [written.get(key, "").strip("[]'\" ") for key in FILES]
+    files = [file.strip("'\" ") for value in named for file in value.split(",") if file.strip()]
+    names_files = any(file and file != "null" for file in files) and not is_placeholder(files)
+    return "ppo_trainer" if names_files or MODEL_PATH in written else "quickstart"
 
 
 def sft_start_problems(cfg: SFTConfig) -> Collection[str]:

@@ -5,6 +5,8 @@
 """
 
 import logging
+import re
+from collections.abc import Mapping
 
 from agent_system.config import with_method
 from agent_system.multi_turn_rollout.play_settings import asks_for_levels
@@ -14,11 +16,14 @@ from rlvcr.records import ThinkingStep
 from rlvcr.sections import BY_RULE, BY_SITUATION, LESS_FREE, LESS_ORACLE
 from verl.protocol import DataProto
 from verl.record.console import show_tables
+from verl.sections import MetricColumn, MetricTable
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.ppo import OpenRun, open_run
 from verl.trainer.ppo.panel_plays import comparison, differences, panel_play
 
 logger = logging.getLogger(__name__)
+SOURCE_RATE = re.compile(r"val/[^/]+/success_rate")
+REPEATED = re.compile(r"val/(pass|best|maj)@\d+")
 FREE_NAME = "free"
 ORACLE_NAME = "oracle"
 
@@ -36,7 +41,23 @@ def evaluate(cfg: PPOConfig) -> None:
         metrics = trainer.drain_metrics()
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish()
+    show_sources(metrics)
     show(metrics)
+
+
+def show_sources(metrics: Mapping[str, float]) -> None:
+    """Write what the panel earned, for each source of its tasks."""
+    rates = [key for key in metrics if SOURCE_RATE.fullmatch(key)]
+    sources = tuple(key.removesuffix("success_rate") for key in rates)
+    # Of one source its numbers are those of the whole panel as well.
+    repeated = [key.removeprefix("val/") for key in metrics if REPEATED.fullmatch(key)]
+    columns = [
+        MetricColumn("success_rate", "success", "{:.1%}"),
+        MetricColumn("episode_reward", "reward", "{:.4g}"),
+        *(MetricColumn(key, key, "{:.4g}") for key in repeated),
+    ]
+    shown = {key: value for key, value in metrics.items() if key.startswith(sources)}
+    show_tables([MetricTable("Held-out tasks", "val", "source", tuple(columns))], shown)
 
 
 def compare_levels(run: OpenRun, cfg: PPOConfig, played: DataProto) -> dict[str, float]:

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
 import rlvcr.sections  # noqa: F401  (console figures, report sections, validation metrics)
-from agent_system.environments import EnvironmentManagerBase, make_envs
+from agent_system.environments import EnvironmentManagerBase
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
@@ -35,7 +35,8 @@ from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import naming_lost_nodes
 from verl.single_controller.ray.stacks import stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import loopback_sockets
-from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.checks.models import ALLOWED, fix_for_missing
+from verl.trainer.config.cold_start import cold_start_config, cold_start_name
 from verl.trainer.config.derive import (
     engine_count,
     engines_on_a_node,
@@ -43,7 +44,9 @@ from verl.trainer.config.derive import (
     weight_transfer,
 )
 from verl.trainer.config.memory import store_gb
+from verl.trainer.config.plan import stand_in_for
 from verl.trainer.config.policy_size import policy_size
+from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.critic import RewardNetworkConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
@@ -55,7 +58,7 @@ from verl.trainer.launch.placement import (
     placement_problems,
     pools_of,
 )
-from verl.trainer.launch.preflight import prompt_problems
+from verl.trainer.launch.preflight import open_tasks, prompt_problems
 from verl.trainer.launch.preflight_weights import weight_problems
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import ranks_here
@@ -111,8 +114,12 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     """Start everything that ``cfg`` needs; it ends with the block, and then the report is there."""
     started = time.perf_counter()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
-    with RunDirectory(cfg.trainer.default_local_dir).open(cfg, seeds) as run, run.resumable():
+    stand_in = stand_in_for(cfg)
+    directory = RunDirectory(cfg.trainer.default_local_dir)
+    with directory.open(cfg, seeds, stand_in) as run, run.resumable():
         setup_logging(run.logs / "driver.log")
+        if stand_in:
+            logger.warning("%s: not comparable with published numbers", stand_in)
         schedule = cfg.trainer
         watchdog = Watchdog(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s)
         watchdog.ask_also(stacks_of_other_nodes)
@@ -147,7 +154,7 @@ def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> World:
     )
     if made:
         refuse(prompt_problems(cfg, tokenizer))
-    for manager in (envs, val_envs):
+    for manager in dict.fromkeys((envs, val_envs)):
         fit_prompts(cfg, tokenizer, manager)
     # Now that the tasks are counted, and before the workers get their copies of the config.
     fill_schedule(cfg, len(envs.tasks))
@@ -192,7 +199,7 @@ def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environment
     be had.
     """
     try:
-        return make_envs(cfg)
+        return open_tasks(cfg)
     except (ImportError, JavaMissing, OSError, ValueError) as error:
         logger.debug("no tasks", exc_info=error)
         raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error
@@ -227,8 +234,9 @@ def ensure_policy(cfg: PPOConfig) -> bool:
         try:
             model.path = pinned(named)
         except FileNotFoundError as error:
-            fix = "fix: mend the path, or make a policy there with cold_start.enable=true"
-            raise ConfigError(f"{key}={model.path!r}: {error}; {fix}") from error
+            raise ConfigError(
+                problem(cfg, key, str(error), ALLOWED, fix_for_missing(cfg, key))
+            ) from error
         if not Path(named).is_dir():  # those of a directory were checked with the config
             refuse(_fetched_problems(key, named, model))
     return made
@@ -250,7 +258,7 @@ def make_policy(cfg: PPOConfig) -> None:
     Raises ``RuntimeError`` when that run fails.
     """
     path = Path(str(cfg.actor_rollout_ref.model.path))
-    logger.info("no policy at %s: cold start with config %s", path, cfg.cold_start.config_name)
+    logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
     # spawn: a forked child would inherit locks of threads that it does not have.
     process = multiprocessing.get_context("spawn").Process(
         target=cold_start, args=(cold_start_config(cfg),)

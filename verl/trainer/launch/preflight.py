@@ -21,17 +21,24 @@ from agent_system.multi_turn_rollout.first_prompts import first_observations, fi
 from agent_system.multi_turn_rollout.play_settings import check_prompts, refuse_images
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
-from verl.trainer.config.derive import plays_files
+from verl.trainer.config.cli import Inspection
+from verl.trainer.config.derive import declared_tasks, plays_files
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.launch.preflight_machine import machine_problems
-from verl.trainer.launch.preflight_model import load_tokenizer, model_problems, tokenizer_directory
+from verl.trainer.launch.preflight_model import (
+    load_tokenizer,
+    model_facts,
+    model_problems,
+    tokenizer_directory,
+)
 from verl.utils.settings import ConfigError
 from verl.utils.waits import logged_wait
 from verl.workers.rollout.engine_registry import ENGINES, engine_class
 
 ENGINE = "actor_rollout_ref.rollout.name"
 PROMPT = "data.max_prompt_length"
+Counts = dict[str, int]  # train_tasks, val_tasks
 LOOKED_AT = 16  # tasks whose first prompts are measured
 
 
@@ -39,34 +46,46 @@ def start_problems(cfg: PPOConfig) -> list[str]:
     """Messages of all checks on a config that has no other problem: key, value, why, allowed,
     fix.
     """
+    return list(inspect_start(cfg).problems)
+
+
+def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
+    """All checks on a config that has no other problem, and what they found out for the plan;
+    ``elsewhere``: on devices that are not here.
+    """
     found = [
-        *machine_problems(cfg),
+        *machine_problems(cfg, elsewhere),
         *_environment_problems(cfg),
         *model_problems(cfg),
         *_engine_problems(cfg),
         *_reward_problems(cfg),
     ]
+    counts: Counts = {}
     # Of a policy that is yet to be made, prompts are measured once it is there.
     path = None if found else tokenizer_directory(cfg)
     if path is not None:
-        found += prompt_problems(cfg, load_tokenizer(cfg, path))
-    return found
+        found += prompt_problems(cfg, load_tokenizer(cfg, path), counts)
+    return Inspection(found, {} if found else {**model_facts(cfg), **counts})
 
 
-def environment_problems(cfg: PPOConfig) -> Iterator[str]:
-    """The environment has tasks and opens."""
-    _, problems = _opened(cfg)
-    yield from problems
+def inspect_environment(cfg: PPOConfig) -> Inspection:
+    """The environment has tasks, opens, and has so many."""
+    counts: Counts = {}
+    _, problems = _opened(cfg, counts)
+    return Inspection(problems, counts)
 
 
-def prompt_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
+def prompt_problems(
+    cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts | None = None
+) -> Iterator[str]:
     """The environment opens, and what it says first fits ``data.max_prompt_length``: a play whose
-    prompt does not fit would be left out.
+    prompt does not fit would be left out. ``counts`` gets the numbers of tasks.
     """
-    seen, problems = _opened(cfg)
+    counts = {} if counts is None else counts
+    seen, problems = _opened(cfg, counts)
     yield from problems
     if plays_files(cfg) and not problems:
-        yield from _row_problems(cfg, tokenizer)
+        yield from _row_problems(cfg, tokenizer, counts)
         return
     lengths = first_prompt_lengths(cfg, tokenizer, seen)
     longest = max(lengths, default=0)
@@ -80,27 +99,55 @@ def prompt_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]
         yield problem(cfg, PROMPT, why, f"{longest} or more", f"{PROMPT}={_rounded(longest)}")
 
 
-def _row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
+def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
+    """What is trained on, and what is validated on: one and the same where nothing is trained."""
+    if cfg.trainer.val_only:
+        panel = EnvironmentManagerBase(cfg, "val")
+        return panel, panel
+    return make_envs(cfg)
+
+
+def _row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
     """Of files every prompt is measured: what does not fit is left out, cut or refused."""
     try:
-        for envs in make_envs(cfg):
+        train, val = open_tasks(cfg)
+        for envs in (train, val):
             fit_prompts(cfg, tokenizer, envs)
+        counts |= {"train_tasks": len(train.tasks), "val_tasks": len(val.panel)}
+    except ConfigError as error:
+        yield from error.problems
     except ValueError as error:
         yield str(error)
 
 
-def _opened(cfg: PPOConfig) -> tuple[list[Observation], list[str]]:
+def _opened(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], list[str]]:
     """What some tasks begin with, and why there is nothing to be seen."""
     name = f"env.env_name={cfg.env.env_name!r}"
     try:
         with logged_wait(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
-            envs = EnvironmentManagerBase(cfg, "train")
+            split = "val" if cfg.trainer.val_only else "train"
+            envs = EnvironmentManagerBase(cfg, split)
+            counts |= _counted(cfg, envs)
             return first_observations(envs, min(LOOKED_AT, len(envs.tasks))), []
-    except (ImportError, JavaMissing, OSError, ValueError) as error:
+    except ConfigError as error:
+        return [], error.problems  # says itself which key and file is to blame
+    except (ImportError, JavaMissing, OSError, ValueError, RecursionError) as error:
         why = f"has no tasks: {error}; allowed: an environment that has some"
     except (EnvFailure, WorkerStartError) as error:
         why = f"does not open: {error}; allowed: an environment that opens"
     return [], [f"{name} {why}; fix: docs/environments.md"]
+
+
+def _counted(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
+    """How many tasks there are; those of the panel are made where the settings do not tell."""
+    if envs.split == "val":
+        return {"val_tasks": len(envs.panel)}
+    if plays_files(cfg):
+        return {}  # counted once they are measured
+    if declared_tasks(cfg.env, "val") is not None:
+        return {"train_tasks": len(envs.tasks)}
+    panel = EnvironmentManagerBase(cfg, "val").panel
+    return {"train_tasks": len(envs.tasks), "val_tasks": len(panel)}
 
 
 def _rounded(tokens: int) -> int:

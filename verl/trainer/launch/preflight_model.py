@@ -5,6 +5,7 @@ Of a model that is named by its hub name only the small files are fetched here; 
 checked when they are there, before Ray starts.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,9 +22,12 @@ from verl.models.architecture import ALLOWED, FIX, config_reasons
 from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
-from verl.models.lora import linear_names, target_problems
+from verl.models.lora import add_lora, linear_names, target_problems
 from verl.models.weights import Use
+from verl.trainer.config.checks.models import ALLOWED as ALLOWED_MODEL
+from verl.trainer.config.checks.models import fix_for_missing
 from verl.trainer.config.cold_start import cold_start_config
+from verl.trainer.config.policy_size import policy_size
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
@@ -37,7 +41,7 @@ from verl.trainer.launch.preflight_weights import (
 from verl.utils.hints import did_you_mean, nearest_name
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 POLICY = "actor_rollout_ref.model"
 PATH = f"{POLICY}.path"
@@ -58,9 +62,8 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
         try:
             directory = Path(description_directory(path))
         except FileNotFoundError as error:
-            allowed = "a directory in Hugging Face format, or a hub name"
-            fix = "mend the path, or have this config make a policy there: cold_start.enable=true"
-            yield f"{section}.path={path!r}: {error}; allowed: {allowed}; fix: {fix}"
+            key = f"{section}.path"
+            yield problem(cfg, key, str(error), ALLOWED_MODEL, fix_for_missing(cfg, key))
             fits = False
             continue
         found = list(_config_problems(cfg, section, model, directory))
@@ -137,17 +140,44 @@ def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig
         key = f"{POLICY}.lora_rank"
         yield problem(cfg, key, "adapters need peft", "0", f"pip install peft, or {key}=0")
         return
-    from transformers import AutoModelForCausalLM
-
-    # On no device: the names of modules, and not a weight.
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    lm = _without_weights(model, config)
     key = f"{POLICY}.target_modules"
     known = linear_names(lm)
     for found in target_problems(lm, model.target_modules):
         near = did_you_mean(str(found.unknown), known).removeprefix("; ") if found.unknown else ""
         allowed = f"all-linear, or some of {', '.join(known)}"
         yield problem(cfg, key, str(found), allowed, near or f"{key}=all-linear")
+
+
+def _without_weights(model: ModelConfig, config: "PreTrainedConfig") -> "PreTrainedModel":
+    """The modules of a model, on no device."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+
+
+def model_facts(cfg: PPOConfig) -> dict[str, int]:
+    """What the plan says of a policy that is there: its size, and that of its adapters."""
+    model = cfg.actor_rollout_ref.model
+    if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
+        return {}
+    directory = Path(description_directory(model.path))
+    found = dataclasses.asdict(policy_size(directory))
+    if found["parameters"] is not None and not model.lora_rank:
+        return {name: value for name, value in found.items() if value is not None}
+    config = read_config(directory, model.trust_remote_code)
+    for key, value in model.override_config.items():
+        setattr(config, key, value)
+    lm = _without_weights(model, config)
+    found["parameters"] = sum(parameter.numel() for parameter in lm.parameters())
+    if model.lora_rank:
+        asked = model.target_modules
+        add_lora(lm, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=asked)
+        found["trained_parameters"] = sum(
+            parameter.numel() for parameter in lm.parameters() if parameter.requires_grad
+        )
+    return {name: value for name, value in found.items() if value is not None}
 
 
 # ---- tokenizers ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.weights import UnusableWeights, check_weights
+from verl.trainer.config.checks.models import ALLOWED, fix_for_missing
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
 
@@ -22,11 +23,10 @@ def reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
     # By call: its import takes seconds, which a run without a reward model does not need.
     from transformers import AutoTokenizer
 
-    allowed = "a directory in Hugging Face format, or a hub name"
     try:
         directory = Path(description_directory(model.path))
     except FileNotFoundError as error:
-        yield problem(cfg, PATH, str(error), allowed, "mend the path")
+        yield problem(cfg, PATH, str(error), ALLOWED, fix_for_missing(cfg, PATH))
         return
     try:
         config = read_config(directory, model.trust_remote_code)

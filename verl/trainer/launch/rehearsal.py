@@ -14,10 +14,11 @@ from verl.algos import get_adv_estimator_fn, missing_inputs
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
+from verl.trainer.config.cli import Inspection
 from verl.trainer.config.derive import plays_files
 from verl.trainer.config.problems import problem
 from verl.trainer.config.schema import PPOConfig
-from verl.trainer.launch.preflight import environment_problems
+from verl.trainer.launch.preflight import inspect_environment
 from verl.trainer.launch.preflight_model import tokenizer_directory
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.policy_loss import PolicyLoss, denominators
@@ -33,12 +34,21 @@ REWARD = "custom_reward_function.path"
 
 def rehearsal_problems(cfg: PPOConfig) -> list[str]:
     """Messages about what a run would stumble over once it plays and learns."""
+    return list(inspect_calls(cfg).problems)
+
+
+def inspect_calls(cfg: PPOConfig) -> Inspection:
+    """What a run would stumble over once it plays and learns, and what is known of its tasks."""
     # Where there is a tokenizer, the environment was opened to measure prompts.
-    found = list(environment_problems(cfg)) if tokenizer_directory(cfg) is None else []
+    opened = inspect_environment(cfg) if tokenizer_directory(cfg) is None else Inspection()
+    found = list(opened.problems)
     data = made_up_rows()
     if plays_files(cfg) and not found:
         found += _grader_problems(cfg, data)
-    return [*found, *_reward_problems(cfg, data), *_learning_problems(cfg, data)]
+    found += _reward_problems(cfg, data)
+    if not cfg.trainer.val_only:
+        found += _learning_problems(cfg, data)
+    return Inspection(found, opened.facts)
 
 
 def made_up_rows() -> DataProto:
@@ -103,7 +113,7 @@ def _grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     """
     settings = env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
-    first = package.tasks(settings, "train")[0]
+    first = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]
     env = package.make(settings)
     env.reset(first, 0)
     try:

@@ -11,7 +11,7 @@ from verl.protocol import DataProto
 from verl.records import REWARD_PARTS
 from verl.sections import batch_metrics
 from verl.utils.repeats import best_at_k, maj_at_k, pass_at_k, powers_up_to
-from verl.utils.statistics import bootstrap_interval
+from verl.utils.statistics import rate_interval
 
 
 def summary(name: str, values: torch.Tensor) -> dict[str, float]:
@@ -123,7 +123,7 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     fields = batch.non_tensor_batch
     won = fields["won"][rows].astype(float)
     # Resampled by task: plays of the same task are not independent of each other.
-    low, high = bootstrap_interval(mean_per_task(won, fields["uid"][rows]))
+    low, high = rate_interval(mean_per_task(won, fields["uid"][rows]))
     sampled = tokens_per_trajectory(batch)
     result = {
         "val/success_rate": float(won.mean()) if len(won) else math.nan,
@@ -137,7 +137,13 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     }
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
+        own = rows[sources == source]
         result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
+        result[f"val/{source}/episode_reward"] = float(
+            fields["episode_rewards"][own].astype(float).mean()
+        )
+        repeated = repeated_plays(batch, own)
+        result |= {name.replace("val/", f"val/{source}/", 1): repeated[name] for name in repeated}
     named = {f"val/{name}": value for name, value in named_rewards(batch).items()}
     return result | named | repeated_plays(batch, rows) | batch_metrics(batch, "val")
 

@@ -7,7 +7,12 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.trainer.ppo.metrics import first_rows, mean_per_task
-from verl.utils.statistics import bootstrap_interval, percentile_interval, resampled_means
+from verl.utils.statistics import (
+    bootstrap_interval,
+    percentile_interval,
+    rate_interval,
+    resampled_means,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def play_metrics(play: PanelPlay, prefix: str) -> dict[str, float]:
     all_steps = float(play.steps.sum())
     sampled = float(play.sampled_tokens.sum())
     found = {
-        **_with_bounds("success_rate", play.success.mean(), bootstrap_interval(play.success)),
+        **_with_bounds("success_rate", play.success.mean(), rate_interval(play.success)),
         "episode_length": all_steps / play.episodes,
         "tokens_per_step": float(play.turn_tokens.sum()) / max(all_steps, 1.0),
         "sampled_tokens_per_step": sampled / max(all_steps, 1.0),

@@ -44,6 +44,7 @@ from verl.trainer.ppo.interfaces import (
 from verl.trainer.ppo.overlap import Lookahead
 from verl.trainer.ppo.players import players
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
+from verl.trainer.ppo.step_warnings import StepWarnings, signal_metrics
 from verl.trainer.ppo.weight_sync import has_moved
 from verl.utils.timing import Stopwatch
 from verl.utils.torch_functional import masked_mean
@@ -92,6 +93,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.moved = False  # whether the weights are others than those the engines have
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
+        self.step_warnings = StepWarnings(config)
         control = config.algorithm.kl_ctrl
         self.kl_ctrl = get_kl_controller(
             control.type, control.kl_coef, control.horizon, control.target_kl
@@ -116,6 +118,7 @@ class RayPPOTrainer(Generic[TasksT]):
             self.conclude(batch)
         with self.clock.measure("save_checkpoint"):
             self.checkpoints.wait()
+        self.step_warnings.close()
         self.journal.finish()
 
     # ------------------------------------------------------------------ before the first step
@@ -283,7 +286,7 @@ class RayPPOTrainer(Generic[TasksT]):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
             self.weigh(batch)
-        self.metrics |= M.data_metrics(batch)
+        self.metrics |= M.data_metrics(batch) | signal_metrics(batch)
         return batch
 
     def update_critic(self, batch: DataProto) -> None:
@@ -338,6 +341,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.metrics |= M.throughput_metrics(
             batch, self.clock.seconds["step"], self.workers.data_parallel_size
         )
+        self.step_warnings.check(self.global_step, self.metrics)
         self.journal.log_rollouts(self.global_step, batch)
         if trainer.test_freq > 0 and (last or self.global_step % trainer.test_freq == 0):
             self.validate()

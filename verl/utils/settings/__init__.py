@@ -16,6 +16,7 @@ from verl.utils.settings.section import (
     OpenSection,
     PositiveInt,
     Section,
+    Seed,
     Share,
     Unused,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "PositiveInt",
     "Refusal",
     "Section",
+    "Seed",
     "Share",
     "Unused",
     "keys_of",

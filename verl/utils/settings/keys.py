@@ -48,8 +48,8 @@ class Shape:
         if self.choices:
             names = ", ".join(map(str, self.choices))
             return f"any of {names}" if self.is_list else f"one of {names}"
-        bounds = [f">= {self.low:g}"] if self.low is not None else []
-        bounds += [f"<= {self.high:g}"] if self.high is not None else []
+        bounds = [f">= {_shown(self.low)}"] if self.low is not None else []
+        bounds += [f"<= {_shown(self.high)}"] if self.high is not None else []
         return f"{self.words} {' and '.join(bounds)}".strip()
 
 
@@ -72,6 +72,10 @@ def shape_of(annotation: object, markers: tuple[Any, ...] = ()) -> Shape:
     if annotation is Any:
         return Shape("any value", free=True)
     return Shape(_words(annotation), low=low, high=high)
+
+
+def _shown(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _number(bound: object) -> float | None:

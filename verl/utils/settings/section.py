@@ -21,6 +21,8 @@ from verl.utils.settings.errors import MissingKey
 
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
+# Below 2**31: torch, numpy and vLLM take them, also with the number of a rank or engine added.
+Seed = Annotated[int, Ge(0), Le(2**31 - 1)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 NULL: Any = None  # the default of a derived key

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BeforeValidator, ValidationInfo, field_validator
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import NonNegativeInt, PositiveInt
+from verl.utils.settings import PositiveInt, Seed
 
 TaskType = Literal["pick", "light", "clean", "heat", "cool", "two"]
 TASK_TYPES = {
@@ -53,7 +53,7 @@ class AlfworldSettings(EnvSettings):
     val_games: PositiveInt = 256
     """generated games held out: other floor plans, other seeds"""
     # Its games have a seed of their own, so it is never left open.
-    seed: NonNegativeInt = 0  # pyright: ignore[reportIncompatibleVariableOverride]  frozen
+    seed: Seed = 0  # pyright: ignore[reportIncompatibleVariableOverride]  frozen
     """seed of game generation: the same games in every run"""
     data_dir: str = "data/alfworld"
     """where generated games are stored by content hash, and all games as the planner reads them"""
@@ -99,6 +99,13 @@ class AlfworldSettings(EnvSettings):
         if self.source == "auto":
             return "ALFWORLD_DATA" not in os.environ
         return self.source == "generated"
+
+    def stand_in_for(self, env_name: str) -> str:
+        """See ``EnvSettings``: a variant is the name of an official environment."""
+        if not self.generates or (self.source == "generated" and "/" not in env_name):
+            return ""
+        why = "no ALFWORLD_DATA" if self.source == "auto" else "env.alfworld.source=generated"
+        return f"rooms generated here, in place of ALFWorld's games ({why})"
 
     def known_tasks(self, split: str) -> int | None:
         """The number of generated games; nobody knows that of official ones before."""

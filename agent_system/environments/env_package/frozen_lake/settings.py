@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import NonNegativeInt, PositiveInt
+from verl.utils.settings import PositiveInt, Seed
 
 
 class LakeSettings(EnvSettings):
@@ -22,7 +22,7 @@ class LakeSettings(EnvSettings):
     """maps to train on; a small lake has fewer"""
     val_maps: PositiveInt = 128
     """maps held out; a small lake has fewer"""
-    map_seed: NonNegativeInt = 0
+    map_seed: Seed = 0
     """seed of the maps: the same ones in every run"""
     prompt: Literal["full", "compact"] = "full"
     """full: rules and answer format for chat models; compact: observations alone, for policies made

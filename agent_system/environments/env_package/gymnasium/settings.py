@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
-from verl.utils.settings import NonNegativeInt, PositiveInt
+from verl.utils.settings import PositiveInt, Seed
 
 Win = Literal["reward", "end", "survival"]
 
@@ -38,7 +38,7 @@ class GymnasiumSettings(EnvSettings):
     """starts to train on"""
     val_tasks: PositiveInt = 128
     """starts held out: other seeds than those of training"""
-    task_seed: NonNegativeInt = 0
+    task_seed: Seed = 0
     """seed of the starts, of both splits"""
 
     def known_tasks(self, split: str) -> int | None:

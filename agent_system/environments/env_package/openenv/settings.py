@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import NonNegativeInt, PositiveInt
+from verl.utils.settings import PositiveInt, Seed
 
 
 class OpenEnvSettings(EnvSettings):
@@ -39,7 +39,7 @@ class OpenEnvSettings(EnvSettings):
     """seeds to train on"""
     val_tasks: PositiveInt = 128
     """seeds held out"""
-    task_seed: NonNegativeInt = 0
+    task_seed: Seed = 0
     """seed of the seeds, of both splits"""
 
     def known_tasks(self, split: str) -> int | None:

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 from agent_system.environments.settings import GradedSettings
-from verl.utils.settings import NonNegativeInt, PositiveInt
+from verl.utils.settings import PositiveInt, Seed
 
 
 class ReasoningGymSettings(GradedSettings):
@@ -20,7 +20,7 @@ class ReasoningGymSettings(GradedSettings):
     """questions to train on"""
     val_tasks: PositiveInt = 512
     """questions held out"""
-    task_seed: NonNegativeInt = 0
+    task_seed: Seed = 0
     """seed of the questions, of both splits"""
     prompt: Literal["full", "compact"] = "full"
     """full: the question and how to answer, for chat models; compact: the question alone, its

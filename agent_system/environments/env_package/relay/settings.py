@@ -7,7 +7,7 @@ from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import NonNegativeInt, PositiveInt, Refusal, Share
+from verl.utils.settings import PositiveInt, Refusal, Seed, Share
 
 Hops = Annotated[int, Ge(0), Le(20)]
 
@@ -29,7 +29,7 @@ class RelaySettings(EnvSettings):
     """episodes to train on; any number can be had"""
     val_tasks: PositiveInt = 512
     """episodes held out; their doors are in no episode to train on and in no demonstration"""
-    task_seed: NonNegativeInt = 0
+    task_seed: Seed = 0
     """seed of the doors: the same ones in every run"""
     demonstrated_doors: PositiveInt = 1
     """doors of a demonstrated episode; 1 fits env.history=window with history_length=0"""

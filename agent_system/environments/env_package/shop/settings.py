@@ -22,3 +22,9 @@ class ShopSettings(EnvSettings):
     """WebShop's key, with the one value that is true here"""
     human_goals: Literal[False] = False
     """WebShop's key, with the one value that is true here"""
+
+    def stand_in_for(self, env_name: str) -> str:
+        """See ``EnvSettings``."""
+        if env_name.lower() != "webshop":
+            return ""
+        return f"{self.products:,} products made up here, in place of WebShop's"

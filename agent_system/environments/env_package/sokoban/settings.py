@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import NonNegativeInt, PositiveInt
+from verl.utils.settings import PositiveInt, Seed
 
 NAME = "sokoban"
 IMAGES = ("image", "rgb_array")  # two names of one thing
@@ -35,7 +35,7 @@ class SokobanSettings(EnvSettings):
     """levels to train on"""
     val_levels: PositiveInt = 64
     """levels held out"""
-    level_seed: NonNegativeInt = 0
+    level_seed: Seed = 0
     """seed of the levels: the same ones in every run"""
     prompt: Literal["full", "compact"] = "full"
     """full: rules and answer format for chat models; compact: observations alone, for policies made

@@ -6,7 +6,7 @@ from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import NonNegativeInt, PositiveInt, Refusal
+from verl.utils.settings import PositiveInt, Refusal, Seed
 
 
 class TextWorldSettings(EnvSettings):
@@ -40,7 +40,7 @@ class TextWorldSettings(EnvSettings):
     """games to train on"""
     val_games: PositiveInt = 24
     """games held out"""
-    game_seed: NonNegativeInt = 0
+    game_seed: Seed = 0
     """seed of the games: the same ones in every run"""
     data_dir: str = "data/textworld"
     """where games are stored by content hash"""

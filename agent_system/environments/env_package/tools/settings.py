@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt
 
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
-from verl.utils.settings import NonNegativeInt, PositiveInt, Section
+from verl.utils.settings import PositiveInt, Section, Seed
 
 
 class McpServer(Section):
@@ -44,7 +44,7 @@ class ToolsSettings(DatasetSettings):
     """questions of the example to train on, where train_files is empty"""
     val_tasks: PositiveInt = 128
     """questions of the example held out, where val_files is empty"""
-    task_seed: NonNegativeInt = 0
+    task_seed: Seed = 0
     """seed of the questions of the example, of both splits"""
 
     def known_tasks(self, split: str) -> int | None:

@@ -132,3 +132,12 @@ def test_runs_without_a_common_metric_have_no_chart(tmp_path):
     (success,) = sections(groups)[:1]
     assert [chart.title for chart in success.charts] == ["Held-out success"]
     assert [line.name for line in success.charts[0].series] == ["x=1"]
+
+
+def test_before_is_what_was_measured_before_training(tmp_path):
+    """A run without val_before_train has no before, and its first validation is not one."""
+    late = run(tmp_path / "late", [0.25, 0.5], seed=1)
+    for line in late.metrics:
+        line["step"] += 5
+    (line,) = table({"arm": [late]}).lines
+    assert line[2:4] == ["", "50%"]

@@ -9,6 +9,7 @@ from verl.utils.statistics import (
     bootstrap_interval,
     percentile_interval,
     rank_correlation,
+    rate_interval,
     resampled_means,
 )
 
@@ -59,3 +60,24 @@ def test_an_interval_is_the_middle_of_what_resamples_give():
 def test_without_tasks_there_is_no_interval():
     assert resampled_means([[], []]).shape == (2, 0)
     assert all(math.isnan(bound) for bound in percentile_interval(np.array([])))
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        ([0] * 4, 0.0, 0.6024),
+        ([1] * 4, 0.3976, 1.0),
+        ([0] * 100, 0.0, 0.0362),
+        ([1] * 100, 0.9638, 1.0),
+        ([0], 0.0, 0.975),
+    ],
+)
+def test_a_rate_of_none_or_all_has_an_interval(values, low, high):
+    assert rate_interval(values) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_other_rates_keep_the_bootstrap():
+    values = [0, 1, 1, 0, 1]
+    assert rate_interval(values) == bootstrap_interval(values)
+    assert rate_interval([0.5] * 3) == (0.5, 0.5)
+    assert all(map(math.isnan, rate_interval([])))

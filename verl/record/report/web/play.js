@@ -65,6 +65,7 @@ function actionLine(step) {
   const line = make("p", { className: "action" });
   line.append(...(step.badges ?? []).map(badge), make("b", { textContent: step.action ?? "" }));
   if (step.invalid) line.append(flag("not valid"));
+  if (step.cut) line.append(flag("cut"));
   line.append(...(step.flags ?? []).map((text) => flag(text)));
   if (step.reward) line.append(flag("reward " + shortNumber(step.reward), "good"));
   if (step.advantage !== undefined && step.tokens) {

@@ -9,7 +9,9 @@ from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.utils.hints import nearest_name
 from verl.utils.settings import lookup
 
+POLICY = "actor_rollout_ref.model.path"
 MAKE_ONE = "have this config make one there: cold_start.enable=true"
+ALLOWED = "a directory in Hugging Face format, or a hub name"
 
 
 def is_local(path: str) -> bool:
@@ -20,24 +22,50 @@ def is_local(path: str) -> bool:
 
 
 def check_directory(
-    cfg: PPOConfig | SFTConfig, key: str, ctx: Context, otherwise: str = "", made: bool = False
+    cfg: PPOConfig | SFTConfig, key: str, ctx: Context, made: bool = False
 ) -> Problems:
     """What stands at ``key`` is a hub name, or a directory with a model in it; where it is ``made``
-    first, it may be missing. ``otherwise`` is another fix than to mend the path.
+    first, it may be missing.
     """
     path = lookup(cfg, key)
     if path is None or not ctx.check_files:
         return
     directory = Path(path)
-    allowed = "a directory in Hugging Face format, or a hub name"
     if directory.is_dir():
         for why in _missing(directory):
             fix = "name the directory that holds the model"
             fix = "remove it, and the cold start makes a policy there" if made else fix
-            yield problem(cfg, key, why, allowed, fix)
+            yield problem(cfg, key, why, ALLOWED, fix)
+    elif made and not is_local(path):
+        # The directory would be taken for the hub's model by every later job that starts here.
+        why = "a cold start would make a small policy under the name of a hub model"
+        allowed = "a directory, written from . or from /"
+        fix = f"cold_start.enable=false, and the hub's model is trained; or {key}=./{path}"
+        yield problem(cfg, key, why, allowed, fix)
     elif is_local(path) and not made:
-        fix = "; or ".join(filter(None, (_neighbour(directory) or "mend the path", otherwise)))
-        yield problem(cfg, key, "no such directory", allowed, fix)
+        yield problem(cfg, key, "no such directory", ALLOWED, fix_for_missing(cfg, key))
+
+
+def fix_for_missing(cfg: PPOConfig | SFTConfig, key: str) -> str:
+    """The fix where the model that ``key`` names is neither on this machine nor given by the
+    hub.
+    """
+    path = str(lookup(cfg, key))
+    if is_local(path):
+        fixes = [_neighbour(Path(path)) or "mend the path"]
+        # Only a config that has a recipe for its policy makes the one that was meant.
+        if key == POLICY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
+            fixes.append(MAKE_ONE)
+        return "; or ".join(fixes)
+    # By call: importing it takes a moment that a sound config need not wait for.
+    from huggingface_hub.constants import is_offline_mode
+
+    directory = f"a directory is written ./{path}"
+    if is_offline_mode():
+        name, _, revision = path.partition("@")
+        command = f"hf download {name}" + (f" --revision {revision}" if revision else "")
+        return f"HF_HUB_OFFLINE=0, or `{command}` where the hub can be reached; {directory}"
+    return f"mend the name, or HF_TOKEN of an account that may read it; {directory}"
 
 
 def _missing(directory: Path) -> Iterator[str]:

@@ -166,6 +166,7 @@ def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
 def check_run(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
     """Where the run starts from and what it loads."""
     yield from _checkpoint_problems(cfg, ctx)
+    yield from _name_problems(cfg)
     for name in cfg.trainer.logger:
         if name not in TRACKERS:
             fix = did_you_mean(name, TRACKERS).removeprefix("; ") or "take one of those"
@@ -178,6 +179,21 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
         if path is not None and not Path(path).expanduser().is_file():
             fix = "mend the path, or set it to null"
             yield problem(cfg, key, "no such file", "a Python file", fix)
+
+
+def _name_problems(cfg: PPOConfig | SFTConfig) -> Problems:
+    """Names make a directory below ``runs/``, and the run directory is one that can be named."""
+    for name in ("project_name", "experiment_name", "default_local_dir"):
+        key = f"trainer.{name}"
+        value = str(lookup(cfg, key))
+        parts = value.split("/")
+        if not value.strip() or not value.isprintable():
+            why = "nothing can be called that" if value.strip() else "it is empty"
+            yield problem(cfg, key, why, "a name in one line", f"{key}=NAME")
+        elif name != "default_local_dir" and {"", ".", ".."} & set(parts):
+            why = "the run directory would lie outside of runs/"
+            allowed = "a name, or names with / between them"
+            yield problem(cfg, key, why, allowed, f"{key}=NAME, or trainer.default_local_dir=DIR")
 
 
 def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:

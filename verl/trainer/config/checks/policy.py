@@ -1,6 +1,6 @@
 """The policy, its cold start, the estimator and the losses."""
 
-from verl.trainer.config.checks.models import MAKE_ONE, check_directory
+from verl.trainer.config.checks.models import check_directory
 from verl.trainer.config.checks.sft import check_sft
 from verl.trainer.config.cold_start import cold_start_config
 from verl.trainer.config.derive import group_estimators, scored_later
@@ -15,10 +15,9 @@ def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
     key = "actor_rollout_ref.model.path"
     path = cfg.actor_rollout_ref.model.path
     if path is None:
-        fix = f"name a directory or a hub name, or {MAKE_ONE}"
+        fix = f"{key}=DIR, or {key}=OWNER/NAME of the hub"
         yield problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
-    made = cfg.cold_start.enable
-    yield from check_directory(cfg, key, ctx, MAKE_ONE, made)
+    yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
     if cfg.critic.enable and cfg.critic.model.path != path:
         yield from check_directory(cfg, "critic.model.path", ctx)
     # Composed here already: its mistakes would otherwise show only after the tasks were made.

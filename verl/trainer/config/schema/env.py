@@ -11,6 +11,7 @@ from verl.utils.settings import (
     NonNegativeInt,
     PositiveInt,
     Section,
+    Seed,
 )
 from verl.utils.settings.section import OpenSection
 
@@ -40,7 +41,7 @@ class EnvConfig(AcceptedEnv, OpenSection):
     the place of a package: module:ATTRIBUTE; empty: rows of data.train_files where the job names
     files, else the launcher's default"""
     # Apart from trainer.seed: runs with other weights and samples can choose the same tasks.
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """seed of the choice of tasks"""
     max_steps: PositiveInt = 50
     """steps per episode"""

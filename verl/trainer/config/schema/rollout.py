@@ -17,6 +17,7 @@ from verl.utils.settings import (
     NonNegativeInt,
     PositiveInt,
     Section,
+    Seed,
     Share,
 )
 
@@ -55,7 +56,7 @@ class RolloutConfig(AcceptedRollout):
     """sample in training; false means greedy"""
     dtype: EngineDtype = "bfloat16"
     """dtype of the engine's weights"""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """base of the sampling seeds"""
     num_workers: PositiveInt | None = None
     """rollout workers (engines); null: one per GPU, without GPUs one per node"""

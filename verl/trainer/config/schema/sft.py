@@ -8,7 +8,14 @@ from verl.names import Device, History, ResumeMode, TrainDtype
 from verl.trainer.config.schema.env import EnvConfig
 from verl.trainer.config.schema.model import FSDPConfig, OptimConfig
 from verl.trainer.config.schema.trainer import Seconds
-from verl.utils.settings import NonNegative, NonNegativeInt, PositiveInt, Section, Share
+from verl.utils.settings import (
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    Seed,
+    Share,
+)
 from verl.utils.settings.section import OpenSection
 
 
@@ -101,7 +108,7 @@ class SFTTrainerConfig(Section):
     """first folder below runs/, project of the trackers"""
     experiment_name: str = "sft"
     """second folder below runs/, name of the run"""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """seed of weights and data order"""
     total_epochs: PositiveInt = 1
     """passes over the episodes"""

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator
 
 from verl.names import Device, ResumeMode, RolloutOverlap
 from verl.trainer.config.schema.accepted import AcceptedTrainer
-from verl.utils.settings import NonNegativeInt, PositiveInt, Section
+from verl.utils.settings import NonNegativeInt, PositiveInt, Section, Seed
 
 Seconds = Annotated[float, Gt(0)]
 
@@ -24,7 +24,7 @@ class TrainerConfig(AcceptedTrainer):
     """first folder below runs/, project of the trackers"""
     experiment_name: str = "ppo"
     """second folder below runs/, name of the run"""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """seed of weights, data order and sampling"""
     total_epochs: PositiveInt = 1
     """passes over the training tasks"""
@@ -110,7 +110,8 @@ class ColdStartConfig(Section):
 
     enable: bool = False
     """make the policy first when it is missing"""
-    config_name: str = "quickstart_sft"
-    """config of main_sft that makes it"""
+    # A name here says that the config has a recipe for its policy, which messages may then offer.
+    config_name: str | None = None
+    """config of main_sft that makes it; null: quickstart_sft"""
     overrides: list[str] = []
     """overrides of the config of main_sft"""
