@@ -56,7 +56,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
         contextlib.closing(create_engine(rollout.name, *where, trust_remote_code=trust)) as engine,
     ):
         results = answer(engine, requests_of(cfg, prompts))
-    texts = _texts(results, tokenizer, data.n_samples)
+    texts = _texts(results, bridge_of(cfg, tokenizer), data.n_samples)
     write_records(
         target,
         [record | {data.response_key: said} for record, said in zip(records, texts, strict=True)],
@@ -118,11 +118,7 @@ def encode_prompts(
 ) -> list[list[int]]:
     """The tokens of every prompt, in the chat template where there is one."""
     data = cfg.data
-    bridge = (
-        ChatBridge(tokenizer, data.apply_chat_template_kwargs)
-        if is_chat_tokenizer(tokenizer)
-        else PlainBridge(tokenizer)
-    )
+    bridge = bridge_of(cfg, tokenizer)
     prompts = []
     for number, record in enumerate(records):
         prompt = record[data.prompt_key]
@@ -135,6 +131,13 @@ def encode_prompts(
             )
         prompts.append(ids)
     return prompts
+
+
+def bridge_of(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
+    """The bridge that renders prompts and reads answers: the chat template's where there is one."""
+    if is_chat_tokenizer(tokenizer):
+        return ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
+    return PlainBridge(tokenizer)
 
 
 def requests_of(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
@@ -170,8 +173,10 @@ def answer(engine: RolloutEngine, requests: Sequence[SamplingRequest]) -> list[S
     return [results[request.request_id] for request in requests]
 
 
-def _texts(results: Sequence[SamplingResult], tokenizer: Any, n: int) -> list[list[str]]:
-    texts = [tokenizer.decode(result.token_ids, skip_special_tokens=True) for result in results]
+def _texts(
+    results: Sequence[SamplingResult], bridge: ChatBridge | PlainBridge, n: int
+) -> list[list[str]]:
+    texts = [bridge.decode(result.token_ids) for result in results]
     return [texts[start : start + n] for start in range(0, len(texts), n)]
 
 

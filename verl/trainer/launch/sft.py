@@ -182,10 +182,9 @@ def encode_episode(
     ids = bridge.first_prompt(messages[:first])
     weights = [env_weight] * len(ids)
     whole_turns = 0
-    end = [bridge.end_of_turn_id] if bridge.end_of_turn_id is not None else []
     for said, heard in _turns(messages[first:]):
-        spoken = [*bridge.encode_text(said), *end]
-        ids = ids + spoken
+        spoken = bridge.speak(said)
+        ids = [*ids, *spoken]
         weights = weights + [AGENT_WEIGHT] * len(spoken)
         if len(ids) > max_length:
             break
