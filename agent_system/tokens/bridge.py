@@ -76,14 +76,15 @@ class ChatBridge:
         self.end_ids = find_end_ids(tokenizer)
         self._tokens = ChatTokens(tokenizer, self._frame())
         # Up to the control token that closes an assistant turn; empty where plain text closes it.
-        self._closing = self._tokens.closing(self._turn_end)
+        self.closing = self._tokens.closing(self._turn_end)
+        self.encode = self._tokens.encode
         self.speak = lru_cache(ENCODED_TEXTS)(self._speak)
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of ``messages`` with the generation prompt; a template that opens ``<think>``
         opens it here.
         """
-        return list(self._tokens.encode(self.template.render(self._marked(messages))))
+        return list(self.encode(self.template.render(self._marked(messages))))
 
     def shown(self, messages: Sequence[Message]) -> list[Message]:
         """``messages`` as the template gets them: one without a system role is given the system
@@ -118,23 +119,20 @@ class ChatBridge:
         text = self.template.render([{"role": role, "content": said} for role, said in turns])
         tail = text.partition(anchor(1))[2]
         ended = self.end_of_turn_id is not None and bool(sampled_ids)
-        if not (
-            ended and sampled_ids[-1] == self.end_of_turn_id and tail.startswith(self._closing)
-        ):
+        if not (ended and sampled_ids[-1] == self.end_of_turn_id and tail.startswith(self.closing)):
             return self._split(self._after_turn(tail), self._after_turn(before), after)
         # The token that the policy sampled is the context of what follows it.
-        head = self._closing.lstrip()
-        tail, before = (head + text[len(self._closing) :] for text in (tail, before))
-        encode = self._tokens.encode
-        return self._split(encode(tail)[1:], encode(before)[1:], after)
+        head = self.closing.lstrip()
+        tail, before = (head + text[len(self.closing) :] for text in (tail, before))
+        return self._split(self.encode(tail)[1:], self.encode(before)[1:], after)
 
     def _after_turn(self, text: str) -> tuple[int, ...]:
         """The ids of ``text`` after the words of a turn."""
-        return self._tokens.encode(text, inside=not self._starts_with_control(text))
+        return self.encode(text, inside=not self._starts_with_control(text))
 
     def _split(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:
         """``ids`` in three parts, of which the template wrote the outer two."""
-        end = self._tokens.encode(after, inside=not self._starts_with_control(after))
+        end = self.encode(after, inside=not self._starts_with_control(after))
         start, stop = len(before), len(ids) - len(end)
         if start > stop or ids[:start] != before or ids[stop:] != end:
             # Tokens that hold template and text: they cannot be told apart.
@@ -155,7 +153,8 @@ class ChatBridge:
         what the template writes for it, up to the token that closes it.
 
         Raises:
-            TemplateUnsupported: The template does not begin such a turn with the generation prompt.
+            TemplateUnsupported: The template does not begin such a turn with the generation prompt,
+                or its end of turn is no token there.
         """
         opened = self.template.render([{"role": "user", "content": anchor(0)}])
         turns = [("user", anchor(0)), ("assistant", self._tokens.mark(text))]
@@ -169,15 +168,21 @@ class ChatBridge:
                 f"that no policy would be asked for the turn {text[:80]!r} as it is written"
             )
         said = whole[len(opened) : len(whole) - len(end)]
-        return self._tokens.continue_text(opened, said + self._closing)
+        ids = self._tokens.continue_text(opened, said + self.closing)
+        if self.closing and ids[-1] != self.end_of_turn_id:
+            raise TemplateUnsupported(
+                f"the tokenizer does not read its own end of turn {self.closing.strip()!r} after "
+                f"{text[-80:]!r}: no policy would learn to end such a turn"
+            )
+        return ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """The ids of a text that continues another one, none of them a control token."""
-        return self._tokens.encode(self._tokens.mark(text), inside=True)
+        return self.encode(self._tokens.mark(text), inside=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """The ids of a text that continues another one, and whose control tokens are meant."""
-        return self._tokens.encode(text, inside=True)
+        return self.encode(text, inside=True)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """The text of a sampled turn without the tokens that ended it; tags and other tokens stay

@@ -15,6 +15,8 @@ from typing import Any
 
 # Prompts show these as the policy says them.
 TAG = re.compile(r"</?(level|think|action)>")
+# Added tokens that control nothing: these tags, and the bytes that no other token holds.
+NO_CONTROL = re.compile(rf"{TAG.pattern}|<0x[0-9A-F]{{2}}>")
 # Both are characters that Unicode keeps free for such use. Where a text of an environment is cut,
 # so that it spells no added token, and around the number of a control token that a content spells.
 CUT = "\ufdd0"
@@ -29,6 +31,38 @@ CONTEXTS = (CUT, ".", "x", "0")
 ENCODED_TEXTS = 8192
 
 
+class TextEncoder:
+    """The tokens of texts at the start and in the middle of another text, without special tokens
+    of the tokenizer's own. ``tokenizer`` is one of Hugging Face.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        """The ids of ``text``; ``options`` go to the tokenizer."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False, **options))
+
+    def encode_inside(self, text: str, **options: bool) -> list[int]:
+        """The ids of ``text`` in the middle of another text."""
+        if not text or not self.puts_space:
+            return self.encode(text, **options)
+        unknown = getattr(self._tokenizer, "unk_token_id", None)
+        for context in CONTEXTS:
+            head = self.encode(context, **options)
+            whole = self.encode(context + text, **options)
+            # Neighbours that are unknown become one token.
+            if whole[: len(head)] == head and unknown not in head:
+                return whole[len(head) :]
+        return self.encode(text, **options)
+
+    @cached_property
+    def puts_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text."""
+        ids = self.encode("x")
+        return bool(ids) and str(self._tokenizer.convert_ids_to_tokens(ids[0])).startswith(SPACES)
+
+
 class ChatTokens:
     """Encodes texts of a chat template with ``tokenizer``, a Hugging Face tokenizer.
 
@@ -36,13 +70,15 @@ class ChatTokens:
     """
 
     def __init__(self, tokenizer: Any, frame: str) -> None:
-        self._tokenizer = tokenizer
+        self._encoder = TextEncoder(tokenizer)
         # What a tokenizer does not know it writes with a special token of its own.
         unknown = getattr(tokenizer, "unk_token_id", None)
         self._added = {
             token.content: (number, token)
             for number, token in tokenizer.added_tokens_decoder.items()
-            if token.content.strip() and number != unknown and not TAG.fullmatch(token.content)
+            if token.content.strip()
+            and number != unknown
+            and not NO_CONTROL.fullmatch(token.content)
             if token.special or token.content in frame
         }
         self._order = list(self._added)
@@ -80,7 +116,7 @@ class ChatTokens:
         """The ids of a text whose contents were marked; ``inside``: it continues another text."""
         if CUT not in marked:
             plain = MARKED.sub(self._spelling, marked)
-            whole = self._continued(plain) if inside else self._ids(plain)
+            whole = self._encoder.encode_inside(plain) if inside else self._encoder.encode(plain)
             found = [token for token in whole if token in self.control]
             written = [self._added[text][0] for text in self.pattern.findall(marked)]
             # A tokenizer may pass over a token that is part of a longer word.
@@ -113,7 +149,7 @@ class ChatTokens:
         """The ids of ``text``, none of them a control token; ``follows``: no space is put before
         it.
         """
-        encode = self._continued if follows else self._ids
+        encode = self._encoder.encode_inside if follows else self._encoder.encode
         ids = encode(text, split_special_tokens=True)
         if self.control.isdisjoint(ids):
             return ids
@@ -128,31 +164,12 @@ class ChatTokens:
             *(token for part in rest for token in self._letters(part, follows=True)),
         ]
 
-    def _continued(self, text: str, **options: bool) -> list[int]:
-        """The ids of ``text`` in the middle of another text."""
-        if not text or not self._puts_space:
-            return self._ids(text, **options)
-        unknown = getattr(self._tokenizer, "unk_token_id", None)
-        for context in CONTEXTS:
-            head = self._ids(context, **options)
-            whole = self._ids(context + text, **options)
-            # Neighbours that are unknown become one token.
-            if whole[: len(head)] == head and unknown not in head:
-                return whole[len(head) :]
-        return self._ids(text, **options)
-
-    @cached_property
-    def _puts_space(self) -> bool:
-        """Whether the tokenizer puts a space before a text."""
-        token = self._tokenizer.convert_ids_to_tokens(self._ids("x")[:1])
-        return bool(token) and str(token[0]).startswith(SPACES)
-
     @cached_property
     def _continues_after_control(self) -> bool:
         """Whether a text after a control token is encoded as the middle of a text."""
-        if not self._order or not self._puts_space:
+        if not self._order or not self._encoder.puts_space:
             return False
-        return self._ids(f"{self._order[0]}x y")[1:] != self._ids("x y")
+        return self._encoder.encode(f"{self._order[0]}x y")[1:] != self._encoder.encode("x y")
 
     def _spelling(self, found: re.Match[str]) -> str:
         return self._order[int(found[1])]
@@ -161,10 +178,6 @@ class ChatTokens:
         text = self._spelling(found)
         # ``split_special_tokens`` splits the others. One character in, neither part spells it.
         return text if self._added[text][1].special else f"{text[0]}{CUT}{text[1:]}"
-
-    def _ids(self, text: str, **options: bool) -> list[int]:
-        # The template writes the special tokens itself.
-        return self._tokenizer(text, add_special_tokens=False, **options)["input_ids"]
 
 
 def _is_subsequence(some: Sequence[int], others: Iterable[int]) -> bool:

@@ -24,6 +24,8 @@ from agent_system.environments.demonstrations import (
 )
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.probe import Verdict, probe_template
+from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
 from verl.models.hub import model_directory
 from verl.models.new_policy import build_policy
@@ -145,8 +147,12 @@ def _read_all(files: Iterable[str]) -> list[Record]:
 
 
 def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTRow]:
-    """Rows of token records as they are, and of message records as a rollout would write them."""
+    """Rows of token records as they are, and of message records as a rollout would write them.
+
+    Raises ``ConfigError`` where the chat template cannot write them so.
+    """
     bridge = None
+    appends = False
     rows = []
     dropped = 0
     for record in records:
@@ -154,10 +160,19 @@ def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTR
             rows.append(token_row(record))
             continue
         # Made on first use: token records come without a chat template.
-        bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-        row = encode_episode(
-            bridge, record[cfg.data.messages_key], cfg.data.env_loss_weight, cfg.data.max_length
-        )
+        messages = record[cfg.data.messages_key]
+        try:
+            bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
+            if not appends and sum(said["role"] == "assistant" for said in messages) > 1:
+                _require_append(cfg, tokenizer)
+                appends = True
+            row = encode_episode(bridge, messages, cfg.data.env_loss_weight, cfg.data.max_length)
+        except TemplateUnsupported as error:
+            raise ConfigError(
+                f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that writes the "
+                "episodes of data.train_files; fix: another chat_template.jinja in its directory, "
+                "or episodes of one turn (data.history=window)"
+            ) from error
         dropped += row is None
         rows += [row] if row else []
     if dropped:
@@ -165,6 +180,13 @@ def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTR
             "%d episodes are left out: not even their first turn fits data.max_length", dropped
         )
     return rows
+
+
+def _require_append(cfg: SFTConfig, tokenizer) -> None:
+    """Raise ``TemplateUnsupported`` where episodes of several turns are no growing text."""
+    probe = probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
+    if probe.verdict is not Verdict.APPEND:
+        raise TemplateUnsupported(f"episodes of several turns cannot be written: {probe.reason}")
 
 
 def encode_episode(
