@@ -93,7 +93,8 @@ class ChatBridge:
         Raises:
             TemplateUnsupported: The template does not show messages of these roles once each.
         """
-        if messages[0]["role"] == "system" and not self.template.takes_system:
+        leads = len(messages) > 1 and messages[0]["role"] == "system"
+        if leads and not self.template.takes_system:
             system, first, *rest = messages
             text = f"{system['content']}\n\n{first['content']}"
             messages = [{**first, "content": text}, *rest]

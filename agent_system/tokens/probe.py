@@ -51,12 +51,14 @@ class TemplateProbe:
     ``keeps_thoughts``: thoughts in ``<think>`` of earlier turns stay when the template renders
     them. Where they do not, ``append`` still works (the policy sees its own tokens), but a model
     trained on that template has seen earlier turns without their thoughts.
+    ``takes_system``: it renders a system message of its own (see ``ChatTemplate``).
     """
 
     verdict: Verdict
     reason: str = ""
     opens_thought: bool = False
     keeps_thoughts: bool = True
+    takes_system: bool = True
 
     def require(self, history: str) -> None:
         """Refuse ``history`` ("append" | "window") where the template cannot do it.
@@ -97,7 +99,8 @@ def probe_template(
         thoughts = [_first_reason(template, openings, words) for words in _thinking_turns(opened)]
         check_next_turn(bridge)
     except TemplateUnsupported as error:
-        return TemplateProbe(Verdict.WINDOW, str(error), opens_thought, False)
+        reason = str(error)
+        return TemplateProbe(Verdict.WINDOW, reason, opens_thought, False, template.takes_system)
     # An empty reason is success, and one way of handing thoughts over is enough.
     keeps_thoughts = "" in thoughts
     # Where the template opens the thought, a turn without one is not what the policy writes.
@@ -105,7 +108,7 @@ def probe_template(
     if opens_thought:
         reason = "" if keeps_thoughts else thoughts[0]
     verdict = Verdict.WINDOW if reason else Verdict.APPEND
-    return TemplateProbe(verdict, reason, opens_thought, keeps_thoughts)
+    return TemplateProbe(verdict, reason, opens_thought, keeps_thoughts, template.takes_system)
 
 
 def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
