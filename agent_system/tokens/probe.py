@@ -173,6 +173,8 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     if not asked or not answered:
         return
     opened, begun = (UNSEEN.sub("", text) for text in (template.generation_prompt(), between))
+    if opened.startswith(begun):  # a prompt may also begin the turn itself, as with <think>
+        return
     rest = begun[len(opened) :]
     closed = template.render(turns[:1], add_generation_prompt=False)
     # Some policies write the marks of their channel themselves, after a prompt that asks for it.
