@@ -14,6 +14,8 @@ from transformers import AutoTokenizer
 
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.plain import PlainBridge
+from agent_system.tokens.probe import probe_template
+from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import model_directory
 from verl.trainer.config.schema.tools import GenerationConfig
@@ -134,10 +136,21 @@ def encode_prompts(
 
 
 def bridge_of(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
-    """The bridge that renders prompts and reads answers: the chat template's where there is one."""
-    if is_chat_tokenizer(tokenizer):
-        return ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-    return PlainBridge(tokenizer)
+    """The bridge that renders prompts and reads answers: the chat template's where there is one.
+
+    Raises ``ConfigError`` for a template whose prompts ask for no answer.
+    """
+    if not is_chat_tokenizer(tokenizer):
+        return PlainBridge(tokenizer)
+    arguments = cfg.data.apply_chat_template_kwargs
+    try:
+        probe_template(tokenizer, arguments).require("window")
+    except TemplateUnsupported as error:
+        raise ConfigError(
+            f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that asks for an "
+            "answer; fix: another chat_template.jinja in its directory"
+        ) from error
+    return ChatBridge(tokenizer, arguments)
 
 
 def requests_of(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:

@@ -24,7 +24,7 @@ from agent_system.environments.demonstrations import (
 )
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.probe import Verdict, probe_template
+from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
 from verl.models.hub import model_directory
@@ -152,7 +152,7 @@ def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTR
     Raises ``ConfigError`` where the chat template cannot write them so.
     """
     bridge = None
-    appends = False
+    probe = None
     rows = []
     dropped = 0
     for record in records:
@@ -162,10 +162,9 @@ def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTR
         # Made on first use: token records come without a chat template.
         messages = record[cfg.data.messages_key]
         try:
+            probe = probe or probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
+            _check_probe(probe, messages)
             bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-            if not appends and sum(said["role"] == "assistant" for said in messages) > 1:
-                _require_append(cfg, tokenizer)
-                appends = True
             row = encode_episode(bridge, messages, cfg.data.env_loss_weight, cfg.data.max_length)
         except TemplateUnsupported as error:
             raise ConfigError(
@@ -182,10 +181,13 @@ def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTR
     return rows
 
 
-def _require_append(cfg: SFTConfig, tokenizer) -> None:
-    """Raise ``TemplateUnsupported`` where episodes of several turns are no growing text."""
-    probe = probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
-    if probe.verdict is not Verdict.APPEND:
+def _check_probe(probe: TemplateProbe, messages: list[dict[str, str]]) -> None:
+    """Raise ``TemplateUnsupported`` where the template writes no prompts, or the turns of
+    ``messages`` are no growing text.
+    """
+    probe.require("window")
+    turns = sum(message["role"] == "assistant" for message in messages)
+    if turns > 1 and probe.verdict is not Verdict.APPEND:
         raise TemplateUnsupported(f"episodes of several turns cannot be written: {probe.reason}")
 
 
