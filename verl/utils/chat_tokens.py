@@ -28,7 +28,7 @@ SPACES = ("\u2581", "\u0120")
 # Texts in whose middle another one may stand; the first of them has no merges in any vocabulary.
 CONTEXTS = (CUT, ".", "x", "0")
 # Distinct texts whose tokens are remembered: prompts and observations repeat within a group.
-ENCODED_TEXTS = 8192
+ENCODED_TEXTS = 2048
 
 
 class TextEncoder:
