@@ -61,7 +61,7 @@ class ChatTemplate:
         if reserved:
             raise TemplateUnsupported(
                 f"data.apply_chat_template_kwargs has {', '.join(reserved)}, which the framework "
-                "sets; allowed: arguments that the template itself reads; fix: remove them (another "
+                "sets; allowed: arguments that the template itself reads; fix: remove them (a "
                 "template belongs in chat_template.jinja beside the tokenizer)"
             )
         self.parts = self._wants_parts()
