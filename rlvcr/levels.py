@@ -20,6 +20,7 @@ from enum import StrEnum
 from itertools import accumulate
 
 from rlvcr.token_bytes import TokenBytes, Tokenizer
+from verl.utils.chat_tokens import TextEncoder
 
 LEVELS = (1, 2, 3, 4)
 THINK_END = "</think>"
@@ -282,7 +283,7 @@ class LevelCodec:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._encoder = TextEncoder(tokenizer)
         self.token_bytes = TokenBytes(tokenizer)
         self._plain = self._render(PLAIN_FORM)
         self.prefix_ids = self._plain.prefix_ids
@@ -389,7 +390,8 @@ class LevelCodec:
         )
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        # Every such text continues a prompt or a thought.
+        return self._encoder.encode_inside(text)
 
     def _render(self, form: StepForm) -> FormTokens:
         prefixes = {level: self._encode(form.prefix(level)) for level in LEVELS}

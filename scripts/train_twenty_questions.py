@@ -29,6 +29,7 @@ from agent_system.environments.env_package.twenty_questions.demonstrations impor
 )
 from agent_system.environments.env_package.twenty_questions.game import words_of
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
+from verl.utils.end_tokens import find_end_ids
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -120,9 +121,8 @@ def success(
 
     tokenizer = env.tokenizer
     sampling = TurnSampling(TURN_TOKENS, stop=env.stop)
-    policy = LivePolicy(
-        lambda: nullcontext(model.eval()), tokenizer, [tokenizer.eos_token_id], seed
-    )
+    ends = find_end_ids(tokenizer)
+    policy = LivePolicy(lambda: nullcontext(model.eval()), tokenizer, ends, seed)
     # Whole rounds over the words, so that each counts the same.
     rows = [{"solution": word} for word in words] * max(1, round(plays / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))

@@ -98,9 +98,13 @@ class DirectOutputAgent:
             return {"prompt_token_ids": list(conversation.prompt_ids)}
         messages = list(conversation.messages)
         if is_chat_tokenizer(self._tokenizer):
-            return self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
+            ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+            # A model that encodes the text itself may begin it with a second BOS.
+            doubled = list(self._tokenizer(text, add_special_tokens=True)["input_ids"]) != ids
+            return {"prompt_token_ids": ids} if doubled else text
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + "assistant: "
 

@@ -1,7 +1,9 @@
-"""How long the first prompts of some tasks are, before anything is played."""
+"""The first prompts of some tasks: how long they are, and whether their tokens are the template's,
+before anything is played.
+"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from agent_system.config import CollectorConfig
@@ -12,6 +14,9 @@ from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.history import make_history
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.conversation import TokenConversation
+from agent_system.tokens.probe import check_first_prompt, check_next_turn
+from agent_system.tokens.template import Message
 
 
 def first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observation]:
@@ -37,14 +42,36 @@ def first_prompt_lengths(
 
     ``config`` is the whole typed configuration. Raises ``TemplateUnsupported``.
     """
+    return [
+        len(conversation.prompt_ids)
+        for _, _, conversation in _opened(config, tokenizer, observations)
+    ]
+
+
+def check_first_tokens(
+    config: CollectorConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
+) -> None:
+    """Raise ``TemplateUnsupported`` where the policy would be shown other tokens than those of
+    ``apply_chat_template``: in the prompts with ``observations``, or around the turn after the
+    first of them.
+    """
+    for number, (bridge, heard, _) in enumerate(_opened(config, tokenizer, observations)):
+        check_first_prompt(bridge, heard)
+        if number == 0 and config.env.history == "append":
+            check_next_turn(bridge, heard)
+
+
+def _opened(
+    config: CollectorConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
+) -> Iterator[tuple[ChatBridge, list[Message], TokenConversation]]:
+    """The conversations that begin with ``observations``, and their messages."""
     package = get_package(config.env.env_name)
     settings = PlaySettings.from_config(config, package, is_train=True)
     unlimited = replace(settings, max_prompt_length=sys.maxsize)
     prompts = settings.prompts(package, config.env)
     bridge = ChatBridge(tokenizer, config.data.apply_chat_template_kwargs)
-    lengths = []
     for observation in observations:
-        conversation = make_history(unlimited, bridge, prompts).open_turn(observation, 0)
+        history = make_history(unlimited, bridge, prompts)
+        conversation = history.open_turn(observation, 0)
         if conversation is not None:
-            lengths.append(len(conversation.prompt_ids))
-    return lengths
+            yield bridge, history.heard, conversation

@@ -7,7 +7,9 @@ tasks ──▶ chat template ──▶ tokens ──▶ fits: kept
 """
 
 import logging
+import unicodedata
 from collections.abc import Sequence
+from itertools import pairwise
 
 from agent_system.config import CollectorConfig
 from agent_system.environments.base import Task, TaskText
@@ -17,6 +19,7 @@ from agent_system.multi_turn_rollout.first_prompts import first_prompt_lengths
 
 logger = logging.getLogger(__name__)
 LIMIT = "data.max_prompt_length"
+JOINER = "\u200d"  # makes one character of its neighbours: a family of people
 CUTS = 8  # of one text: what is left may become more tokens than were counted
 
 
@@ -72,11 +75,10 @@ def shortened(
     """
     limit = config.data.max_prompt_length
     for _ in range(CUTS):
-        ids = list(tokenizer(text.shows(task).text, add_special_tokens=False)["input_ids"])
-        left = cut(ids, length - limit, config.data.truncation)
+        left = cut_text(tokenizer, text.shows(task).text, length - limit, config.data.truncation)
         if not left:
             break
-        task = text.retold(task, tokenizer.decode(left))
+        task = text.retold(task, left)
         (length,) = first_prompt_lengths(config, tokenizer, [text.shows(task)])
         if length <= limit:
             return task
@@ -93,6 +95,45 @@ def cut(ids: Sequence[int], surplus: int, side: str) -> list[int]:
     keep = max(0, len(ids) - surplus)
     head = {"left": 0, "right": keep, "middle": keep // 2}[side]
     return [*ids[:head], *ids[len(ids) - (keep - head) :]]
+
+
+def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> str:
+    """``text`` without the characters of ``surplus`` of its tokens, those that ``cut`` leaves out.
+
+    A character that a token shares with another one is left out as a whole, and so are its accents.
+    """
+    spans = _token_spans(tokenizer, text)
+    kept = cut(range(len(spans)), surplus, side)
+    dropped = sorted(set(range(len(spans))).difference(kept))
+    if not kept or not dropped:
+        return "" if dropped else text
+    first, last = dropped[0], dropped[-1]
+    # Of a character in several tokens, each of them has the whole span.
+    begin = min(spans[first - 1][1], spans[first][0]) if first else 0
+    end = spans[last][1] if last < len(spans) - 1 else len(text)
+    while _continues_character(text, begin):
+        begin -= 1
+    while _continues_character(text, end):
+        end += 1
+    return text[:begin] + text[end:]
+
+
+def _continues_character(text: str, at: int) -> bool:
+    """Whether what begins at ``at`` belongs to the character before it."""
+    if not 0 < at < len(text):
+        return False
+    return JOINER in text[at - 1 : at + 1] or unicodedata.category(text[at]).startswith("M")
+
+
+def _token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]:
+    """Where the characters of each token of ``text`` begin and end."""
+    if getattr(tokenizer, "is_fast", False):
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["offset_mapping"])
+    # A tokenizer that does not tell: as if all tokens were equally long.
+    count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    edges = [place * len(text) // max(1, count) for place in range(count + 1)]
+    return list(pairwise(edges))
 
 
 def _refusal(config: CollectorConfig, split: str, lengths: Sequence[int]) -> str:

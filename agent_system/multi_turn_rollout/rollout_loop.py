@@ -98,6 +98,11 @@ class TrajectoryCollector:
                 "this chat template drops <think> from earlier turns; "
                 "with env.history=append they stay"
             )
+        if not probe.takes_system:
+            logger.warning(
+                "this chat template shows no system message; its text is put in front of the "
+                "first user message"
+            )
         self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
         self.collapse = CollapseWatch(self.config.algorithm.rlvcr.collapse_patience)
         self.carried = CarriedGroups(config.env.rollout.carry_over)

@@ -5,11 +5,11 @@
     observation    You see a desk.
     bridge         <|im_end|> \\n <|im_start|> assistant \\n
 
-The template's own text is found once by anchors (``template.ChatTemplate``) and encoded once.
-Content is encoded with ``split_special_tokens=True``, and cut inside the added tokens that the
-template writes: no text can act as a control token. Text of an environment (``as_text``) is cut
-inside every other added token that is a mark (``<tool_call>``), so that what it writes is never the
-tag that a prompt's own words and the policy write.
+Prompts and bridges are rendered with their real text and encoded as a whole
+(``verl.utils.chat_tokens``): the tokens are those of ``apply_chat_template(tokenize=True)``, and no
+text can act as a control token. Text of an environment (``as_text``) is cut inside every other
+added token that is a mark (``<tool_call>``), so that what it writes is never the tag that a
+prompt's own words and the policy write.
 """
 
 import contextlib
@@ -17,21 +17,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import Any
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported
-from agent_system.tokens.tokenizer import AddedToken, ChatTokenizer, end_of_sequence
+from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported, anchor
+from agent_system.tokens.tokenizer import ChatTokenizer
+from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
+from verl.utils.end_tokens import end_of_turn_id, find_end_ids
 
-# Prompts show these as the policy says them.
-TAG = re.compile(r"</?(level|think|action)>")
 # What an added token looks like that is no word: <tool_call>, [INST], <|vision_start|>.
 MARK = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
-# Where a text of an environment is cut; Unicode keeps it free for such use. Nobody else reads it.
-CUT = "\ufdd0"
-# Distinct texts whose tokens are remembered: observations repeat within a group.
-ENCODED_TEXTS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,48 +71,42 @@ class ChatBridge:
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_kwargs)
-        specials = frozenset(tokenizer.all_special_ids)
-        self._control = specials | frozenset(tokenizer.added_tokens_decoder)
-        self.encode_text = lru_cache(ENCODED_TEXTS)(self._encode_text)
-        self.encode_template = lru_cache(256)(self._encode_template)
-
-    @cached_property
-    def _tail(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        before, after = self.template.between()
-        return self.encode_template(before), self.encode_template(after)
-
-    @cached_property
-    def end_of_turn_id(self) -> int | None:
-        """The control token that closes an assistant turn in the template; None where plain text
-        closes it.
-        """
-        before = self._tail[0]
-        return before[0] if before and before[0] in self._control else None
-
-    @cached_property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens that end a turn when sampled: the template's end of turn and the tokenizer's end
-        of sequence.
-        """
-        ends = (self.end_of_turn_id, end_of_sequence(self.tokenizer))
-        return frozenset(end for end in ends if end is not None)
+        self._turn_end = self.template.turn_end()
+        self.end_of_turn_id = end_of_turn_id(tokenizer, self._turn_end)
+        self.end_ids = find_end_ids(tokenizer)
+        self._tokens = ChatTokens(tokenizer, self._frame())
+        # Up to the control token that closes an assistant turn; empty where plain text closes it.
+        self.closing = self._tokens.closing(self._turn_end)
+        self.encode = self._tokens.encode
+        self.speak = lru_cache(ENCODED_TEXTS)(self._speak)
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of ``messages`` with the generation prompt; a template that opens ``<think>``
         opens it here.
         """
-        if messages[0]["role"] == "system" and not self.template.takes_system:
+        return list(self.encode(self.template.render(self._marked(messages))))
+
+    def shown(self, messages: Sequence[Message]) -> list[Message]:
+        """``messages`` as the template gets them: one without a system role is given the system
+        text in front of the first user message.
+
+        Raises:
+            TemplateUnsupported: The template does not show messages of these roles once each.
+        """
+        leads = len(messages) > 1 and messages[0]["role"] == "system"
+        if leads and not self.template.takes_system:
             system, first, *rest = messages
             text = f"{system['content']}\n\n{first['content']}"
             messages = [{**first, "content": text}, *rest]
-        roles = tuple(message["role"] for message in messages)
-        ids: list[int] = []
-        for piece in self.template.pieces(roles):
-            if isinstance(piece, str):
-                ids.extend(self.encode_template(piece))
-            else:
-                ids.extend(self._content(messages[piece]))
-        return ids
+        self.template.pieces(tuple(message["role"] for message in messages))
+        return list(messages)
+
+    def is_plain(self, messages: Sequence[Message]) -> bool:
+        """Whether no content spells a control token and none was cut: only then are the tokens of
+        ``first_prompt`` those of ``apply_chat_template``.
+        """
+        contents = [message["content"] for message in messages]
+        return not any(CUT in text or self._tokens.mark(text) != text for text in contents)
 
     def between(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
         """The bridge after a turn of ``sampled_ids``.
@@ -125,17 +114,76 @@ class ChatBridge:
         An end-of-turn token that the policy sampled is not repeated; a missing one is part of
         ``before``.
         """
-        before, after = self._tail
+        before, after = self.template.between()
+        marked = self._tokens.mark(observation)
+        turns = [("user", anchor(0)), ("assistant", anchor(1)), ("user", marked)]
+        text = self.template.render([{"role": role, "content": said} for role, said in turns])
+        tail = text.partition(anchor(1))[2]
         ended = self.end_of_turn_id is not None and bool(sampled_ids)
-        if ended and sampled_ids[-1] == self.end_of_turn_id:
-            before = before[1:]
-        return Bridge(before, self._content({"role": "user", "content": observation}), after)
+        if not (ended and sampled_ids[-1] == self.end_of_turn_id and tail.startswith(self.closing)):
+            return self._split(self._after_turn(tail), self._after_turn(before), after)
+        # The token that the policy sampled is the context of what follows it.
+        head = self.closing.lstrip()
+        tail, before = (head + text[len(self.closing) :] for text in (tail, before))
+        return self._split(self.encode(tail)[1:], self.encode(before)[1:], after)
+
+    def _after_turn(self, text: str) -> tuple[int, ...]:
+        """The ids of ``text`` after the words of a turn."""
+        return self.encode(text, inside=not self._starts_with_control(text))
+
+    def _split(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:
+        """``ids`` in three parts, of which the template wrote the outer two."""
+        end = self.encode(after, inside=not self._starts_with_control(after))
+        start, stop = len(before), len(ids) - len(end)
+        if start > stop or ids[:start] != before or ids[stop:] != end:
+            # Tokens that hold template and text: they cannot be told apart.
+            return Bridge(ids, (), ())
+        return Bridge(before, ids[start:stop], end)
+
+    def _starts_with_control(self, text: str) -> bool:
+        return self._tokens.pattern.match(text) is not None
 
     def extend(self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0) -> None:
         """Append ``bridge`` to ``ledger`` as what comes before ``turn``."""
         ledger.append(bridge.before, SegmentKind.BRIDGE, turn=turn, episode=episode)
         ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
         ledger.append(bridge.after, SegmentKind.BRIDGE, turn=turn, episode=episode)
+
+    def _speak(self, text: str) -> tuple[int, ...]:
+        """The ids of an assistant turn that says ``text``, as they follow the generation prompt:
+        what the template writes for it, up to the token that closes it.
+
+        Raises:
+            TemplateUnsupported: The template does not begin such a turn with the generation prompt,
+                or its end of turn is no token there.
+        """
+        opened = self.template.render([{"role": "user", "content": anchor(0)}])
+        turns = [("user", anchor(0)), ("assistant", self._tokens.mark(text))]
+        whole = self.template.render(
+            [{"role": role, "content": said} for role, said in turns], add_generation_prompt=False
+        )
+        end = self.template.closing()
+        if not (whole.startswith(opened) and whole.endswith(end)):
+            raise TemplateUnsupported(
+                "the chat template does not begin an assistant turn with its generation prompt, so "
+                f"that no policy would be asked for the turn {text[:80]!r} as it is written"
+            )
+        said = whole[len(opened) : len(whole) - len(end)]
+        ids = self._tokens.continue_text(opened, said + self.closing)
+        if self.closing and ids[-1] != self.end_of_turn_id:
+            raise TemplateUnsupported(
+                f"the tokenizer does not read its own end of turn {self.closing.strip()!r} after "
+                f"{text[-80:]!r}: no policy would learn to end such a turn"
+            )
+        return ids
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that continues another one, none of them a control token."""
+        return self.encode(self._tokens.mark(text), inside=True)
+
+    def encode_template(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that continues another one, and whose control tokens are meant."""
+        return self.encode(text, inside=True)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """The text of a sampled turn without the tokens that ended it; tags and other tokens stay
@@ -156,84 +204,26 @@ class ChatBridge:
 
     @cached_property
     def _added(self) -> re.Pattern[str]:
-        """Every added token that is a mark, and the tags; the longest first. Others are words: a
-        small policy's tokenizer may have those of its environment.
+        """Every added token that is a mark; the longest first. Others are words: a small policy's
+        tokenizer may have those of its environment.
         """
         contents = {
             token.content
             for number, token in self.tokenizer.added_tokens_decoder.items()
-            if number in self._meant_only or MARK.fullmatch(token.content)
+            if number in self._tokens.control or MARK.fullmatch(token.content)
         }
         # A token of one character has no inside to cut: it is a letter like any other.
         texts = [text for text in contents if text.strip() and len(text) > 1]
         longest = sorted(texts, key=lambda text: (-len(text), text))
-        return re.compile("|".join([*map(re.escape, longest), TAG.pattern]))
+        return re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
-    def _content(self, message: Message) -> tuple[int, ...]:
-        text = message["content"]
-        # As the template would have trimmed it, which never sees the real text.
-        return self.encode_text(text.strip() if self.template.trims else text)
+    def _marked(self, messages: Sequence[Message]) -> list[Message]:
+        mark = self._tokens.mark
+        return [{**said, "content": mark(said["content"])} for said in self.shown(messages)]
 
-    def _encode_text(self, text: str) -> tuple[int, ...]:
-        return tuple(token for part in text.split(CUT) for token in self._encode_part(part))
-
-    def _encode_part(self, text: str) -> list[int]:
-        cuts: list[int] = []
-        if self._unmarked is not None:
-            # One character in, so that neither part spells the token.
-            cuts = [found.start() + 1 for found in self._unmarked.finditer(text)]
-        ids: list[int] = []
-        for start, end in pairwise([0, *cuts, len(text)]):
-            ids.extend(self._split(text[start:end]))
-        if self._meant_only.isdisjoint(ids):
-            return ids
-        # A tokenizer that tidies letters up found one in what is not spelled like it.
-        return [token for letter in text for token in self._split(letter)]
-
-    def _split(self, text: str) -> list[int]:
-        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        return encoded["input_ids"]
-
-    @cached_property
-    def _meant_only(self) -> frozenset[int]:
-        """Control tokens: no text becomes one of them."""
-        added = self.tokenizer.added_tokens_decoder
-        special = {number for number, token in added.items() if token.special}
-        written = {
-            number
-            for number, token in added.items()
-            if number in self._written and self._controls(token)
-        }
-        # What a tokenizer does not know it says with a special token of its own.
-        unknown = getattr(self.tokenizer, "unk_token_id", None)
-        return frozenset(number for number in special | written if number != unknown)
-
-    @cached_property
-    def _written(self) -> set[int | None]:
-        """Tokens that the template writes, and the end of the sequence."""
+    def _frame(self) -> str:
+        """What the template writes around the messages of a conversation."""
         pieces = [piece for piece in self.template.pieces(("user",)) if isinstance(piece, str)]
         with contextlib.suppress(TemplateUnsupported):
             pieces += self.template.between()
-        return {end_of_sequence(self.tokenizer)}.union(*map(self.encode_template, pieces))
-
-    @staticmethod
-    def _controls(token: AddedToken) -> bool:
-        """Whether ``token``, which the template writes, is no white space and no tag of ours: those
-        may stay whole.
-        """
-        return bool(token.content.strip()) and TAG.fullmatch(token.content) is None
-
-    @cached_property
-    def _unmarked(self) -> re.Pattern[str] | None:
-        """Control tokens that the tokenizer does not mark as special, and so would not split; None:
-        there are none.
-        """
-        texts = [
-            token.content
-            for number, token in self.tokenizer.added_tokens_decoder.items()
-            if number in self._written and not token.special and self._controls(token)
-        ]
-        return re.compile("|".join(map(re.escape, sorted(texts)))) if texts else None
-
-    def _encode_template(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return "".join([*pieces, self._turn_end])

@@ -8,7 +8,9 @@ from agent_system.tokens.bridge import Bridge, ChatBridge, without_end
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.probe import Verdict, probe_template
 from agent_system.tokens.template import Message, TemplateUnsupported
-from agent_system.tokens.tokenizer import TextTokenizer, end_of_sequence, is_chat_tokenizer
+from agent_system.tokens.tokenizer import TextTokenizer, is_chat_tokenizer
+from verl.utils.chat_tokens import ChatTokens
+from verl.utils.end_tokens import find_end_ids
 
 
 class PlainBridge:
@@ -22,17 +24,24 @@ class PlainBridge:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        eos = end_of_sequence(tokenizer)
-        self.end_ids: frozenset[int] = frozenset() if eos is None else frozenset({eos})
-        # Only a tokenizer with control tokens can be made to read them in a text, and only such a
-        # one knows the option.
-        specials = getattr(tokenizer, "all_special_ids", None)
-        has_specials = isinstance(specials, list) and bool(specials)
-        self._safe = {"split_special_tokens": True} if has_specials else {}
+        self.end_ids = find_end_ids(tokenizer)
+        # Only a tokenizer of transformers has control tokens that a text could spell.
+        is_library = hasattr(tokenizer, "added_tokens_decoder")
+        self._tokens = ChatTokens(tokenizer, "") if is_library else None
+        self._as_sampled = (
+            {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+            if is_library
+            else {}
+        )
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the contents of ``messages``, a line break between two of them."""
-        return list(self.encode_text("\n".join(message["content"] for message in messages)))
+        """Token ids of the contents of ``messages``, a line break between two of them, after the
+        token that the tokenizer begins a text with.
+        """
+        text = "\n".join(message["content"] for message in messages)
+        if self._tokens is None:
+            return list(self._encode(text))
+        return [*self._begin(), *self._tokens.encode(self._tokens.mark(text))]
 
     def between(
         self,
@@ -48,14 +57,30 @@ class PlainBridge:
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """The text of a sampled turn without the tokens that ended it."""
-        return self.tokenizer.decode(without_end(sampled_ids, self.end_ids))
+        said = without_end(sampled_ids, self.end_ids)
+        return self.tokenizer.decode(said, **self._as_sampled)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text that nobody sampled."""
-        return tuple(self.tokenizer(text, add_special_tokens=False, **self._safe)["input_ids"])
+        """Token ids of a text that continues another one and that was not sampled."""
+        if self._tokens is None:
+            return self._encode(text)
+        return self._tokens.encode(self._tokens.mark(text), inside=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Token ids of a text whose control tokens are meant."""
+        return (
+            self._encode(text) if self._tokens is None else self._tokens.encode(text, inside=True)
+        )
+
+    def _begin(self) -> list[int]:
+        """What the tokenizer puts before a text: the token that begins a sequence, or nothing."""
+        plain = self._encode("x")
+        whole = list(self.tokenizer("x", add_special_tokens=True)["input_ids"])
+        places = range(len(whole) - len(plain) + 1)
+        found = (at for at in places if tuple(whole[at : at + len(plain)]) == plain)
+        return whole[: next(found, 0)]
+
+    def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

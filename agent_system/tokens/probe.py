@@ -5,11 +5,14 @@ template would have written only if every prompt is a prefix of the next one. A 
 rewrites history needs ``window`` history, where each step renders a new prompt.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from typing import Any
 
+from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.template import (
     RENDER_ERRORS,
     ChatTemplate,
@@ -22,6 +25,12 @@ from agent_system.tokens.tokenizer import ChatTokenizer
 # Three turns have two bridges, the least that shows whether they depend on their place.
 TURNS = 3
 THINK = "<think>"
+# What may stand before an assistant's words although no prompt shows it.
+UNSEEN = re.compile(r"\s+|</?think>")
+MARK = re.compile(r"[<\[].*[>\]]", re.DOTALL)
+# What is said in turns whose tokens are compared.
+SAMPLES = ("You see a desk.", " A mug.\n1. a book\n")
+ANSWERS = ("look", "<action>go to desk 1</action>", "It is 4.")
 
 Words = Callable[[int], Message]  # what the assistant says in turn i: its message without the role
 
@@ -42,12 +51,14 @@ class TemplateProbe:
     ``keeps_thoughts``: thoughts in ``<think>`` of earlier turns stay when the template renders
     them. Where they do not, ``append`` still works (the policy sees its own tokens), but a model
     trained on that template has seen earlier turns without their thoughts.
+    ``takes_system``: it renders a system message of its own (see ``ChatTemplate``).
     """
 
     verdict: Verdict
     reason: str = ""
     opens_thought: bool = False
     keeps_thoughts: bool = True
+    takes_system: bool = True
 
     def require(self, history: str) -> None:
         """Refuse ``history`` ("append" | "window") where the template cannot do it.
@@ -71,17 +82,25 @@ def probe_template(
     for.
     """
     try:
-        template = ChatTemplate(tokenizer, template_kwargs)
+        bridge = ChatBridge(tokenizer, template_kwargs)
+        template = bridge.template
         opened = template.generation_prompt()
+        _check_generation_prompt(template)
+        check_first_prompt(bridge, [{"role": "user", "content": text} for text in SAMPLES[:1]])
     except TemplateUnsupported as error:
         return TemplateProbe(Verdict.UNSUPPORTED, str(error))
     opens_thought = opened.rstrip().endswith(THINK)
+    openings: list[list[Message]] = [[]]
+    if template.takes_system:
+        openings.append([{"role": "system", "content": anchor(99)}])
     try:
         template.between()
-        plain = _why_not_prefix(template, lambda i: {"content": anchor(i)})
-        thoughts = [_why_not_prefix(template, words) for words in _thinking_turns(opened)]
+        plain = _first_reason(template, openings, lambda i: {"content": anchor(i)})
+        thoughts = [_first_reason(template, openings, words) for words in _thinking_turns(opened)]
+        check_next_turn(bridge)
     except TemplateUnsupported as error:
-        return TemplateProbe(Verdict.WINDOW, str(error), opens_thought, False)
+        reason = str(error)
+        return TemplateProbe(Verdict.WINDOW, reason, opens_thought, False, template.takes_system)
     # An empty reason is success, and one way of handing thoughts over is enough.
     keeps_thoughts = "" in thoughts
     # Where the template opens the thought, a turn without one is not what the policy writes.
@@ -89,7 +108,90 @@ def probe_template(
     if opens_thought:
         reason = "" if keeps_thoughts else thoughts[0]
     verdict = Verdict.WINDOW if reason else Verdict.APPEND
-    return TemplateProbe(verdict, reason, opens_thought, keeps_thoughts)
+    return TemplateProbe(verdict, reason, opens_thought, keeps_thoughts, template.takes_system)
+
+
+def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
+    """Raise ``TemplateUnsupported`` where the first prompt of ``messages`` has other tokens than
+    ``apply_chat_template``. A text that spells a control token has others on purpose.
+    """
+    if not bridge.is_plain(messages):
+        return
+    ours, theirs = bridge.first_prompt(messages), bridge.template.tokens(bridge.shown(messages))
+    if ours == theirs:
+        return
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    place = next((i for i, (own, other) in pairs if own != other), min(len(ours), len(theirs)))
+    raise TemplateUnsupported(
+        f"the tokens of a prompt are not those of apply_chat_template from token {place} on: "
+        f"{ours[place : place + 8]} instead of {theirs[place : place + 8]}"
+    )
+
+
+def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None:
+    """Raise ``TemplateUnsupported`` where the tokens around a turn that follows ``opening`` (by
+    default a text of the user) are not those of ``apply_chat_template``.
+    """
+    first = list(opening) or [{"role": "user", "content": SAMPLES[0]}]
+    if not bridge.is_plain(first):
+        return
+    end = bridge.end_of_turn_id
+    sampled = [] if end is None else [end]
+    for answer, text in product(ANSWERS, SAMPLES):
+        turns = [("assistant", answer), ("user", text)]
+        messages = [*first, *({"role": role, "content": said} for role, said in turns)]
+        shown = bridge.shown(messages)
+        said, found, tail = bridge.template.render(shown).rpartition(answer)
+        closing = bridge.closing if tail.startswith(bridge.closing) else ""
+        link = bridge.between(sampled, text)
+        head = bridge.encode(said + found + closing)
+        ours = [*head, *link.before, *link.observation, *link.after]
+        if closing and head[-1] != end:
+            raise TemplateUnsupported(
+                f"the tokenizer does not read its own end of turn {closing.strip()!r} after "
+                f"{answer!r}: no policy could learn to end a turn with it"
+            )
+        if ours != bridge.template.tokens(shown):
+            raise TemplateUnsupported(
+                "the tokens between two turns depend on the text of the turn before them, so that "
+                f"they cannot follow sampled tokens (after {answer!r})"
+            )
+
+
+def _check_generation_prompt(template: ChatTemplate) -> None:
+    """Raise ``TemplateUnsupported`` where a prompt does not end as an assistant turn begins."""
+    turns: list[Message] = [
+        {"role": "user", "content": anchor(0)},
+        {"role": "assistant", "content": anchor(1)},
+    ]
+    try:
+        shown = template.render(turns, add_generation_prompt=False)
+    except RENDER_ERRORS:
+        return  # single turns do not need it
+    _, asked, tail = shown.rpartition(anchor(0))
+    between, answered, _ = tail.partition(anchor(1))
+    if not asked or not answered:
+        return
+    opened, begun = (UNSEEN.sub("", text) for text in (template.generation_prompt(), between))
+    if opened.startswith(begun):  # a prompt may also begin the turn itself, as with <think>
+        return
+    rest = begun[len(opened) :]
+    closed = template.render(turns[:1], add_generation_prompt=False)
+    # Some policies write the marks of their channel themselves, after a prompt that asks for it.
+    own = MARK.search(rest) is not None and closed != template.render(turns[:1])
+    if not begun.startswith(opened) or (rest and not own):
+        raise TemplateUnsupported(
+            f"its generation prompt is {template.generation_prompt()!r}, and between a user's and "
+            f"an assistant's words it writes {between!r}: a policy would not be asked for a turn"
+        )
+
+
+def _first_reason(
+    template: ChatTemplate, openings: Sequence[Sequence[Message]], words: Words
+) -> str:
+    """The first reason of ``_why_not_prefix``, empty where there is none."""
+    reasons = [_why_not_prefix(template, words, opening) for opening in openings]
+    return next(filter(None, reasons), "")
 
 
 def _thinking_turns(opened: str) -> Iterator[Words]:
@@ -102,11 +204,11 @@ def _thinking_turns(opened: str) -> Iterator[Words]:
     yield lambda i: {"content": anchor(i), "reasoning_content": f"thought{i}"}
 
 
-def _why_not_prefix(template: ChatTemplate, words: Words) -> str:
-    """Empty where each prompt, with the words that answer it, is a prefix of the next one; else the
-    reason.
+def _why_not_prefix(template: ChatTemplate, words: Words, opening: Sequence[Message]) -> str:
+    """Empty where each prompt after ``opening``, with the words that answer it, is a prefix of the
+    next one; else the reason.
     """
-    messages: list[Message] = []
+    messages = list(opening)
     prompt = ""
     tails: set[str] = set()
     for turn in range(TURNS):

@@ -129,7 +129,11 @@ class ServerPolicy:
             max_tokens=sampling.max_tokens,
             # 0: the log-prob of the sampled token, and of no other.
             logprobs=0,
-            generation_kwargs={"stop": list(sampling.stop), "include_stop_str_in_output": True},
+            generation_kwargs={
+                "stop": list(sampling.stop),
+                "stop_token_ids": sorted(self._end_ids),
+                "include_stop_str_in_output": True,
+            },
         )
         pairs = zip(told["completion_ids"], told["logprobs"], strict=True)
         return [

@@ -127,6 +127,10 @@ class GRPOEnvTrainer(GRPOTrainer):
             peft_config=peft_config,
         )
         self.env = env
+        if env.bridge is not None:
+            # One set for sampling, ledgers and texts: TRL knows no end of turn of a chat template.
+            env.bridge.end_ids = env.bridge.end_ids.union(self.eos_token_ids)
+            self.eos_token_ids = sorted(env.bridge.end_ids)
         self.old_logps = old_logps
         self.loss_path = loss_path
         self.allow_retokenized = allow_retokenized

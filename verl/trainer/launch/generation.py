@@ -12,6 +12,8 @@ from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.plain import PlainBridge
+from agent_system.tokens.probe import probe_template
+from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import model_directory
 from verl.trainer.config.schema.tools import GenerationConfig
@@ -55,7 +57,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
         contextlib.closing(create_engine(rollout.name, *where, trust_remote_code=trust)) as engine,
     ):
         results = answer(engine, requests_of(cfg, prompts))
-    texts = _texts(results, tokenizer, data.n_samples)
+    texts = _texts(results, bridge_of(cfg, tokenizer), data.n_samples)
     write_records(
         target,
         [record | {data.response_key: said} for record, said in zip(records, texts, strict=True)],
@@ -117,11 +119,7 @@ def encode_prompts(
 ) -> list[list[int]]:
     """The tokens of every prompt, in the chat template where there is one."""
     data = cfg.data
-    bridge = (
-        ChatBridge(tokenizer, data.apply_chat_template_kwargs)
-        if is_chat_tokenizer(tokenizer)
-        else PlainBridge(tokenizer)
-    )
+    bridge = bridge_of(cfg, tokenizer)
     prompts = []
     for number, record in enumerate(records):
         prompt = record[data.prompt_key]
@@ -134,6 +132,24 @@ def encode_prompts(
             )
         prompts.append(ids)
     return prompts
+
+
+def bridge_of(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
+    """The bridge that renders prompts and reads answers: the chat template's where there is one.
+
+    Raises ``ConfigError`` for a template whose prompts ask for no answer.
+    """
+    if not is_chat_tokenizer(tokenizer):
+        return PlainBridge(tokenizer)
+    arguments = cfg.data.apply_chat_template_kwargs
+    try:
+        probe_template(tokenizer, arguments).require("window")
+    except TemplateUnsupported as error:
+        raise ConfigError(
+            f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that asks for an "
+            "answer; fix: another chat_template.jinja in its directory"
+        ) from error
+    return ChatBridge(tokenizer, arguments)
 
 
 def requests_of(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
@@ -169,8 +185,10 @@ def answer(engine: RolloutEngine, requests: Sequence[SamplingRequest]) -> list[S
     return [results[request.request_id] for request in requests]
 
 
-def _texts(results: Sequence[SamplingResult], tokenizer: Any, n: int) -> list[list[str]]:
-    texts = [tokenizer.decode(result.token_ids, skip_special_tokens=True) for result in results]
+def _texts(
+    results: Sequence[SamplingResult], bridge: ChatBridge | PlainBridge, n: int
+) -> list[list[str]]:
+    texts = [bridge.decode(result.token_ids) for result in results]
     return [texts[start : start + n] for start in range(0, len(texts), n)]
 
 

@@ -17,10 +17,16 @@ from agent_system.environments.failure import EnvFailure, WorkerStartError
 from agent_system.environments.jvm import JavaMissing
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
-from agent_system.multi_turn_rollout.first_prompts import first_observations, first_prompt_lengths
+from agent_system.multi_turn_rollout.first_prompts import (
+    check_first_tokens,
+    first_observations,
+    first_prompt_lengths,
+)
 from agent_system.multi_turn_rollout.play_settings import check_prompts, refuse_images
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
+from agent_system.tokens.template import TemplateUnsupported
+from verl.trainer.config.derive import plays_files
 from verl.trainer.config.cli import Inspection
 from verl.trainer.config.derive import declared_tasks, plays_files
 from verl.trainer.config.problems import problem
@@ -84,6 +90,7 @@ def prompt_problems(
     counts = {} if counts is None else counts
     seen, problems = _opened(cfg, counts)
     yield from problems
+    yield from _token_problems(cfg, tokenizer, seen)
     if plays_files(cfg) and not problems:
         yield from _row_problems(cfg, tokenizer, counts)
         return
@@ -97,6 +104,20 @@ def prompt_problems(
             f"out; the longest has {longest} tokens"
         )
         yield problem(cfg, PROMPT, why, f"{longest} or more", f"{PROMPT}={_rounded(longest)}")
+
+
+def _token_problems(
+    cfg: PPOConfig, tokenizer: PolicyTokenizer, seen: list[Observation]
+) -> Iterator[str]:
+    """The policy is shown the tokens that its chat template has."""
+    try:
+        check_first_tokens(cfg, tokenizer, seen)
+    except TemplateUnsupported as error:
+        yield (
+            f"actor_rollout_ref.model.path={cfg.actor_rollout_ref.model.path!r}: {error}; allowed: "
+            f"a chat template that suits the prompts of env.env_name={cfg.env.env_name!r}; fix: "
+            "another chat_template.jinja in its directory, or env.history=window"
+        )
 
 
 def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:

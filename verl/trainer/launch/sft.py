@@ -24,6 +24,8 @@ from agent_system.environments.demonstrations import (
 )
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
+from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
 from verl.models.hub import model_directory
 from verl.models.new_policy import build_policy
@@ -146,8 +148,12 @@ def _read_all(files: Iterable[str]) -> list[Record]:
 
 
 def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTRow]:
-    """Rows of token records as they are, and of message records as a rollout would write them."""
+    """Rows of token records as they are, and of message records as a rollout would write them.
+
+    Raises ``ConfigError`` where the chat template cannot write them so.
+    """
     bridge = None
+    probe = None
     rows = []
     dropped = 0
     for record in records:
@@ -155,10 +161,18 @@ def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTR
             rows.append(token_row(record))
             continue
         # Made on first use: token records come without a chat template.
-        bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-        row = encode_episode(
-            bridge, record[cfg.data.messages_key], cfg.data.env_loss_weight, cfg.data.max_length
-        )
+        messages = record[cfg.data.messages_key]
+        try:
+            probe = probe or probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
+            _check_probe(probe, messages)
+            bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
+            row = encode_episode(bridge, messages, cfg.data.env_loss_weight, cfg.data.max_length)
+        except TemplateUnsupported as error:
+            raise ConfigError(
+                f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that writes the "
+                "episodes of data.train_files; fix: another chat_template.jinja in its directory, "
+                "or episodes of one turn (data.history=window)"
+            ) from error
         dropped += row is None
         rows += [row] if row else []
     if dropped:
@@ -166,6 +180,16 @@ def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTR
             "%d episodes are left out: not even their first turn fits data.max_length", dropped
         )
     return rows
+
+
+def _check_probe(probe: TemplateProbe, messages: list[dict[str, str]]) -> None:
+    """Raise ``TemplateUnsupported`` where the template writes no prompts, or the turns of
+    ``messages`` are no growing text.
+    """
+    probe.require("window")
+    turns = sum(message["role"] == "assistant" for message in messages)
+    if turns > 1 and probe.verdict is not Verdict.APPEND:
+        raise TemplateUnsupported(f"episodes of several turns cannot be written: {probe.reason}")
 
 
 def encode_episode(
@@ -183,10 +207,9 @@ def encode_episode(
     ids = bridge.first_prompt(messages[:first])
     weights = [env_weight] * len(ids)
     whole_turns = 0
-    end = [bridge.end_of_turn_id] if bridge.end_of_turn_id is not None else []
     for said, heard in _turns(messages[first:]):
-        spoken = [*bridge.encode_text(said), *end]
-        ids = ids + spoken
+        spoken = bridge.speak(said)
+        ids = [*ids, *spoken]
         weights = weights + [AGENT_WEIGHT] * len(spoken)
         if len(ids) > max_length:
             break

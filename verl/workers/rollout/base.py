@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from verl.utils.end_tokens import find_end_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult
 
 if TYPE_CHECKING:
@@ -143,7 +144,12 @@ class StopTokenizer(Protocol):
         ...
 
     def decode(
-        self, token_ids: list[int], /, *, skip_special_tokens: bool = ...
+        self,
+        token_ids: list[int],
+        /,
+        *,
+        skip_special_tokens: bool = ...,
+        clean_up_tokenization_spaces: bool = ...,
     ) -> str | list[str]:
         """The text of ``token_ids``."""
         ...
@@ -189,26 +195,18 @@ class StopRules:
         """Whether the last of ``token_ids`` completes one of the plan's strings."""
         if not plan.strings:
             return False
-        # a token is at least one byte, so that this many tokens hold the longest string
-        longest = max(len(text.encode("utf-8")) for text in plan.strings)
-        tail = self._tokenizer.decode(token_ids[-longest:], skip_special_tokens=False)
+        # A token is at least one byte, so that this many tokens hold the longest string; one more,
+        # because decoding may drop the space at the start.
+        longest = max(len(text.encode("utf-8")) for text in plan.strings) + 1
+        tail = self._tokenizer.decode(
+            token_ids[-longest:], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         return any(text in tail for text in plan.strings)
 
 
 def end_token_ids(model_path: str | Path, tokenizer: StopTokenizer) -> frozenset[int]:
-    """The ids that end a turn: ``eos_token_id`` of the generation config (one or several) and of
-    the tokenizer.
-    """
-    from transformers import GenerationConfig
-
-    ids: set[int] = set()
-    if (Path(model_path) / "generation_config.json").is_file():
-        named = GenerationConfig.from_pretrained(str(model_path)).eos_token_id
-        ids.update([named] if isinstance(named, int) else named or [])
-    own = tokenizer.eos_token_id
-    if isinstance(own, int):
-        ids.add(own)
-    return frozenset(ids)
+    """The ids that end a turn of the policy in ``model_path``; see ``verl.utils.end_tokens``."""
+    return find_end_ids(tokenizer, model_path)
 
 
 def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:

@@ -4,10 +4,12 @@ import json
 import logging
 
 import pytest
+import regex
 
 from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.first_prompts import first_prompt_lengths
-from agent_system.multi_turn_rollout.prompt_fit import PromptsTooLong, cut, fit_prompts
+from agent_system.multi_turn_rollout.prompt_fit import PromptsTooLong, cut, cut_text, fit_prompts
+from tests.helpers.chat_kinds import TOKENIZERS
 from tests.helpers.play import make_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
@@ -105,6 +107,29 @@ def test_what_cannot_be_cut_short_enough_is_refused(envs, tokenizer):
 def test_which_tokens_are_cut(side, left):
     assert cut([1, 2, 3, 4, 5], 2, side) == left
     assert cut([1, 2], 3, side) == [] and cut([1, 2], 0, side) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "first", "unigram", "word pieces", "llama, legacy"])
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+@pytest.mark.parametrize(
+    "text",
+    ["日本語のテスト🙂です", "cafe\u0301 nai\u0308ve", "a👩\u200d👩\u200d👧b go north", "look"],
+)
+def test_no_character_is_cut(kind, side, text):
+    """Every cut leaves whole characters of the text, in order."""
+    tokenizer = TOKENIZERS[kind]()
+    count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    units = regex.findall(r"\X", text)
+    for surplus in range(1, count + 1):
+        left = cut_text(tokenizer, text, surplus, side)
+        rest = regex.findall(r"\X", left)
+        splits = (units[:n] + units[len(units) - len(rest) + n :] for n in range(len(rest) + 1))
+        assert rest in splits, (left, surplus)
+        assert len(left) < len(text)
+        if side == "left":
+            assert text.endswith(left)
+        if side == "right":
+            assert text.startswith(left)
 
 
 def test_an_environment_that_speaks_for_itself_is_left_alone(tokenizer):

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_system.tokens.bridge import ChatBridge
+from tests.helpers.chat_kinds import chat_tokenizer
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
@@ -118,6 +119,48 @@ def test_episodes_that_are_no_conversation_are_refused(bridge):
         encode_episode(bridge, EPISODE[1:], 0.5, 512)
     with pytest.raises(ValueError, match="alternate"):
         encode_episode(bridge, [*EPISODE, EPISODE[1]], 0.5, 512)
+
+
+TALK = [
+    {"role": "system", "content": "Rules:\n- be brief\n"},
+    {"role": "user", "content": "You see a desk."},
+    {"role": "assistant", "content": "go north"},
+    {"role": "user", "content": " Nothing happens.\n"},
+    {"role": "assistant", "content": "look"},
+]
+
+
+@pytest.mark.parametrize("template", ["chatml", "bos", "system in the first", "trims", "parts"])
+@pytest.mark.parametrize("kind", ["bytes", "first", "always", "unigram", "llama", "llama, legacy"])
+def test_rows_have_the_tokens_of_the_template(kind, template):
+    """A policy learns what it will be shown and what it will say."""
+    tokenizer = chat_tokenizer(kind, template)
+    bridge = ChatBridge(tokenizer)
+    row = encode_episode(bridge, TALK, 0.0, 4096)
+    assert row is not None
+    text = bridge.template.render(TALK, add_generation_prompt=False)
+    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert list(row.input_ids) == whole[: len(row)]
+    assert row.input_ids[-1] == bridge.end_of_turn_id and len(whole) - len(row) < 3
+    pairs = zip(row.input_ids, row.loss_weights, strict=True)
+    said = tokenizer.decode([token for token, weight in pairs if weight == 1])
+    end = tokenizer.decode([bridge.end_of_turn_id])
+    assert [part.strip() for part in said.split(end)] == ["go north", "look", ""]
+
+
+@pytest.mark.parametrize(
+    "template, messages",
+    [
+        ("no generation prompt", TALK[:3]),
+        ("another generation prompt", TALK[:3]),
+        ("opens a thought", TALK[:3]),
+        ("system in the last", TALK),
+    ],
+)
+def test_episodes_that_no_prompt_would_ask_for_are_refused(template, messages):
+    cfg = load_config("sft_trainer", [], SFTConfig)
+    with pytest.raises(ConfigError):
+        make_rows(cfg, [{"messages": messages}], chat_tokenizer("bytes", template))
 
 
 def test_batches_hold_about_the_tokens_asked_for():

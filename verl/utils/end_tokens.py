@@ -1,0 +1,50 @@
+"""The tokens that end a turn: one set for engines, ledgers, graders and whoever decodes."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from verl.utils.chat_template import ChatTemplate, TemplateUnsupported
+from verl.utils.chat_tokens import ChatTokens
+
+
+def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozenset[int]:
+    """The ids that end a turn when sampled: the end of turn of the tokenizer's chat template, its
+    end of sequence, and those of the generation config in the directory ``model_path``, by default
+    the one that the tokenizer was loaded from.
+    """
+    path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
+    ids = set(config_end_ids(path)) if path else set()
+    ids.update(_ids_in(getattr(tokenizer, "eos_token_id", None)))
+    with contextlib.suppress(TemplateUnsupported):
+        end = end_of_turn_id(tokenizer, ChatTemplate(tokenizer).turn_end())
+        ids.update(_ids_in(end))
+    return frozenset(ids)
+
+
+def end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
+    """The control token that closes an assistant turn, after which a template writes ``turn_end``;
+    None where plain text closes it.
+    """
+    tokens = ChatTokens(tokenizer, turn_end)
+    closing = tokens.closing(turn_end)
+    found = [token for token in tokens.encode(closing) if token in tokens.control]
+    return found[0] if found else None
+
+
+def config_end_ids(model_path: str | Path) -> frozenset[int]:
+    """``eos_token_id`` (one or several) of the generation config in the directory ``model_path``;
+    of the model's config where there is none.
+    """
+    for name in ("generation_config.json", "config.json"):
+        file = Path(model_path) / name
+        if file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+            return frozenset(_ids_in(config.get("eos_token_id")))
+    return frozenset()
+
+
+def _ids_in(value: object) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [number for number in values if isinstance(number, int)]
