@@ -62,9 +62,8 @@ class Extension:
     ``settle`` is handed what files and command line write, before anything is read, and may write
     what follows from it. ``derive`` fills in values that follow from others, ``check`` finds
     combinations that cannot work. ``columns`` are columns of the batch, each with "" where the
-    config gives it, else how to get it. ``group_estimators`` compare the plays of a task.
-    ``sampled_tokens`` counts, by what they are of, the tokens that are sampled besides the turns of
-    so many steps, at most.
+    config gives it, else how to get it. ``sampled_tokens`` counts, by what they are of, the tokens
+    that are sampled besides the turns of so many steps, at most.
     ``meanings`` say what keys of other projects are called here, by pattern.
     """
 
@@ -75,7 +74,6 @@ class Extension:
     derive: Callable[[PPOConfig | SFTConfig], None] = _nothing_to_derive
     check: Callable[[PPOConfig | SFTConfig, Context], Problems] = _nothing_to_say
     columns: Callable[[PPOConfig], Mapping[str, str]] = _no_columns
-    group_estimators: tuple[str, ...] = ()
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]] = _no_tokens
     meanings: Mapping[str, str] = field(default_factory=dict)
 
