@@ -96,6 +96,7 @@ class LossNeeds:
 ADV_ESTIMATORS: dict[str, RegisteredEstimator] = {}
 POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
 ADVANTAGES_ONLY: set[str] = set()  # policy losses without a gradient where advantages are zero
+TAKES_WEIGHTS: set[str] = set()  # policy losses with an argument ``weights`` [B, R] of tokens
 LOSS_NEEDS: dict[str, LossNeeds] = {}
 
 
@@ -153,13 +154,18 @@ def missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -
 
 
 def register_policy_loss(
-    name: str | Enum, advantages_only: bool = False, needs: LossNeeds | None = None
+    name: str | Enum,
+    advantages_only: bool = False,
+    needs: LossNeeds | None = None,
+    takes_weights: bool = False,
 ) -> Callable[[PolicyLossFunctionT], PolicyLossFunctionT]:
     """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``,
     a text or an enum's member that has it as value.
 
     ``advantages_only`` promises that a row whose advantages are all zero has no gradient: such rows
-    are passed over. ``needs``: arguments beyond that signature.
+    are passed over. ``needs``: arguments beyond that signature. A loss that ``takes_weights`` has
+    an argument ``weights [B, R]``, which multiplies the losses of tokens; others are handed
+    advantages that are multiplied by them.
     """
 
     def decorate(function: PolicyLossFunctionT) -> PolicyLossFunctionT:
@@ -168,6 +174,8 @@ def register_policy_loss(
             ADVANTAGES_ONLY.add(name_of(name))
         if needs is not None:
             LOSS_NEEDS[name_of(name)] = needs
+        if takes_weights:
+            TAKES_WEIGHTS.add(name_of(name))
         return function
 
     return decorate
