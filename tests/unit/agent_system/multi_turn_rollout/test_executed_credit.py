@@ -19,6 +19,7 @@ from rlvcr.executed import level_to_try
 from rlvcr.levels import LEVELS, LevelCodec
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import StopReason
+from verl.utils.seeds import derive_seed
 
 SEED = 3
 TOKENIZER = make_tiny_tokenizer()
@@ -243,6 +244,27 @@ def test_a_price_keeps_the_credit_unbiased():
     for level in LEVELS:
         right = pytest.approx(true_credit(world, level, 0.4))
         assert credited(world, level, priced(0.4)) == right
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_a_share_of_the_turns_is_executed(share):
+    rlvcr = priced()
+    rlvcr.executed_share = share
+    turns = [trajectory_of(f"u/{number}", 2, Outcome(READ, 1.0, 1.0)) for number in range(40)]
+    asked = []
+
+    def play(jobs):
+        asked.extend(job.traj_uid.partition("@")[0] for job in jobs)
+        return SimpleNamespace(trajectories=[turns[0] for _ in jobs])
+
+    execute_alternatives(turns, play, rlvcr, SEED)
+    draws = {
+        t.job.traj_uid: derive_seed(SEED, "executed", t.job.traj_uid, 0) / 2**63 for t in turns
+    }
+    assert asked == [uid for uid, draw in draws.items() if draw < share]
+    assert 0 < len(asked) < 40
+    tried = [t.job.traj_uid for t in turns if t.turns[0].executed is not None]
+    assert tried == asked
 
 
 def test_a_digit_that_is_no_token_of_its_own_is_not_tried():

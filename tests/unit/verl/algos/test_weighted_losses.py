@@ -15,7 +15,7 @@ from verl.workers.policy_loss import Denominators, PolicyLoss
 ROWS, TOKENS = 3, 5
 MASK = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 1, 1], [1, 1, 1, 1, 1]])
 # The first token of each row is rejected, and all of the last row.
-WEIGHTS = torch.tensor([[0.0, 0.5, 1.0, 2.0, 3.0], [0.0, 1.5, 9.0, 0.25, 1.0], [0.0] * 5])
+WEIGHTS = torch.tensor([[0.0, 0.5, 1.0, 2.0, 3.0], [0.0, 1.5, 9.0, 0.0, 1.0], [0.0] * 5])
 DRAW = torch.Generator().manual_seed(4)
 RATIOS = torch.tensor(
     [[0.5, 1.3, 0.95, 1.7, 1.0], [1.35, 0.8, 2.0, 1.1, 2.5], [0.93, 1.05, 1.9, 0.6, 1.4]]
@@ -66,6 +66,39 @@ def updated(weights, **changes):
     loss, _ = policy_loss(Scores(log_prob), Rows(), data, [0, 1, 2], whole, picker)
     loss.backward()
     return loss.item(), log_prob.grad
+
+
+# Shares of 13 tokens, bounds of their covariance, and how many of them are picked.
+PICKS = [
+    ("clip_cov", {"clip_cov_ratio": 0.3, "clip_cov_lb": 0.0, "clip_cov_ub": 9.0}, 3),
+    ("clip_cov", {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.0, "clip_cov_ub": 9.0}, 1),
+    ("clip_cov", {"clip_cov_ratio": 0.9, "clip_cov_lb": 0.2, "clip_cov_ub": 9.0}, None),
+    ("clip_cov", {"clip_cov_ratio": 0.9, "clip_cov_lb": 0.0, "clip_cov_ub": 0.3}, None),
+    ("kl_cov", {"kl_cov_ratio": 0.3}, 3),
+    ("kl_cov", {"kl_cov_ratio": 0.1}, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "count"), PICKS)
+def test_the_keys_of_covariance_losses_decide_which_tokens_are_picked(name, keys, count):
+    words = [f"actor_rollout_ref.actor.policy_loss.{key}={value}" for key, value in keys.items()]
+    words.append(f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
+    loss = PolicyLoss(load_config("ppo_trainer", words).actor_rollout_ref.actor)
+    tensors = {"response_mask": MASK, "old_log_probs": OLD, "advantages": ADVANTAGES}
+    picker = loss.picker(DataProto.from_dict(tensors), [0, 1, 2])
+    mask = MASK.bool()
+    covariance = (ADVANTAGES - ADVANTAGES[mask].mean()) * (OLD - OLD[mask].mean())
+    low, high = keys.get("clip_cov_lb", 0.0), keys.get("clip_cov_ub", 9.0)
+    inside = sorted(
+        (c for c in covariance[mask].tolist() if max(low, 1e-9) <= c <= high), reverse=True
+    )
+    share = keys.get("clip_cov_ratio", keys.get("kl_cov_ratio"))
+    right = inside[: int(share * int(MASK.sum()))]
+    found = covariance[picker.selects(OLD, ADVANTAGES, MASK)].tolist()
+    assert sorted(found, reverse=True) == pytest.approx(right)
+    assert len(right) == (len(inside) if count is None else count)
+    everything = [c for c in covariance[mask].tolist() if c > 0]
+    assert 0 < len(right) < len(everything)
 
 
 LOW, HIGH, CEILING, TAU = 0.1, 0.25, 1.5, (0.8, 1.3)
