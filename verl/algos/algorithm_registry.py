@@ -128,11 +128,11 @@ def register_adv_est(
     def decorate(function: AdvantageFunctionT) -> AdvantageFunctionT:
         reads = dict(inputs) if inputs is not None else _conventional_inputs(function)
         _require_filled(name_of(name), function, {*reads, *paths})
-        compares = GROUP in reads.values() if compares_group is None else compares_group
+        reads_group = any(key.rstrip("?") == GROUP for key in reads.values())
+        compares = reads_group if compares_group is None else compares_group
         entry = RegisteredEstimator(function, reads, paths, metrics, compares)
         _store(ADV_ESTIMATORS, name_of(name), entry, "advantage estimator")
-        if compares:
-            COMPARES_GROUP.add(name_of(name))
+        (COMPARES_GROUP.add if compares else COMPARES_GROUP.discard)(name_of(name))
         return function
 
     return decorate

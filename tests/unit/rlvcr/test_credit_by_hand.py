@@ -32,7 +32,7 @@ THOUGHT = [3, 2, 5, 0, 1, 4, 2]  # tokens of the row's own thought
 OTHERS = {1: 0, 2: 2, 3: 6, 4: 9}  # tokens of the thought at other levels
 CUT = 2  # the row whose step was cut in its thought
 # How much more the play was worth than one with another level, by row.
-EXECUTED = {0: 0.6, 1: -0.2, 2: -0.75, 4: 0.45, 5: 0.3}
+EXECUTED = {0: 0.6, 1: -0.2, 2: -0.75, 3: -0.15, 4: 0.45, 5: 0.3}
 DRAW = np.random.default_rng(2)
 LOGPROB = DRAW.uniform(-1.5, -0.1, (7, 4))
 ENTROPY = DRAW.uniform(0.1, 1.5, (7, 4))

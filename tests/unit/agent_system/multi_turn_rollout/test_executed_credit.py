@@ -78,7 +78,7 @@ def credited(world: dict[int, list[Outcome]], level: int, rlvcr: Any) -> float:
                 trajectory = trajectory_of(uid, level, own)
                 played = [trajectory_of("b", other, branch)]
 
-                def play(jobs, played=played, other=other):
+                def play(jobs: Any, played: Any = played, other: int = other) -> Any:
                     assert [job.level for job in jobs] == [other]
                     return SimpleNamespace(trajectories=played)
 
@@ -230,7 +230,7 @@ def test_the_price_of_a_turn_that_cannot_be_read(text, charged, price_in, return
     rlvcr = priced(0.4, price_in)
     branch = Outcome("<level>{}</level><think></think><action>go</action>", 1.0, 0.25)
     trajectory = trajectory_of(uid_that_tries(4, 1), 4, Outcome(text, 1.0, returns))
-    played = SimpleNamespace(trajectories=[trajectory_of("b", 1, branch)])
+    played: Any = SimpleNamespace(trajectories=[trajectory_of("b", 1, branch)])
     execute_alternatives([trajectory], lambda _jobs: played, rlvcr, SEED)
     price = 0.4 * min(tokens(charged), 8) / 8 if paid else 0.0
     assert trajectory.turns[0].executed == pytest.approx(0.75 * (returns - price - 0.25))
@@ -253,7 +253,7 @@ def test_a_share_of_the_turns_is_executed(share):
     turns = [trajectory_of(f"u/{number}", 2, Outcome(READ, 1.0, 1.0)) for number in range(40)]
     asked = []
 
-    def play(jobs):
+    def play(jobs: Any) -> Any:
         asked.extend(job.traj_uid.partition("@")[0] for job in jobs)
         return SimpleNamespace(trajectories=[turns[0] for _ in jobs])
 

@@ -3,6 +3,8 @@
 The losses of tokens are written down once more here, from the papers' formulas.
 """
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -46,7 +48,7 @@ class Picker:
         return SELECTED & mask
 
 
-def updated(weights, **changes):
+def updated(weights: torch.Tensor | None, **changes: Any) -> tuple[float, torch.Tensor]:
     """Loss and gradient of the configured loss, as the actor computes it."""
     words = [f"actor_rollout_ref.actor.{key}={value}" for key, value in changes.items()]
     section = load_config("ppo_trainer", words).actor_rollout_ref.actor
@@ -61,10 +63,13 @@ def updated(weights, **changes):
     log_prob = NEW.clone().requires_grad_()
     whole = Denominators(float(MASK.sum()), float(MASK.sum()), 0.0, ROWS)
     policy_loss = PolicyLoss(section)
-    picker = Picker() if policy_loss.needs.picker else None
+    scores: Any = Scores(log_prob)
+    rows: Any = Rows()
+    picker: Any = Picker() if policy_loss.needs.picker else None
     data = DataProto.from_dict(tensors)
-    loss, _ = policy_loss(Scores(log_prob), Rows(), data, [0, 1, 2], whole, picker)
+    loss, _ = policy_loss(scores, rows, data, [0, 1, 2], whole, picker)
     loss.backward()
+    assert log_prob.grad is not None
     return loss.item(), log_prob.grad
 
 
@@ -85,7 +90,7 @@ def test_the_keys_of_covariance_losses_decide_which_tokens_are_picked(name, keys
     words.append(f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
     loss = PolicyLoss(load_config("ppo_trainer", words).actor_rollout_ref.actor)
     tensors = {"response_mask": MASK, "old_log_probs": OLD, "advantages": ADVANTAGES}
-    picker = loss.picker(DataProto.from_dict(tensors), [0, 1, 2])
+    picker: Any = loss.picker(DataProto.from_dict(tensors), [0, 1, 2])
     mask = MASK.bool()
     covariance = (ADVANTAGES - ADVANTAGES[mask].mean()) * (OLD - OLD[mask].mean())
     low, high = keys.get("clip_cov_lb", 0.0), keys.get("clip_cov_ub", 9.0)

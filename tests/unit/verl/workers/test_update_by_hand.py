@@ -140,10 +140,13 @@ class ByHand:
         lr = rate(self.steps, self.optim)
         self.steps += 1
         (b1, b2), eps = self.optim["betas"], self.optim["eps"]
-        whole = math.sqrt(sum(float((p.grad**2).sum()) for p in self.parameters.values()))
+        found = {
+            n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self.parameters.items()
+        }
+        whole = math.sqrt(sum(float(gradient.square().sum()) for gradient in found.values()))
         shrink = min(1.0, self.clip / (whole + 1e-6))
         for name, p in self.parameters.items():
-            gradient = p.grad * shrink
+            gradient = found[name] * shrink
             first, second = self.moments[name]
             first.mul_(b1).add_((1 - b1) * gradient)
             second.mul_(b2).add_((1 - b2) * gradient**2)

@@ -31,6 +31,10 @@ def compare(index):
     return index, index
 
 
+def compare_if_there(response_mask, index=None):
+    return response_mask, index
+
+
 def count(response_mask):
     return response_mask, response_mask
 
@@ -41,6 +45,7 @@ def count(response_mask):
         (compare, True, 8),
         (compare, None, 8),
         (compare, False, 1),
+        (compare_if_there, None, 8),
         (count, True, 8),
         (count, None, 1),
         (count, False, 1),
