@@ -31,16 +31,34 @@ def level_to_try(
     parsed: ParsedStep | None, share: float, seed: int, traj_uid: str, step: int
 ) -> int | None:
     """Another level than the one that was chosen, drawn uniformly at a ``share`` of the steps; None
-    at the others, and where the step cannot be read.
+    at the others, and where no level digit was sampled.
 
-    Depends on seed, trajectory and step alone.
+    Depends on seed, trajectory, step and chosen level alone: a step that was cut after its level,
+    or cannot be read, is tried like any other. A branch counts whatever its turn came to, and so
+    does the step itself; otherwise a level would be credited with its better turns only.
     """
-    if parsed is None or parsed.failure is not None or parsed.level is None:
+    chosen = None if parsed is None else parsed.sampled_level
+    if chosen is None:
         return None
     if derive_seed(seed, "executed", traj_uid, step) / SEED_RANGE >= share:
         return None
-    others = [level for level in LEVELS if level != parsed.level]
+    others = [level for level in LEVELS if level != chosen]
     return others[derive_seed(seed, "executed level", traj_uid, step) % len(others)]
+
+
+def priced_tokens(parsed: ParsedStep | None, turn_tokens: int) -> int:
+    """Tokens of the thought of a turn of ``turn_tokens`` tokens, for its price.
+
+    Where no thought can be told apart, because the turn was cut or written in another form, all
+    tokens between level digit and action count: being unreadable saves nothing.
+    """
+    if parsed is None:
+        return 0
+    if parsed.thought_span is not None:
+        return parsed.thought_tokens
+    first = 0 if parsed.choice is None else parsed.choice.position + 1
+    last = turn_tokens if parsed.action_span is None else parsed.action_span[0]
+    return max(0, last - first)
 
 
 def worth(reward: float, won: bool, thought_tokens: int, rlvcr: ThinkingConfig) -> float:

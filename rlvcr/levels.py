@@ -15,7 +15,7 @@ guessed.
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 
@@ -119,6 +119,21 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class LevelChoice:
+    """The sampled level digit of a turn, found without regard to what follows it.
+
+    ``position`` is the index of the digit's token, which holds nothing else. ``thought_span`` holds
+    what follows ``<think>``, up to the next tag or to the end of the turn, and ``end_span`` the
+    token after it. Whether a token belongs to a span depends on the tokens before it alone.
+    """
+
+    level: int
+    position: int
+    thought_span: Span | None = None
+    end_span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ParsedStep:
     """Where the parts of a sampled step lie; spans are half-open ranges of indices into its token
     ids.
@@ -128,7 +143,8 @@ class ParsedStep:
     ``score_span`` that plus the first token of ``</action>``, which tells "cabinet 1" from "cabinet
     10". ``end_span`` is the first token of ``</think>``, with which the policy ended its thought.
     Parts that were not found are None. ``parser`` names the parser that matched. With a ``failure``
-    the step has no thinking advantage; without one, ``form`` is how it was written.
+    the step has no thinking advantage; without one, ``form`` is how it was written. ``choice`` is
+    the level digit that returns can be credited to, also after a failure.
     """
 
     level: int | None
@@ -142,6 +158,14 @@ class ParsedStep:
     failure: ParseFailure | None
     form: StepForm = PLAIN_FORM
     end_span: Span | None = None
+    choice: LevelChoice | None = field(default=None, compare=False)
+
+    @property
+    def sampled_level(self) -> int | None:
+        """The level whose digit was sampled as a token of its own; None where there is none."""
+        if self.choice is not None:
+            return self.choice.level
+        return None if self.failure is ParseFailure.MERGED_LEVEL else self.level
 
     @property
     def thought_tokens(self) -> int:
@@ -164,12 +188,34 @@ class ParsedStep:
         """
         if self.failure is not None:
             return []
-        thought = self.thought_span
-        if with_end and thought is not None and self.end_span is not None:
-            # The token that ends an empty thought may begin before it.
-            thought = (min(thought[0], self.end_span[0]), self.end_span[1])
-        spans = [span for span in (self.level_span, thought) if span and span[0] < span[1]]
-        return [(start + offset, end + offset) for start, end in spans]
+        end = self.end_span if with_end else None
+        return _nonempty((self.level_span, _with_end(self.thought_span, end)), offset)
+
+    def choice_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
+        """Token ranges that carry credit from returns: as ``credit_spans``, and after a failure
+        the sampled level digit and what was sampled of the thought.
+
+        Returns know what a turn that was cut or cannot be read led to. Credit that left such turns
+        out would be that of the others, which end better.
+        """
+        if self.failure is None or self.sampled_level is None:
+            return self.credit_spans(offset, with_end)
+        if self.choice is None:
+            return _nonempty((self.level_span, self.thought_span), offset)
+        digit = (self.choice.position, self.choice.position + 1)
+        end = self.choice.end_span if with_end else None
+        return _nonempty((digit, _with_end(self.choice.thought_span, end)), offset)
+
+
+def _with_end(thought: Span | None, end: Span | None) -> Span | None:
+    """``thought`` with the token that ended it, which may begin before an empty thought."""
+    if thought is None or end is None:
+        return thought
+    return min(thought[0], end[0]), end[1]
+
+
+def _nonempty(spans: Sequence[Span | None], offset: int) -> list[Span]:
+    return [(span[0] + offset, span[1] + offset) for span in spans if span and span[0] < span[1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +242,13 @@ class ForcedThought:
 # swallow a tag, however the rest of the pattern backtracks.
 _TEXT = rb"(?:(?!</?level>|</?think>|</?action>).)*?"
 _LEVEL = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
+# The first level digit of a turn, and the thought behind it up to any tag.
+_CHOICE = re.compile(
+    rb"<level>\s*(?P<level>[1-4])(?:\s*</level>\s*<think>(?P<thought>"
+    + _TEXT.removesuffix(b"?")
+    + rb"))?",
+    re.DOTALL,
+)
 _ACTION = rb"<action>(?P<action>.*?)</action>"
 # Up to the end of what was sampled: the step was cut by its length.
 _OPEN_ACTION = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
@@ -296,11 +349,14 @@ class LevelCodec:
         their content.
         """
         joined = _Bytes(self.token_bytes(token_ids))
+        missing = ParseFailure.MISSING_ACTION
+        step = ParsedStep(None, None, None, None, None, "", "", "none", missing)
         for name, pattern, failure in _PARSERS:
             match = pattern.search(joined.text)
             if match:
-                return self._read(name, match, joined, failure)
-        return ParsedStep(None, None, None, None, None, "", "", "none", ParseFailure.MISSING_ACTION)
+                step = self._read(name, match, joined, failure)
+                break
+        return replace(step, choice=_level_choice(joined))
 
     def tokens_of(self, form: StepForm) -> FormTokens:
         """The tokens of ``form``.
@@ -373,7 +429,8 @@ class LevelCodec:
             after = match.end("thought")
             end = joined.tokens(after, after + 1)
         form = _form(match) if failure is None else PLAIN_FORM
-        if failure is None and (_width(joined, level) != 1 or not self._can_render(form)):
+        merged = level is not None and _width(joined, level) != 1
+        if merged or (failure is None and not self._can_render(form)):
             failure = ParseFailure.MERGED_LEVEL
         return ParsedStep(
             level=int(match["level"]) if level else None,
@@ -440,6 +497,22 @@ def _form(match: re.Match[bytes]) -> StepForm:
     edges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
     # What the pattern allows there is ASCII.
     return StepForm(*(match.string[start:end].decode("ascii") for start, end in edges))
+
+
+def _level_choice(joined: _Bytes) -> LevelChoice | None:
+    """The first level digit of a turn; None where its token holds more than the digit."""
+    match = _CHOICE.search(joined.text)
+    if match is None:
+        return None
+    digit = joined.tokens(*match.span("level"))
+    if _width(joined, digit) != 1:
+        return None
+    if match["thought"] is None:
+        return LevelChoice(int(match["level"]), digit[0])
+    thought = joined.tokens(*match.span("thought"))
+    after = match.end("thought")
+    end = joined.tokens(after, after + 1) if after < len(joined.text) else None
+    return LevelChoice(int(match["level"]), digit[0], thought, end)
 
 
 def _width(joined: _Bytes, span: Span | None) -> int:

@@ -38,7 +38,15 @@ class RowStep:
         """Ranges of tokens, counted from ``offset`` on, that carry thinking credit, on request with
         the token that ended the thought; what was forced never does.
         """
-        spans = self.parsed.credit_spans(offset, with_end)
+        return self._sampled(self.parsed.credit_spans(offset, with_end), offset)
+
+    def choice_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
+        """Ranges of tokens that carry credit from returns, as ``credit_spans``: also of a step
+        that was cut or cannot be read.
+        """
+        return self._sampled(self.parsed.choice_spans(offset, with_end), offset)
+
+    def _sampled(self, spans: list[tuple[int, int]], offset: int) -> list[tuple[int, int]]:
         return [(start, end) for start, end in spans if start >= offset + self.forced]
 
     def thoughts(self) -> dict[int, tuple[str, int]]:

@@ -48,6 +48,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 DROPPED_LENGTH = "rlvcr/dropped_length"  # a share of the alternatives that were asked for
 TOO_MANY_DROPPED = 0.05
+EXECUTED = "thinking_executed"  # [B, R]: credit from returns of executed alternatives
 ROUNDING = 1e-9  # of a spread of squares in float64
 SCORED_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
 
@@ -96,7 +97,7 @@ def score_rows(
         "thinking_token_costs": credit.cost_share,
     }
     if credit.executed is not None:
-        columns["thinking_executed"] = credit.executed
+        columns[EXECUTED] = credit.executed
     if rlvcr.level_bonus_w:
         bonus = _level_bonus(table, data.non_tensor_batch["uid"])
         columns["thinking_level_bonus"] = rlvcr.level_bonus_w * bonus
@@ -279,7 +280,8 @@ def _place(
 ) -> None:
     """Put one value per step on the level digit and thought of that step, for each of ``columns``,
     and 1 on the digits into ``choice_mask``; step s lies in row ``row_of[s]``. ``with_end``: the
-    token that ended the thought belongs to it.
+    token that ended the thought belongs to it. Credit from returns is also placed on steps that
+    cannot be read.
     """
     width = data.batch["responses"].shape[1]
     # Without padding, as the starts of steps are counted.
@@ -291,16 +293,20 @@ def _place(
     masks: list[torch.Tensor] = []
     for row, numbers in enumerate(of_row):
         spans: list[list[tuple[int, int]]] = []
+        choices: list[list[tuple[int, int]]] = []
         digits: list[list[tuple[int, int]]] = []
         for s in numbers:
             step = steps[s]
             # A response begins where the row's unpadded prompt ends.
-            own = step.credit_spans(step.start - prompt_lengths[row], with_end)
+            offset = step.start - prompt_lengths[row]
+            own = step.credit_spans(offset, with_end)
             spans.append(own)
+            choices.append(step.choice_spans(offset, with_end))
             # A sampled level digit is the first span of a step that has any.
             digits.append([] if step.forced else own[:1])
         for key, values in columns.items():
-            placed[key].append(place_step_values(width, spans, values[numbers]))
+            where = choices if key == EXECUTED else spans
+            placed[key].append(place_step_values(width, where, values[numbers]))
         masks.append(place_step_values(width, digits, [1.0] * len(digits)))
     for key, rows in placed.items():
         data.batch[key] = torch.stack(rows)

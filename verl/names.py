@@ -6,7 +6,7 @@ losses, engines) is listed here as it ships.
 """
 
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 LossAggMode = Literal[
     "token-mean",
@@ -45,42 +45,39 @@ History = Literal["append", "window"]
 
 
 class AdvantageEstimator(StrEnum):
-    """Names of the estimators; the last two are registered when the package ``rlvcr`` is
-    imported.
+    """Names of the estimators, each with whether it compares the plays of one task; the last two
+    are registered when the package ``rlvcr`` is imported.
     """
 
+    compares_group: bool
+
+    def __new__(cls, name: str, compares_group: bool = False) -> Self:
+        """The member called ``name``."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.compares_group = compares_group
+        return member
+
     GAE = "gae"
-    GRPO = "grpo"
-    RLOO = "rloo"
+    GRPO = "grpo", True
+    RLOO = "rloo", True
     REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
-    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
+    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline", True
     REMAX = "remax"
-    OPO = "opo"
-    GPG = "gpg"
-    GIGPO = "gigpo"
-    GRPO_PASSK = "grpo_passk"
-    GDPO = "gdpo"
-    GRAPHGPO = "graphgpo"
-    HGPO = "hgpo"
-    RLVCR = "rlvcr"
-    COPO = "copo"
+    OPO = "opo", True
+    GPG = "gpg", True
+    GIGPO = "gigpo", True
+    GRPO_PASSK = "grpo_passk", True
+    GDPO = "gdpo", True
+    GRAPHGPO = "graphgpo", True
+    HGPO = "hgpo", True
+    RLVCR = "rlvcr", True
+    COPO = "copo", True
 
 
 ESTIMATORS = tuple(name.value for name in AdvantageEstimator)
-# Estimators of the framework that compare the plays of one task; those of a method are its own
-# to name.
-GROUP_ESTIMATORS = (
-    "grpo",
-    "gigpo",
-    "rloo",
-    "reinforce_plus_plus_baseline",
-    "opo",
-    "gpg",
-    "grpo_passk",
-    "gdpo",
-    "graphgpo",
-    "hgpo",
-)
+# Estimators that compare the plays of one task: those above, and what ``register_adv_est`` adds.
+COMPARES_GROUP = {name.value for name in AdvantageEstimator if name.compares_group}
 POLICY_LOSSES = (
     "vanilla",
     "gspo",

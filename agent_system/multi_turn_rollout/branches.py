@@ -17,7 +17,7 @@ import numpy as np
 from agent_system.config import ThinkingConfig
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
-from rlvcr.executed import SHARE_OF_OTHERS, level_to_try, worth
+from rlvcr.executed import SHARE_OF_OTHERS, level_to_try, priced_tokens, worth
 
 
 def branch_job(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> Job:
@@ -34,6 +34,20 @@ def branch_job(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -
         seen=tuple(t.observation for t in (*until, turn)),
         level=level,
     )
+
+
+def _executed_job(trajectory: Trajectory, turn: Turn, level: int) -> Job:
+    """The branch in which ``turn`` differs by its level digit alone.
+
+    What follows the digit is the policy's own in both: a branch may be cut, leave out its thought
+    or be unreadable as often as a turn whose level was sampled.
+    """
+    job = branch_job(trajectory, turn, level)
+    choice = None if turn.parsed is None else turn.parsed.choice
+    if choice is None:
+        return job
+    ids = trajectory.ledgers[turn.ledger].ids
+    return replace(job, opening=tuple(ids[turn.start : turn.start + choice.position]))
 
 
 def execute_alternatives(
@@ -55,7 +69,7 @@ def execute_alternatives(
             level = level_to_try(turn.parsed, rlvcr.executed_share, seed, uid, turn.step)
             if level is not None:
                 asked.append((trajectory, turn))
-                jobs.append(replace(branch_job(trajectory, turn, level), index=len(jobs)))
+                jobs.append(replace(_executed_job(trajectory, turn, level), index=len(jobs)))
     if not jobs:
         return {"rlvcr/executed_dropped": 0.0, "rlvcr/executed_tokens": 0.0}
     branches = play(jobs).trajectories
@@ -79,8 +93,8 @@ def value_at(trajectory: Trajectory, step: int, rlvcr: ThinkingConfig) -> float 
     """
     if trajectory.aborted is not None or len(trajectory.turns) <= step:
         return None
-    parsed = trajectory.turns[step].parsed
-    tokens = 0 if parsed is None else parsed.thought_tokens
+    turn = trajectory.turns[step]
+    tokens = priced_tokens(turn.parsed, turn.end - turn.start)
     return worth(trajectory.reward, trajectory.won, tokens, rlvcr)
 
 

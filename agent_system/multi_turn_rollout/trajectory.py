@@ -22,7 +22,9 @@ class Job:
     ``uid``.
 
     Its first turns repeat ``replay``, token by token; ``level`` is the thinking level that the turn
-    after these is made to have. ``seen`` is what the policy saw in these turns and in that one.
+    after these is made to have: its digit after the tokens ``opening``, or, where these are None,
+    the tokens from ``<level>`` to ``<think>``. ``seen`` is what the policy saw in these turns and
+    in that one.
     """
 
     index: int
@@ -34,6 +36,7 @@ class Job:
     replay: tuple[tuple[int, ...], ...] = ()
     seen: tuple[str, ...] = ()
     level: int | None = None
+    opening: tuple[int, ...] | None = None
 
     @property
     def data_source(self) -> str:

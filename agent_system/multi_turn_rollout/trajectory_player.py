@@ -234,6 +234,8 @@ class TrajectoryPlayer:
             return []
         job = self.trajectory.job
         if job.level is not None and step == len(job.replay):
+            if job.opening is not None:
+                return [*job.opening, codec.digit_ids[job.level - 1]]
             return codec.prefix_ids[job.level]
         settings = self.context.settings
         draw = derive_seed(settings.seed, "forced level", job.traj_uid, step) / SEED_RANGE

@@ -7,6 +7,9 @@ Tensors in, tensors out: no configuration object, no Ray, no logging. The rooms 
 ``covariance_losses``, ``rollout_correction`` and ``kl``. Imports torch and ``verl.utils`` alone.
 """
 
+import importlib
+import pkgutil
+
 from verl.algos.advantages import (
     OUTCOME_INPUTS,
     compute_gae_advantage_return,
@@ -23,6 +26,7 @@ from verl.algos.algorithm_registry import (
     ADV_ESTIMATORS,
     ADVANTAGES_ONLY,
     POLICY_LOSSES,
+    TAKES_WEIGHTS,
     AdvantageEstimator,
     LossNeeds,
     TokenPicker,
@@ -86,6 +90,7 @@ __all__ = [
     "LOSS_AGG_MODES",
     "OUTCOME_INPUTS",
     "POLICY_LOSSES",
+    "TAKES_WEIGHTS",
     "AdaptiveKLController",
     "AdvantageEstimator",
     "Correction",
@@ -144,3 +149,7 @@ __all__ = [
     "token_loss",
     "trajectories_of",
 ]
+
+# An estimator or a loss in a module of this package is registered by being there.
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,8 +1,9 @@
 """Dictionaries of advantage estimators and policy losses, filled by decorators.
 
 An estimator declares what it reads: ``inputs`` maps its keyword arguments to keys of a batch
-(``batch`` or ``non_tensor_batch``; a trailing ``?`` marks an optional one) and ``params`` maps
-keyword arguments to dotted configuration paths. The trainer needs to know nothing else about it.
+(``batch`` or ``non_tensor_batch``; a trailing ``?`` marks an optional one), ``params`` maps
+keyword arguments to dotted configuration paths, and ``compares_group`` says whether it compares the
+plays of one task. The trainer needs to know nothing else about it.
 """
 
 import inspect
@@ -13,6 +14,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from verl.names import COMPARES_GROUP
 from verl.names import AdvantageEstimator as AdvantageEstimator
 from verl.utils.hints import did_you_mean
 
@@ -24,13 +26,14 @@ AdvantageFunctionT = TypeVar("AdvantageFunctionT", bound=AdvantageFunction)
 PolicyLossFunctionT = TypeVar("PolicyLossFunctionT", bound=PolicyLossFunction)
 EntryT = TypeVar("EntryT", bound=Callable[..., object])
 
+GROUP = "uid"  # the column that names a row's task
 # Where the conventional argument names of estimators are found in a batch.
 CONVENTIONAL_INPUTS = {
     "token_level_rewards": "token_level_rewards",
     "response_mask": "response_mask",
     "values": "values",
     "reward_baselines": "reward_baselines",
-    "index": "uid",
+    "index": GROUP,
     "traj_index": "traj_uid",
     "step_ids": "step_ids",
     "step_rewards": "step_rewards",
@@ -40,8 +43,8 @@ CONVENTIONAL_INPUTS = {
 
 
 class RegisteredEstimator:
-    """A registered estimator: calls its function and carries ``inputs``, ``params`` and
-    ``metrics``.
+    """A registered estimator: calls its function and carries ``inputs``, ``params``, ``metrics``
+    and ``compares_group``.
 
     One function may be registered under two names with different parameters, so these are not its
     attributes.
@@ -53,8 +56,10 @@ class RegisteredEstimator:
         inputs: Mapping[str, str],
         params: Mapping[str, str],
         metrics: EstimatorMetrics | None,
+        compares_group: bool,
     ) -> None:
         self.function = function
+        self.compares_group = compares_group
         self.inputs = dict(inputs)
         self.params = dict(params)
         self.metrics = metrics
@@ -91,6 +96,7 @@ class LossNeeds:
 ADV_ESTIMATORS: dict[str, RegisteredEstimator] = {}
 POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
 ADVANTAGES_ONLY: set[str] = set()  # policy losses without a gradient where advantages are zero
+TAKES_WEIGHTS: set[str] = set()  # policy losses with an argument ``weights`` [B, R] of tokens
 LOSS_NEEDS: dict[str, LossNeeds] = {}
 
 
@@ -104,6 +110,7 @@ def register_adv_est(
     inputs: Mapping[str, str] | None = None,
     params: Mapping[str, str] | None = None,
     metrics: EstimatorMetrics | None = None,
+    compares_group: bool | None = None,
 ) -> Callable[[AdvantageFunctionT], AdvantageFunctionT]:
     """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])`` under
     ``name``, a text or an enum's member that has it as value.
@@ -111,23 +118,29 @@ def register_adv_est(
     Without ``inputs``, arguments with conventional names are looked up in ``CONVENTIONAL_INPUTS``,
     optional where they have a default. ``metrics(advantages, returns, **inputs)``, if given,
     returns numbers to log; it is not handed the ``params``. An optional input that the batch lacks
-    is left out of both calls. Raises ``ValueError`` for a name that another function holds or for
-    an argument that nothing fills.
+    is left out of both calls. An estimator that ``compares_group`` needs several plays of each
+    task: they are the default of ``env.rollout.n``, and one play is refused. None: it does where it
+    reads ``uid``. Raises ``ValueError`` for a name that another function holds or for an argument
+    that nothing fills.
     """
     paths = dict(params or {})
 
     def decorate(function: AdvantageFunctionT) -> AdvantageFunctionT:
         reads = dict(inputs) if inputs is not None else _conventional_inputs(function)
         _require_filled(name_of(name), function, {*reads, *paths})
-        entry = RegisteredEstimator(function, reads, paths, metrics)
+        reads_group = any(key.rstrip("?") == GROUP for key in reads.values())
+        compares = reads_group if compares_group is None else compares_group
+        entry = RegisteredEstimator(function, reads, paths, metrics, compares)
         _store(ADV_ESTIMATORS, name_of(name), entry, "advantage estimator")
+        (COMPARES_GROUP.add if compares else COMPARES_GROUP.discard)(name_of(name))
         return function
 
     return decorate
 
 
 def get_adv_estimator_fn(name: str | Enum) -> RegisteredEstimator:
-    """The estimator called ``name``, with attributes ``inputs``, ``params`` and ``metrics``.
+    """The estimator called ``name``, with attributes ``inputs``, ``params``, ``metrics`` and
+    ``compares_group``.
 
     Raises ``ValueError`` that lists the right names and the nearest one.
     """
@@ -141,13 +154,18 @@ def missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -
 
 
 def register_policy_loss(
-    name: str | Enum, advantages_only: bool = False, needs: LossNeeds | None = None
+    name: str | Enum,
+    advantages_only: bool = False,
+    needs: LossNeeds | None = None,
+    takes_weights: bool = False,
 ) -> Callable[[PolicyLossFunctionT], PolicyLossFunctionT]:
     """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``,
     a text or an enum's member that has it as value.
 
     ``advantages_only`` promises that a row whose advantages are all zero has no gradient: such rows
-    are passed over. ``needs``: arguments beyond that signature.
+    are passed over. ``needs``: arguments beyond that signature. A loss that ``takes_weights`` has
+    an argument ``weights [B, R]``, which multiplies the losses of tokens; others are handed
+    advantages that are multiplied by them.
     """
 
     def decorate(function: PolicyLossFunctionT) -> PolicyLossFunctionT:
@@ -156,6 +174,8 @@ def register_policy_loss(
             ADVANTAGES_ONLY.add(name_of(name))
         if needs is not None:
             LOSS_NEEDS[name_of(name)] = needs
+        if takes_weights:
+            TAKES_WEIGHTS.add(name_of(name))
         return function
 
     return decorate

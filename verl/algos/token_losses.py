@@ -78,9 +78,10 @@ def token_loss(
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, and
-    what ``needs`` adds; it raises ``ValueError`` where a loss that picks tokens is not handed
-    them. What is not sampled may hold anything, NaN included.
+    The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, what
+    ``needs`` adds, and ``weights [B, R]``, which multiply the losses of tokens; a token of weight 0
+    has no gradient, also where others share a ratio with it. It raises ``ValueError`` where a loss
+    that picks tokens is not handed them. What is not sampled may hold anything, NaN included.
     """
     needed = needs or LossNeeds()
 
@@ -100,11 +101,15 @@ def token_loss(
             loss_scale_factor: float | None = None,
             num_tokens: Scalar | float | None = None,
             selected: TokenMask | None = None,
+            weights: PerToken | None = None,
             **params: float,
         ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
             mask = response_mask.bool()
             if selected is None and needed.picker is not None:
                 raise ValueError(f"{name} needs the tokens that are picked in the whole mini-batch")
+            if weights is not None:
+                # A ratio of the row must not carry a gradient to what was rejected.
+                log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
             tokens = SampledTokens(
                 _sampled(old_log_prob, mask),
                 _sampled(log_prob, mask),
@@ -115,14 +120,13 @@ def token_loss(
                 clip_ratio_c,
             )
             found = per_token(tokens, **params)
-            loss = agg_loss(
-                found.losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor
-            )
+            losses = found.losses if weights is None else found.losses * weights
+            loss = agg_loss(losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor)
             return loss, *_measured(found, tokens, num_tokens)
 
         functools.update_wrapper(policy_loss, per_token)
         for registered in (name, *aliases):
-            register_policy_loss(registered, advantages_only, needed)(policy_loss)
+            register_policy_loss(registered, advantages_only, needed, True)(policy_loss)
         return policy_loss
 
     return decorate

@@ -18,6 +18,7 @@ from tensordict import TensorDict
 
 from verl.algos import (
     ADVANTAGES_ONLY,
+    TAKES_WEIGHTS,
     TokenPicker,
     agg_loss,
     get_policy_loss_fn,
@@ -189,13 +190,19 @@ class PolicyLoss:
         section = self.section
         mask = batch["response_mask"].bool()
         arguments: dict[str, Any] = shared | self.params
+        advantages, weights = batch["advantages"], batch.get(CORRECTION_WEIGHTS, None)
+        if weights is not None and section.policy_loss.loss_mode in TAKES_WEIGHTS:
+            arguments["weights"] = weights
+        elif weights is not None:
+            # Of a loss that is proportional to the size of an advantage this is the weight.
+            advantages = advantages * weights
         if picker is not None:
             selected = picker.selects(batch["old_log_probs"], batch["advantages"], mask)
             arguments["selected"] = selected
         loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(
             old_log_prob=batch["old_log_probs"],
             log_prob=log_probs,
-            advantages=weighed_advantages(batch),
+            advantages=advantages,
             response_mask=mask,
             cliprange=section.clip_ratio,
             cliprange_low=section.clip_ratio_low,
@@ -215,17 +222,6 @@ def learnt_rows(section: PolicyLossSection, data: DataProto) -> list[int]:
     """The rows of ``data`` that an update computes, as far as one row tells."""
     bonus = data.meta_info.get("choice_bonus") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, bonus).rows_with_gradient(data, list(range(len(data))))
-
-
-def weighed_advantages(batch: TensorDict) -> torch.Tensor:
-    """Advantages [B, R] times the weights of the rollout correction, where there are any.
-
-    Losses are proportional to the size of an advantage, so that this is a weight of the loss of
-    every token, for any loss.
-    """
-    advantages = batch["advantages"]
-    weights = batch.get(CORRECTION_WEIGHTS, None)
-    return advantages if weights is None else advantages * weights
 
 
 def _mean_of_choices(

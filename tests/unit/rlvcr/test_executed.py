@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from rlvcr.executed import SHARE_OF_OTHERS, belief, join_credit, level_to_try, worth
-from rlvcr.levels import ParsedStep, ParseFailure
+from rlvcr.levels import LevelChoice, ParsedStep, ParseFailure
 from verl.utils.seeds import derive_seed
 
 NAN = math.nan
@@ -60,11 +61,15 @@ def test_the_size_of_a_single_difference_is_its_own():
     assert joined.metrics["rlvcr/executed_advantage_abs_mean"] == pytest.approx(0.4)
 
 
-def test_a_step_that_cannot_be_read_is_not_tried():
+def test_a_step_whose_level_was_not_sampled_is_not_tried():
     assert level_to_try(None, 1.0, 0, "t", 0) is None
     assert level_to_try(parsed(None), 1.0, 0, "t", 0) is None
     assert level_to_try(parsed(2, ParseFailure.MERGED_LEVEL), 1.0, 0, "t", 0) is None
     assert level_to_try(parsed(2), 1.0, 0, "t", 0) in (1, 3, 4)
+    for failure in set(ParseFailure) - {ParseFailure.MERGED_LEVEL}:
+        assert level_to_try(parsed(2, failure), 1.0, 0, "t", 0) in (1, 3, 4)
+    unclosed = replace(parsed(None, ParseFailure.INVALID_LEVEL), choice=LevelChoice(2, 1))
+    assert level_to_try(unclosed, 1.0, 0, "t", 0) in (1, 3, 4)
     assert level_to_try(parsed(2), 0.0, 0, "t", 0) is None
 
 

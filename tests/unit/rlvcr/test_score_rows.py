@@ -17,7 +17,7 @@ import torch
 
 from rlvcr import scoring
 from rlvcr.alternatives import StepAlternatives
-from rlvcr.levels import ForcedThought, ParsedStep, ParseFailure
+from rlvcr.levels import ForcedThought, LevelChoice, ParsedStep, ParseFailure
 from rlvcr.records import ThinkingStep
 from rlvcr.scoring import RowStep, hold_up_levels, score_rows
 from tests.helpers.play import make_config
@@ -286,6 +286,23 @@ def test_what_was_executed_is_placed_beside_confidence():
     dealt = [[step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]]
     assert dealt == [[0.75], [0.0, 0.0], [0.0, -0.25]]
     assert data.meta_info["metrics"]["rlvcr/executed_steps"] == 2.0
+
+
+@pytest.mark.parametrize("credit", ["executed", "corrected"])
+@pytest.mark.parametrize(("credit_end", "thought"), [(False, [2]), (True, [2, 3])])
+def test_a_step_that_cannot_be_read_gets_what_was_executed(credit, credit_end, thought):
+    data = returns_of(rows(), 1.0, 0.0, 1.0)
+    cut = replace(UNREAD, choice=LevelChoice(2, 0, (2, 3), (3, 4)))
+    tried = tried_steps()
+    tried[1][0] = replace(tried[1][0], parsed=cut, executed=-0.75)
+    config = settings(credit=credit, mode="mean_norm", credit_end=credit_end)
+    data = score_rows(data, tried, Actor(), config, CODEC)
+    expected = placed((1, [0, *thought], -0.75))[1]
+    torch.testing.assert_close(data.batch["thinking_executed"][1], expected)
+    # Confidence, bonus and entropy bonus know nothing of a step that cannot be read.
+    assert (data.batch["thinking_level_entropies"][1, :3] == 0).all()
+    assert (data.batch["choice_mask"][1] == 0).all()
+    assert data.non_tensor_batch["steps"][1][0].think_advantage == -0.75
 
 
 def test_confidence_is_corrected_by_what_was_executed():

@@ -4,7 +4,9 @@ where they mean something else than in published jobs of this family.
 
 from collections.abc import Callable, Iterator
 
+from verl.names import COMPARES_GROUP, ESTIMATORS
 from verl.trainer.config.derive import (
+    GROUP_SIZE,
     default_group_size,
     have_own_gpus,
     is_placeholder,
@@ -99,7 +101,10 @@ def _batch(cfg: PPOConfig) -> Iterator[str]:
 def _group(cfg: PPOConfig) -> Iterator[str]:
     yield from _batch(cfg)
     name = cfg.algorithm.adv_estimator
-    yield f"unset it is {default_group_size(cfg)} for {name}; published jobs: 1"
+    if name in ESTIMATORS or name in COMPARES_GROUP:
+        yield f"unset it is {default_group_size(cfg)} for {name}; published jobs: 1"
+    else:
+        yield f"unset it is {GROUP_SIZE} if {name} compares the plays of a task, else 1"
 
 
 def _mini_batch(cfg: PPOConfig) -> Iterator[str]:

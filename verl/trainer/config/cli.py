@@ -241,7 +241,9 @@ def run(
             sys.stdout.write(command.text.rstrip("\n") + "\n")
             return 0
         # Before names(): importing these modules fills the registries that names() reads.
-        import_external(command.configs)
+        if import_external(command.configs):
+            # Read once more: what these modules register decides values that were left unset.
+            command = parse(argv, config_default, schema, prog)
         registered = names() if names else None
         # Every job is planned and checked before the first one starts: a refusal must not come
         # hours later, in the middle of a multirun.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
-from verl.names import GROUP_ESTIMATORS, WeightTransfer
+from verl.names import COMPARES_GROUP, WeightTransfer
 from verl.trainer.config.plugged import EXTENSIONS
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.schema.env import EnvConfig
@@ -146,16 +146,10 @@ def fits_prompts(cfg: PPOConfig) -> bool:
     return isinstance(settings, PlaysFiles) and settings.fits_prompts
 
 
-def group_estimators() -> tuple[str, ...]:
-    """Estimators that compare the plays of one task, those that are plugged in included."""
-    plugged = [name for extension in EXTENSIONS.values() for name in extension.group_estimators]
-    return (*GROUP_ESTIMATORS, *plugged)
-
-
 def default_group_size(cfg: PPOConfig) -> int:
     """Plays of a task where nothing is said: one, unless plays of a task are compared."""
     algorithm = cfg.algorithm
-    compared = algorithm.adv_estimator in group_estimators() or algorithm.filter_groups.enable
+    compared = algorithm.adv_estimator in COMPARES_GROUP or algorithm.filter_groups.enable
     return GROUP_SIZE if compared else 1
 
 

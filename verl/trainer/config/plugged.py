@@ -70,9 +70,8 @@ class Extension:
     ``settle`` is handed what files and command line write, before anything is read, and may write
     what follows from it. ``derive`` fills in values that follow from others, ``check`` finds
     combinations that cannot work. ``columns`` are columns of the batch, each with "" where the
-    config gives it, else how to get it. ``group_estimators`` compare the plays of a task.
-    ``sampled_tokens`` counts, by what they are of, the tokens that are sampled besides the turns of
-    so many steps, at most.
+    config gives it, else how to get it. ``sampled_tokens`` counts, by what they are of, the tokens
+    that are sampled besides the turns of so many steps, at most.
     ``stand_in`` says what is played in place of what the config names, where that is so.
     ``check_written`` finds keys of no use among those that the caller wrote, by dotted path.
     ``meanings`` say what keys of other projects are called here, by pattern.
@@ -85,7 +84,6 @@ class Extension:
     derive: Callable[[PPOConfig | SFTConfig], None] = _nothing_to_derive
     check: Callable[[PPOConfig | SFTConfig, Context], Problems] = _nothing_to_say
     columns: Callable[[PPOConfig], Mapping[str, str]] = _no_columns
-    group_estimators: tuple[str, ...] = ()
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]] = _no_tokens
     stand_in: Callable[[PPOConfig | SFTConfig], str] = _no_stand_in
     check_written: Callable[[Mapping[str, Any], Collection[str]], Problems] = _nothing_foreign

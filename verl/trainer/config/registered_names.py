@@ -47,15 +47,16 @@ COLUMNS = (
 )
 
 
-def import_external(configs: Iterable[Section]) -> None:
-    """Import the modules that ``configs`` name as ``external_lib``.
+def import_external(configs: Iterable[Section]) -> bool:
+    """Import the modules that ``configs`` name as ``external_lib``; whether there are any.
 
     Raises ConfigError for one that is not there.
     """
     libraries = [
         cfg.actor_rollout_ref.model.external_lib for cfg in configs if isinstance(cfg, PPOConfig)
     ]
-    for name in dict.fromkeys(filter(None, libraries)):
+    named = list(dict.fromkeys(filter(None, libraries)))
+    for name in named:
         try:
             importlib.import_module(name)
         # Any other error is a mistake inside the module, whose author needs the traceback.
@@ -67,6 +68,7 @@ def import_external(configs: Iterable[Section]) -> None:
             raise ConfigError(
                 f"{EXTERNAL_LIB}={name!r}: {error}; allowed: {where}; fix: mend the name"
             ) from error
+    return bool(named)
 
 
 def check_names(cfg: PPOConfig, ctx: Context) -> Problems:

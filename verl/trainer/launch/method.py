@@ -16,6 +16,8 @@ from verl.utils.settings import Section
 ESTIMATORS = ("rlvcr", "copo")
 PREFIX = "algorithm.rlvcr"
 PLAIN = frozenset(names.ESTIMATORS) - frozenset(ESTIMATORS)  # none of these reads thinking credit
+# Managers whose rewards sum to the return of the environment, but for their arguments.
+PAYS_THE_RETURN = ("episode", "naive", "prime", "step")
 DIVERSITY = 0.5  # the published weight of the levels' entropy
 
 
@@ -161,21 +163,33 @@ def _executed(cfg: PPOConfig) -> Problems:
     if settings.epsilon_levels:
         why = "executed alternatives play on as the policy chooses, where drawn levels do not"
         yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", f"{PREFIX}.epsilon_levels=0")
-    if changed := _paid_later(cfg):
+    if cfg.algorithm.filter_groups.enable:
+        # The play's own return would decide whether its difference to a branch counts.
+        filtered = "algorithm.filter_groups.enable"
+        why = "groups are kept by their returns, and executed alternatives need those of all groups"
+        yield problem(cfg, key, why, "scored", f"{key}=scored, or {filtered}=false")
+    for changed in _paid_later(cfg):
         why = f"executed alternatives compare what environments pay, and {changed} changes it later"
         yield problem(cfg, key, why, "scored", f"{key}=scored, or leave out {changed}")
 
 
-def _paid_later(cfg: PPOConfig) -> str | None:
-    """The key of what makes a return of what environments pay; None where that is the return."""
-    if judge := scored_later(cfg):
-        return judge
-    if cfg.actor_rollout_ref.actor.use_invalid_action_penalty:
-        return "actor_rollout_ref.actor.use_invalid_action_penalty"
-    priced = [
-        key for key in ("token_price", "overlong_len") if cfg.reward_model.reward_kwargs.get(key)
-    ]
-    return f"reward_model.reward_kwargs.{priced[0]}" if priced else None
+def _paid_later(cfg: PPOConfig) -> list[str]:
+    """The keys that change the return of a play after the rollout."""
+    reward = cfg.reward_model
+    changes = {
+        scored_later(cfg) or "": True,
+        "actor_rollout_ref.actor.use_invalid_action_penalty": (
+            cfg.actor_rollout_ref.actor.use_invalid_action_penalty
+        ),
+        "algorithm.use_kl_in_reward": cfg.algorithm.use_kl_in_reward,
+        # A manager of somebody's own may do anything.
+        "reward_model.reward_manager": reward.reward_manager not in PAYS_THE_RETURN,
+    }
+    prices = {
+        f"reward_model.reward_kwargs.{key}": reward.reward_kwargs.get(key)
+        for key in ("token_price", "overlong_len")
+    }
+    return [key for key, changed in (changes | prices).items() if key and changed]
 
 
 def _spread(cfg: PPOConfig) -> Problems:
@@ -232,6 +246,5 @@ METHOD = Extension(
     derive=derive,
     check=check,
     columns=columns,
-    group_estimators=ESTIMATORS,
     sampled_tokens=sampled_tokens,
 )

@@ -122,6 +122,13 @@ def test_three_ways_to_the_same_loss_and_gradient(tmp_path, loss_type, beta):
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, atol=1e-5, rtol=1e-3)
         torch.testing.assert_close(actors[name], gradient, atol=1e-5, rtol=1e-3)
+    # Of three accumulated windows each is a third of the mean.
+    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = 3
+    source = trainer.compute_loss(model, batch)
+    trainer.loss_path = "trl"
+    assert source.item() == pytest.approx(trainer.compute_loss(model, batch).item(), abs=1e-5)
+    if loss_type != "dapo":
+        assert source.item() == pytest.approx(theirs.item() / 3, abs=1e-5)
 
 
 @pytest.mark.parametrize("change", ["bias_correction", "sequence", "delta"])

@@ -31,11 +31,13 @@ def tokenizer():
 
 def script(_request, prompt):
     # Levels that were said: those of the instructions stand before other thoughts.
-    said = re.findall(r"<level>(\d)</level><think>(?:near|forced|$)", prompt)
+    said = re.findall(r"<level>(\d)(?:$|</level><think>(?:near|forced|$))", prompt)
     move = AWAY[walk(prompt)] if "1" in said else walk(prompt)
-    if not prompt.endswith("<think>"):
+    forced = re.search(r"<level>\d(</level><think>)?$", prompt)
+    if forced is None:
         return f"<level>2</level><think>near</think><action>{move}</action>"
-    return f"forced</think><action>{'stay' if said[-1] == '4' else move}</action>"
+    opened = "" if forced[1] else "</level><think>"
+    return f"{opened}forced</think><action>{'stay' if said[-1] == '4' else move}</action>"
 
 
 class World:
@@ -150,6 +152,26 @@ def test_the_difference_of_returns_is_noted_at_every_step(world_append):
     assert set(tried) == {1, 3, 4}
     assert found["rlvcr/executed_dropped"] == 0.0
     assert found["rlvcr/executed_tokens"] > 0
+
+
+def test_a_branch_differs_from_its_turn_by_the_level_digit_alone(world_append, tokenizer):
+    asked_before = len(world_append.engines[0].requests)
+    jobs = []
+
+    def play(asked):
+        jobs.extend(asked)
+        return world_append.play(asked)
+
+    execute_alternatives(world_append.played, play, world_append.config.algorithm.rlvcr, seed=5)
+    of_play = {t.job.traj_uid: t for t in world_append.played}
+    codec = LevelCodec(tokenizer)
+    prompts = [r.prompt_ids for r in world_append.engines[0].requests[asked_before:]]
+    for job in jobs:
+        uid, _, step = job.traj_uid.partition("@")
+        turn = of_play[uid].turns[int(step)]
+        ids = of_play[uid].ledgers[turn.ledger].ids
+        digit = turn.start + turn.parsed.level_span[0]
+        assert [*ids[:digit], codec.digit_ids[job.level - 1]] in prompts
 
 
 def test_a_branch_that_broke_says_nothing(world_append, monkeypatch):

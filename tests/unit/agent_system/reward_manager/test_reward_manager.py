@@ -22,6 +22,7 @@ from agent_system.reward_manager.registry import REWARD_MANAGERS, register
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.algos.gdpo import compute_gdpo_outcome_advantage
+from verl.protocol import object_array
 from verl.utils.limits import TimeLimit
 
 
@@ -55,6 +56,18 @@ def test_rows_sum_to_the_outcome_of_their_trajectory(tokenizer, history, manager
     assert scores.shape == data.batch["responses"].shape
     assert scores.sum(-1).tolist() == [0.75] * len(data)
     assert (scores[~data.batch["response_mask"].bool()] == 0).all()
+
+
+@pytest.mark.parametrize("manager", [EpisodeRewardManager, StepRewardManager])
+def test_invalid_actions_of_every_row_cost_the_whole_trajectory(tokenizer, manager):
+    data = played(tokenizer, "window")
+    first = data.non_tensor_batch["traj_uid"] == data.non_tensor_batch["traj_uid"][0]
+    data = data[np.flatnonzero(first)]
+    assert len(data) > 2
+    valid = [[True] for _ in range(len(data))]
+    valid[-1], valid[1] = [False], [False]
+    data.non_tensor_batch["is_action_valid"] = object_array(valid)
+    assert manager(invalid_action_penalty=0.25)(data).sum(-1).tolist() == [0.5] * len(data)
 
 
 def test_step_rewards_lie_on_the_last_token_of_their_step(tokenizer):

@@ -1,9 +1,10 @@
 """The policy, its cold start, the estimator and the losses."""
 
+from verl.names import COMPARES_GROUP, ESTIMATORS
 from verl.trainer.config.checks.models import check_directory
 from verl.trainer.config.checks.sft import check_sft
 from verl.trainer.config.cold_start import cold_start_config
-from verl.trainer.config.derive import group_estimators, scored_later
+from verl.trainer.config.derive import scored_later
 from verl.trainer.config.problems import Context, Problems, problem
 from verl.trainer.config.registered_names import compares_with_greedy_play
 from verl.trainer.config.schema import PPOConfig
@@ -76,8 +77,10 @@ def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
             cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
         )
     # A group of one is its own mean: every advantage would be 0, and training would go on.
-    if name in group_estimators() and n < 2:
+    if name in COMPARES_GROUP and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
+        if name not in ESTIMATORS:
+            fix = "env.rollout.n=8, or register_adv_est(..., compares_group=False)"
         yield problem(
             cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix
         )

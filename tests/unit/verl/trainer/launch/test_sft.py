@@ -5,6 +5,7 @@ leaves.
 import json
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -198,6 +199,29 @@ def test_the_loss_is_the_weighted_mean(policy):
         weights = torch.tensor(row.loss_weights[1:])
         total, weight = total - (weights * log_probs).sum(), weight + weights.sum()
     assert metrics["train/loss"] == pytest.approx(float(total / weight), abs=1e-5)
+
+
+def test_the_weight_of_a_first_token_changes_no_number_of_a_step(policy):
+    """Nothing predicts it: neither loss nor the size of the gradient may count its weight."""
+    found = []
+    for first in (0.0, 5.0):
+        rows = [
+            replace(row, loss_weights=(first, *row.loss_weights[1:])) for row in rows_of([9, 5])
+        ]
+        trainer = trainer_of(policy, rows, [[0, 1]])
+        metrics = trainer.train_step([0, 1])
+        found.append((metrics["train/loss"], metrics["train/grad_norm"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    total = torch.zeros(())
+    for row in rows_of([9, 5]):
+        ids, weights = torch.tensor(row.input_ids), torch.tensor(row.loss_weights[1:])
+        logs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        total = total - (weights * logs).sum()
+    weight = sum(sum(row.loss_weights[1:]) for row in rows_of([9, 5]))
+    (total / weight).backward()
+    norm = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+    assert found[0][1] == pytest.approx(norm**0.5, rel=1e-4)
 
 
 def test_micro_batches_do_not_change_a_step(policy):

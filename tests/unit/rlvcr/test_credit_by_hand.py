@@ -1,0 +1,299 @@
+"""From scores, prices and returns to advantages, against a second implementation in plain numbers:
+every key of the credit changes advantages to what this one makes of it.
+
+Seven rows of six trajectories in two groups; the first trajectory has two rows, so that statistics
+over rows differ from those over trajectories. One step was cut in its thought.
+"""
+
+import math
+from statistics import mean, pstdev, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvcr.alternatives import StepAlternatives
+from rlvcr.levels import ForcedThought, LevelChoice, ParsedStep, ParseFailure
+from rlvcr.records import ThinkingStep
+from rlvcr.scoring import RowStep, score_rows
+from tests.helpers.play import make_config
+from verl.protocol import DataProto, object_array
+from verl.records import SegmentScore
+from verl.trainer.ppo.credit import compute_advantage
+
+PROMPT, RESPONSE = 2, 14
+TRAJECTORIES = ["a0", "a0", "a1", "a2", "b0", "b1", "b2"]
+GROUPS = ["a", "a", "a", "a", "b", "b", "b"]
+RETURNS = {"a0": 1.0, "a1": 0.3, "a2": 0.0, "b0": 1.0, "b1": 1.0, "b2": 0.4}
+WON = {"a0": True, "a1": False, "a2": False, "b0": True, "b1": True, "b2": False}
+CHOSEN = [3, 2, 4, 1, 2, 2, 1]
+THOUGHT = [3, 2, 5, 0, 1, 4, 2]  # tokens of the row's own thought
+OTHERS = {1: 0, 2: 2, 3: 6, 4: 9}  # tokens of the thought at other levels
+CUT = 2  # the row whose step was cut in its thought
+# How much more the play was worth than one with another level, by row.
+EXECUTED = {0: 0.6, 1: -0.2, 2: -0.75, 3: -0.15, 4: 0.45, 5: 0.3}
+DRAW = np.random.default_rng(2)
+LOGPROB = DRAW.uniform(-1.5, -0.1, (7, 4))
+ENTROPY = DRAW.uniform(0.1, 1.5, (7, 4))
+PROB = DRAW.uniform(0.1, 0.9, (7, 4))
+BASE = {
+    "score": "logprob",
+    "mode": "mean_std_norm",
+    "combine": "success",
+    "step_advantage_w": 0.7,
+    "cost_coef": 0.4,
+    "cost_max": 5,
+    "price_in": "all",
+    "std_floor": 0.3,
+    "spread_floor": 0.02,
+    "credit": "scored",
+    "credit_end": False,
+    "level_bonus_w": 0.2,
+    "alternatives": "all",
+    "thinking_diversity_w": 0.01,
+}
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("score", {"score": "entropy"}),
+    ("score", {"score": "prob"}),
+    ("mode", {"mode": "mean_norm"}),
+    ("combine", {"combine": "additive"}),
+    ("combine", {"combine": "gated"}),
+    ("combine", {"combine": "reweight"}),
+    ("step_advantage_w", {"step_advantage_w": 2.0}),
+    ("cost_coef", {"cost_coef": 1.1}),
+    ("cost_max", {"cost_max": 3}),
+    ("price_in", {"price_in": "won"}),
+    ("price_in", {"price_in": "gate", "combine": "gated"}),
+    ("std_floor", {"std_floor": 2.0}),
+    ("spread_floor", {"spread_floor": 3.0, "combine": "reweight"}),
+    ("credit", {"credit": "executed"}),
+    ("credit", {"credit": "corrected"}),
+    ("credit", {"credit": "executed", "mode": "mean_norm"}),
+    ("credit_end", {"credit_end": True}),
+    ("credit_end", {"credit_end": True, "credit": "corrected"}),
+    ("level_bonus_w", {"level_bonus_w": 0.9}),
+    ("alternatives", {"alternatives": "one", "mode": "mean_norm"}),
+]
+
+
+def contexts(row: int, s: dict[str, Any]) -> list[int]:
+    """The levels that a row's step was scored at."""
+    if row == CUT:
+        return []
+    if s["alternatives"] == "one":
+        return sorted({CHOSEN[row], 1 + CHOSEN[row] % 4})
+    return [1, 2, 3, 4]
+
+
+# ------------------------------------------------------------------ the second implementation
+
+
+def priced(row: int, level: int, s: dict[str, Any]) -> float:
+    tokens = THOUGHT[row] if level == CHOSEN[row] else OTHERS[level]
+    if s["price_in"] == "won" and not WON[TRAJECTORIES[row]]:
+        return 0.0
+    return s["cost_coef"] * min(tokens, s["cost_max"]) / s["cost_max"]
+
+
+def thought(row: int, s: dict[str, Any]) -> tuple[float, float, float]:
+    """Advantage of the row's thought, its part by price, and its factor."""
+    levels = contexts(row, s)
+    if not levels:
+        return 0.0, 0.0, 1.0
+    scores = {"logprob": LOGPROB, "entropy": -ENTROPY, "prob": PROB}[s["score"]][row]
+    price = {level: priced(row, level, s) for level in levels}
+    worth = {level: scores[level - 1] - price[level] for level in levels}
+    own = CHOSEN[row]
+    if s["alternatives"] == "one":
+        (other,) = set(levels) - {own}
+        return 0.75 * (worth[own] - worth[other]), 0.75 * (price[other] - price[own]), 1.0
+    divisor = max(pstdev(worth.values()), s["std_floor"]) if s["mode"] == "mean_std_norm" else 1.0
+    low, high = min(worth.values()), max(worth.values())
+    scaled = {k: (v - low) / max(high - low, s["spread_floor"]) for k, v in worth.items()}
+    factor = math.exp(2 * scaled[own]) / mean(math.exp(2 * x) for x in scaled.values())
+    advantage = (worth[own] - mean(worth.values())) / divisor
+    return advantage, (mean(price.values()) - price[own]) / divisor, factor
+
+
+def of_trajectory(row: int, s: dict[str, Any]) -> float:
+    """The return against those of the group, each trajectory once."""
+    group = [value for name, value in RETURNS.items() if name[0] == GROUPS[row]]
+    centred = RETURNS[TRAJECTORIES[row]] - mean(group)
+    return centred / (stdev(group) + 1e-6) if s["mode"] == "mean_std_norm" else centred
+
+
+def bonus(row: int, s: dict[str, Any]) -> float:
+    rows = [r for r in range(7) if GROUPS[r] == GROUPS[row] and r != CUT]
+    if row == CUT:
+        return 0.0
+    surprise = {r: -math.log(sum(CHOSEN[o] == CHOSEN[r] for o in rows) / len(rows)) for r in rows}
+    return s["level_bonus_w"] * (surprise[row] - mean(surprise.values()))
+
+
+def found_out(s: dict[str, Any]) -> tuple[dict[int, float], float]:
+    """Credit of the rows at which another level was executed, and the slope for the others."""
+    if s["credit"] == "scored":
+        return {}, 1.0
+    spread = pstdev(RETURNS.values())
+    scale = max(spread, s["std_floor"]) if s["mode"] == "mean_std_norm" else 1.0
+    # In both groups the other plays of each differ in their return: all of them count.
+    known = {row: value / scale for row, value in EXECUTED.items()}
+    if s["credit"] == "executed":
+        return known, 0.0
+    pairs = [
+        (thought(row, s)[0], value)
+        for row, value in known.items()
+        if thought(row, s)[0] and (s["combine"] != "success" or WON[TRAJECTORIES[row]])
+    ]
+    mx, my = (mean(column) for column in zip(*pairs, strict=True))
+    sxx = sum((x - mx) ** 2 for x, _ in pairs)
+    slope = sum((x - mx) * (y - my) for x, y in pairs) / sxx
+    left = sum((y - my - slope * (x - mx)) ** 2 for x, y in pairs)
+    precision = sxx * (len(pairs) - 2) / left
+    return known, max(0.0, (1 + precision * slope) / (1 + precision))
+
+
+def expected(s: dict[str, Any]) -> torch.Tensor:
+    """[7, R] advantages."""
+    result = torch.zeros(7, RESPONSE)
+    executed, slope = found_out(s)
+    for row in range(7):
+        a = of_trajectory(row, s)
+        length = response_tokens(row)
+        result[row, :length] = a
+        advantage, price, factor = thought(row, s)
+        share = 0.0 if row in executed else slope
+        gate = 1.0
+        if s["combine"] == "gated":
+            gate = float(np.sign(a))
+        elif s["combine"] == "success":
+            gate = float(WON[TRAJECTORIES[row]])
+        added = gate * advantage * share
+        if s["price_in"] != "gate":
+            added += (1 - gate) * price * share
+        value = a * factor if s["combine"] == "reweight" else a + s["step_advantage_w"] * added
+        value += s["step_advantage_w"] * executed.get(row, 0.0) + bonus(row, s)
+        for place in credited(row, s, executed):
+            result[row, place] = value
+    return result
+
+
+def credited(row: int, s: dict[str, Any], executed: dict[int, float]) -> list[int]:
+    """Places of digit, thought and, on request, the token that ended it."""
+    end = 3 + THOUGHT[row] + (s["credit_end"] and row != CUT)
+    return [1, *range(3, end)] if row != CUT or row in executed else []
+
+
+def response_tokens(row: int) -> int:
+    """``<level> digit tag thought``, and but for a cut step ``</think> a action </action>``."""
+    return 3 + THOUGHT[row] + (0 if row == CUT else 4)
+
+
+# ------------------------------------------------------------------ the product's
+
+
+def row_step(row: int, s: dict[str, Any]) -> RowStep:
+    end = 3 + THOUGHT[row]
+    choice = LevelChoice(CHOSEN[row], 1, (3, end))
+    parsed = ParsedStep(
+        CHOSEN[row], (1, 2), (3, end), (end + 1, end + 3), (end + 1, end + 4),
+        "own", "go", "strict", None, end_span=(end, end + 1), choice=choice,
+    )  # fmt: skip
+    if row == CUT:
+        parsed = ParsedStep(
+            CHOSEN[row], (1, 2), None, None, None, "", "", "level_only",
+            ParseFailure.MISSING_ACTION, choice=choice,
+        )  # fmt: skip
+    others = [
+        ForcedThought(level, [9] * (OTHERS[level] + 3), (2, 2 + OTHERS[level]), "other")
+        for level in contexts(row, s)
+        if level != CHOSEN[row]
+    ]
+    executed = EXECUTED.get(row) if s["credit"] != "scored" else None
+    alternatives = StepAlternatives(others) if others else None
+    return RowStep(0, PROMPT, [9] * response_tokens(row), parsed, alternatives, 0, executed)
+
+
+def score(row: int, level: int) -> SegmentScore:
+    at = row, level - 1
+    return SegmentScore(0, level, LOGPROB[at], ENTROPY[at], 0.5, PROB[at], 3)
+
+
+def advantages(s: dict[str, Any], **others: Any) -> torch.Tensor:
+    config: Any = make_config()
+    config.algorithm.adv_estimator = others.get("adv_estimator", "rlvcr")
+    for key, value in (s | others).items():
+        if key != "adv_estimator":
+            setattr(config.algorithm.rlvcr, key, value)
+    attention = torch.zeros(7, PROMPT + RESPONSE, dtype=torch.long)
+    rewards = torch.zeros(7, RESPONSE)
+    for row in range(7):
+        attention[row, : PROMPT + response_tokens(row)] = 1
+        rewards[row, response_tokens(row) - 1] = RETURNS[TRAJECTORIES[row]]
+    ids = torch.zeros(7, PROMPT + RESPONSE, dtype=torch.long)
+    tensors = {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "position_ids": ids,
+        "responses": ids[:, PROMPT:],
+        "response_mask": attention[:, PROMPT:],
+        "token_level_rewards": rewards,
+    }
+    record = ThinkingStep(0, "seen", "said", "go", True, 0.0, False, 9, "stop", (0, 9))
+    columns = {
+        "uid": GROUPS,
+        "traj_uid": TRAJECTORIES,
+        "won": object_array([WON[name] for name in TRAJECTORIES]),
+        "episode_rewards": np.array([RETURNS[name] for name in TRAJECTORIES]),
+        "steps": object_array([[record] for _ in range(7)]),
+    }
+    data = DataProto.from_dict(tensors, columns)
+
+    def answer(_: DataProto) -> DataProto:
+        own = [[score(r, CHOSEN[r])] if contexts(r, s) else [] for r in range(7)]
+        rest = [[score(r, k) for k in contexts(r, s) if k != CHOSEN[r]] for r in range(7)]
+        told = {"span_scores": object_array(own), "branch_scores": object_array(rest)}
+        found = torch.zeros(7, RESPONSE)
+        return DataProto.from_dict({"old_log_probs": found, "entropys": found.clone()}, told)
+
+    codec: Any = type("Codec", (), {"digit_ids": (1, 2, 3, 4)})
+    data = score_rows(data, [[row_step(row, s)] for row in range(7)], answer, config, codec)
+    assert data.meta_info["choice_bonus"].weight == s["thinking_diversity_w"]
+    return compute_advantage(data, config).batch["advantages"]
+
+
+# ------------------------------------------------------------------ comparisons
+
+
+@pytest.mark.parametrize(("key", "change"), [("", {}), *CHANGES])
+def test_advantages_are_what_the_keys_say(key, change):
+    settings = BASE | change
+    right = expected(settings)
+    torch.testing.assert_close(advantages(settings), right, atol=2e-6, rtol=1e-5)
+    if key:
+        without = expected(settings | {key: BASE[key]})
+        assert (without - right).abs().max() > 1e-3
+
+
+def test_copo_multiplies_positive_advantages_alone():
+    found = advantages(BASE, adv_estimator="copo", level_bonus_w=0.0)
+    for row in range(7):
+        a, factor = of_trajectory(row, BASE), thought(row, BASE)[2] if row != CUT else 1.0
+        right = torch.zeros(RESPONSE)
+        right[: response_tokens(row)] = a
+        for place in credited(row, BASE, {}):
+            right[place] = a * factor if a > 0 else a
+        torch.testing.assert_close(found[row], right, atol=2e-6, rtol=1e-5)
+
+
+def test_permuted_credit_is_that_of_other_rows():
+    """Among the rows that were compared, of won and of lost plays apart."""
+    mixed = BASE | {"combine": "additive", "level_bonus_w": 0.0}
+    right, found = expected(mixed), advantages(mixed, permute=True)
+    assert (found - right).abs().max() > 1e-3
+    for won in (True, False):
+        rows = [r for r in range(7) if WON[TRAJECTORIES[r]] == won and r != CUT]
+        credit = [float(found[r, 1] - of_trajectory(r, mixed)) for r in rows]
+        own = [float(right[r, 1] - of_trajectory(r, mixed)) for r in rows]
+        assert sorted(credit) == pytest.approx(sorted(own), abs=1e-5)

@@ -1,0 +1,192 @@
+"""Every key of actor, critic, optimizer, rollout correction and ``algorithm.rlvcr`` has a test in
+which its value changes a trained number to one that was worked out independently, or a reason why
+there is none.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlvcr.settings import RLVCRSettings
+from tests.unit.rlvcr import test_credit_by_hand as credit
+from tests.unit.verl.trainer.ppo import test_correction_by_hand as correction
+from tests.unit.verl.workers import test_update_by_hand as update
+from verl.trainer.config import load_config
+from verl.trainer.config.schema import PPOConfig
+from verl.utils.settings import keys_of
+
+ROOT = Path(__file__).parent
+ACTOR, CRITIC = "actor_rollout_ref.actor", "critic"
+CORRECTION, RLVCR = "algorithm.rollout_correction", "algorithm.rlvcr"
+SECTIONS = (f"{ACTOR}.", f"{CRITIC}.", f"{CORRECTION}.", f"{RLVCR}.")
+
+
+def keys_in(*tables) -> set[str]:
+    return {key for table in tables for change in table for key in change}
+
+
+# Keys that one table of changes compares with a second implementation.
+TABLES = {
+    ACTOR: keys_in(update.ACTOR_CHANGES.values()),
+    CRITIC: keys_in(update.CRITIC_CHANGES.values()),
+    f"{ACTOR}.optim": keys_in(update.OPTIM_CHANGES.values()),
+    f"{CRITIC}.optim": keys_in(update.OPTIM_CHANGES.values()),
+    CORRECTION: keys_in(correction.CHANGES),
+    RLVCR: keys_in(change for _, change in credit.CHANGES) | {"thinking_diversity_w"},
+}
+BY_HAND = {f"{section}.{key}" for section, keys in TABLES.items() for key in keys}
+# Files below this directory, each with its tests of keys that no table compares.
+FILES: dict[str, dict[str, list[str]]] = {
+    "verl/algos/test_weighted_losses.py": {
+        "test_weights_multiply_the_loss_of_every_token": [
+            f"{ACTOR}.policy_loss.loss_mode",
+            f"{ACTOR}.policy_loss.ppo_kl_coef",
+            f"{ACTOR}.tau_pos",
+            f"{ACTOR}.tau_neg",
+        ],
+        "test_the_keys_of_covariance_losses_decide_which_tokens_are_picked": [
+            f"{ACTOR}.policy_loss.clip_cov_ratio",
+            f"{ACTOR}.policy_loss.clip_cov_lb",
+            f"{ACTOR}.policy_loss.clip_cov_ub",
+            f"{ACTOR}.policy_loss.kl_cov_ratio",
+        ],
+    },
+    "verl/workers/test_update_by_hand.py": {
+        "test_a_step_is_left_out_only_where_no_rank_has_an_advantage": [
+            f"{ACTOR}.skip_without_advantage"
+        ],
+    },
+    "agent_system/reward_manager/test_reward_manager.py": {
+        "test_invalid_actions_of_every_row_cost_the_whole_trajectory": [
+            f"{ACTOR}.use_invalid_action_penalty",
+            f"{ACTOR}.invalid_action_penalty_coef",
+        ],
+    },
+    "test_trained_keys.py": {
+        "test_values_that_follow_from_others": [
+            f"{ACTOR}.clip_ratio",
+            f"{CRITIC}.enable",
+            f"{RLVCR}.enable",
+        ],
+    },
+    "verl/trainer/ppo/test_ray_trainer.py": {
+        "test_the_engine_s_log_probs_can_be_the_old_ones": [f"{CORRECTION}.bypass_mode"],
+    },
+    "rlvcr/test_credit_by_hand.py": {
+        "test_permuted_credit_is_that_of_other_rows": [f"{RLVCR}.permute"],
+    },
+    "agent_system/multi_turn_rollout/test_executed_credit.py": {
+        "test_a_share_of_the_turns_is_executed": [f"{RLVCR}.executed_share"],
+    },
+    "rlvcr/test_alternatives.py": {
+        "test_the_thought_is_told_the_action_only_where_asked_for": [f"{RLVCR}.action_blind"],
+        "test_mixed_groups_only": [f"{RLVCR}.expand"],
+        "test_step_fraction_draws_steps": [f"{RLVCR}.step_fraction"],
+        "test_settings_of_thoughts_are_those_of_the_method": [f"{RLVCR}.max_alternative_tokens"],
+    },
+    "rlvcr/test_forced_levels.py": {
+        "test_levels_are_drawn_uniformly_and_repeatably": [f"{RLVCR}.epsilon_levels"],
+    },
+    "rlvcr/test_level_prompts.py": {
+        "test_a_text_from_the_command_line_is_in_the_first_prompt": [f"{RLVCR}.prompts"],
+    },
+}
+TESTS = [key for tests in FILES.values() for keys in tests.values() for key in keys]
+CUTS = "cuts a mini-batch, whose gradient is exact under any cut (test_actor.py, test_two_ranks.py)"
+PLACES = "says where parameters lie and when they are sent (test_two_ranks.py, test_resharding.py)"
+LOADS = "says which weights the critic starts from"
+KEEPS = "says what is kept on disk"
+WATCHES = "read by evaluation, audit or a warning"
+WITHOUT = {
+    rf"{re.escape(ACTOR)}\.ppo_micro_batch_size_per_gpu": CUTS,
+    rf"{re.escape(CRITIC)}\.(ppo|forward)_micro_batch_size_per_gpu": CUTS,
+    r".*\.use_dynamic_bsz": CUTS,
+    r".*\.(ppo|forward)_max_token_len_per_gpu": CUTS,
+    r".*\.ulysses_sequence_parallel_size": "exact: test_sequence_parallel.py",
+    r".*\.(strategy|fsdp_config\..*)": PLACES,
+    r".*\.dtype": "rounds: test_engine.py::test_bfloat16_compute_keeps_float32_masters",
+    r".*\.use_torch_compile": "exact up to rounding: test_compiling.py",
+    r".*\.checkpoint\.contents": KEEPS,
+    r"critic\.model\.(path|trust_remote_code|override_config|external_lib|tokenizer_path)": LOADS,
+    r"critic\.model\.(enable_gradient_checkpointing|attn_implementation|use_remove_padding)": (
+        "computes the same with less memory or time (test_engine.py)"
+    ),
+    rf"{re.escape(RLVCR)}\.(eval_levels|audit_\w+|collapse_patience)": WATCHES,
+}
+
+
+def trained_keys() -> list[str]:
+    of_schema = [key.path for key in keys_of(PPOConfig).values() if not key.is_section]
+    of_method = [f"{RLVCR}.{key.path}" for key in keys_of(RLVCRSettings).values()]
+    return [path for path in (*of_schema, *of_method) if path.startswith(SECTIONS)]
+
+
+def test_every_key_is_compared_or_has_a_reason():
+    missing, twice = [], []
+    for key in trained_keys():
+        reasons = [pattern for pattern in WITHOUT if re.fullmatch(pattern, key)]
+        found = (key in BY_HAND) + (key in TESTS) + len(reasons)
+        if not found:
+            missing.append(key)
+        elif found > 1:
+            twice.append(key)
+    assert missing == [] and twice == []
+
+
+def test_the_tables_name_no_key_that_is_gone():
+    # What a sequence of the correction is, is another section's key.
+    keys = {*trained_keys(), f"{CORRECTION}.row_weight"}
+    assert {*BY_HAND, *TESTS} <= keys
+    for pattern in WITHOUT:
+        assert any(re.fullmatch(pattern, key) for key in keys), pattern
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_tests_that_are_named_are_there(path):
+    text = (ROOT / path).read_text()
+    for name in FILES[path]:
+        assert f"def {name}(" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            [f"{ACTOR}.clip_ratio=0.35"],
+            {f"{ACTOR}.clip_ratio_low": 0.35, f"{ACTOR}.clip_ratio_high": 0.35},
+        ),
+        (
+            [f"{ACTOR}.clip_ratio=0.35", f"{ACTOR}.clip_ratio_high=0.5"],
+            {f"{ACTOR}.clip_ratio_low": 0.35, f"{ACTOR}.clip_ratio_high": 0.5},
+        ),
+        (
+            ["data.max_response_length=77", "data.train_batch_size=12"],
+            {f"{ACTOR}.loss_scale_factor": 77, "critic.loss_scale_factor": 77},
+        ),
+        (
+            ["data.train_batch_size=12", f"{ACTOR}.ppo_mini_batch_size=3", f"{ACTOR}.ppo_epochs=4"],
+            {
+                f"{ACTOR}.ppo_mini_batches": 4,
+                "critic.ppo_mini_batches": 4,
+                "critic.ppo_epochs": 4,
+            },
+        ),
+        (["algorithm.adv_estimator=gae"], {"critic.enable": True, f"{RLVCR}.enable": False}),
+        (["algorithm.adv_estimator=rlvcr"], {"critic.enable": False, f"{RLVCR}.enable": True}),
+        (
+            [f"{CORRECTION}.rollout_is_threshold=1.6"],
+            {
+                f"{CORRECTION}.rollout_rs_threshold": 1.6,
+                f"{CORRECTION}.rollout_rs_threshold_lower": 1 / 1.6,
+            },
+        ),
+    ],
+)
+def test_values_that_follow_from_others(words, expected):
+    config = load_config("ppo_trainer", words)
+    for path, value in expected.items():
+        found = config
+        for name in path.split("."):
+            found = getattr(found, name)
+        assert found == value, path

@@ -1,0 +1,360 @@
+"""Whole updates of actor and critic against a second implementation, with settings that leave no
+key at a value at which it does nothing.
+
+The second implementation knows nothing of packing, micro-batches or engines: transformers' own
+forward over padded rows, the losses written out, and AdamW by hand. In each of the compared
+settings it says that every key matters: with the key's other value the weights are others. A key
+that is passed over, or read with another meaning, therefore shows.
+"""
+
+import math
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.helpers.policy_rows import PROMPT, critic_config, policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.protocol import DataProto
+from verl.records import CORRECTION_WEIGHTS, ChoiceBonus
+from verl.trainer.config.schema.model import OptimConfig
+from verl.utils.seeds import derive_seed
+from verl.workers import actor as actor_module
+from verl.workers.actor import ActorWorker
+from verl.workers.critic import CriticWorker
+from verl.workers.engine_state import full_weights
+from verl.workers.mini_batches import mini_batches
+
+CHOICE = ChoiceBonus((20, 21, 22, 23), weight=0.3, name="level")
+OPTIM = {
+    "lr": 0.02,
+    "betas": [0.6, 0.8],
+    "eps": 3e-3,
+    "weight_decay": 0.2,
+    "lr_warmup_steps": -1,
+    "lr_warmup_steps_ratio": 0.4,
+    "warmup_style": "cosine",
+    "min_lr_ratio": 0.3,
+    "total_training_steps": 6,
+}
+BATCHES = {"ppo_mini_batches": 2, "ppo_mini_batch_size": 1, "ppo_epochs": 2, "shuffle": True}
+ACTOR = BATCHES | {
+    "grad_clip": 0.05,
+    "clip_ratio": 0.9,
+    "clip_ratio_low": 0.1,
+    "clip_ratio_high": 0.3,
+    "clip_ratio_c": 1.4,
+    "loss_agg_mode": "seq-mean-token-sum-norm",
+    "loss_scale_factor": 7.0,
+    "entropy_coeff": 0.4,
+    "use_kl_loss": True,
+    "kl_loss_coef": 0.6,
+    "kl_loss_type": "k3",
+}
+CRITIC = BATCHES | {
+    "grad_clip": 0.3,
+    "cliprange_value": 0.2,
+    "loss_agg_mode": "seq-mean-token-sum-norm",
+    "loss_scale_factor": 7.0,
+}
+# Changes to the above, by name: all that stand together are compared at once.
+OPTIM_CHANGES: dict[str, dict[str, Any]] = {
+    "rates": {"lr": 0.01, "betas": [0.8, 0.6], "eps": 1e-2, "weight_decay": 0.5},
+    "schedule": {"min_lr_ratio": 0.9, "lr_warmup_steps_ratio": 0.2, "total_training_steps": 12},
+    "constant": {"warmup_style": "constant", "lr_warmup_steps": 1},
+}
+BATCH_CHANGES: dict[str, dict[str, Any]] = {
+    "batches": {"ppo_mini_batches": 3, "shuffle": False},
+    "epochs": {"ppo_epochs": 1},
+    "tasks": {"ppo_mini_batches": None, "ppo_mini_batch_size": 3},
+}
+ACTOR_CHANGES = BATCH_CHANGES | {
+    "clip": {"clip_ratio_low": 0.4, "clip_ratio_high": 0.05, "clip_ratio_c": 1.1},
+    "terms": {"entropy_coeff": -0.4, "kl_loss_coef": 1.5, "kl_loss_type": "k2"},
+    "no term": {"use_kl_loss": False, "grad_clip": 0.02},
+    "scale": {"loss_scale_factor": 3.0},
+    "tokens": {"loss_agg_mode": "token-mean"},
+    "sum": {"loss_agg_mode": "token-sum"},
+    "sums": {"loss_agg_mode": "seq-mean-token-sum"},
+    "means": {"loss_agg_mode": "seq-mean-token-mean"},
+}
+CRITIC_CHANGES = BATCH_CHANGES | {
+    "clip": {"cliprange_value": 1.0, "grad_clip": 0.1},
+    "scale": {"loss_scale_factor": 90.0},
+    "means": {"loss_agg_mode": "seq-mean-token-mean"},
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=16, layers=1, std=0.3)
+
+
+@cache
+def loaded(path: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def rows_to_learn() -> DataProto:
+    data = random_rows(rows=6, group=2)
+    g = torch.Generator().manual_seed(5)
+    mask = data.batch["response_mask"]
+    data.batch["old_log_probs"] = (-5.9 + 0.5 * torch.randn(mask.shape, generator=g)) * mask
+    data.batch[CORRECTION_WEIGHTS] = torch.rand(mask.shape, generator=g) * 1.5 * mask
+    data.meta_info["temperature"] = 0.7
+    data.meta_info["choice_bonus"] = CHOICE
+    return data
+
+
+# ------------------------------------------------------------------ the second implementation
+
+
+def rate(step: int, optim: dict[str, Any]) -> float:
+    """Of optimizer step ``step``, from 0."""
+    total = optim["total_training_steps"]
+    warm = optim["lr_warmup_steps"]
+    warm = int(optim["lr_warmup_steps_ratio"] * total) if warm < 0 else warm
+    if step < warm:
+        return optim["lr"] * (step + 1) / warm
+    if optim["warmup_style"] == "constant":
+        return optim["lr"]
+    way = min(1.0, (step - warm) / (total - 1 - warm))
+    low = optim["min_lr_ratio"]
+    return optim["lr"] * (low + (1 - low) * (1 + math.cos(math.pi * way)) / 2)
+
+
+class ByHand:
+    """AdamW over ``parameters`` by name, with clipped gradients."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor], optim: dict[str, Any], clip: float):
+        self.parameters, self.optim, self.clip, self.steps = parameters, optim, clip, 0
+        self.moments = {
+            n: (torch.zeros_like(p), torch.zeros_like(p)) for n, p in parameters.items()
+        }
+
+    @torch.no_grad()
+    def step(self) -> None:
+        lr = rate(self.steps, self.optim)
+        self.steps += 1
+        (b1, b2), eps = self.optim["betas"], self.optim["eps"]
+        found = {
+            n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self.parameters.items()
+        }
+        whole = math.sqrt(sum(float(gradient.square().sum()) for gradient in found.values()))
+        shrink = min(1.0, self.clip / (whole + 1e-6))
+        for name, p in self.parameters.items():
+            gradient = found[name] * shrink
+            first, second = self.moments[name]
+            first.mul_(b1).add_((1 - b1) * gradient)
+            second.mul_(b2).add_((1 - b2) * gradient**2)
+            if p.dim() >= 2:
+                p.mul_(1 - lr * self.optim["weight_decay"])
+            corrected = first / (1 - b1**self.steps)
+            p.sub_(lr * corrected / ((second / (1 - b2**self.steps)).sqrt() + eps))
+            p.grad = None
+
+
+def coefficients(mode: str, scale: float, data: DataProto, part: list[int]) -> torch.Tensor:
+    """[b, R]: what the value of each token adds to the mini-batch's number."""
+    mask = data.batch["response_mask"][part].float()
+    shares = data.batch["row_shares"][part]
+    tokens = mask.sum(-1)
+    of_row = {
+        "token-mean": torch.ones_like(shares) / tokens.sum(),
+        "token-sum": torch.ones_like(shares),
+        "seq-mean-token-sum": torch.ones_like(shares) / shares.sum(),
+        "seq-mean-token-mean": shares / tokens / shares.sum(),
+        "seq-mean-token-sum-norm": torch.ones_like(shares) / scale / shares.sum(),
+    }[mode]
+    return of_row[:, None] * mask
+
+
+def parts_of(data: DataProto, settings: dict[str, Any], role: str) -> list[list[int]]:
+    """Rows of all optimizer steps, epoch by epoch."""
+    parts: list[list[int]] = []
+    for epoch in range(settings["ppo_epochs"]):
+        seed = derive_seed(f"update_{role}", 0, 1, epoch if settings["shuffle"] else 0)
+        size, count = settings["ppo_mini_batch_size"], settings["ppo_mini_batches"]
+        parts += mini_batches(data, seed, size, count)
+    return parts
+
+
+def inputs_of(data: DataProto, part: list[int]) -> dict[str, torch.Tensor]:
+    names = ("input_ids", "attention_mask", "position_ids")
+    return {name: data.batch[name][part] for name in names}
+
+
+def entropy_of(logits: torch.Tensor) -> torch.Tensor:
+    logs = logits.log_softmax(-1)
+    return -(logs.exp() * logs).sum(-1)
+
+
+def policy_losses(lm: Any, data: DataProto, part: list[int], s: dict[str, Any]) -> torch.Tensor:
+    batch = data.batch[part]
+    logits = lm(**inputs_of(data, part)).logits[:, PROMPT - 1 : -1] / data.meta_info["temperature"]
+    new = logits.log_softmax(-1).gather(-1, batch["responses"][..., None])[..., 0]
+    ratio = (new - batch["old_log_probs"]).exp()
+    a = batch["advantages"]
+    low, high = 1 - s["clip_ratio_low"], 1 + s["clip_ratio_high"]
+    losses = torch.maximum(-a * ratio, -a * ratio.clip(low, high))
+    losses = torch.where(a < 0, torch.minimum(losses, -a * s["clip_ratio_c"]), losses)
+    losses = losses * batch[CORRECTION_WEIGHTS] - s["entropy_coeff"] * entropy_of(logits)
+    if s["use_kl_loss"]:
+        d = new - batch["ref_log_prob"]
+        kl = {"k3": ((-d).exp() - 1 + d).clamp(max=10), "k2": d**2 / 2}[s["kl_loss_type"]]
+        losses = losses + s["kl_loss_coef"] * kl
+    chosen = (batch["choice_mask"] * batch["response_mask"]).float()
+    levels = entropy_of(logits[..., list(CHOICE.token_ids)])
+    bonus = CHOICE.weight * (levels * chosen).sum() / chosen.sum()
+    weights = coefficients(s["loss_agg_mode"], s["loss_scale_factor"], data, part)
+    return (weights * losses).sum() - bonus
+
+
+def trained_policy(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
+    lm = deepcopy(loaded(path))
+    by_hand = ByHand(dict(lm.named_parameters()), optim, settings["grad_clip"])
+    for part in parts_of(data, settings, "actor"):
+        policy_losses(lm, data, part, settings).backward()
+        by_hand.step()
+    return {name: p.detach() for name, p in lm.named_parameters()}
+
+
+def value_losses(
+    values: torch.Tensor, data: DataProto, part: list[int], s: dict[str, Any]
+) -> torch.Tensor:
+    batch = data.batch[part]
+    old, reach = batch["values"], s["cliprange_value"]
+    clipped = torch.maximum(torch.minimum(values, old + reach), old - reach)
+    errors = torch.maximum((values - batch["returns"]) ** 2, (clipped - batch["returns"]) ** 2)
+    weights = coefficients(s["loss_agg_mode"], s["loss_scale_factor"], data, part)
+    return (weights * errors / 2).sum()
+
+
+class Critic:
+    """A backbone, and a linear map of the state before each response position."""
+
+    def __init__(self, path: Any) -> None:
+        self.backbone = deepcopy(loaded(path).model)
+        width = self.backbone.config.hidden_size
+        self.weight, self.bias = torch.zeros(1, width), torch.zeros(1)
+        self.parameters = {f"backbone.{n}": p for n, p in self.backbone.named_parameters()}
+        self.parameters |= {"value_head.weight": self.weight, "value_head.bias": self.bias}
+        for tensor in (self.weight, self.bias):
+            tensor.requires_grad_()
+
+    def values(self, data: DataProto, part: list[int]) -> torch.Tensor:
+        hidden = self.backbone(**inputs_of(data, part)).last_hidden_state[:, PROMPT - 1 : -1]
+        return hidden @ self.weight[0] + self.bias
+
+
+def trained_critic(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
+    critic = Critic(path)
+    by_hand = ByHand(critic.parameters, optim, settings["grad_clip"])
+    for part in parts_of(data, settings, "critic"):
+        value_losses(critic.values(data, part), data, part, settings).backward()
+        by_hand.step()
+    values = critic.values(data, list(range(len(data)))) * data.batch["response_mask"]
+    return {n: p.detach() for n, p in critic.parameters.items()} | {"values": values.detach()}
+
+
+# ------------------------------------------------------------------ comparisons
+
+
+def actor_update(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
+    values = settings | {"optim": OptimConfig(**optim), "ppo_micro_batch_size_per_gpu": 2}
+    worker = ActorWorker(policy_config(path, **values), device="cpu")
+    worker.init_model()
+    worker.update_actor(data)
+    found = full_weights(worker.engine)
+    return {name.removeprefix("lm."): tensor for name, tensor in found.items()}
+
+
+def critic_update(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
+    config = critic_config(path, **settings, optim=OptimConfig(**optim))
+    worker = CriticWorker(config, device="cpu")
+    worker.init_model()
+    worker.update_critic(data)
+    return full_weights(worker.engine) | {"values": worker.compute_values(data).batch["values"]}
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of two sets of weights."""
+    assert {*other} <= {*one}
+    return max(float((one[name] - tensor.detach()).abs().max()) for name, tensor in other.items())
+
+
+def settings_with(change: str, base: dict, changes: dict) -> tuple[dict, dict]:
+    """Settings of the model and of its optimizer with the changes called ``change``."""
+    return base | changes.get(change, {}), OPTIM | OPTIM_CHANGES.get(change, {})
+
+
+def without(key: str, changed: dict, base: dict) -> dict:
+    """``changed`` with the value that ``key`` has in ``base``."""
+    return changed | ({key: base[key]} if key in changed else {})
+
+
+@pytest.mark.parametrize("change", ["", *ACTOR_CHANGES, *OPTIM_CHANGES])
+def test_the_policy_moves_to_where_its_keys_say(policy, change):
+    data, (settings, optim) = rows_to_learn(), settings_with(change, ACTOR, ACTOR_CHANGES)
+    expected = trained_policy(policy, data, settings, optim)
+    assert distance(actor_update(policy, data, settings, optim), expected) < 1e-5
+    for key in {**ACTOR_CHANGES, **OPTIM_CHANGES}.get(change, {}):
+        other = without(key, settings, ACTOR), without(key, optim, OPTIM)
+        assert distance(trained_policy(policy, data, *other), expected) > 1e-4, key
+
+
+@pytest.mark.parametrize("change", ["", *CRITIC_CHANGES, *OPTIM_CHANGES])
+def test_the_critic_moves_to_where_its_keys_say(policy, change):
+    data, (settings, optim) = rows_to_learn(), settings_with(change, CRITIC, CRITIC_CHANGES)
+    expected = trained_critic(policy, data, settings, optim)
+    assert distance(critic_update(policy, data, settings, optim), expected) < 1e-5
+    for key in {**CRITIC_CHANGES, **OPTIM_CHANGES}.get(change, {}):
+        other = without(key, settings, CRITIC), without(key, optim, OPTIM)
+        assert distance(trained_critic(policy, data, *other), expected) > 1e-4, key
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_the_update_is_at_the_temperature_of_the_rollout(policy, temperature):
+    data = rows_to_learn()
+    data.meta_info["temperature"] = temperature
+    expected = trained_policy(policy, data, ACTOR, OPTIM)
+    assert distance(actor_update(policy, data, ACTOR, OPTIM), expected) < 1e-5
+    at_one = rows_to_learn()
+    at_one.meta_info["temperature"] = 1.0
+    assert distance(trained_policy(policy, at_one, ACTOR, OPTIM), expected) > 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_old_and_reference_log_probs_are_at_the_temperature_of_the_rollout(policy, temperature):
+    data = rows_to_learn()
+    data.meta_info["temperature"] = temperature
+    lm = loaded(policy)
+    with torch.no_grad():
+        logits = lm(**inputs_of(data, list(range(6)))).logits[:, PROMPT - 1 : -1] / temperature
+    chosen = logits.log_softmax(-1).gather(-1, data.batch["responses"][..., None])[..., 0]
+    mask = data.batch["response_mask"]
+    for role in ("actor", "ref"):
+        worker = ActorWorker(policy_config(policy), role, device="cpu")
+        worker.init_model()
+        found = worker.compute_ref_log_prob(data).batch["ref_log_prob"]
+        torch.testing.assert_close(found, chosen * mask, atol=1e-5, rtol=1e-5)
+    found = worker.compute_log_prob(data).batch
+    torch.testing.assert_close(found["old_log_probs"], chosen * mask, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found["entropys"], entropy_of(logits) * mask, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("others", "taken"), [(0, False), (3, True)])
+def test_a_step_is_left_out_only_where_no_rank_has_an_advantage(policy, monkeypatch, others, taken):
+    """With ``skip_without_advantage``, and an entropy bonus that would move the weights."""
+    data = rows_to_learn()
+    data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
+    monkeypatch.setattr(actor_module, "sum_over_ranks", lambda found: [found[0] + others])
+    settings = ACTOR | {"skip_without_advantage": True}
+    found = actor_update(policy, data, settings, OPTIM)
+    moved = distance(found, dict(loaded(policy).named_parameters()))
+    assert (moved > 1e-3) == taken
+    if taken:
+        assert distance(found, trained_policy(policy, data, ACTOR, OPTIM)) < 1e-5
