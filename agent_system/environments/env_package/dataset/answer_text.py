@@ -27,6 +27,9 @@ _SPELLINGS = str.maketrans(
 _WRITTEN = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}"
 )
+_SEPARATOR = re.compile(r"\{,\}|,?\\!")
+_ONE_RAISED = re.compile(r"\^\{(\w)\}")
+_BULLET = re.compile(r"^(?:[-\u2022]\s+(?=[^\W\d_]{2})|>\s+)")
 _SPACES = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 _SILENT = re.compile(r"\\(?:left|right|displaystyle|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])")
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
@@ -58,9 +61,11 @@ def normalize(text: str) -> str:
         if shorter == text:
             break
         text = shorter
+    text = _SEPARATOR.sub(lambda found: found[0].strip("{}\\!"), text)
+    text = _ONE_RAISED.sub(r"^\1", text)
     text = _FRACTION.sub(r"\\frac", _SILENT.sub("", text))
     text = _SPACES.sub(" ", _DEGREES.sub("\u00b0", text))
-    return _ESCAPED.sub(r"\1", _bare(text))
+    return _ESCAPED.sub(r"\1", _bare(_BULLET.sub("", _bare(text))))
 
 
 def fold(text: str) -> str:

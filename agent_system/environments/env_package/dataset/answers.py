@@ -33,18 +33,23 @@ _LATIN = r"answer|result|antwort|ergebnis|r[ée]ponse|respuesta|resultado|respos
 _LINK = r"is|are|was|equals|will be|would be|should be|must be|ist|lautet|est|es|è|é"
 _ANNOUNCED = re.compile(
     rf"\b(?:{_LATIN})\b[*_`\"']*"
-    rf"(?:[ \t]*[:\uff1a=]|[^.:\uff1a=?\n]{{0,60}}?\b(?:{_LINK})\b(?!')[ \t]*:?)"
+    rf"(?:[ \t]*[:\uff1a=]|[ \t]+-[ \t]|[^.:\uff1a=?\n]{{0,60}}?\b(?:{_LINK})\b(?!')[ \t]*:?)"
     r"|(?:答案|答え|正解|정답|답)(?:应该)?(?:[是为為は]|은|는)?[ \t]*[:\uff1a]?"
     r"|^[ \t]*(?:#+|\*\*)[ \t]*(?:final[ \t]+)?answer[*_]*[ \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )
-# A full stop, unless it stands behind an initial, an option's letter or an abbreviation.
+_RETRACTS = r"(?:no|wait|actually|hmm|sorry|oops)\b"
+# Behind an initial, an option's letter or an abbreviation a full stop ends no sentence.
 _SENTENCE_END = re.compile(
-    r"(?<!\b[^\W\d_])(?<!\bDr)(?<!\bMr)(?<!\bSt)(?<!\bMs)(?<!\bMrs)(?<!\bJr)(?<!\bNo)(?<!\bvs)"
-    r"[.!?]+[*_\"')]*(?=\s|$)|\u3002"
+    r"(?:(?<!\b[^\W\d_])(?<!\bDr)(?<!\bMr)(?<!\bSt)(?<!\bMs)(?<!\bMrs)(?<!\bJr)(?<!\bvs)\.|[!?])"
+    rf"[.!?]*[*_\"')]*(?=\s|$)|\.(?=\s+{_RETRACTS})|\u3002",
+    re.IGNORECASE,
 )
+_RETRACTION = re.compile(rf"(?:{_RETRACTS}[\s,]+)+(?=\S)", re.IGNORECASE)
+_CORRECTED = re.compile(r"not\b.*\bbut\s+(?:rather\s+)?", re.IGNORECASE | re.DOTALL)
 _CLAUSE = re.compile(
-    r"(?<=\S)[,;]?\s+(?:because|since|not|rather than|instead of|as opposed to)\b.*",
+    r"(?<=\S)[,;]?\s+(?:because|since|not|rather than|instead of|as opposed to)\b.*"
+    r"|,\s+(?:which|who|where|as)\b.*",
     re.IGNORECASE | re.DOTALL,
 )
 _LEAD = re.compile(
@@ -57,7 +62,9 @@ _QUOTED = re.compile(r'"([^"]*)"[\s,}\]]*')  # a value of JSON
 _TURN = re.compile(r"[;,]\s|\b(?:but|so|hence|thus|therefore)\b", re.IGNORECASE)
 _MATH = re.compile(r"\$([^$]+)\$|\\\(([^()]+)\\\)")
 _NUMBER = re.compile(r"(?:[$€£¥]\s?)?(?<![\w.,^])[-+\u2212]?(?:[$€£¥]\s?)?\d")
-_OPERATOR = re.compile(r"(?:[-+*/^\u00d7\u00b7(\[{\u2212]|\bor|\bto|\bbetween)\s*$")
+_OPERATOR = re.compile(
+    r"(?:[-+*/^\u00d7\u00b7(\[{\u2212]|\bor|\bto|\bbetween|\d[,;]?(?:\s+and)?)\s*$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +211,7 @@ def _last_announcement(text: str) -> str | None:
 def _read_sentence(line: str) -> FoundAnswer:
     end = _SENTENCE_END.search(line)
     sentence = line[: end.start()] if end else line
-    shorter = _CLAUSE.sub("", sentence)
+    shorter = _CLAUSE.sub("", _CORRECTED.sub("", sentence))
     return FoundAnswer(tuple(dict.fromkeys((line, sentence, shorter))))
 
 
@@ -214,7 +221,7 @@ def _read_end(text: str) -> FoundAnswer | None:
         return None
     line = text.rsplit("\n", 1)[-1].strip()[-LINE:]
     sentences = [said for said in _SENTENCE_END.split(line) if said.strip()]
-    last = sentences[-1].strip() if sentences else line
+    last = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
     readings = [text, line, last]
     clauses = _TURN.split(last)
     if not _DENIED.search(clauses[-1]) and not re.search(r"\bor\b", clauses[-1]):

@@ -36,6 +36,7 @@ _CHOSEN = re.compile(
 )
 _VERDICT = re.compile(r"(yes|no|true|false)\s*[,.;:!-].*", re.IGNORECASE | re.DOTALL)
 _VERDICTS = ("yes", "no", "true", "false")
+_JOINED = re.compile(r"(?:\s*,)?\s+(?:or|and)\s+")
 _ASIDE = re.compile(r"\s*\([^()]*\)$")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _NAMES = re.compile(
@@ -161,7 +162,7 @@ def _same_set(ours: list[str], theirs: list[str], layers: int) -> bool:
 
 def _elements(text: str) -> tuple[str, list[str]] | None:
     """The brackets around a list and its members; None where ``text`` is no list."""
-    text = text.replace("\\{", "{").replace("\\}", "}").strip()
+    text = _JOINED.sub(", ", text.replace("\\{", "{").replace("\\}", "}").strip())
     inner, brackets = text, ""
     if len(text) > 1 and text[0] in _BRACKETS and text[-1] in ")]}" and _closes_last(text):
         inner, brackets = text[1:-1], text[0] if text[0] == "{" else text[0] + text[-1]
@@ -190,7 +191,8 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _same_words(given: str, gold: str) -> bool:
-    if fold(given) == fold(gold) or fold(_ASIDE.sub("", given)) == fold(gold):
+    bare = given[1:-1] if given[:1] + given[-1:] == "()" else _ASIDE.sub("", given)
+    if fold(gold) in (fold(given), fold(bare)):
         return True
     label = _LABELLED.fullmatch(gold)
     if label is None:

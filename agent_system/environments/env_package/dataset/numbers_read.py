@@ -11,9 +11,9 @@ CLOSE = Fraction(1, 10**6)  # relative difference of decimals that are the same 
 LONGEST = 400  # digits, and powers of ten: beyond them a number is compared as text
 
 _SIGNED = r"[-+]?\s?"
-_PLAIN = r"(?:\d{1,3}(?:[, ]\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+_PLAIN = r"(?:\d{1,3}(?:[, _]\d{3})+|\d+)(?:\.\d+)?|\.\d+"
 _VALUE = re.compile(
-    rf"""(?P<sign>{_SIGNED})(?P<money>[$€£¥]?)\s?(?P<late>{_SIGNED})(?:
+    rf"""(?P<sign>{_SIGNED})(?:(?P<money>[$€£¥])\s?(?P<late>{_SIGNED}))?(?:
       (?P<whole>\d+)?\s*\\frac\s*(?:\{{(?P<top>-?\d+)\}}\s*\{{(?P<bottom>\d+)\}}|(?P<t>\d)\s*(?P<b>\d))
     | (?:(?P<mixed>\d+)\s+)?(?P<above>\d+)\s*/\s*(?P<below>\d+)
     | (?P<plain>{_PLAIN})(?:[eE](?P<power>[-+]?\d+)
@@ -40,6 +40,7 @@ _TENS = _WORDS("twenty thirty forty fifty sixty seventy eighty ninety")
 _SMALL = {word: n for n, word in enumerate(_ONES)} | {
     word: 10 * n for n, word in enumerate(_TENS, 2)
 }
+_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "eighth": 8, "tenth": 10}
 # The first word of each line is the unit, the others are other words for it.
 _UNITS = """
 dollar $ usd|euro € eur|pound £ gbp|yen ¥ jpy|cent ¢|% percent percentage|° degree deg
@@ -105,11 +106,11 @@ def _read_digits(text: str) -> WrittenNumber | None:
         return None
     parts = found.groupdict()
     value = _fraction(parts) if parts["plain"] is None else _decimal(parts)
-    unit = _unit(found["rest"], found["money"])
+    unit = _unit(found["rest"], found["money"] or "")
     if value is None or unit is None:
         return None
     scale, unit = unit
-    negative = (found["sign"] + found["late"]).count("-") % 2
+    negative = "-" in found["sign"] + (found["late"] or "")
     is_exact = parts["plain"] is None or "." not in parts["plain"]
     return WrittenNumber((-1 if negative else 1) * value * scale, unit, is_exact)
 
@@ -125,7 +126,7 @@ def _decimal(parts: dict[str, str | None]) -> Fraction | None:
     power = int(parts["power"] or parts["ten"] or 0)
     if abs(power) > LONGEST:
         return None
-    plain = re.sub(r"[, ]", "", parts["plain"] or "")
+    plain = re.sub(r"[, _]", "", parts["plain"] or "")
     return Fraction(plain) * Fraction(10) ** power
 
 
@@ -166,7 +167,11 @@ def _read_words(text: str) -> WrittenNumber | None:
     words = words[1:] if negative else words
     if words[:1] == ["a"] and words[1:2] and words[1] in _BIG:
         words[0] = "one"
-    if not words or (words[0] not in _SMALL):
+    part = _PARTS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
+    if part and len(words) <= 2 and (words[0] in _SMALL or words[0] in ("a", "half")):
+        value = Fraction(_SMALL.get(words[0], 1), part)
+        return WrittenNumber(-value if negative else value)
+    if not words or words[0] not in _SMALL:
         return None
     total = group = count = 0
     for word in words:
