@@ -189,11 +189,13 @@ class TrajectoryCollector:
         rlvcr = self.config.algorithm.rlvcr
         records = records_of(data)
         points = decision_points(played_in(rows), records, rlvcr.audit_points, settings.seed)
-        return data, play_points(
+        audited = play_points(
             points,
             lambda jobs: self._play_jobs(jobs, actor_rollout_wg, settings),
             rlvcr.audit_plays,
         )
+        data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audited))
+        return data, audited
 
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from agent_system.environments.env_package.dataset.answer_text import fold, normalize
-from agent_system.environments.env_package.dataset.answers import FoundAnswer
+from agent_system.environments.env_package.dataset.answers import FoundAnswer, find_answer
 from agent_system.environments.env_package.dataset.numbers_read import (
     WrittenNumber,
     read_number,
@@ -69,6 +69,25 @@ def is_right(answer: FoundAnswer, truth: str) -> bool:
     if _is_formula(gold):
         return any(_same_formula(one, gold, NESTED) for one in given)
     return any(_same_words(one, gold) for one in given)
+
+
+def answer_key(text: str) -> str | None:
+    """Return the answer in ``text`` in a form in which equal answers are equal texts; None where
+    there is none. Formulas are not computed: ``1+x`` and ``x+1`` are two.
+
+    >>> answer_key("It is 0.5.") == answer_key("\\boxed{1/2}")
+    True
+    """
+    found = find_answer(text)
+    if found is None or len(found.readings[-1]) > SPARE:
+        return None
+    for reading in (*found.readings, *found.numbers):
+        number = read_number(normalize(reading))
+        if number is not None:
+            return f"{number.value} {number.unit}".strip()
+    given = normalize(found.readings[-1])
+    letter = _chosen(given, found.is_marked)
+    return letter or fold(given) or None
 
 
 def _chosen(given: str, may_be_small: bool) -> str | None:

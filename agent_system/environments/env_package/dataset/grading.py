@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_system.environments.base import Observation, Step, Task
 from agent_system.environments.env_package.dataset.answers import announced, find_answer
-from agent_system.environments.env_package.dataset.comparison import is_right
+from agent_system.environments.env_package.dataset.comparison import answer_key, is_right
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.env_package.dataset.truths import read_truths
 from agent_system.environments.expert_episode import now
@@ -110,6 +110,7 @@ def graded_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step
     with time_limit(grade_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
     info: dict[str, Any] = {"won": grade.right, "is_action_valid": bool(answer)}
+    info["answer"] = answer_key(answer)
     if grade.parts:
         info["reward_parts"] = dict(grade.parts)
     return Observation(""), grade.score, True, info
