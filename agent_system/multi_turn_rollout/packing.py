@@ -105,7 +105,7 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
             by_ledger.setdefault(turn.ledger, []).append(turn)
         for ledger, turns in by_ledger.items():
             rows.append(Row(trajectory, trajectory.ledgers[ledger], turns))
-        # Validation counts it as lost, for which it has to be in the batch.
+        # Validation counts it, for which it has to be in the batch.
         if not by_ledger:
             rows.append(Row(trajectory, TokenLedger(), []))
     return rows

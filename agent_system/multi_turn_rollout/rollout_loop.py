@@ -116,7 +116,7 @@ class TrajectoryCollector:
         ``actor_rollout_wg`` offers ``rollout_workers`` and ``compute_log_prob(data)``. The result's
         ``meta_info`` holds ``metrics``, ``timing`` (seconds) and ``tasks``, which are others than
         those of ``gen_batch`` where all of these broke. Validation never thinks at other levels and
-        keeps broken trajectories, which count as lost.
+        keeps failed trajectories, which are in no rate.
 
         Raises:
             RuntimeError: Nothing is left to train on, not even of other tasks.
@@ -149,7 +149,7 @@ class TrajectoryCollector:
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE
     ) -> DataProto:
         """Play ``panel`` as a validation with the levels that ``level_rule`` forces and pack;
-        broken trajectories count as lost.
+        failed trajectories have no grade.
         """
         ruled = replace(self._settings(is_train=False, thinking=False), level_rule=level_rule)
         played = self._play(panel, actor_rollout_wg, ruled)

@@ -4,6 +4,7 @@ where they mean something else than in published jobs of this family.
 
 from collections.abc import Callable, Iterator
 
+from verl.trainer.config.checks.sampling import greedy_validation_notes
 from verl.trainer.config.derive import (
     default_group_size,
     have_own_gpus,
@@ -31,6 +32,7 @@ def notes(cfg: PPOConfig) -> Iterator[str]:
     yield from _rows_per_step(cfg)
     yield from _length_of_an_epoch(cfg)
     yield from _idle_gpus(cfg)
+    yield from greedy_validation_notes(cfg)
 
 
 def _idle_gpus(cfg: PPOConfig) -> Iterator[str]:
