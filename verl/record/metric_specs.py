@@ -79,7 +79,7 @@ SPECS: tuple[MetricSpec, ...] = (
     ),
     *_specs(
         "tokens",
-        ("*/tokens_per_episode", "sampled tokens / trajectories", "as its rate"),
+        ("*tokens_per_episode", "sampled tokens / trajectories", "as its rate"),
         ("*tokens_per_step*", "tokens of turns / turns", "graded trajectories"),
         ("episode/turn_tokens", "sampled tokens / turns", PLAYED),
         ("response_length/*", "mean, max, min of the rows", "rows"),
