@@ -153,7 +153,9 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
         "val/success_rate_high": high,
         "val/episode_reward": float(fields["episode_rewards"][rows].astype(float).mean()),
         "val/episode_length": float(fields["episode_lengths"][rows].astype(float).mean()),
-        "val/tokens_per_episode": float(np.mean([sampled[fields["traj_uid"][r]] for r in rows])),
+        "val/tokens_per_episode": float(
+            np.mean([sampled[uid] for uid in fields["traj_uid"][rows].tolist()])
+        ),
     }
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
