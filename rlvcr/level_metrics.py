@@ -23,8 +23,9 @@ def level_metrics(
 
     ``levels``: 1..4, or None for a step whose level could not be read; ``success``: whether the
     step's trajectory was won; ``failures``: parse failure reasons, None for none.
-    ``rlvcr/level_share_k`` is a share of the steps with a level, ``rlvcr/level_success_k`` is
-    absent for an unseen level, ``rlvcr/parse_fail_<reason>`` is a share of all.
+    ``rlvcr/level_share_k`` is a share of the ``rlvcr/level_steps`` steps with a level,
+    ``rlvcr/level_success_k`` is absent for an unseen level, ``rlvcr/parse_fail_<reason>`` is a
+    share of all.
     """
     counts: Counter[int] = Counter()
     wins: Counter[int] = Counter()
@@ -35,6 +36,7 @@ def level_metrics(
     total = counts.total()
     # Every level has a share, also one that nobody took: a curve that ends would hide a collapse.
     metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
+    metrics["rlvcr/level_steps"] = float(total)
     for level in LEVELS:
         # A 0 would draw a level that nobody took as one that always loses.
         if counts[level]:

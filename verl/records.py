@@ -12,6 +12,7 @@ A method that knows more of a step than this derives its own record from ``StepR
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
+ANSWER = "answer"  # column [B]: what the environment took from the trajectory's text; None: nothing
 REWARD_PARTS = "reward_parts"  # column [B]: rewards of the row's trajectory by name, or none
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: what a reward model says of the conversation, else NaN

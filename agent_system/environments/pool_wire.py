@@ -103,13 +103,19 @@ def _check_info(info: object, where: str) -> None:
     if not isinstance(info, dict):
         raise GarbageReturn(f"{where} returned info = {_short(info)}, not a dict")
     for key in ("won", "is_action_valid"):
-        if not isinstance(info.get(key, False), (numbers.Real, np.bool_)):
+        # A share is no truth value, and NaN would be true.
+        if _scalar(info.get(key, False)) not in (0, 1):
             raise GarbageReturn(f"{where} returned info[{key!r}] = {_short(info[key])}, not a bool")
     actions = info.get("admissible_actions", ())
     if not isinstance(actions, (list, tuple)) or not all(map(_is_text, actions)):
         raise GarbageReturn(
             f"{where} returned info['admissible_actions'] = {_short(actions)}, not a list of texts"
         )
+
+
+def _scalar(value: object) -> object:
+    """``value``, or None where it is no number and no bool."""
+    return value if isinstance(value, (numbers.Real, np.bool_)) else None
 
 
 def _is_text(value: object) -> bool:

@@ -66,6 +66,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "episode/reward_min": min(rewards),
         "episode/length": float(np.mean([len(t.turns) for t in played])),
         "episode/success_rate": float(np.mean([t.won for t in played])),
+        "episode/graded": float(len(played)),
     }
     if turns:
         metrics["episode/valid_action_ratio"] = float(
@@ -77,9 +78,9 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         sources.setdefault(trajectory.job.data_source, []).append(trajectory.won)
     # Of a single source the rate is ``episode/success_rate`` already.
     if len(sources) > 1:
-        metrics |= {
-            f"episode/{source}/success_rate": float(np.mean(won)) for source, won in sources.items()
-        }
+        for source, won in sources.items():
+            metrics[f"episode/{source}/success_rate"] = float(np.mean(won))
+            metrics[f"episode/{source}/graded"] = float(len(won))
     return metrics | _thinking_metrics(turns)
 
 

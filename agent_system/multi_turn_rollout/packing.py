@@ -27,7 +27,7 @@ from agent_system.tokens.template import Message
 from rlvcr.records import ThinkingStep
 from rlvcr.scoring import RowStep
 from verl.protocol import DataProto, object_array
-from verl.records import REWARD_PARTS
+from verl.records import ANSWER, REWARD_PARTS
 
 logger = logging.getLogger(__name__)
 ON_ABORT = ("drop_group", "keep_rest")
@@ -105,7 +105,7 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
             by_ledger.setdefault(turn.ledger, []).append(turn)
         for ledger, turns in by_ledger.items():
             rows.append(Row(trajectory, trajectory.ledgers[ledger], turns))
-        # Validation counts it as lost, for which it has to be in the batch.
+        # Validation counts it, for which it has to be in the batch.
         if not by_ledger:
             rows.append(Row(trajectory, TokenLedger(), []))
     return rows
@@ -184,6 +184,9 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     parts = [row.trajectory.reward_parts for row in rows]
     if any(parts):
         columns[REWARD_PARTS] = object_array(parts)
+    answers = [row.trajectory.answer for row in rows]
+    if any(answer is not None for answer in answers):
+        columns[ANSWER] = object_array(answers)
     return columns | {
         "uid": [job.uid for job in jobs],
         "traj_uid": [job.traj_uid for job in jobs],

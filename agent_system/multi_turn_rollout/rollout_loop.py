@@ -121,7 +121,7 @@ class TrajectoryCollector:
         ``actor_rollout_wg`` offers ``rollout_workers`` and ``compute_log_prob(data)``. The result's
         ``meta_info`` holds ``metrics``, ``timing`` (seconds) and ``tasks``, which are others than
         those of ``gen_batch`` where all of these broke. Validation never thinks at other levels and
-        keeps broken trajectories, which count as lost.
+        keeps failed trajectories, which are in no rate.
 
         Raises:
             RuntimeError: Nothing is left to train on, not even of other tasks.
@@ -154,7 +154,7 @@ class TrajectoryCollector:
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE
     ) -> DataProto:
         """Play ``panel`` as a validation with the levels that ``level_rule`` forces and pack;
-        broken trajectories count as lost.
+        failed trajectories have no grade.
         """
         ruled = replace(self._settings(is_train=False, thinking=False), level_rule=level_rule)
         played = self._play(panel, actor_rollout_wg, ruled)
@@ -194,11 +194,13 @@ class TrajectoryCollector:
         rlvcr = self.config.algorithm.rlvcr
         records = records_of(data)
         points = decision_points(played_in(rows), records, rlvcr.audit_points, settings.seed)
-        return data, play_points(
+        audited = play_points(
             points,
             lambda jobs: self._play_jobs(jobs, actor_rollout_wg, settings),
             rlvcr.audit_plays,
         )
+        data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audited))
+        return data, audited
 
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource

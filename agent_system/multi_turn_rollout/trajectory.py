@@ -90,7 +90,8 @@ class Turn:
 @dataclass(slots=True)
 class Trajectory:
     """One rollout of ``job``. ``reward`` is the return, ``reward_parts`` the rewards by name that
-    it is made of, where the environment gives several; times are seconds.
+    it is made of, where the environment gives several; ``answer`` is what the environment took from
+    the text, in the form in which answers are compared; times are seconds.
 
     ``truncated`` says why the episode was ended before the environment was done: ``steps``,
     ``length`` (a turn was cut) or ``budget`` (no room for another turn). ``aborted`` says what
@@ -106,6 +107,7 @@ class Trajectory:
     reward: float = 0.0
     won: bool = False
     reward_parts: dict[str, float] = field(default_factory=dict)
+    answer: str | None = None
     truncated: str | None = None
     aborted: str | None = None
     abort_detail: str = ""

@@ -253,6 +253,7 @@ class TrajectoryPlayer:
         # Overwritten at each step: what counts is how the episode ended.
         self.trajectory.won = bool(info.get("won", False))
         self.trajectory.reward_parts = info.get("reward_parts", {})
+        self.trajectory.answer = info.get("answer")
         return observation
 
     async def _waiting_for_env(self, call: Awaitable[T]) -> T:

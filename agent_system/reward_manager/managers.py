@@ -113,7 +113,12 @@ class EpisodeRewardManager:
         )
 
     def outcomes(self, data: DataProto) -> list[float]:
-        """The outcome of each row's trajectory [B]."""
+        """The outcome of each row's trajectory [B].
+
+        A trajectory whose function was late has failed: its column ``aborted`` says so, and
+        ``meta_info["metrics"]`` how many of how many. Its outcome moves no baseline: it is the mean
+        of its group, and where none of that is scored, the mean of the batch.
+        """
         found: dict[str, float] = {}
         late: list[tuple[str, str]] = []  # trajectory and group
         scored: dict[str, list[float]] = defaultdict(list)  # by group
@@ -125,9 +130,11 @@ class EpisodeRewardManager:
             except TimeLimit as error:
                 logger.warning("%s; the play counts as the mean of its group", error)
                 late.append((traj, uid))
+        if self.compute_score is not None:
+            _count_failed(data, {traj for traj, _ in late}, len(found))
+        every = [outcome for outcomes in scored.values() for outcome in outcomes]
         for traj, uid in late:
-            # Neither won nor lost: it moves no baseline and has no advantage.
-            found[traj] = float(np.mean(scored[uid])) if scored[uid] else 0.0
+            found[traj] = float(np.mean(scored[uid] or every or [0.0]))
         if late and REWARD_PARTS in data.non_tensor_batch:
             _fill_parts(data, {traj for traj, _ in late})
         return [found[traj] for traj in data.non_tensor_batch["traj_uid"]]
@@ -221,6 +228,14 @@ def _reward_parts(data: DataProto) -> np.ndarray:
     if REWARD_PARTS not in columns:
         columns[REWARD_PARTS] = object_array([{} for _ in range(len(data))])
     return columns[REWARD_PARTS]
+
+
+def _count_failed(data: DataProto, failed: Collection[str], graded: int) -> None:
+    columns = data.non_tensor_batch
+    if failed and "aborted" in columns:
+        columns["aborted"] = columns["aborted"] | np.isin(columns["traj_uid"], list(failed))
+    metrics = {"critic/score/graded": float(graded), "critic/score/failed": float(len(failed))}
+    data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | metrics
 
 
 def _fill_parts(data: DataProto, late: Collection[str]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 # Scores become float32; what is larger would be infinite there.
 LARGEST = 3.4028234663852886e38
+ROUNDING = 1e-6  # by which a sum of rewards may miss 1 and is full
 
 
 def finite(score: Any, who: str) -> float:
@@ -24,6 +25,30 @@ def finite(score: Any, who: str) -> float:
     if not abs(value) <= LARGEST:
         raise ValueError(f"{who}: it returned {score}, not a finite number")
     return value
+
+
+def is_full(score: float) -> bool:
+    """Say that ``score`` is 1 or more, but for the rounding of a sum.
+
+    >>> is_full(0.7 + 0.2 + 0.1), is_full(0.999)
+    (True, False)
+    """
+    return score >= 1.0 - ROUNDING
+
+
+def read_flag(value: Any, who: str) -> bool:
+    """The truth value that ``who`` returned: a bool, 0 or 1, also of numpy or torch.
+
+    Raises ``ValueError`` for anything else: ``bool("False")`` would be true, and a share is no
+    truth value.
+    """
+    plain = _plain(value)
+    if isinstance(plain, numbers.Real) and plain in (0, 1):
+        return bool(plain)
+    raise ValueError(
+        f"{who}: it is {str(value)[:80]!r} ({type(value).__name__}); allowed: true, false, 0, 1; "
+        "fix: return a bool, and a share under another name"
+    )
 
 
 def is_number(value: Any) -> bool:

@@ -38,10 +38,18 @@ FIGURES = (
 )
 
 
+# Label, metric of what failed, metric of what it is a part of: shown where anything failed.
+FAILED = (
+    ("held-out failed", "val/aborted", "val/trajectories"),
+    ("train failed", "rollout/aborted", "rollout/trajectories"),
+    ("failed scores", "critic/score/failed", "rollout/trajectories"),
+)
+
+
 def summary(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """The few figures worth a glance, formatted; those that ``metrics`` lacks are left out."""
     added = [figure for contribution in contributions() for figure in contribution.console]
-    shown = {}
+    shown = failures(metrics)
     for figure in arrange(FIGURES, added):
         values = [metrics.get(name) for name in figure.metrics]
         numbers = [float(value) for value in values if value is not None]
@@ -49,6 +57,15 @@ def summary(metrics: Mapping[str, float | None]) -> dict[str, str]:
         if len(numbers) == len(figure.metrics):
             shown[figure.label] = " ".join(figure.form.format(number) for number in numbers)
     return shown
+
+
+def failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
+    """How many trajectories failed, of how many; nothing where none did."""
+    return {
+        label: f"{metrics[failed]:.0f} of {metrics.get(every) or 0:.0f}"
+        for label, failed, every in FAILED
+        if metrics.get(failed)
+    }
 
 
 def metric_table(declared: MetricTable, metrics: Mapping[str, float]) -> Table:

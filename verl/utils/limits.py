@@ -1,10 +1,12 @@
 """Bounds for code of others: how long a call may take, how much memory a process may have."""
 
 import contextlib
+import ctypes
 import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 AGAIN_S = 1.0  # what swallowed the first alarm gets another one
@@ -18,15 +20,33 @@ class TimeLimit(RuntimeError):
 def time_limit(seconds: float, what: str) -> Iterator[None]:
     """Let the block raise ``TimeLimit``, which names ``what``, once it has run for ``seconds``.
 
-    Python alone can be stopped, and in the main thread: elsewhere the block runs unbounded, and the
-    deadline of whoever waits for it is all there is.
+    A block that was late raises it also where it caught the exception, cancelled the alarm or
+    raised another error: the clock decides. Python code is interrupted until it ends. Native code
+    in another thread than the main one runs on, and so does code that catches everything: its
+    caller needs a deadline of its own, as the environment pool has.
     """
+    late = f"{what} took over {seconds:g} s"
+    deadline = time.monotonic() + seconds
+    try:
+        with _interrupted_again(seconds), _alarm(seconds, late):
+            yield
+    except Exception as error:
+        if time.monotonic() >= deadline:
+            raise TimeLimit(late) from error
+        raise
+    if time.monotonic() >= deadline:
+        raise TimeLimit(late)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float, late: str) -> Iterator[None]:
+    """Interrupt the block after ``seconds``, also a system call; in the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def expired(*_: object) -> None:
-        raise TimeLimit(f"{what} took over {seconds:g} s")
+        raise TimeLimit(late)
 
     handler = signal.signal(signal.SIGALRM, expired)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
@@ -36,6 +56,33 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         # What was armed before goes on; it rings later by the time that was spent here.
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
+
+
+@contextlib.contextmanager
+def _interrupted_again(seconds: float) -> Iterator[None]:
+    """Raise ``TimeLimit`` in the block ``AGAIN_S`` after its time was up and every ``AGAIN_S`` from
+    then on, whatever it did to the alarm.
+    """
+    done = threading.Event()
+    lock = threading.Lock()
+    ident = ctypes.c_ulong(threading.get_ident())
+    throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def watch() -> None:
+        delay = seconds + AGAIN_S
+        while not done.wait(delay):
+            with lock:
+                if not done.is_set():
+                    throw(ident, ctypes.py_object(TimeLimit))
+            delay = AGAIN_S
+
+    threading.Thread(target=watch, name="time limit", daemon=True).start()
+    try:
+        yield
+    finally:
+        with lock:
+            done.set()
+            throw(ident, None)  # one that is on its way must not arrive behind the block
 
 
 def limit_memory(gigabytes: float) -> None:

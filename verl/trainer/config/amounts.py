@@ -5,6 +5,7 @@ where they mean something else than in published jobs of this family.
 from collections.abc import Callable, Iterator
 
 from verl.names import COMPARES_GROUP, ESTIMATORS
+from verl.trainer.config.checks.sampling import greedy_validation_notes
 from verl.trainer.config.derive import (
     GROUP_SIZE,
     default_group_size,
@@ -34,6 +35,7 @@ def notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     yield from _rows_per_step(cfg)
     yield from _length_of_an_epoch(cfg, tasks)
     yield from _idle_gpus(cfg)
+    yield from greedy_validation_notes(cfg)
 
 
 def _idle_gpus(cfg: PPOConfig) -> Iterator[str]:

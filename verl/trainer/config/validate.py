@@ -17,6 +17,7 @@ from verl.trainer.config.checks.losses import (
 from verl.trainer.config.checks.no_effect import check_data_files, check_no_effect, check_pairs
 from verl.trainer.config.checks.places import check_devices, check_env, check_ray, check_run
 from verl.trainer.config.checks.policy import check_estimator, check_model, check_reward_model
+from verl.trainer.config.checks.sampling import check_repeated_validation
 from verl.trainer.config.checks.sft import check_sft
 from verl.trainer.config.load import guess_device
 from verl.trainer.config.plugged import EXTENSIONS
@@ -41,6 +42,7 @@ PPO_CHECKS = (
     check_rollout_correction,
     check_gdpo,
     check_sampling,
+    check_repeated_validation,
     check_devices,
     check_env,
     check_ray,

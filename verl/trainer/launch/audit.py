@@ -86,6 +86,9 @@ def run_audit(cfg: PPOConfig) -> None:
         count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.tasks))
         tasks = trainer.val_envs.gen_batch(1, count)
         data, points = run.collector.audit_loop(tasks, trainer.workers, trainer.val_envs)
+        failed = data.meta_info["metrics"]["audit/points_failed"]
+        if failed:
+            logger.warning("%d of %d points failed and are left out", failed, failed + len(points))
         trainer.journal.log_rollouts(trainer.global_step, data)
         others = step_scores(trainer.reward(data), cfg)
         told = [replace(point, step_scores=others[point.traj_uid, point.step]) for point in points]
@@ -93,6 +96,7 @@ def run_audit(cfg: PPOConfig) -> None:
         # Before the report, which shows it.
         path = write_points(told, found, Path(cfg.trainer.default_local_dir))
         metrics = audit_metrics(found)
+        metrics["audit/points_failed"] = failed
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish()
     show(metrics)

@@ -26,7 +26,6 @@ from agent_system.multi_turn_rollout.play_settings import check_prompts, refuse_
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.template import TemplateUnsupported
-from verl.trainer.config.derive import plays_files
 from verl.trainer.config.cli import Inspection
 from verl.trainer.config.derive import declared_tasks, plays_files
 from verl.trainer.config.problems import problem

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
-from verl.records import REWARD_PARTS
+from verl.records import ANSWER, REWARD_PARTS
 from verl.sections import batch_metrics
 from verl.utils.repeats import best_at_k, maj_at_k, pass_at_k, powers_up_to
 from verl.utils.statistics import rate_interval
@@ -55,12 +55,13 @@ def named_rewards(batch: DataProto) -> dict[str, float]:
     if column is None:
         return {}
     found: dict[str, list[float]] = {}
-    for parts in column[first_rows(batch)]:
+    for parts in column[graded_rows(batch)]:
         for name, value in parts.items():
             found.setdefault(name, []).append(value)
     result: dict[str, float] = {}
     for name, values in found.items():
         result |= summary(f"reward/{name}", torch.tensor(values))
+        result[f"reward/{name}/graded"] = float(len(values))
     return result
 
 
@@ -115,33 +116,55 @@ def first_rows(batch: DataProto) -> np.ndarray:
     return np.sort(index)
 
 
+def graded_rows(batch: DataProto) -> np.ndarray:
+    """Index of the first row of every trajectory that has a grade: a failed one (column
+    ``aborted``) is neither a success nor none.
+    """
+    rows = first_rows(batch)
+    failed = batch.non_tensor_batch.get("aborted")
+    return rows if failed is None else rows[~failed[rows].astype(bool)]
+
+
 def validation_metrics(batch: DataProto) -> dict[str, float]:
     """Success, return, length and tokens on the panel, each trajectory counted once, with a
     bootstrap interval, and what methods have registered in ``verl.sections``.
+
+    Rates and means are over the ``val/graded`` trajectories that did not fail; without any there
+    are none. ``val/aborted`` of ``val/trajectories`` failed.
     """
-    rows = first_rows(batch)
     fields = batch.non_tensor_batch
+    every = first_rows(batch)
+    rows = graded_rows(batch)
+    result = {
+        "val/tasks": float(len(set(fields["uid"][every].tolist()))),
+        "val/trajectories": float(len(every)),
+        "val/graded": float(len(rows)),
+        "val/aborted": float(len(every) - len(rows)),
+    }
+    if not len(rows):
+        return result | batch_metrics(batch, "val")
     won = fields["won"][rows].astype(float)
     # Resampled by task: plays of the same task are not independent of each other.
     low, high = rate_interval(mean_per_task(won, fields["uid"][rows]))
     sampled = tokens_per_trajectory(batch)
-    result = {
-        "val/success_rate": float(won.mean()) if len(won) else math.nan,
+    result |= {
+        "val/success_rate": float(won.mean()),
         "val/success_rate_low": low,
         "val/success_rate_high": high,
         "val/episode_reward": float(fields["episode_rewards"][rows].astype(float).mean()),
         "val/episode_length": float(fields["episode_lengths"][rows].astype(float).mean()),
-        "val/tokens_per_episode": float(np.mean(list(sampled.values()))),
-        "val/tasks": float(len(rows)),
-        "val/aborted": float(fields["aborted"][rows].astype(float).sum()),
+        "val/tokens_per_episode": float(
+            np.mean([sampled[uid] for uid in fields["traj_uid"][rows].tolist()])
+        ),
     }
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
-        own = rows[sources == source]
-        result[f"val/{source}/success_rate"] = float(won[sources == source].mean())
-        result[f"val/{source}/episode_reward"] = float(
-            fields["episode_rewards"][own].astype(float).mean()
-        )
+        of_source = sources == source
+        own = rows[of_source]
+        returns = fields["episode_rewards"][own].astype(float)
+        result[f"val/{source}/success_rate"] = float(won[of_source].mean())
+        result[f"val/{source}/episode_reward"] = float(returns.mean())
+        result[f"val/{source}/graded"] = float(len(own))
         repeated = repeated_plays(batch, own)
         result |= {name.replace("val/", f"val/{source}/", 1): repeated[name] for name in repeated}
     named = {f"val/{name}": value for name, value in named_rewards(batch).items()}
@@ -149,25 +172,29 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def repeated_plays(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
-    """``val/pass@k`` (won), ``val/best@k`` (return) and ``val/maj@k`` (won, of the plays whose last
-    action most plays end with), where every task is played more than once; means over tasks.
+    """``val/pass@k`` (won), ``val/best@k`` (return) and ``val/maj@k`` (won, of the plays whose
+    answer most plays give), where tasks are played more than once; means over the tasks with at
+    least k plays, of which ``val/tasks@k`` says the number where it is not all.
 
-    ``rows`` are the first rows of the trajectories. k is 1, 2, 4, ... and the number of plays.
+    ``rows`` are the first rows of the trajectories that have a grade. k is 1, 2, 4, ... and the
+    number of plays. A play without an answer agrees with no other.
     """
     fields = batch.non_tensor_batch
     plays: dict[str, list[int]] = {}
     for row in rows.tolist():
         plays.setdefault(str(fields["uid"][row]), []).append(row)
-    n = min(map(len, plays.values()), default=0)
+    n = max(map(len, plays.values()), default=0)
     if n < 2:
         return {}
-    last = last_actions(batch)
+    votes = answers_given(batch)
     found: dict[str, list[float]] = {}
     for members in plays.values():
         won = [float(fields["won"][row]) for row in members]
         returns = [float(fields["episode_rewards"][row]) for row in members]
-        answers = [last.get(str(fields["traj_uid"][row])) for row in members]
+        answers = [votes.get(str(fields["traj_uid"][row]), row) for row in members]
         for k in powers_up_to(n):
+            if k > len(members):
+                continue
             of_task = {
                 "pass": pass_at_k(len(members), int(sum(won)), k),
                 "best": best_at_k(returns, k),
@@ -175,7 +202,25 @@ def repeated_plays(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
             }
             for kind, value in of_task.items():
                 found.setdefault(f"val/{kind}@{k}", []).append(value)
-    return {name: float(np.mean(values)) for name, values in found.items()}
+    fewer = {
+        f"val/tasks@{name.partition('@')[2]}": float(len(values))
+        for name, values in found.items()
+        if len(values) < len(plays)
+    }
+    return {name: float(np.mean(values)) for name, values in found.items()} | fewer
+
+
+def answers_given(batch: DataProto) -> dict[str, str]:
+    """The answer of every trajectory that has one: what its environment took from the text (column
+    ``answer``), else its last action.
+    """
+    answers = last_actions(batch)
+    columns = batch.non_tensor_batch
+    if ANSWER in columns:
+        for trajectory, answer in zip(columns["traj_uid"], columns[ANSWER], strict=True):
+            if answer is not None:
+                answers[str(trajectory)] = answer
+    return {trajectory: answer for trajectory, answer in answers.items() if answer}
 
 
 def last_actions(batch: DataProto) -> dict[str, str]:

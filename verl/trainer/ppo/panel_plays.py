@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.metrics import first_rows, mean_per_task
+from verl.trainer.ppo.metrics import first_rows, graded_rows
 from verl.utils.statistics import (
     bootstrap_interval,
     percentile_interval,
@@ -20,6 +20,9 @@ class PanelPlay:
     """One way of playing the panel: its tasks in order of name, of each one the share of its plays
     that was won [T] and sums over its plays [T], and how many plays there were of all tasks.
 
+    Plays that failed have no grade and count nowhere but in ``failed``: the success of a task is
+    NaN where all of its plays failed.
+
     ``turn_tokens`` are the tokens of all turns, ``sampled_tokens`` those of them that the policy
     sampled. The two differ where turns were made to begin with tokens.
     """
@@ -30,30 +33,41 @@ class PanelPlay:
     steps: np.ndarray
     turn_tokens: np.ndarray
     sampled_tokens: np.ndarray
+    failed: int = 0
+
+    @property
+    def is_graded(self) -> np.ndarray:
+        """Tasks [T] of which a play has a grade."""
+        return ~np.isnan(self.success)
 
 
 def panel_play(batch: DataProto) -> PanelPlay:
     """What the rows of a validation came to."""
-    rows = first_rows(batch)
     columns = batch.non_tensor_batch
-    uids = columns["uid"][rows].astype(str)
+    uids = columns["uid"].astype(str)
     # Of all rows: the steps of a play may lie in several.
-    _, task = np.unique(columns["uid"].astype(str), return_inverse=True)
-    turns = [sum(step.span[1] - step.span[0] for step in row) for row in columns["steps"]]
-    sampled = [sum(step.num_tokens for step in row) for row in columns["steps"]]
+    tasks, task = np.unique(uids, return_inverse=True)
+    graded = graded_rows(batch)
+    kept = np.isin(columns["traj_uid"].astype(str), columns["traj_uid"][graded].astype(str))
+    steps = [row if keep else [] for row, keep in zip(columns["steps"], kept, strict=True)]
+    turns = [sum(step.span[1] - step.span[0] for step in row) for row in steps]
+    sampled = [sum(step.num_tokens for step in row) for row in steps]
+    plays = np.bincount(task[graded], minlength=len(tasks))
+    won = np.bincount(task[graded], columns["won"][graded].astype(float), minlength=len(tasks))
     return PanelPlay(
-        tasks=tuple(np.unique(uids).tolist()),
-        success=mean_per_task(columns["won"][rows].astype(float), uids),
-        episodes=len(rows),
-        steps=np.bincount(task, weights=[len(row) for row in columns["steps"]]),
+        tasks=tuple(tasks.tolist()),
+        success=_quotient(won, plays),
+        episodes=len(graded),
+        steps=np.bincount(task, weights=[len(row) for row in steps]),
         turn_tokens=np.bincount(task, weights=turns),
         sampled_tokens=np.bincount(task, weights=sampled),
+        failed=len(first_rows(batch)) - len(graded),
     )
 
 
 def play_metrics(play: PanelPlay, prefix: str) -> dict[str, float]:
     """``<prefix>/success_rate`` and ``tokens_per_step`` with their intervals over tasks,
-    ``episode_length`` and what was sampled.
+    ``episode_length`` and what was sampled, over ``graded`` plays; ``failed`` more have no grade.
 
     Ways of playing are compared by ``tokens_per_step``, which counts whole turns: what one way
     makes a turn begin with, another one has the policy sample. ``sampled_tokens_per_step`` and
@@ -62,15 +76,22 @@ def play_metrics(play: PanelPlay, prefix: str) -> dict[str, float]:
     """
     all_steps = float(play.steps.sum())
     sampled = float(play.sampled_tokens.sum())
+    counts = {"graded": float(play.episodes), "failed": float(play.failed)}
+    if not play.episodes:
+        return {f"{prefix}/{name}": value for name, value in counts.items()}
+    success = play.success[play.is_graded]
     found = {
-        **_with_bounds("success_rate", play.success.mean(), rate_interval(play.success)),
+        **counts,
+        **_with_bounds("success_rate", success.mean(), rate_interval(success)),
         "episode_length": all_steps / play.episodes,
         "tokens_per_step": float(play.turn_tokens.sum()) / max(all_steps, 1.0),
         "sampled_tokens_per_step": sampled / max(all_steps, 1.0),
         "sampled_tokens_per_episode": sampled / play.episodes,
     }
     if all_steps:
-        tokens, steps = resampled_means([play.turn_tokens, play.steps])
+        tokens, steps = resampled_means(
+            [play.turn_tokens[play.is_graded], play.steps[play.is_graded]]
+        )
         bounds = _interval(_quotient(tokens, steps))
         found |= _with_bounds("tokens_per_step", found["tokens_per_step"], bounds)
     return {f"{prefix}/{name}": value for name, value in found.items()}
@@ -82,18 +103,22 @@ def paired_difference(play: PanelPlay, other: PanelPlay, prefix: str) -> dict[st
     a share of the tokens per step of ``other``. All with 95% intervals over resampled tasks.
 
     A resample has the same tasks for both, so what is hard or long for both widens no interval.
-    Tokens are left out where one of the two has none. Raises ``ValueError`` where the two did not
-    play the same tasks.
+    Tasks without a grade on one side are left out of both; ``tasks`` is the number of the others,
+    where some are. Tokens are left out where one of the two has none. Raises ``ValueError`` where
+    the two did not play the same tasks.
     """
     if play.tasks != other.tasks:
         raise ValueError(
             f"a difference per task needs the same tasks; {len(play.tasks)} and "
             f"{len(other.tasks)} were played, and {len({*play.tasks} & {*other.tasks})} are common"
         )
-    success = play.success - other.success
-    found = _with_bounds("success_difference", success.mean(), bootstrap_interval(success))
-    if play.turn_tokens.sum() and other.turn_tokens.sum():
-        found |= _token_differences(play, other)
+    both = play.is_graded & other.is_graded
+    found: dict[str, float] = {} if both.all() else {"tasks": float(both.sum())}
+    if both.any():
+        success = (play.success - other.success)[both]
+        found |= _with_bounds("success_difference", success.mean(), bootstrap_interval(success))
+    if play.turn_tokens[both].sum() and other.turn_tokens[both].sum():
+        found |= _token_differences(play, other, both)
     return {f"{prefix}/{name}": value for name, value in found.items()}
 
 
@@ -116,13 +141,16 @@ def differences(plays: Mapping[str, PanelPlay], baseline: str, prefix: str) -> d
     return metrics
 
 
-def _token_differences(play: PanelPlay, other: PanelPlay) -> dict[str, float]:
-    columns = [play.turn_tokens, play.steps, other.turn_tokens, other.steps]
+def _token_differences(play: PanelPlay, other: PanelPlay, tasks: np.ndarray) -> dict[str, float]:
+    columns = [
+        column[tasks] for column in (play.turn_tokens, play.steps, other.turn_tokens, other.steps)
+    ]
     own_tokens, own_steps, other_tokens, other_steps = resampled_means(columns)
     own = _quotient(own_tokens, own_steps)
     others = _quotient(other_tokens, other_steps)
-    own_value = play.turn_tokens.sum() / play.steps.sum()
-    other_value = other.turn_tokens.sum() / other.steps.sum()
+    totals = [column.sum() for column in columns]
+    own_value = totals[0] / totals[1]
+    other_value = totals[2] / totals[3]
     difference = own_value - other_value
     change = own_value / other_value - 1
     return {
@@ -133,7 +161,7 @@ def _token_differences(play: PanelPlay, other: PanelPlay) -> dict[str, float]:
 
 def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """``above / below``, NaN where nothing is below."""
-    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+    return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:

@@ -1,26 +1,24 @@
 """What an answer earns: by a function of the user's own, or compared with the row's truth.
 
-The package's own grader takes the last boxed or announced answer. Numbers and formulas are compared
-by math-verify, so that 0.5 is 1/2; words as words.
+The package's own grader finds the answer in one place (``answers``) and compares it by the kind of
+the truth (``comparison``).
 """
 
-import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.environments.base import Observation, Step, Task
+from agent_system.environments.env_package.dataset.answers import announced, find_answer
+from agent_system.environments.env_package.dataset.comparison import answer_key, is_right
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
+from agent_system.environments.env_package.dataset.truths import read_truths
 from agent_system.environments.expert_episode import now
 from agent_system.reward_manager.custom import load_function
-from agent_system.reward_manager.scores import finite, is_number, weighed
+from agent_system.reward_manager.scores import finite, is_full, is_number, read_flag, weighed
 from verl.utils.limits import time_limit
 
-# Where an answer says itself that it is the answer; the last of them counts.
-_ANNOUNCED = re.compile(r"\\boxed\{([^{}]*)\}|####\s*([^\n]+)|<answer>(.*?)</answer>", re.DOTALL)
-_WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s,.'-]+[^\W\d_]+)*")
-FULL = 1.0  # the score of a right answer, where a grader says no more
+__all__ = ["Grade", "Grader", "NoGrade", "announced", "compare_with_truth", "read_grade"]
 
 
 class NoGrade(ValueError):
@@ -64,10 +62,12 @@ class Grader:
 
 def read_grade(found: Any, task_id: str, weights: Mapping[str, float] | None = None) -> Grade:
     """The grade in what a grader returned: a number, or a dictionary of rewards with ``score`` and
-    perhaps ``acc``, which says whether the answer is right; else it is with a score of 1 or more.
+    perhaps ``acc``, which says whether the answer is right; else it is with a score of 1 or more,
+    but for rounding.
 
     ``weights`` make the score of other rewards of the dictionary; what is no number is no reward.
-    Raises ``NoGrade`` for anything else, NaN and infinity included.
+    Raises ``NoGrade`` for anything else: NaN and infinity, and an ``acc`` other than true, false, 0
+    and 1.
     """
     rewards = found if isinstance(found, Mapping) else {"score": found}
     who = f"{task_id}: the grader returned {str(found)[:80]!r}"
@@ -82,8 +82,17 @@ def read_grade(found: Any, task_id: str, weights: Mapping[str, float] | None = N
             f"{who}; allowed: a finite number, or a dictionary with one as score; fix: return one, "
             "or name what counts in reward_model.weights"
         )
-    right = bool(rewards.get("acc", parts["score"] >= FULL))
+    right = is_full(parts["score"])
+    if "acc" in rewards:
+        right = _flag(rewards["acc"], who)
     return Grade(parts["score"], right, parts if isinstance(found, Mapping) else {})
+
+
+def _flag(value: Any, who: str) -> bool:
+    try:
+        return read_flag(value, f"{who}, 'acc'")
+    except ValueError as error:
+        raise NoGrade(str(error)) from error
 
 
 def _weighed(parts: Mapping[str, float], weights: Mapping[str, float], who: str) -> float:
@@ -101,6 +110,7 @@ def graded_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step
     with time_limit(grade_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
     info: dict[str, Any] = {"won": grade.right, "is_action_valid": bool(answer)}
+    info["answer"] = answer_key(answer)
     if grade.parts:
         info["reward_parts"] = dict(grade.parts)
     return Observation(""), grade.score, True, info
@@ -109,46 +119,15 @@ def graded_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step
 def compare_with_truth(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
 ) -> float:
-    """1.0 where the answer in ``solution_str`` is ``ground_truth``, else 0.0; of several truths one
-    suffices.
+    """Return 1.0 where the answer in ``solution_str`` is ``ground_truth``, else 0.0; of several
+    truths one suffices.
 
-    Raises ``NoGrade`` where the row has no truth to compare with.
+    Raises ``NoGrade`` where the row has no truth that an answer can be compared with.
     """
     del extra_info  # for graders that need more than the truth
-    truths = ground_truth if isinstance(ground_truth, list) else [ground_truth]
-    if not truths or any(truth is None or str(truth).strip() == "" for truth in truths):
-        raise NoGrade(
-            f"data_source {data_source!r}: a row has no ground truth; fix: a column reward_model "
-            "with ground_truth, or env.dataset.reward.path=FILE"
-        )
-    return float(any(_same(solution_str, str(truth)) for truth in truths))
-
-
-def announced(solution: str) -> str | None:
-    """The last answer that ``solution`` marks as its answer; None where there is none."""
-    found = list(_ANNOUNCED.finditer(solution))
-    return found[-1][found[-1].lastindex or 0] if found else None
-
-
-def _same(solution: str, truth: str) -> bool:
-    answer = announced(solution)
-    if answer is not None and _tidy(answer) == _tidy(truth):
-        return True
-    # To math-verify a word is a product of letters: Paris would be pairs.
-    if _WORDS.fullmatch(truth.strip()):
-        return answer is None and _tidy(solution).endswith(_tidy(truth))
-    return _equal_in_value(solution, truth)
-
-
-def _tidy(text: str) -> str:
-    return " ".join(text.casefold().strip(" .\n\t$").split())
-
-
-def _equal_in_value(solution: str, truth: str) -> bool:
-    # It warns at each call that it has no deadline of its own: the pool has one for every call.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    from math_verify import parse, verify
-
-    given = parse(solution, parsing_timeout=0)
-    golds = (parse(gold, parsing_timeout=0) for gold in (truth, f"\\boxed{{{truth}}}"))
-    return any(gold and verify(gold, given, timeout_seconds=0) for gold in golds)
+    try:
+        truths = read_truths(ground_truth)
+    except ValueError as error:
+        raise NoGrade(f"data_source {data_source!r}: {error}") from error
+    answer = find_answer(solution_str)
+    return float(answer is not None and any(is_right(answer, truth) for truth in truths))

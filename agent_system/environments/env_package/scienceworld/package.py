@@ -19,6 +19,7 @@ from agent_system.environments.env_package.scienceworld.variations import (
     VARIATIONS,
     split_variations,
 )
+from agent_system.reward_manager.scores import is_full
 
 NAME = "scienceworld"
 # The reply to what the simulator cannot read begins like this; it has no other mark of it.
@@ -86,7 +87,7 @@ class ScienceWorldEnv:
         observation = self._observe(text)
         valid = not text.startswith(UNKNOWN)
         observation.info |= {
-            "won": score >= 1.0,
+            "won": is_full(score),
             "is_action_valid": valid,
             "score": round(100 * score),
         }

@@ -3,6 +3,7 @@
 import json
 import re
 import string
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,10 @@ class SearchEnv:
 def normalized(text: str) -> str:
     """Lower case, without punctuation, articles and superfluous blanks, as SQuAD compares."""
     # Punctuation goes first: otherwise the "a" of "a.m." would be taken for an article.
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+    text = unicodedata.normalize("NFKC", text).lower().translate(PUNCTUATION)
+    # Quotes and dashes that are not of ASCII.
+    text = "".join(sign for sign in text if not unicodedata.category(sign).startswith("P"))
+    return " ".join(ARTICLES.sub(" ", text).split())
 
 
 def exact_match(given: str, answers: list[str]) -> bool:

@@ -10,6 +10,7 @@ from agent_system.environments.chat_prompts import ChatPrompts, project
 from agent_system.environments.env_package.shop.catalogue import catalogue, find, goal, score
 from agent_system.environments.env_package.shop.pages import BUY, NEXT, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
+from agent_system.reward_manager.scores import is_full
 from verl.utils.seeds import derive_seed
 
 NAME = "shop"
@@ -60,7 +61,7 @@ class Shop:
             observation = Observation(
                 f"You bought {self._page.product.title}.", anchor=f"{self._anchor()} | bought"
             )
-            return observation, reward, True, {"won": reward == 1.0, "is_action_valid": True}
+            return observation, reward, True, {"won": is_full(reward), "is_action_valid": True}
         valid = self._do(verb, target)
         observation = self._look("" if valid else "That cannot be done on this page.\n")
         return observation, 0.0, False, {"won": False, "is_action_valid": valid}

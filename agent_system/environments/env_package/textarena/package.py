@@ -22,6 +22,7 @@ from agent_system.environments.env_package.textarena.opponent import (
     scripted,
 )
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
+from agent_system.reward_manager.scores import is_full
 from verl.utils.seeds import derive_seed
 
 NAME = "textarena"
@@ -157,7 +158,7 @@ class TextArenaEnv:
 
     def _wins(self, score: float) -> bool:
         if self.players == 1:
-            return score >= 1.0
+            return is_full(score)
         return score > 0.0 and score == max(self.game.state.rewards.values())
 
     def _observe(self, last: str) -> Observation:

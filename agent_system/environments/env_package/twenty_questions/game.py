@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
+from agent_system.environments.env_package.dataset.answers import without_thoughts
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
     Gamemaster,
     gamemaster_prompt,
@@ -47,9 +48,10 @@ def read_move(text: str) -> Move:
     """The move in the last action tag of ``text``, or in all of it without one; the last ``[word]``
     is a guess.
     """
+    # What stands in a thought is no move, also in one that was cut.
+    text = without_thoughts(text)
     tagged = _TAGGED.findall(text)
-    # What stands in a thought is no move, also where no tag follows.
-    said = (tagged[-1] if tagged else text.rpartition("</think>")[2]).strip()
+    said = (tagged[-1] if tagged else text).strip()
     guesses = _GUESS.findall(said)
     if guesses:
         word = _ARTICLE.sub("", " ".join(guesses[-1].lower().split()))

@@ -1,5 +1,6 @@
 """Calls and processes of others are bounded, and what was armed before stays armed."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -45,18 +46,79 @@ def test_a_call_in_time_leaves_no_alarm_and_the_one_before_armed():
     assert signal.getsignal(signal.SIGALRM) is before and again[0] > 900
 
 
-def test_in_another_thread_the_block_runs_unbounded():
-    done = []
+def swallow():
+    with contextlib.suppress(BaseException):
+        spin()
+    return 0.0
+
+
+def cancel():
+    signal.alarm(0)
+    time.sleep(0.1)
+
+
+def replace_handler():
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    time.sleep(0.1)
+
+
+def arm_its_own():
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    time.sleep(0.1)
+
+
+def cancel_and_hang():
+    signal.alarm(0)
+    spin()
+
+
+def fail_late():
+    with contextlib.suppress(BaseException):
+        spin()
+    raise ValueError("unreadable")  # what a careless grader counts as a wrong answer
+
+
+@pytest.mark.parametrize(
+    "graded", [spin, swallow, cancel, replace_handler, arm_its_own, cancel_and_hang, fail_late]
+)
+def test_the_limit_holds_whatever_the_block_does_to_the_alarm(monkeypatch, graded):
+    monkeypatch.setattr("verl.utils.limits.AGAIN_S", 0.05)
+    before = signal.getsignal(signal.SIGALRM)
+    left = signal.setitimer(signal.ITIMER_REAL, 1000)
+    with pytest.raises(TimeLimit, match=r"it took over 0\.05 s"), time_limit(0.05, "it"):
+        graded()
+    time.sleep(0.15)  # nothing arrives behind the block
+    again = signal.setitimer(signal.ITIMER_REAL, *left)
+    assert signal.getsignal(signal.SIGALRM) is before and again[0] > 900
+
+
+@pytest.mark.parametrize("graded", [spin, swallow, fail_late, lambda: time.sleep(0.1)])
+def test_the_limit_holds_in_other_threads(monkeypatch, graded):
+    monkeypatch.setattr("verl.utils.limits.AGAIN_S", 0.05)
+    raised = []
 
     def work():
-        with time_limit(0.01, "it"):
-            time.sleep(0.05)
-        done.append(True)
+        try:
+            with time_limit(0.05, "it"):
+                graded()
+        except TimeLimit as error:
+            raised.append(str(error))
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join()
-    assert done == [True]
+    thread.join(30)
+    assert raised == ["it took over 0.05 s"]
+
+
+def test_errors_in_time_and_the_users_interrupt_stay_what_they_are():
+    with pytest.raises(ValueError), time_limit(50, "it"):
+        raise ValueError
+    with pytest.raises(KeyboardInterrupt), time_limit(0.01, "it"):
+        try:
+            spin()
+        except TimeLimit:
+            raise KeyboardInterrupt from None
 
 
 def test_a_bound_that_was_there_is_not_raised_and_is_lifted_for_a_block_alone():

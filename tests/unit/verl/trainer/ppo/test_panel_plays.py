@@ -162,3 +162,26 @@ def test_every_play_is_compared_with_the_baseline_but_itself():
     less_other = differences(plays, "other", "val/ways_less_other")
     assert {name.rpartition("/")[0] for name in less_other} == {"val/ways_less_other/own"}
     assert less_other["val/ways_less_other/own/success_difference"] == -0.25
+
+
+def test_failed_plays_are_in_no_comparison():
+    def played(*failed: str) -> PanelPlay:
+        names = ["a", "b", "c"]
+        columns = {
+            "uid": names,
+            "traj_uid": names,
+            "won": [True, False, True],
+            "aborted": [name in failed for name in names],
+            "steps": [[step(0, 4, 4)], [step(0, 9, 9)], [step(0, 2, 2)]],
+        }
+        return panel_play(DataProto.from_dict({"response_mask": torch.ones(3, 2)}, columns))
+
+    metrics = play_metrics(played("b"), "x")
+    assert (metrics["x/success_rate"], metrics["x/graded"], metrics["x/failed"]) == (1.0, 2, 1)
+    assert metrics["x/tokens_per_step"] == 3.0 and metrics["x/episode_length"] == 1.0
+    found = paired_difference(played("b"), played("c"), "d")
+    assert found["d/tasks"] == 1.0 and found["d/success_difference"] == 0.0
+    assert "d/tasks" not in paired_difference(played(), played(), "d")
+    nothing = played("a", "b", "c")
+    assert play_metrics(nothing, "x") == {"x/graded": 0.0, "x/failed": 3.0}
+    assert paired_difference(nothing, played(), "d") == {"d/tasks": 0.0}

@@ -2,10 +2,18 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
-from verl.protocol import DataProto
-from verl.trainer.ppo.metrics import first_rows, last_actions, repeated_plays
+from verl.protocol import DataProto, object_array
+from verl.trainer.ppo.metrics import (
+    first_rows,
+    graded_rows,
+    last_actions,
+    repeated_plays,
+    validation_metrics,
+)
 
 # Task, trajectory, won, return, actions of the row's steps by number.
 PLAYS = [
@@ -51,3 +59,48 @@ def test_tasks_of_three_plays_by_hand():
 def test_tasks_that_were_played_once_say_nothing_of_it():
     batch = panel([PLAYS[0], PLAYS[4]])
     assert repeated_plays(batch, first_rows(batch)) == {}
+
+
+def test_failed_plays_are_no_samples_and_votes_are_answers():
+    batch = panel(
+        [
+            ("t", "a", True, 1.0, {0: "so \\boxed{0.5}"}),
+            ("t", "b", True, 1.0, {0: "I say 1/2"}),
+            ("t", "c", False, 0.0, {0: "7"}),
+            ("t", "d", False, 0.0, {0: "broke"}),
+            ("u", "e", False, 0.0, {0: "7"}),
+            ("u", "f", False, 0.0, {0: ""}),
+            ("u", "g", True, 1.0, {0: "8"}),
+            ("u", "h", False, 0.0, {}),
+            ("v", "i", False, 0.0, {0: "broke"}),
+        ]
+    )
+    columns = batch.non_tensor_batch
+    columns["aborted"] = np.isin(columns["traj_uid"].astype(str), ["d", "i"])
+    columns["answer"] = object_array(["1/2", "1/2", "7", None, "7", None, "8", None, None])
+    found = repeated_plays(batch, graded_rows(batch))
+    # Of t: a and b agree. Of u: nobody agrees with anybody; an empty answer is none.
+    assert found["val/pass@1"] == pytest.approx((2 / 3 + 1 / 4) / 2)
+    assert found["val/maj@4"] == pytest.approx(1 / 4) and found["val/tasks@4"] == 1.0
+    assert found["val/maj@2"] == pytest.approx(((1 + 0.5 + 0.5) / 3 + 3 / 6 * 0.5) / 2)
+    assert found["val/pass@2"] == pytest.approx((1 + 0.5) / 2) and "val/tasks@2" not in found
+
+
+def test_failed_plays_are_in_no_rate():
+    batch = panel([PLAYS[0], PLAYS[1], PLAYS[3], PLAYS[4]])
+    columns = batch.non_tensor_batch
+    columns["aborted"] = np.array([False, True, False, True])
+    columns["data_source"] = np.array(["x", "x", "x", "y"])
+    columns["episode_lengths"] = np.array([2, 9, 1, 9])
+    columns["reward_parts"] = object_array([{"a": 1.0}, {"a": 9.0}, {"a": 3.0}, {}])
+    columns["anchor_obs"] = object_array([[], [], [], []])
+    batch.batch["response_mask"] = torch.tensor([[1, 1], [1, 0], [1, 0], [1, 1]])
+    found = validation_metrics(batch)
+    assert found["val/success_rate"] == 1.0 and found["val/x/success_rate"] == 1.0
+    counts = ("tasks", "trajectories", "graded", "aborted", "x/graded", "reward/a/graded")
+    assert [found[f"val/{name}"] for name in counts] == [2, 4, 2, 2, 2, 2]
+    assert found["val/episode_length"] == 1.5 == found["val/tokens_per_episode"]
+    assert found["val/reward/a/mean"] == 2.0 and "val/y/success_rate" not in found
+    columns["aborted"][:] = True
+    found = validation_metrics(batch)
+    assert found["val/aborted"] == 4 and not [name for name in found if "success" in name]

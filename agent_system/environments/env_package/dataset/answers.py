@@ -1,0 +1,243 @@
+"""The place of the answer in what a policy said.
+
+Thoughts are left out first. Then the first of these that is there is the answer:
+
+    1   <answer>...</answer>, \\boxed{...}, or a last line #### ...: the one that ends last
+    2   a sentence or line that announces it: "the answer is ...", "Answer: ...", #### ...: the last
+    3   the whole text, where it is short, or its last line
+
+A mark that is not closed was cut: what stands behind it is no answer.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+SHORT = 2000  # characters of a text without marks that is read as a whole
+LINE = 500  # characters of a line that is read
+NESTED = 4  # marks within marks
+
+_THOUGHT_TAG = re.compile(
+    r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE
+)
+_ANSWER_TAG = re.compile(r"<(/?)(?:final_)?answer>", re.IGNORECASE)
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}\\]|[{}]")
+_BOXED_WORD = re.compile(r"\\(?:boxed|fbox)\s+([^\s{}$]+)")
+_HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)")
+_FENCE = re.compile(r"^[ \t]*```[\w+-]*[ \t]*$", re.MULTILINE)
+_REMARK = re.compile(
+    r"\n[*_# \t]{0,9}(?:explanation|reasoning|reason|note|justification)\b[*_]*\s*:.*",
+    re.IGNORECASE | re.DOTALL,
+)
+_LATIN = r"answer|result|antwort|ergebnis|r[ée]ponse|respuesta|resultado|resposta|risposta|ответ"
+_LINK = r"is|are|was|equals|will be|would be|should be|must be|ist|lautet|est|es|è|é"
+_ANNOUNCED = re.compile(
+    rf"\b(?:{_LATIN})\b[*_`\"']*"
+    rf"(?:[ \t]*[:\uff1a=]|[ \t]+-[ \t]|[^.:\uff1a=?\n]{{0,60}}?\b(?:{_LINK})\b(?!')[ \t]*:?)"
+    r"|(?:答案|答え|正解|정답|답)(?:应该)?(?:[是为為は]|은|는)?[ \t]*[:\uff1a]?"
+    r"|^[ \t]*(?:#+|\*\*)[ \t]*(?:final[ \t]+)?answer[*_]*[ \t]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_RETRACTS = r"(?:no|wait|actually|hmm|sorry|oops)\b"
+# Behind an initial, an option's letter or an abbreviation a full stop ends no sentence.
+_SENTENCE_END = re.compile(
+    r"(?:(?<!\b[^\W\d_])(?<!\bDr)(?<!\bMr)(?<!\bSt)(?<!\bMs)(?<!\bMrs)(?<!\bJr)(?<!\bvs)\.|[!?])"
+    rf"[.!?]*[*_\"')]*(?=\s|$)|\.(?=\s+{_RETRACTS})|\u3002",
+    re.IGNORECASE,
+)
+_RETRACTION = re.compile(rf"(?:{_RETRACTS}[\s,]+)+(?=\S)", re.IGNORECASE)
+_CORRECTED = re.compile(r"not\b.*\bbut\s+(?:rather\s+)?", re.IGNORECASE | re.DOTALL)
+_CLAUSE = re.compile(
+    r"(?<=\S)[,;]?\s+(?:because|since|not|rather than|instead of|as opposed to)\b.*"
+    r"|,\s+(?:which|who|where|as)\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
+_LEAD = re.compile(
+    r".*(?:\b(?:is|are|was|were|be|equals?|think|believe|guess|say|choose|pick|select|with|i[ts]'s)"
+    r"\b|'s\b|[:=\uff1a])(?!\s*$)\s*",
+    re.IGNORECASE | re.DOTALL,
+)
+_DENIED = re.compile(r"\b(?:not|never|neither|nor|cannot)\b|n['\u2019]t\b", re.IGNORECASE)
+_QUOTED = re.compile(r'"([^"]*)"[\s,}\]]*')  # a value of JSON
+_TURN = re.compile(r"[;,]\s|\b(?:but|so|hence|thus|therefore)\b", re.IGNORECASE)
+_MATH = re.compile(r"\$([^$]+)\$|\\\(([^()]+)\\\)")
+_NUMBER = re.compile(r"(?:[$€£¥]\s?)?(?<![\w.,^])[-+\u2212]?(?:[$€£¥]\s?)?\d")
+_OPERATOR = re.compile(
+    r"(?:[-+*/^\u00d7\u00b7(\[{\u2212]|\bor|\bto|\bbetween|\d[,;]?(?:\s+and)?)\s*$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAnswer:
+    """The answer in a text: the ``readings`` of its place, the whole of it first.
+
+    ``is_marked`` says that it stood in a mark; a sentence was read otherwise. ``numbers`` are
+    readings that count where the truth is a number.
+    """
+
+    readings: tuple[str, ...]
+    is_marked: bool = False
+    numbers: tuple[str, ...] = ()
+
+
+def find_answer(text: str) -> FoundAnswer | None:
+    """Return the answer in ``text``; None where there is none, as in a thought that was cut.
+
+    >>> find_answer("<think>5?</think> It is \\\\boxed{6}.").readings[0]
+    '6'
+    """
+    return _find(without_thoughts(text), NESTED)
+
+
+def announced(text: str) -> str | None:
+    """Return the last answer that ``text`` marks as its answer; None where there is none."""
+    found = _last_mark(text)
+    return None if found is None else found[0].strip()
+
+
+def without_thoughts(text: str) -> str:
+    """Return ``text`` without its thoughts, also one that was not closed and one that was opened
+    before the text.
+    """
+    kept: list[str] = []
+    depth = start = 0
+    for tag in _THOUGHT_TAG.finditer(text):
+        closes = bool(tag[1] or tag[2])
+        if closes and depth == 0:
+            kept.clear()  # the template opened it
+        elif not closes and depth == 0:
+            kept.append(text[start : tag.start()])
+        depth = 0 if closes else 1
+        start = tag.end()
+    if depth == 0:
+        kept.append(text[start:])
+    return "".join(kept)
+
+
+def _find(text: str, layers: int) -> FoundAnswer | None:
+    marked = _last_mark(text)
+    if marked is not None:
+        return _within(*marked, layers)
+    text = _before_cut(text)
+    sentence = _last_announcement(text)
+    if sentence is not None:
+        return _read_sentence(sentence)
+    return _read_end(text)
+
+
+def _within(marked: str, is_box: bool, layers: int) -> FoundAnswer:
+    """What is marked, and its own answer, where it has marks inside, or sentences. A box has none:
+    ``5!`` is a factorial there.
+    """
+    is_whole = is_box and _last_mark(marked) is None
+    inner = None if is_whole or not layers or len(marked) > SHORT else _find(marked, layers - 1)
+    if inner is None:
+        return FoundAnswer((marked,), is_marked=True)
+    readings = dict.fromkeys((marked, *inner.readings))
+    return FoundAnswer(tuple(readings), is_marked=True, numbers=inner.numbers)
+
+
+def _last_mark(text: str) -> tuple[str, bool] | None:
+    """What the mark that ends last holds, and whether it is a box; None without a mark."""
+    marks = [(end, inside, False) for end, inside in _tagged(text)]
+    marks += [(end, inside, True) for end, inside in _boxed(text)]
+    marks += [(found.end(), found[1], True) for found in _BOXED_WORD.finditer(text)]
+    end = len(text.rstrip())
+    marks += [
+        (found.end(), found[1], False)
+        for found in _HASHES.finditer(text)
+        if found[1].strip() and found.end() >= end
+    ]
+    return max(marks)[1:] if marks else None
+
+
+def _tagged(text: str) -> Iterator[tuple[int, str]]:
+    """End and content of every closed ``<answer>``."""
+    start = None
+    for tag in _ANSWER_TAG.finditer(text):
+        if not tag[1]:
+            start = tag.end()
+        elif start is not None:
+            yield tag.end(), text[start : tag.start()]
+            start = None
+
+
+def _boxed(text: str) -> Iterator[tuple[int, str]]:
+    """End and content of every closed ``\\boxed``, in one pass over the braces."""
+    for start, end, is_box in _braces(text):
+        if is_box and end is not None:
+            yield end, text[start : end - 1]
+
+
+def _braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
+    """Start of the content, end (None where it is open) and kind of every brace."""
+    opened: list[tuple[int, bool]] = []
+    for brace in _BRACE.finditer(text):
+        said = brace[0]
+        if said == "}" and opened:
+            start, is_box = opened.pop()
+            yield start, brace.end(), is_box
+        elif said[-1] == "{" and said != "\\{":
+            opened.append((brace.end(), len(said) > 1))
+    for start, is_box in opened:
+        yield start, None, is_box
+
+
+def _before_cut(text: str) -> str:
+    """``text`` up to the first mark that is not closed."""
+    ends = [len(text)]
+    tags = list(_ANSWER_TAG.finditer(text))
+    # Without an opening tag the prompt opened it: the answer is what stands before the end.
+    ends += [tag.start() for tag in tags[:1]]
+    for start, end, is_box in _braces(text):
+        if is_box and end is None:
+            ends.append(text.rindex("\\", 0, start))
+    return text[: min(ends)]
+
+
+def _last_announcement(text: str) -> str | None:
+    found = None
+    for announcement in (*_ANNOUNCED.finditer(text), *_HASHES.finditer(text)):
+        start = announcement.end() if announcement.re is _ANNOUNCED else announcement.start(1)
+        behind = text[start : start + LINE].lstrip(" \t*_`:\uff1a\n")
+        line = behind.split("\n", 1)[0].strip()
+        if quoted := _QUOTED.fullmatch(line):
+            line = quoted[1]
+        if line and (found is None or start > found[0]):
+            found = (start, line)
+    return None if found is None else found[1]
+
+
+def _read_sentence(line: str) -> FoundAnswer:
+    end = _SENTENCE_END.search(line)
+    sentence = line[: end.start()] if end else line
+    shorter = _CLAUSE.sub("", _CORRECTED.sub("", sentence))
+    return FoundAnswer(tuple(dict.fromkeys((line, sentence, shorter))))
+
+
+def _read_end(text: str) -> FoundAnswer | None:
+    text = _REMARK.sub("", _FENCE.sub("", text[-SHORT:] if len(text) > SHORT else text)).strip()
+    if not text:
+        return None
+    line = text.rsplit("\n", 1)[-1].strip()[-LINE:]
+    sentences = [said for said in _SENTENCE_END.split(line) if said.strip()]
+    last = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
+    readings = [text, line, last]
+    clauses = _TURN.split(last)
+    if not _DENIED.search(clauses[-1]) and not re.search(r"\bor\b", clauses[-1]):
+        readings.append(_LEAD.sub("", last))
+        readings += [next(filter(None, found.groups())) for found in [*_MATH.finditer(last)][-1:]]
+        numbers = tuple(_last_number(last))
+    else:
+        numbers = ()
+    return FoundAnswer(tuple(dict.fromkeys(readings)), numbers=numbers)
+
+
+def _last_number(sentence: str) -> Iterator[str]:
+    """The last number of ``sentence`` with what stands behind it, unless it is part of a formula or
+    of a choice.
+    """
+    found = [*_NUMBER.finditer(sentence)][-1:]
+    for number in found:
+        if not _OPERATOR.search(sentence[: number.start()]):
+            yield sentence[number.start() :]

@@ -1,0 +1,242 @@
+"""An answer compared with a truth, by the kind of the truth.
+
+letter    A, (B)               the option's letter, with or without its text
+number    42, 1/2, 5 km, ten   the value; units must not contradict each other
+maths     x^2+1, [0, 1)        equal in value, by math-verify
+text      Paris                the same words
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+
+from agent_system.environments.env_package.dataset.answer_text import fold, normalize
+from agent_system.environments.env_package.dataset.answers import FoundAnswer, find_answer
+from agent_system.environments.env_package.dataset.numbers_read import (
+    WrittenNumber,
+    read_number,
+    same_number,
+)
+from agent_system.environments.env_package.dataset.powers import is_too_large
+
+SPARE = 2000  # characters that an answer may be longer than twice the truth
+LONGEST_FORMULA = 300  # characters; a longer one is compared as text
+NESTED = 3  # lists within lists
+
+_LETTER = re.compile(r"\(?([A-Za-z])[).]?")
+_OPTION = re.compile(
+    r"(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])\s*[).:]|([A-Za-z]))"
+    r"(?:(?<=[).:])\s*(?P<text>\S.*)|\s+-\s+(?P<after>\S.*))?",
+    re.IGNORECASE | re.DOTALL,
+)
+_LABELLED = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s+(\S.*)", re.DOTALL)
+_CHOSEN = re.compile(
+    r"(?:(?:option|choice)\s+)?\(?([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best|answer)\b.*",
+    re.DOTALL,
+)
+_VERDICT = re.compile(r"(yes|no|true|false)\s*[,.;:!-].*", re.IGNORECASE | re.DOTALL)
+_VERDICTS = ("yes", "no", "true", "false")
+_JOINED = re.compile(r"(?:\s*,)?\s+(?:or|and)\s+")
+_ASIDE = re.compile(r"\s*\([^()]*\)$")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_NAMES = re.compile(
+    r"pi|e|i|a?(?:sin|cos|tan|sec|csc|cot)h?|log|ln|exp|sqrt|oo|inf|infty|mod", re.IGNORECASE
+)
+_FORMULA_SIGN = re.compile(r"[-+*/^=<>(){}\[\]|!,]|\d[a-zA-Z]")
+_DATE = re.compile(r"(?<![\d.,])0\d|\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\d:\d")
+_CLOSED_FORM = re.compile(
+    r"\\(?:frac|sqrt|pi|log|ln|exp|sin|cos|tan|binom)|\^|\d!|\b(?:e|pi|sqrt)\b"
+)
+_TO_CALCULATE = re.compile(r"\d\s*(?:[-+*]|\\times|\\cdot)\s*\d")
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+
+
+def is_right(answer: FoundAnswer, truth: str) -> bool:
+    """Say that ``answer`` is ``truth``."""
+    gold = normalize(truth)
+    longest = SPARE + 2 * len(truth)
+    given = [normalize(reading) for reading in answer.readings if len(reading) <= longest]
+    if letter := _LETTER.fullmatch(gold):
+        may_be_small = answer.is_marked or len(answer.readings) == 1 or letter[1].islower()
+        return any(_chosen(one, may_be_small) == letter[1].casefold() for one in given)
+    if any(fold(one) == fold(gold) for one in given):
+        return True
+    if fold(gold) in _VERDICTS:
+        return any(_verdict(one) == fold(gold) for one in given)
+    if _is_written_number(gold):
+        numbers = [*given, *map(normalize, answer.numbers)]
+        return any(_is_number(one, gold) for one in numbers)
+    if _is_formula(gold):
+        return any(_same_formula(one, gold, NESTED) for one in given)
+    return any(_same_words(one, gold) for one in given)
+
+
+def answer_key(text: str) -> str | None:
+    """Return the answer in ``text`` in a form in which equal answers are equal texts; None where
+    there is none. Formulas are not computed: ``1+x`` and ``x+1`` are two.
+
+    >>> answer_key("It is 0.5.") == answer_key("\\boxed{1/2}")
+    True
+    """
+    found = find_answer(text)
+    if found is None or len(found.readings[-1]) > SPARE:
+        return None
+    for reading in (*found.readings, *found.numbers):
+        number = read_number(normalize(reading))
+        if number is not None:
+            return f"{number.value} {number.unit}".strip()
+    given = normalize(found.readings[-1])
+    letter = _chosen(given, found.is_marked)
+    return letter or fold(given) or None
+
+
+def _chosen(given: str, may_be_small: bool) -> str | None:
+    """The letter of the option that ``given`` names. A small letter alone may be a word, which
+    ``may_be_small`` excludes.
+    """
+    found = _CHOSEN.fullmatch(given) or _OPTION.fullmatch(given)
+    if found is None:
+        return None
+    letter = next(filter(None, found.groups()), "")
+    is_option = may_be_small or letter.isupper() or given != letter
+    return letter.casefold() if is_option else None
+
+
+def _verdict(given: str) -> str | None:
+    found = _VERDICT.fullmatch(given)
+    return found[1].casefold() if found else None
+
+
+def _is_written_number(gold: str) -> bool:
+    found = None if _DATE.search(gold) else read_number(gold)
+    # A capital makes a name of the words behind a number: 50 Cent.
+    return found is not None and not (found.unit and re.search(r"\d\s+[A-Z][a-z]", gold))
+
+
+def _is_number(given: str, gold: str) -> bool:
+    truth = read_number(gold)
+    # Of a chain of equations the last side is the answer.
+    side = given.rsplit("=", 1)[-1].strip()
+    found = read_number(side)
+    if truth is None:
+        return False
+    if found is not None:
+        return same_number(found, truth)
+    # What still has to be calculated is no answer; a root or a power in closed form is one.
+    is_closed = _CLOSED_FORM.search(side) and not _TO_CALCULATE.search(side)
+    return bool(is_closed) and _equal_in_value(side, _digits(truth))
+
+
+def _digits(number: WrittenNumber) -> str:
+    return f"\\frac{{{number.value.numerator}}}{{{number.value.denominator}}}"
+
+
+def _is_formula(gold: str) -> bool:
+    if _COMMAND.search(gold):
+        return True
+    words = re.findall(r"[A-Za-z]+", gold)
+    named = all(len(word) == 1 or _NAMES.fullmatch(word) for word in words)
+    return named and gold.isascii() and bool(_FORMULA_SIGN.search(gold)) and not _DATE.search(gold)
+
+
+def _same_formula(given: str, gold: str, layers: int) -> bool:
+    if _spaceless(given) == _spaceless(gold):
+        return True
+    ours, theirs = _elements(given), _elements(gold)
+    if theirs is None or not layers:
+        return _same_element(given, gold)
+    if ours is None or len(ours[1]) != len(theirs[1]) or not _same_brackets(ours, theirs):
+        return False
+    if theirs[0] in ("", "{"):
+        return _same_set(ours[1], theirs[1], layers - 1)
+    pairs = zip(ours[1], theirs[1], strict=True)
+    return all(_same_formula(one, other, layers - 1) for one, other in pairs)
+
+
+def _same_element(given: str, gold: str) -> bool:
+    one, other = read_number(given), read_number(gold)
+    if one is not None and other is not None:
+        return same_number(one, other)
+    if not _is_formula(gold) and other is None:
+        return _same_words(given, gold)
+    return _equal_in_value(given, gold)
+
+
+def _same_brackets(one: tuple[str, list[str]], other: tuple[str, list[str]]) -> bool:
+    """Of two members brackets say which ends an interval has; of more they are looks."""
+    if len(one[1]) == 2 or "{" in (one[0][:1], other[0][:1]):
+        return one[0] == other[0]
+    return bool(one[0]) == bool(other[0])
+
+
+def _same_set(ours: list[str], theirs: list[str], layers: int) -> bool:
+    left = list(theirs)
+    for one in ours:
+        match = next((other for other in left if _same_formula(one, other, layers)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def _elements(text: str) -> tuple[str, list[str]] | None:
+    """The brackets around a list and its members; None where ``text`` is no list."""
+    text = _JOINED.sub(", ", text.replace("\\{", "{").replace("\\}", "}").strip())
+    inner, brackets = text, ""
+    if len(text) > 1 and text[0] in _BRACKETS and text[-1] in ")]}" and _closes_last(text):
+        inner, brackets = text[1:-1], text[0] if text[0] == "{" else text[0] + text[-1]
+    members = list(_split(inner))
+    return (brackets, members) if len(members) > 1 or brackets == "{" else None
+
+
+def _closes_last(text: str) -> bool:
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += (sign in "([{") - (sign in ")]}")
+        if depth == 0:
+            return place == len(text) - 1
+    return False
+
+
+def _split(text: str) -> Iterator[str]:
+    """The members of ``text`` between its outer commas, of which a thousands separator is none."""
+    depth = start = 0
+    for place, sign in enumerate(text):
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            yield text[start:place].strip()
+            start = place + 1
+    yield text[start:].strip()
+
+
+def _same_words(given: str, gold: str) -> bool:
+    bare = given[1:-1] if given[:1] + given[-1:] == "()" else _ASIDE.sub("", given)
+    if fold(gold) in (fold(given), fold(bare)):
+        return True
+    label = _LABELLED.fullmatch(gold)
+    if label is None:
+        return False
+    letter = (label[1] or label[2]).casefold()
+    ours = _LABELLED.fullmatch(given)
+    if ours is not None:
+        return (ours[1] or ours[2]).casefold() == letter and fold(ours[3]) == fold(label[3])
+    return _chosen(given, may_be_small=False) == letter or fold(given) == fold(label[3])
+
+
+def _spaceless(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+def _equal_in_value(given: str, gold: str) -> bool:
+    if len(given) > LONGEST_FORMULA or is_too_large(given) or is_too_large(gold):
+        return False
+    # It warns at each call that it has no deadline of its own: the pool has one for every call.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    from math_verify import parse, verify
+
+    ours = parse(f"\\boxed{{{given}}}", parsing_timeout=0)
+    theirs = parse(f"\\boxed{{{gold}}}", parsing_timeout=0)
+    # Where nothing was parsed there is only the text, and that is not the same.
+    if len(ours) < 2 or len(theirs) < 2:
+        return False
+    return verify(theirs, ours, timeout_seconds=0)

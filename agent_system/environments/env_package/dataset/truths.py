@@ -1,0 +1,76 @@
+"""Truths of a row: what its answer is compared with."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agent_system.environments.env_package.dataset.answer_text import normalize
+
+# Keys of a dictionary of aliases. One with other keys describes a task, which needs its own grader.
+ALIASES = (
+    *("answer", "answers", "target", "targets", "value", "text", "aliases"),
+    *("normalized_value", "normalized_aliases"),
+)
+_FIX = "fix: custom_reward_function.path=FILE (env.dataset.reward.path), or a column ground_truth"
+
+
+def read_truths(ground_truth: Any) -> list[str]:
+    """Return the texts of which an answer has to be one.
+
+    A list holds aliases, and so does a dictionary of ``ALIASES``. Raises ``ValueError`` where there
+    is no truth, or none that a text can be compared with.
+
+    >>> read_truths({"value": "Paris", "aliases": ["City of Light"]})
+    ['Paris', 'City of Light']
+    """
+    truths = list(_texts(ground_truth))
+    if not truths or not all(map(normalize, truths)):
+        raise ValueError(
+            f"a row has no ground truth, ground_truth={_short(ground_truth)}; allowed: a text, a "
+            f"number, or a list of them; {_FIX}"
+        )
+    return list(dict.fromkeys(truths))
+
+
+def _texts(truth: Any) -> Iterator[str]:
+    if isinstance(truth, Mapping):
+        unknown = [key for key in truth if key not in ALIASES]
+        if unknown or not truth:
+            raise ValueError(
+                f"ground_truth={_short(truth)}: an answer cannot be compared with a dictionary "
+                f"that has {unknown[:1] or 'no keys'}; allowed: keys {', '.join(sorted(ALIASES))}; "
+                f"{_FIX}"
+            )
+        for value in truth.values():
+            yield from _texts(value)
+    elif isinstance(truth, (list, tuple)):
+        for one in truth:
+            if isinstance(one, (list, tuple, Mapping)):
+                raise ValueError(
+                    f"ground_truth={_short(truth)} holds {_short(one)}; allowed: a list of texts "
+                    f"and numbers; {_FIX}"
+                )
+            yield from _texts(one)
+    elif isinstance(truth, bool):
+        # JSON's true is the word, and so is a yes to the same question.
+        yield from (("true", "yes") if truth else ("false", "no"))
+    elif isinstance(truth, float) and not math.isfinite(truth):
+        yield ""
+    elif isinstance(truth, str) and _is_json_object(truth):
+        yield from _texts(json.loads(truth))
+    else:
+        yield "" if truth is None else str(truth)
+
+
+def _is_json_object(text: str) -> bool:
+    if not text.lstrip().startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _short(value: Any) -> str:
+    return f"{str(value)[:80]!r}"
