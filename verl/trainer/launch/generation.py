@@ -18,6 +18,7 @@ from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import model_directory
 from verl.trainer.config.schema.tools import GenerationConfig
 from verl.utils import jsonl
+from verl.utils.files import require_new_file
 from verl.utils.progress import Progress, move
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
@@ -94,6 +95,7 @@ def output_path(cfg: GenerationConfig) -> Path:
             f"data.output_path={str(target)!r}: is data.path, which is not written over; "
             "fix: leave it out"
         )
+    require_new_file(target, "data.output_path", cfg.data.overwrite, "data.overwrite=true")
     return target
 
 

@@ -40,6 +40,8 @@ class SFTModelConfig(Section):
     """policy to start from; null: a new one of the size in model.new"""
     save_path: str = "data/models/policy"
     """directory the trained policy and tokenizer are written to (HF format)"""
+    overwrite: bool = False
+    """delete what save_path holds, also what no such run wrote"""
     new: NewPolicyConfig = NewPolicyConfig()
     """size of a policy built from nothing"""
     tokenizer_path: str | None = None
@@ -112,7 +114,8 @@ class SFTTrainerConfig(Section):
     test_freq: Annotated[int, Ge(-1)] = -1
     """held-out loss every so many optimizer steps and after the last one"""
     save_freq: Annotated[int, Ge(-1)] = -1
-    """checkpoint every so many optimizer steps"""
+    """checkpoint every so many optimizer steps, besides the policy in model.save_path; -1 or 0:
+    never"""
     resume_mode: ResumeMode = "auto"
     """continue from the newest checkpoint, or not"""
     resume_from_path: str | None = None

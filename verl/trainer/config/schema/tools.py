@@ -18,6 +18,8 @@ class GenerationDataConfig(Section):
     """answers per prompt"""
     output_path: str | None = None
     """file that is written, jsonl or parquet; null: beside data.path, as NAME.generated"""
+    overwrite: bool = False
+    """replace output_path where it exists"""
     response_key: str = "responses"
     """column that is added: the list of answers"""
     max_prompt_length: PositiveInt = 1024
@@ -67,6 +69,8 @@ class ExportConfig(Section):
     """checkpoint of a run: runs/.../checkpoints/global_step_N; required"""
     target: str = ""
     """directory that is written; required"""
+    overwrite: bool = False
+    """delete what target holds, also what no such command wrote"""
     lora: Literal["merged", "adapters"] = "merged"
     """with LoRA: one model with the adapters in its weights, or the adapters alone (peft)"""
     model_path: str | None = None
