@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -70,6 +71,26 @@ def require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[
     It may where it is missing, empty or as ``publish_directory`` left it, or with ``overwrite``.
     ``keep``: directories that are never replaced; home and the working directory are two more.
     """
+    with _alone_in(target.parent):
+        _require_replaceable(target, key, overwrite, keep)
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """A block during which no other process puts a published directory into ``directory``."""
+    if not directory.is_dir():
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[Path]) -> None:
     said = f"{key}={str(target)!r}"
     allowed = "allowed: a new or empty directory, or one that this command wrote"
     if target.is_symlink():
@@ -105,23 +126,6 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
 
 def _foreign_file(directory: Path) -> str:
     """Name of a file of ``directory`` that is not as ``publish_directory`` wrote it, or empty."""
-    while True:
-        # Another writer may put its version there while this one is looked at.
-        version = _version(directory)
-        foreign = _first_foreign(directory)
-        if not foreign or version == _version(directory):
-            return foreign
-
-
-def _version(directory: Path) -> tuple[int, int] | None:
-    try:
-        found = directory.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
-
-
-def _first_foreign(directory: Path) -> str:
     try:
         written = json.loads((directory / MARKER).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -175,33 +179,16 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
 
 def _put_in_place(partial: Path, target: Path, overwrite: bool) -> None:
     """Rename ``partial`` to ``target``; what was there is at ``partial`` afterwards."""
-    while True:
-        try:
-            # Takes the place of nothing, or of an empty directory.
-            partial.rename(target)
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
+    with _alone_in(target.parent):
         # Again: files may have been added while this was written.
-        require_replaceable(target, "target", overwrite)
-        try:
-            if _exchange(partial, target):
-                return
+        _require_replaceable(target, "target", overwrite, ())
+        if not target.exists() or not any(target.iterdir()):
+            partial.rename(target)  # takes the place of an empty directory
+        elif not _exchange(partial, target):
             old = partial.with_name(f"{partial.name}.old")
             target.rename(old)
-        except FileNotFoundError:
-            continue  # another writer is between its two renames
-        try:
             partial.rename(target)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                old.rename(target)
-                raise
-            continue
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
-        return
+            old.rename(partial)
 
 
 def _exchange(one: Path, other: Path) -> bool:
