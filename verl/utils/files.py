@@ -94,9 +94,7 @@ def _require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable
     said = f"{key}={str(target)!r}"
     allowed = "allowed: a new or empty directory, or one that this command wrote"
     if target.is_symlink():
-        raise ConfigError(
-            f"{said}: is a symbolic link; {allowed}; fix: {key}={str(target.resolve())}"
-        )
+        raise ConfigError(f"{said}: is a symbolic link; {allowed}; fix: {key}={target.resolve()!s}")
     if target.exists() and not target.is_dir():
         raise ConfigError(f"{said}: is a file; {allowed}; fix: {key}=DIR")
     place = target.expanduser().resolve()
@@ -116,7 +114,9 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
     and ``overwrite`` is false, or is no plain file.
     """
     if target.is_dir():
-        raise ConfigError(f"{key}={str(target)!r}: is a directory; allowed: a file; fix: {key}=FILE")
+        raise ConfigError(
+            f"{key}={str(target)!r}: is a directory; allowed: a file; fix: {key}=FILE"
+        )
     if target.exists() and target.stat().st_size and not overwrite:
         raise ConfigError(
             f"{key}={str(target)!r}: exists already; allowed: a new file; "

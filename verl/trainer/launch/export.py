@@ -20,6 +20,7 @@ from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
 from verl.models.policy import PolicyModel
+from verl.trainer.config.run_code import refuse_stored_code
 from verl.trainer.config.schema.tools import ExportConfig
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.files import publish_directory, require_replaceable
@@ -123,6 +124,10 @@ def origin_of(cfg: ExportConfig) -> Origin:
         raise ConfigError(
             f"model_path: there is no config.yaml of a run above {cfg.checkpoint!r} that names the "
             "model it started from; fix: model_path=DIR"
+        )
+    if not cfg.trust_run_code:
+        refuse_stored_code(
+            {"actor_rollout_ref": {"model": section}}, f"checkpoint={cfg.checkpoint!r}"
         )
     wanted = ("trust_remote_code", "override_config", "external_lib")
     lora = ("lora_rank", "lora_alpha", "target_modules")

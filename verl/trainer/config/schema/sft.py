@@ -8,7 +8,7 @@ from verl.names import Device, History, ResumeMode, TrainDtype
 from verl.trainer.config.schema.env import EnvConfig
 from verl.trainer.config.schema.model import FSDPConfig, OptimConfig
 from verl.trainer.config.schema.trainer import Seconds
-from verl.utils.settings import NonNegative, NonNegativeInt, PositiveInt, Section, Share
+from verl.utils.settings import NonNegative, NonNegativeInt, PositiveInt, RunsCode, Section, Share
 from verl.utils.settings.section import OpenSection
 
 
@@ -52,7 +52,7 @@ class SFTModelConfig(Section):
     """compute dtype; master weights stay float32"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward"""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}
     """values that replace those of the model's own config"""

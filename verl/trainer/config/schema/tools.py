@@ -1,10 +1,10 @@
 """Configurations of the small commands: ``main_generation`` and ``main_export``."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from verl.trainer.config.schema.rollout import RolloutConfig
 from verl.trainer.config.schema.trainer import Seconds
-from verl.utils.settings import PositiveInt, Section
+from verl.utils.settings import PositiveInt, RunsCode, Section
 
 
 class GenerationDataConfig(Section):
@@ -35,7 +35,7 @@ class GenerationModelConfig(Section):
 
     path: str = ""
     """directory (or hub name) of the policy in Hugging Face format; required"""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
 
 
@@ -69,6 +69,8 @@ class ExportConfig(Section):
     """checkpoint of a run: runs/.../checkpoints/global_step_N; required"""
     target: str = ""
     """directory that is written; required"""
+    trust_run_code: bool = False
+    """execute the code that the configuration of the run names: trust_remote_code, external_lib"""
     overwrite: bool = False
     """delete what target holds, also what no such command wrote"""
     lora: Literal["merged", "adapters"] = "merged"

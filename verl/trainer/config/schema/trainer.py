@@ -7,7 +7,7 @@ from pydantic import BeforeValidator
 
 from verl.names import Device, ResumeMode, RolloutOverlap
 from verl.trainer.config.schema.accepted import AcceptedTrainer
-from verl.utils.settings import NonNegativeInt, PositiveInt, Section
+from verl.utils.settings import NonNegativeInt, PositiveInt, RunsCode, Section
 
 Seconds = Annotated[float, Gt(0)]
 
@@ -99,7 +99,7 @@ class RayInitConfig(Section):
     """GPUs a Ray of its own may hand out; null: all of them"""
     object_store_gb: Annotated[float, Ge(0.1)] | None = None
     """object store of a Ray of its own, GB; null: 1, and a copy of the policy's weights"""
-    runtime_env: dict[str, Any] = {}
+    runtime_env: Annotated[dict[str, Any], RunsCode()] = {}
     """what every worker finds, as Ray's runtime_env: {env_vars: {HF_HOME: /shared/hf}}; workers of
     a cluster that is joined have the variables of `ray start`, not those of the driver"""
     log_to_driver: bool = False
