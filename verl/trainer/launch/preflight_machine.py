@@ -53,12 +53,30 @@ def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     keys = [PLACE]
     if isinstance(cfg, PPOConfig):
         keys += ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
+    for key in ("trainer.project_name", "trainer.experiment_name"):
+        name = lookup(cfg, key)
+        why = _bad_name(name)
+        if why and f"/{name}" in f"/{cfg.trainer.default_local_dir}":
+            yield problem(cfg, key, why, "a name of up to 200 characters", f"{key}=NAME")
+    if not str(cfg.trainer.default_local_dir).strip():
+        yield problem(cfg, PLACE, "is empty", "a directory", f"{PLACE}=DIR")
+        return
     for key in keys:
         place = lookup(cfg, key)
         why = place and _unwritable(Path(place))
         if why:
             fix = f"{key}=DIR, a directory that can be written"
             yield problem(cfg, key, why, "a directory that can be made and written", fix)
+
+
+def _bad_name(name: str) -> str:
+    """Explain why a run directory cannot be called ``name``; empty where it can."""
+    parts = name.split("/")
+    if not name.strip() or ".." in parts or "." in parts or name.startswith(("/", "~")):
+        return "is empty or leads to another directory"
+    if not name.isprintable():
+        return "holds a character that cannot be shown"
+    return "is too long for a directory" if max(map(len, parts)) > 200 else ""
 
 
 def _unwritable(directory: Path) -> str:
