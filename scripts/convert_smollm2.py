@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.utils.files import publish_directory
+from verl.utils.files import publish_directory, require_replaceable
+from verl.utils.settings.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -108,13 +109,15 @@ def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedM
     return model
 
 
-def convert(out: Path, gguf: Path | None = None) -> Path:
-    """Write the directory ``out``, whole or not at all; an older one is replaced.
+def convert(out: Path, gguf: Path | None = None, overwrite: bool = False) -> Path:
+    """Write the directory ``out``, whole or not at all; an older one that was written here is
+    replaced, another one with ``overwrite``.
 
-    Raises ``MissingPackage``.
+    Raises ``MissingPackage``, and ``ConfigError`` for a directory that is not replaced.
     """
+    require_replaceable(out, "--out", overwrite)
     gguf = gguf or find_gguf()
-    with publish_directory(out) as folder:
+    with publish_directory(out, overwrite) as folder:
         tokenizer = load_tokenizer(gguf)
         load_model(gguf, tokenizer).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -129,12 +132,16 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=OUT, help=f"directory to write (default: {OUT})"
     )
+    parser.add_argument("--overwrite", action="store_true", help="delete what the directory holds")
     args = parser.parse_args()
     try:
-        out = convert(args.out)
+        out = convert(args.out, overwrite=args.overwrite)
     except MissingPackage as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
     sys.stdout.write(f"{out}: {size:.0f} MiB\n")
     return 0

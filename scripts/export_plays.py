@@ -18,8 +18,10 @@ import pyarrow.parquet
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.utils import jsonl
+from verl.utils.files import require_new_file
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
+from verl.utils.settings.errors import ConfigError
 
 TEXT, NUMBER = pyarrow.string(), pyarrow.float64()
 WHOLE, FLAG = pyarrow.int64(), pyarrow.bool_()
@@ -97,11 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="The plays of a run as Parquet, a row per step.")
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("out", type=Path, help="file to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     words = parser.parse_args(argv)
     setup_logging()
     try:
+        require_new_file(words.out, "out", words.overwrite, "--overwrite")
         count = export(words.run, words.out)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ConfigError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     print(f"{count} steps in {words.out}")

@@ -24,10 +24,12 @@ from agent_system.environments.env_registry import NamedChoice, canonical, env_s
 from agent_system.environments.failure import EnvFailure
 from agent_system.environments.pool import EnvironmentPool
 from agent_system.environments.tasks import SEED_BITS
+from verl.trainer.config.run_code import refuse_stored_code
 from verl.utils import jsonl
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
+from verl.utils.settings import ConfigError
 
 CLOSE = 1e-6  # rewards are stored as they were, but computed in floating point
 PLAYED = "stop"  # the reason of a turn that was not cut
@@ -133,10 +135,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("--file", action="append", help="of rollouts/, such as 12 or val_30")
     parser.add_argument("--limit", type=int, help="plays of each file, at most")
+    parser.add_argument(
+        "--trust-run-code", action="store_true", help="execute code that the run's config names"
+    )
     words = parser.parse_args(argv)
     setup_logging()
     names = words.file or ["*"]
     found = (words.run / "rollouts").glob
+    config = words.run / "config.yaml"
+    if config.is_file() and not words.trust_run_code:
+        stored = yaml.safe_load(config.read_text(encoding="utf-8"))
+        try:
+            refuse_stored_code({"env": stored["env"]}, str(words.run), fix="--trust-run-code")
+        except ConfigError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
     files = sorted(path for name in names for path in found(f"{name.removesuffix('.jsonl')}.jsonl"))
     if not files or not (words.run / "config.yaml").is_file():
         sys.stderr.write(f"{words.run}: no config.yaml, or no rollouts/{'|'.join(names)}.jsonl\n")

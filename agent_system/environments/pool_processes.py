@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import Any
 
 from agent_system.environments import pool_wire as wire
 from agent_system.environments.failure import EnvFailure, FailureKind, WorkerStartError
+from verl.utils.processes import OWNER, kill_descendants
 
 logger = logging.getLogger(__name__)
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -100,6 +102,7 @@ class WorkerProcess(asyncio.Protocol):
         self.alive = False
         self.closing = False
         self.asynchronous = False
+        self._owner = uuid.uuid4().hex
         self.busy = 0  # sessions that hold a slot
         self.groups: Counter[str | None] = Counter()  # and those of each group
         self.start_s = 0.0
@@ -160,6 +163,7 @@ class WorkerProcess(asyncio.Protocol):
         # Libraries draw from sets of texts: with a hash seed of its own every worker would play
         # another game.
         environ.setdefault("PYTHONHASHSEED", "0")
+        environ[OWNER] = self._owner
         module = f"{__package__}.pool_worker"
         with theirs:
             self._process = subprocess.Popen(
@@ -271,6 +275,9 @@ class WorkerProcess(asyncio.Protocol):
         was_alive = self.alive
         self.alive = False
         if self._process is not None and self._process.returncode is None:
+            # Before it dies: descendants in sessions of their own are found below it.
+            os.kill(self._process.pid, signal.SIGSTOP)
+            kill_descendants(self._process.pid, self._owner)
             # Not reaped yet, so the group's id cannot be another's.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

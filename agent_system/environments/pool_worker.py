@@ -27,7 +27,7 @@ from agent_system.environments import pool_wire as wire
 from agent_system.environments.base import Env, EnvPackage
 from agent_system.environments.env_registry import get_package
 from verl.utils.limits import limit_memory
-from verl.utils.processes import die_with_parent
+from verl.utils.processes import adopt_orphans, die_with_parent
 from verl.utils.stacks import answer_with_stacks
 
 
@@ -165,6 +165,7 @@ def main(fd: int, parent: int) -> None:
     closed.
     """
     die_with_parent()
+    adopt_orphans()
     # The parent died before the kernel knew what we ask: no signal will come.
     if os.getppid() != parent:
         return

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from annotated_types import Ge, Gt
 from pydantic import ConfigDict, Strict, model_validator
 
-from verl.utils.settings import PositiveInt, Section, Seed
+from verl.utils.settings import PositiveInt, RunsCode, Section, Seed
 
 Placement = Literal["inline", "thread", "locked", "process"]
 
@@ -14,7 +14,7 @@ Placement = Literal["inline", "thread", "locked", "process"]
 class FunctionFromFile(Section):
     """A function or class of the user's own."""
 
-    path: str | None = None
+    path: Annotated[str | None, RunsCode()] = None
     """Python file that defines a function or class"""
     name: str | None = None
     """name of the function or class in its file"""

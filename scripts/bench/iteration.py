@@ -67,7 +67,7 @@ def nothing_but(steps: int, place: Path) -> list[str]:
         f"trainer.total_training_steps={steps}",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
+        "trainer.save_freq=0",
         "trainer.resume_mode=disable",
         f"trainer.default_local_dir={place}",
     ]

@@ -252,7 +252,7 @@ def make_fake_run(
     config = make_config()
     config.trainer.total_training_steps = steps
     config.trainer.test_freq = -1
-    config.trainer.save_freq = -1
+    config.trainer.save_freq = 0
     config.trainer.critic_warmup = 0
     config.trainer.val_before_train = False
     config.trainer.val_only = False

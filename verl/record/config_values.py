@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from verl.utils.secret_values import masked
+
 
 @runtime_checkable
 class Dumps(Protocol):
@@ -13,10 +15,14 @@ class Dumps(Protocol):
 
 
 def as_dict(config: object) -> dict[str, Any]:
-    """A mapping, dataclass, pydantic model or OmegaConf node as nested dicts.
+    """A mapping, dataclass, pydantic model or OmegaConf node as nested dicts, secrets masked.
 
     Raises ``TypeError`` for anything else.
     """
+    return masked(_as_dict(config))
+
+
+def _as_dict(config: object) -> dict[str, Any]:
     if isinstance(config, Dumps):
         return config.model_dump(mode="json")  # tuples are lists, as YAML has them
     if dataclasses.is_dataclass(config) and not isinstance(config, type):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl.utils.secret_values import masked_words
 from verl.utils.threads import available_cpus
 
 PROJECT = "rlvcr"  # the distribution whose requirements decide what a run computes
@@ -27,7 +28,7 @@ def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "command": sys.argv,
+        "command": masked_words(sys.argv),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "packages": _versions(),

@@ -117,7 +117,9 @@ class Journal:
         finally:
             self.tracking.finish()
             self.tracking = None
-            refresh_report(self.run.path)
+            written = refresh_report(self.run.path)
+            if written is not None:
+                logger.info("report: %s", written)
 
     def _write_step(self, trackers: Tracking, step: int, metrics: Mapping[str, float]) -> None:
         trackers.log(metrics, step)

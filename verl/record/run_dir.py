@@ -36,7 +36,7 @@ VALIDATION = "val_"  # before the step of a file of validation plays
 MAX_CHANGES = 12  # keys named when a run starts with another configuration
 
 
-class RunDirectoryInUse(RuntimeError):
+class RunDirectoryInUse(ConfigError, RuntimeError):
     """Another run holds the directory."""
 
 

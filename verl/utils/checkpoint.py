@@ -35,7 +35,7 @@ from typing import Any
 
 from verl.records import WrittenFiles
 from verl.utils.background import BackgroundCall
-from verl.utils.files import flush_to_disk, put_aside
+from verl.utils.files import current_umask, finish_files, flush_to_disk, put_aside
 from verl.utils.manifest import (
     STATE,
     CheckpointError,
@@ -80,10 +80,7 @@ class CheckpointManager:
         self.seen_within_s = seen_within_s
         self.background = background
         self._under_way: tuple[int, BackgroundCall[None]] | None = None
-        # The umask can only be read by setting it, which no other thread should notice.
-        umask = os.umask(0)
-        os.umask(umask)
-        self._mode = 0o777 & ~umask
+        self._mode = 0o777 & ~current_umask()
 
     def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         """Make ``root/global_step_<step>`` and retire old checkpoints; returns that directory.
@@ -152,6 +149,7 @@ class CheckpointManager:
                 answer = answer()
             written = answer if isinstance(answer, list) else []
             self._see(partial, written)
+            finish_files(partial)
             write_state_and_manifest(partial, step, encoded, written)
             replaced = self._set_aside(final) if final.exists() else None
             os.rename(partial, final)

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from verl.utils.interrupt import sigterm_handler_kept
+from verl.utils.settings.errors import ConfigError
 from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -115,8 +116,9 @@ def _private_directory() -> Path:
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(
-            f"{path} belongs to somebody else; Ray's session directories cannot be kept there"
+        raise ConfigError(
+            f"{path}: belongs to another user, and Ray's session directories cannot be kept there; "
+            "allowed: a directory of this user; fix: have its owner or the administrator remove it"
         )
     path.chmod(0o700)
     return path

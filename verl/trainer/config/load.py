@@ -25,6 +25,7 @@ from verl.trainer.config.plugged import (
 )
 from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.config.yaml_text import yaml_text
+from verl.utils.secret_values import masked
 from verl.utils.settings import ConfigError, MissingKey, Section, keys_of, lookup
 from verl.utils.settings.keys import own_keys
 from verl.utils.settings.reading import from_text, read
@@ -483,5 +484,5 @@ def to_dict(cfg: Section) -> Tree:
 
 
 def to_yaml(cfg: Section | Tree) -> str:
-    """``cfg`` as YAML, as the run directory keeps it."""
-    return yaml_text(to_dict(cfg) if isinstance(cfg, Section) else cfg)
+    """``cfg`` as YAML, as the run directory keeps it: secrets are masked."""
+    return yaml_text(masked(to_dict(cfg) if isinstance(cfg, Section) else cfg))

@@ -130,7 +130,7 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 def _saved_bytes(cfg: PPOConfig) -> int:
     """Of each parameter of the policy, and of a critic of its size, in a checkpoint."""
-    if cfg.trainer.save_freq < 1:
+    if cfg.trainer.save_freq == 0:
         return 0
     policy = cfg.actor_rollout_ref
     # Of LoRA's moments, which are small, nothing is counted.

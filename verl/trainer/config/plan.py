@@ -84,6 +84,7 @@ class Plan:
     title: str
     device: str
     run_dir: str
+    checkpoints: str = ""
     train_tasks: int | None = None
     val_tasks: int | None = None
     tasks_per_iteration: int = 0
@@ -149,6 +150,7 @@ class Plan:
         yield "policy", self._policy()
         yield "memory", _memory(self.memory_gb, self.machine_memory_gb, self.device_memory_gb)
         yield "run directory", self.run_dir
+        yield "checkpoints", self.checkpoints
 
     def _policy(self) -> str:
         text = f"{_known(self.parameters)} parameters"
@@ -334,6 +336,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         title=f"{run}: {what} on {env.env_name}",
         device=facts.device,
         run_dir=trainer.default_local_dir,
+        checkpoints=kept_checkpoints(cfg),
         train_tasks=train_tasks,
         val_tasks=val_tasks,
         tasks_per_iteration=data.train_batch_size,
@@ -407,6 +410,25 @@ def _source(cfg: PPOConfig) -> str:
     return f"{path}, or the newest checkpoint in {saved}" if resumes else path
 
 
+def kept_checkpoints(cfg: PPOConfig | SFTConfig) -> str:
+    """The checkpoints that a run leaves and their place, in words."""
+    trainer = cfg.trainer
+    place = f"{trainer.default_local_dir}/checkpoints"
+    every = f"every {trainer.save_freq} steps and after the last one"
+    if isinstance(cfg, SFTConfig):
+        resumable = f"; to resume: the newest, {every}, in {place}" if trainer.save_freq > 0 else ""
+        return f"the policy after the last step, in {cfg.model.save_path}{resumable}"
+    if trainer.val_only:
+        return "none (trainer.val_only=true)"
+    if trainer.save_freq == 0:
+        return "none (trainer.save_freq=0): the trained policy is not kept"
+    if trainer.save_freq < 0:
+        return f"after the last step alone (trainer.save_freq=-1), in {place}"
+    kept = trainer.max_actor_ckpt_to_keep
+    which = f"the newest {kept} are kept" if kept else "all are kept"
+    return f"{every} (trainer.save_freq), {which}, in {place}"
+
+
 def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
     """Rough GiB per node; None where nothing can be said."""
     needed = cpu_node_bytes(cfg, facts.size)
@@ -442,6 +464,7 @@ def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:
         title=f"{run}: imitation of {data.episodes:,} episodes",
         device=facts.device,
         run_dir=trainer.default_local_dir,
+        checkpoints=kept_checkpoints(cfg),
         epochs=trainer.total_epochs,
         optimizer_steps=1,
         iterations=trainer.total_training_steps,

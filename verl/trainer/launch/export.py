@@ -21,9 +21,10 @@ from verl.models.loader import load_causal_lm
 from verl.models.lora import UnsupportedTargets, lora_scales
 from verl.models.policy import PolicyModel
 from verl.models.weights import UnusableWeights, non_finite
+from verl.trainer.config.run_code import refuse_stored_code
 from verl.trainer.config.schema.tools import ExportConfig
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
-from verl.utils.files import publish_directory
+from verl.utils.files import publish_directory, require_replaceable
 from verl.utils.settings import ConfigError
 from verl.workers.actor import PREFIX
 from verl.workers.engine_state import holds_engine, read_weights
@@ -53,15 +54,16 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     Raises ``ConfigError`` where the checkpoint is torn, does not fit the model, or has no adapters
     though they are asked for.
     """
+    target = Path(cfg.target)
     policy = find_policy(Path(cfg.checkpoint))
     origin = origin_of(cfg)
+    _require_target(target, cfg, origin)
     lm = _load(origin)
     # Both before the weights are read: they are asked of the parameters as they were made.
     tied, scales = tied_names(lm), lora_scales(lm)
     state = _read(policy, cfg)
     _require_fit(state, PolicyModel(lm), cfg)
-    target = Path(cfg.target)
-    with publish_directory(target) as directory:
+    with publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
             _require_adapters(origin)
             save_adapters(lm, state, PREFIX, directory, origin.path)
@@ -69,6 +71,25 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
             save_hf(lm, hf_names(state, PREFIX, scales, tied), directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target
+
+
+def _require_target(target: Path, cfg: ExportConfig, origin: Origin) -> None:
+    """Raise ``ConfigError`` for a target that would delete or alter a run, or what is foreign."""
+    checkpoint = Path(cfg.checkpoint).resolve()
+    keep = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
+    require_replaceable(target, "target", cfg.overwrite, keep)
+    # Where there is no run above it, the checkpoint alone.
+    runs = [parent for parent in checkpoint.parents if (parent / "config.yaml").is_file()]
+    inside = next((above for above in (*runs[:1], checkpoint) if _is_in(target, above)), None)
+    if inside is not None:
+        raise ConfigError(
+            f"target={cfg.target!r}: is inside {inside}, which belongs to the run; allowed: a "
+            "directory outside of it; fix: target=DIR"
+        )
+
+
+def _is_in(path: Path, directory: Path) -> bool:
+    return path.resolve().is_relative_to(directory)
 
 
 def find_policy(checkpoint: Path) -> Path:
@@ -107,6 +128,10 @@ def origin_of(cfg: ExportConfig) -> Origin:
         raise ConfigError(
             f"model_path: there is no config.yaml of a run above {cfg.checkpoint!r} that names the "
             "model it started from; fix: model_path=DIR"
+        )
+    if not cfg.trust_run_code:
+        refuse_stored_code(
+            {"actor_rollout_ref": {"model": section}}, f"checkpoint={cfg.checkpoint!r}"
         )
     wanted = ("trust_remote_code", "override_config", "external_lib")
     lora = ("lora_rank", "lora_alpha", "target_modules")

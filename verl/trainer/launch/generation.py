@@ -19,6 +19,7 @@ from verl.models.hub import model_directory
 from verl.trainer.config.schema.tools import GenerationConfig
 from verl.trainer.launch.preflight_weights import checked_tokenizer
 from verl.utils import jsonl
+from verl.utils.files import require_new_file
 from verl.utils.progress import Progress, move
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
@@ -95,6 +96,7 @@ def output_path(cfg: GenerationConfig) -> Path:
             f"data.output_path={str(target)!r}: is data.path, which is not written over; "
             "fix: leave it out"
         )
+    require_new_file(target, "data.output_path", cfg.data.overwrite, "data.overwrite=true")
     return target
 
 

@@ -135,7 +135,6 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             watchdog.enter("run")
             stack.callback(watchdog.enter, "shutdown")
             yield opened
-        logger.info("report: %s", run.report_path)
 
 
 def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> World:

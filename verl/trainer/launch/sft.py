@@ -34,6 +34,7 @@ from verl.trainer.config.schema import SFTConfig
 from verl.trainer.launch.preflight_weights import policy_problems
 from verl.trainer.launch.sft_ranks import SFTJob, train_on_ranks
 from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, token_row
+from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
 from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.settings import ConfigError
@@ -51,6 +52,7 @@ def run_sft(cfg: SFTConfig) -> Path:
     if cfg.trainer.nnodes > 1:
         raise ValueError("main_sft trains on the devices of one machine: trainer.nnodes=1")
     schedule = cfg.trainer
+    refuse_save_path(cfg)
     torch.set_num_threads(schedule.num_threads or available_cpus())
     seed_everything(schedule.seed)
     with (
@@ -81,6 +83,14 @@ def run_sft(cfg: SFTConfig) -> Path:
             save_path = train_on_ranks(job, schedule.n_gpus_per_node)
     logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - started)
     return save_path
+
+
+def refuse_save_path(cfg: SFTConfig) -> None:
+    """Raise ``ConfigError`` where ``model.save_path`` holds what no such run wrote."""
+    named = (cfg.model.path, cfg.model.tokenizer_path, cfg.data.data_dir)
+    keep = [Path(place) for place in named if place and Path(place).exists()]
+    keep.append(Path(cfg.trainer.default_local_dir))
+    require_replaceable(Path(cfg.model.save_path), "model.save_path", cfg.model.overwrite, keep)
 
 
 # ---------------------------------------------------------------------- episodes

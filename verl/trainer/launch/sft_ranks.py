@@ -166,7 +166,7 @@ def train_and_save(job: SFTJob) -> Path:
     if rank() == 0:
         trust = cfg.model.trust_remote_code
         tokenizer = AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=trust)
-        save_policy(lm, weights, tokenizer, target)
+        save_policy(lm, weights, tokenizer, target, cfg.model.overwrite)
     return target
 
 
@@ -194,12 +194,16 @@ def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | No
 
 
 def save_policy(
-    lm: PreTrainedModel, weights: dict[str, torch.Tensor], tokenizer: Any, target: Path
+    lm: PreTrainedModel,
+    weights: dict[str, torch.Tensor],
+    tokenizer: Any,
+    target: Path,
+    overwrite: bool = False,
 ) -> Path:
     """Write the Hugging Face directory ``target`` so that it is there whole or not at all; an older
     one is replaced.
     """
-    with publish_directory(target) as directory:
+    with publish_directory(target, overwrite) as directory:
         save_hf(lm, weights, directory, source=None)
         tokenizer.save_pretrained(directory)
     return target

@@ -350,7 +350,9 @@ class RayPPOTrainer(Generic[TasksT]):
         # Before the checkpoint: what a resumed run starts from is on record, what it repeats is
         # removed.
         self.journal.log_step(self.global_step, self.drain_metrics())
-        if trainer.save_freq > 0 and (last or self.global_step % trainer.save_freq == 0):
+        # Minus one: the last one alone.
+        due = trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0
+        if due or (last and trainer.save_freq != 0):
             self.save()
 
     def validate(self) -> DataProto:

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable
 
+from verl.utils.secret_values import masked_text
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run. ``problems`` holds one message per mistake."""
 
     def __init__(self, problems: str | Iterable[str]):
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        named = [problems] if isinstance(problems, str) else list(problems)
+        # Messages repeat what was written, which may be a secret.
+        self.problems = [masked_text(problem) for problem in named]
         count = len(self.problems)
         noun = "problem" if count == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)

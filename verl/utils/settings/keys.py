@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Le
 from pydantic.fields import FieldInfo
 
-from verl.utils.settings.section import GpuOnly, Section, Unused
+from verl.utils.settings.section import GpuOnly, RunsCode, Section, Unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +163,11 @@ class Key:
     def gpu_only(self) -> bool:
         """Whether the key changes nothing on CPU."""
         return any(isinstance(mark, GpuOnly) for mark in self.field.metadata)
+
+    @property
+    def runs_code(self) -> RunsCode | None:
+        """The mark of a key whose value names code; None for any other."""
+        return next((mark for mark in self.field.metadata if isinstance(mark, RunsCode)), None)
 
     def allowed(self) -> str:
         """What may be written here, in words."""

@@ -77,6 +77,20 @@ class GpuOnly:
     """Marks a key that changes nothing on CPU."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunsCode:
+    """Marks a key whose value is code to execute: a file, a module, a command or the permission.
+
+    ``by_place``: of other names too, so that only a place (MODULE:NAME, FILE.py:NAME) is code.
+    """
+
+    by_place: bool = False
+
+    def in_value(self, value: object) -> bool:
+        """Tell whether ``value`` names code."""
+        return ":" in str(value) if self.by_place else bool(value)
+
+
 class OpenSection(Section):
     """A section below which packages outside of the configuration's room declare more.
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt
 
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
-from verl.utils.settings import PositiveInt, Section, Seed
+from verl.utils.settings import PositiveInt, RunsCode, Section, Seed
 
 
 class McpServer(Section):
@@ -27,12 +27,12 @@ class ToolsSettings(DatasetSettings):
     one_step: ClassVar[bool] = False
     fits_prompts: ClassVar[bool] = False  # what is shown first depends on the tools
 
-    functions: list[str] = []
+    functions: Annotated[list[str], RunsCode()] = []
     """functions by place, FILE.py:NAME or MODULE:NAME; none, and no server: the calculator and the
     lookup of the example"""
     schemas: dict[str, dict[str, Any]] = {}
     """JSON schemas of arguments by function, shown in place of those that signatures give"""
-    mcp_servers: list[McpServer] = []
+    mcp_servers: Annotated[list[McpServer], RunsCode()] = []
     """servers whose tools are offered too"""
     call_timeout_s: Annotated[float, Gt(0)] = 5.0
     """seconds that the calls of one turn may take together"""

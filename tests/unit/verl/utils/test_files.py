@@ -1,10 +1,15 @@
 """Files and directories that are there whole or not at all."""
 
+import os
 import stat
+import threading
+from pathlib import Path
 
 import pytest
 
-from verl.utils.files import atomic_write, publish_directory
+from verl.utils import files
+from verl.utils.files import atomic_write, publish_directory, require_replaceable
+from verl.utils.settings import ConfigError
 
 
 def names(folder):
@@ -62,19 +67,19 @@ def test_a_directory_is_there_when_it_is_whole(tmp_path):
 
 def test_a_directory_replaces_an_older_one(tmp_path):
     target = tmp_path / "policy"
-    target.mkdir()
-    fill(target, weights="old", extra="old")
+    with publish_directory(target) as folder:
+        fill(folder, weights="old", extra="old")
     with publish_directory(str(target)) as folder:
         fill(folder, weights="new")
-    assert names(target) == ["weights"]
+    assert names(target) == [".published.json", "weights"]
     assert (target / "weights").read_text() == "new"
     assert names(tmp_path) == ["policy"]
 
 
 def test_a_failure_leaves_the_old_directory(tmp_path):
     target = tmp_path / "policy"
-    target.mkdir()
-    fill(target, weights="old")
+    with publish_directory(target) as folder:
+        fill(folder, weights="old")
     with pytest.raises(RuntimeError), publish_directory(target) as folder:
         fill(folder, weights="half")
         raise RuntimeError
@@ -90,3 +95,102 @@ def test_others_may_read_what_is_published(tmp_path):
         (folder / "below" / "weights").chmod(0o600)
     assert stat.S_IMODE(target.stat().st_mode) == 0o755
     assert stat.S_IMODE((target / "below" / "weights").stat().st_mode) == 0o644
+
+
+# ---- what is replaced, and what is not --------------------------------------------------------
+
+
+def publish(target, overwrite=False, **files):
+    with publish_directory(target, overwrite) as folder:
+        fill(folder, **files)
+
+
+def test_a_published_directory_is_replaced_again(tmp_path):
+    for text in ("old", "new"):
+        publish(tmp_path / "policy", weights=text)
+    assert (tmp_path / "policy" / "weights").read_text() == "new"
+
+
+def add_file(target):
+    (target / "thesis.txt").write_text("mine")
+
+
+def edit_file(target):
+    (target / "weights").write_text("x")
+
+
+def add_link(target):
+    (target / "link").symlink_to("weights")
+
+
+@pytest.mark.parametrize("change", [add_file, edit_file, add_link])
+def test_what_was_not_published_here_is_refused(tmp_path, change):
+    target = tmp_path / "policy"
+    publish(target, weights="w")
+    change(target)
+    before = names(target)
+    with pytest.raises(ConfigError, match="overwrite=true"):
+        require_replaceable(target, "target", False)
+    with pytest.raises(ConfigError):
+        publish(target, weights="new")
+    assert names(target) == before and names(tmp_path) == ["policy"]
+    publish(target, overwrite=True, weights="new")
+    assert (target / "weights").read_text() == "new"
+
+
+def make_file(place):
+    place.write_text("mine")
+
+
+def make_link(place):
+    (place.parent / "elsewhere").mkdir()
+    place.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("make", [make_file, make_link])
+def test_files_and_links_are_never_replaced(tmp_path, make):
+    make(tmp_path / "place")
+    with pytest.raises(ConfigError, match="place"):
+        publish(tmp_path / "place", overwrite=True, weights="w")
+
+
+def test_what_must_stay_is_never_below_a_target(tmp_path, monkeypatch):
+    kept = tmp_path / "run" / "checkpoints"
+    kept.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for target in (kept, kept.parent, tmp_path, Path("/"), Path.home(), Path(".")):
+        with pytest.raises(ConfigError):
+            require_replaceable(target, "target", True, [kept])
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_readers_beside_two_writers_find_a_whole_version(tmp_path, monkeypatch, exchange):
+    monkeypatch.setattr(files, "flush_to_disk", lambda path: None)
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    target = tmp_path / "policy"
+    publish(target, one="start", other="start")
+    failed = []
+
+    def write(name):
+        try:
+            for number in range(100):
+                publish(target, one=f"{name}{number}", other=f"{name}{number}")
+        except BaseException as error:
+            failed.append(error)
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    missing = mixed = 0
+    while any(writer.is_alive() for writer in writers):
+        try:
+            held = os.open(target, os.O_RDONLY)  # its number is not given to another version
+            texts = {(target / name).read_text() for name in ("one", "other")}
+            mixed += len(texts) > 1 and os.path.samestat(target.stat(), os.fstat(held))
+            os.close(held)
+        except FileNotFoundError:
+            missing += 1
+    assert not failed and mixed == 0 and names(tmp_path) == ["policy"]
+    assert missing == 0 or not exchange
+    assert len({(target / name).read_text() for name in ("one", "other")}) == 1

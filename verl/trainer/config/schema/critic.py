@@ -16,7 +16,7 @@ from verl.trainer.config.schema.model import (
     CriticModelConfig,
     OptimConfig,
 )
-from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section
+from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, RunsCode, Section
 
 
 class CriticConfig(Section):
@@ -71,7 +71,7 @@ class RewardNetworkConfig(AcceptedRewardNetwork):
 
     path: str | None = None
     """directory (or hub name) of the reward model"""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
 
 
@@ -92,7 +92,7 @@ class RewardModelConfig(AcceptedRewardModel):
     """weight of the reward model's score"""
     rule_weight: Derived[float] = NULL
     """weight of what the environment or a function gives; null: 0 beside a reward model, else 1"""
-    reward_manager: str = "episode"
+    reward_manager: Annotated[str, RunsCode(by_place=True)] = "episode"
     """how an episode's rewards are placed on tokens: a registered name (naive and prime are
     episode), or the place of a class, module:Class or FILE.py:Class"""
     reward_kwargs: dict[str, Any] = {}
@@ -109,7 +109,7 @@ class CustomRewardFunction(Section):
     extra_info, of an environment's play data_source, steps and extra_info.
     """
 
-    path: str | None = None
+    path: Annotated[str | None, RunsCode()] = None
     """Python file that defines the reward function"""
     name: str = "compute_score"
     """name of the reward function in its file"""

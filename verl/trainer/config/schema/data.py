@@ -1,15 +1,15 @@
 """``data``: which files are trained on, how much of them per iteration, how long rows may be."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from verl.trainer.config.schema.accepted import AcceptedData
-from verl.utils.settings import PositiveInt, Section
+from verl.utils.settings import PositiveInt, RunsCode, Section
 
 
 class CustomClass(Section):
     """``data.custom_cls``: a dataset class of the user's own."""
 
-    path: str | None = None
+    path: Annotated[str | None, RunsCode()] = None
     """Python file that defines the dataset class"""
     name: str | None = None
     """name of the dataset class in its file"""

@@ -1,6 +1,6 @@
 """``env``: the environment, its groups, its processes."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from verl.names import History
 from verl.trainer.config.schema.accepted import AcceptedEnv
@@ -10,6 +10,7 @@ from verl.utils.settings import (
     NonNegative,
     NonNegativeInt,
     PositiveInt,
+    RunsCode,
     Section,
     Seed,
 )
@@ -36,7 +37,7 @@ class EnvConfig(AcceptedEnv, OpenSection):
     declares.
     """
 
-    env_name: str = ""
+    env_name: Annotated[str, RunsCode(by_place=True)] = ""
     """name in the environment registry, with a variant after a slash (NAME/VARIANT), or
     the place of a package: module:ATTRIBUTE; empty: rows of data.train_files where the job names
     files, else the launcher's default"""

@@ -12,6 +12,7 @@ from verl.utils.settings import (
     GpuOnly,
     NonNegative,
     NonNegativeInt,
+    RunsCode,
     Section,
     Share,
 )
@@ -33,11 +34,11 @@ class ModelConfig(AcceptedModel):
     """numerator of the scale of LoRA adapters"""
     target_modules: Any = "all-linear"
     """LoRA modules: all-linear, one name or a list of names"""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}
     """values that replace those of the model's own config"""
-    external_lib: str | None = None
+    external_lib: Annotated[str | None, RunsCode()] = None
     """module imported before anything is looked up in a registry"""
 
 
@@ -105,11 +106,11 @@ class CriticModelConfig(AcceptedCriticModel):
     """recompute activations in backward"""
     attn_implementation: PackedAttention = "sdpa"
     """kernels of packed attention: sdpa or, on GPUs, flex"""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}
     """values that replace those of the model's own config"""
-    external_lib: str | None = None
+    external_lib: Annotated[str | None, RunsCode()] = None
     """module imported before the model is built"""
     fsdp_config: FSDPConfig = FSDPConfig()
     """placement of parameters and optimiser state"""

@@ -16,6 +16,7 @@ from verl.utils.settings import (
     NonNegative,
     NonNegativeInt,
     PositiveInt,
+    RunsCode,
     Section,
     Seed,
     Share,
@@ -42,7 +43,7 @@ class RolloutConfig(AcceptedRollout):
     """Each rollout worker is a Ray actor with one engine; training samples at temperature, from
     all tokens."""
 
-    name: str = "vllm"
+    name: Annotated[str, RunsCode(by_place=True)] = "vllm"
     """engine: vllm, hf which needs no vLLM, a registered one, or module:Class of your own"""
     temperature: NonNegative = 1.0
     """sampling temperature in training"""
@@ -93,7 +94,7 @@ class RolloutConfig(AcceptedRollout):
     """form micro-batches of the old-log-prob pass by tokens; null: actor.use_dynamic_bsz"""
     log_prob_max_token_len_per_gpu: Derived[PositiveInt] = NULL
     """tokens per micro-batch of the old-log-prob pass; null: actor.ppo_max_token_len_per_gpu"""
-    engine_kwargs: dict[str, Any] = {}
+    engine_kwargs: Annotated[dict[str, Any], RunsCode()] = {}
     """arguments of the engine's constructor, as they are"""
     val_kwargs: ValSamplingConfig = ValSamplingConfig()
     """sampling in validation"""

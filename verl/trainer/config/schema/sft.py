@@ -12,6 +12,7 @@ from verl.utils.settings import (
     NonNegative,
     NonNegativeInt,
     PositiveInt,
+    RunsCode,
     Section,
     Seed,
     Share,
@@ -47,6 +48,8 @@ class SFTModelConfig(Section):
     """policy to start from; null: a new one of the size in model.new"""
     save_path: str = "data/models/policy"
     """directory the trained policy and tokenizer are written to (HF format)"""
+    overwrite: bool = False
+    """delete what save_path holds, also what no such run wrote"""
     new: NewPolicyConfig = NewPolicyConfig()
     """size of a policy built from nothing"""
     tokenizer_path: str | None = None
@@ -57,7 +60,7 @@ class SFTModelConfig(Section):
     """compute dtype; master weights stay float32"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward"""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}
     """values that replace those of the model's own config"""
@@ -119,7 +122,8 @@ class SFTTrainerConfig(Section):
     test_freq: Annotated[int, Ge(-1)] = -1
     """held-out loss every so many optimizer steps and after the last one"""
     save_freq: Annotated[int, Ge(-1)] = -1
-    """checkpoint every so many optimizer steps"""
+    """checkpoint every so many optimizer steps, besides the policy in model.save_path; -1 or 0:
+    never"""
     resume_mode: ResumeMode = "auto"
     """continue from the newest checkpoint, or not"""
     resume_from_path: str | None = None

@@ -1,10 +1,10 @@
 """Configurations of the small commands: ``main_generation`` and ``main_export``."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from verl.trainer.config.schema.rollout import RolloutConfig
 from verl.trainer.config.schema.trainer import Seconds
-from verl.utils.settings import PositiveInt, Section
+from verl.utils.settings import PositiveInt, RunsCode, Section
 
 
 class GenerationDataConfig(Section):
@@ -18,6 +18,8 @@ class GenerationDataConfig(Section):
     """answers per prompt"""
     output_path: str | None = None
     """file that is written, jsonl or parquet; null: beside data.path, as NAME.generated"""
+    overwrite: bool = False
+    """replace output_path where it exists"""
     response_key: str = "responses"
     """column that is added: the list of answers"""
     max_prompt_length: PositiveInt = 1024
@@ -33,7 +35,7 @@ class GenerationModelConfig(Section):
 
     path: str = ""
     """directory (or hub name) of the policy in Hugging Face format; required"""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
 
 
@@ -67,6 +69,10 @@ class ExportConfig(Section):
     """checkpoint of a run: runs/.../checkpoints/global_step_N; required"""
     target: str = ""
     """directory that is written; required"""
+    trust_run_code: bool = False
+    """execute the code that the configuration of the run names: trust_remote_code, external_lib"""
+    overwrite: bool = False
+    """delete what target holds, also what no such command wrote"""
     lora: Literal["merged", "adapters"] = "merged"
     """with LoRA: one model with the adapters in its weights, or the adapters alone (peft)"""
     model_path: str | None = None

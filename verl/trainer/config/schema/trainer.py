@@ -7,7 +7,7 @@ from pydantic import BeforeValidator
 
 from verl.names import Device, ResumeMode, RolloutOverlap
 from verl.trainer.config.schema.accepted import AcceptedTrainer
-from verl.utils.settings import NonNegativeInt, PositiveInt, Section, Seed
+from verl.utils.settings import NonNegativeInt, PositiveInt, RunsCode, Section, Seed
 
 Seconds = Annotated[float, Gt(0)]
 
@@ -18,7 +18,7 @@ def _off(value: object) -> object:
 
 
 class TrainerConfig(AcceptedTrainer):
-    """Schedule, devices and the run directory. ``*_freq`` in iterations, -1 means never."""
+    """Schedule, devices and the run directory. ``*_freq`` in iterations."""
 
     project_name: str = "rlvcr"
     """first folder below runs/, project of the trackers"""
@@ -37,9 +37,10 @@ class TrainerConfig(AcceptedTrainer):
     val_only: bool = False
     """validate and stop"""
     test_freq: Annotated[int, Ge(-1)] = -1
-    """validate every so many iterations and after the last one"""
+    """validate every so many iterations and after the last one; -1: never"""
     save_freq: Annotated[int, Ge(-1)] = -1
-    """save a checkpoint every so many iterations and after the last one"""
+    """save a checkpoint every so many iterations and after the last one; -1: after the last one
+    alone (never in verl's own scripts); 0: never"""
     async_save: bool = True
     """write a checkpoint beside the next iterations, from a copy in host memory; it counts when all
     of it is on disk, and a failed write ends the run at the next save or at the end"""
@@ -98,7 +99,7 @@ class RayInitConfig(Section):
     """GPUs a Ray of its own may hand out; null: all of them"""
     object_store_gb: Annotated[float, Ge(0.1)] | None = None
     """object store of a Ray of its own, GB; null: 1, and a copy of the policy's weights"""
-    runtime_env: dict[str, Any] = {}
+    runtime_env: Annotated[dict[str, Any], RunsCode()] = {}
     """what every worker finds, as Ray's runtime_env: {env_vars: {HF_HOME: /shared/hf}}; workers of
     a cluster that is joined have the variables of `ray start`, not those of the driver"""
     log_to_driver: bool = False

@@ -80,11 +80,11 @@ def test_an_engine_plays_beside_weights_and_moments():
 def test_a_node_holds_one_copy_of_the_model_while_it_loads():
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
     for words in ((), one):
-        assert gpu_node_bytes(config(*words, "trainer.save_freq=-1"), LARGE) == 4 * P
+        assert gpu_node_bytes(config(*words, "trainer.save_freq=0"), LARGE) == 4 * P
 
 
 def test_weights_on_their_way_through_the_store_are_in_host_memory_twice_and_gathered():
-    one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1", "trainer.save_freq=-1")
+    one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1", "trainer.save_freq=0")
     through_store = config(*one, f"{ROLLOUT}.weight_transfer=store")
     assert gpu_node_bytes(through_store, LARGE) == (4 + 2 * 2) * P
 
@@ -102,7 +102,7 @@ def test_a_save_copies_weights_and_moments_into_host_memory():
     assert gpu_node_bytes(config(*one, adapters), LARGE) == handing_over + 4 * P
     with_critic = ("algorithm.adv_estimator=gae", adapters)
     assert gpu_node_bytes(config(*at_once, *with_critic), LARGE) == (4 + 4 + 8) * P
-    without = config(*ways, "trainer.save_freq=-1")
+    without = config(*ways, "trainer.save_freq=0")
     assert cpu_node_bytes(config(*one), LARGE) - cpu_node_bytes(without, LARGE) == (4 + 8) * P
 
 

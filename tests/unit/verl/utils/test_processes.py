@@ -1,0 +1,54 @@
+"""Descendants of a process are killed, whatever session they moved into."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from verl.utils.processes import OWNER, kill_descendants
+
+CHILD = "import time; print(os.getpid(), flush=True); time.sleep(60)"
+WAYS = {
+    "own session": "subprocess.Popen([sys.executable, '-c', child], start_new_session=True)",
+    "double fork": "os.fork() or (os.setsid(), os.fork() or exec(child))",
+}
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("worker_dies", [False, True])
+def test_descendants_are_killed(way, worker_dies):
+    owner = uuid.uuid4().hex
+    child = f"import os; {CHILD}"
+    end = "os._exit(0)" if worker_dies else "time.sleep(60)"
+    code = f"import os, subprocess, sys, time; child = {child!r}; {WAYS[way]}; time.sleep(1); {end}"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, OWNER: owner},
+    )
+    assert worker.stdout is not None
+    pid = int(worker.stdout.readline())
+    try:
+        if worker_dies:
+            worker.wait()
+        kill_descendants(worker.pid, owner)
+        deadline = time.monotonic() + 10
+        while is_running(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not is_running(pid)
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()

@@ -1,0 +1,74 @@
+"""Secrets in settings and command lines, masked before these are written or shown."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MASK = "***"
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET_PARTS = {"secret", "secrets", "password", "passwd", "passphrase", "credential"}
+_SECRET_PARTS |= {"credentials", "apikey"}
+_KEYS = {"api", "access", "private", "secret", "auth", "account", "service", "encryption"}
+_SPECIAL_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
+_IN_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+_PAIR = re.compile(r"""(['"]?([A-Za-z_]\w*)['"]?\s*[:=]\s*)(['"]?)([^\s,{}\[\]'"]+)\3""")
+_ENVIRONMENTS = ("runtime_env", "env_vars", "mcp_servers")
+
+
+def is_secret_name(name: str) -> bool:
+    """Tell whether a key of this name holds a secret: API_KEY, hf_token, dbPassword; but not
+    prompt_key, tokenizer, max_tokens or pad_token.
+    """
+    parts = [part.lower() for part in _PART.findall(name)]
+    if not parts or _SECRET_PARTS & set(parts):
+        return bool(parts)
+    before = parts[-2] if len(parts) > 1 else ""
+    if parts[-1] == "token":
+        return before not in _SPECIAL_TOKENS
+    # Environment variables are in capitals, columns of data are not.
+    return "key" in parts and (before in _KEYS or name.isupper())
+
+
+def masked(value: Any, secret: bool = False) -> Any:
+    """``value`` with its secrets masked: texts below keys of such names, all variables of an
+    environment, and passwords in URLs. Interpolations are kept as they are written.
+    """
+    if isinstance(value, Mapping):
+        return {
+            name: masked(item, secret or is_secret_name(str(name)) or _is_environment(name, value))
+            for name, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [masked(item, secret) for item in value]
+    if isinstance(value, str):
+        if secret and value and not value.startswith("${"):
+            return MASK
+        return _IN_URL.sub(rf"\1:{MASK}@", value)
+    return value
+
+
+def _is_environment(name: object, siblings: Mapping[Any, Any]) -> bool:
+    """Tell whether ``name`` holds environment variables: of Ray's workers, or of a server."""
+    return name == "env_vars" or (name == "env" and "command" in siblings)
+
+
+def masked_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line with their secrets masked."""
+    return [_masked_word(str(word)) for word in words]
+
+
+def _masked_word(word: str) -> str:
+    key, equals, value = word.partition("=")
+    if equals and any(part in _ENVIRONMENTS for part in key.lstrip("+").split(".")):
+        return word if value.startswith("${") else f"{key}={MASK}"
+    return masked_text(word)
+
+
+def masked_text(text: str) -> str:
+    """``text`` with the values of pairs such as ``API_KEY=...`` and passwords in URLs masked."""
+
+    def pair(found: re.Match[str]) -> str:
+        kept = not is_secret_name(found[2]) or found[4].startswith("$")
+        return found[0] if kept else f"{found[1]}{MASK}"
+
+    return _PAIR.sub(pair, _IN_URL.sub(rf"\1:{MASK}@", text))
