@@ -85,6 +85,8 @@ def _row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
     try:
         for envs in make_envs(cfg):
             fit_prompts(cfg, tokenizer, envs)
+    except ConfigError as error:
+        yield from error.problems
     except ValueError as error:
         yield str(error)
 
@@ -96,6 +98,8 @@ def _opened(cfg: PPOConfig) -> tuple[list[Observation], list[str]]:
         with logged_wait(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
             envs = EnvironmentManagerBase(cfg, "train")
             return first_observations(envs, min(LOOKED_AT, len(envs.tasks))), []
+    except ConfigError as error:
+        return [], error.problems  # says itself which key and file is to blame
     except (ImportError, JavaMissing, OSError, ValueError) as error:
         why = f"has no tasks: {error}; allowed: an environment that has some"
     except (EnvFailure, WorkerStartError) as error:

@@ -76,7 +76,7 @@ def test_a_dataset_of_the_users_own(tmp_path):
         "class Rows:\n"
         "    def __init__(self, files): self.files = files\n"
         "    def __len__(self): return 3\n"
-        "    def __getitem__(self, n): return {'prompt': f'{self.files[0]} {n}?'}\n"
+        "    def __getitem__(self, n): return {'prompt': f'{self.files[0]} {n}?', 'ground_truth': n}\n"
     )
     own = {"path": str(file), "name": "Rows"}
     tasks = PACKAGE.tasks(PACKAGE.read({"train_files": ["any"], "custom_cls": own}), "train")
