@@ -63,7 +63,7 @@ def rehearsal_problems(cfg: PPOConfig) -> Collection[str]:
 
 
 def sft_start_problems(cfg: SFTConfig) -> Collection[str]:
-    """What this machine lacks of what a supervised run asks for."""
-    from verl.trainer.launch.preflight_machine import machine_problems
+    """Problems that show with the files, the policy and the machine of a supervised run at hand."""
+    from verl.trainer.launch.preflight_sft import sft_problems
 
-    return list(machine_problems(cfg))
+    return sft_problems(cfg)

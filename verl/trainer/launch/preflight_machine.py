@@ -55,17 +55,23 @@ def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         keys += ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
     for key in keys:
         place = lookup(cfg, key)
-        why = place and _unwritable(Path(place))
+        why = place and unwritable(Path(place))
         if why:
             fix = f"{key}=DIR, a directory that can be written"
             yield problem(cfg, key, why, "a directory that can be made and written", fix)
 
 
-def _unwritable(directory: Path) -> str:
+def unwritable(directory: Path) -> str:
     """Why nothing can be written to ``directory``; empty where it can."""
-    above = directory.absolute()
-    while not above.exists():
-        above = above.parent
+    above = directory.expanduser().absolute()
+    try:
+        while not above.exists():
+            above = above.parent
+        os.lstat(directory)  # a name that is too long shows here alone
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        return f"{directory} can be no directory: {getattr(error, 'strerror', None) or error}"
     try:
         # Tried, not asked: permissions do not tell of file systems that are read only. Nothing is
         # left of it, and the run's own directory is not made.

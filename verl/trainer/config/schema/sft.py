@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from verl.names import Device, History, ResumeMode, TrainDtype
 from verl.trainer.config.schema.env import EnvConfig
@@ -101,7 +101,7 @@ class SFTTrainerConfig(Section):
     """first folder below runs/, project of the trackers"""
     experiment_name: str = "sft"
     """second folder below runs/, name of the run"""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Ge(0), Le(2**63 - 1)] = 0
     """seed of weights and data order"""
     total_epochs: PositiveInt = 1
     """passes over the episodes"""
@@ -119,8 +119,8 @@ class SFTTrainerConfig(Section):
     """checkpoint to continue from with resume_mode=resume_path"""
     n_gpus_per_node: PositiveInt = 1
     """devices per node; on CPU the number of FSDP ranks"""
-    nnodes: PositiveInt = 1
-    """nodes"""
+    nnodes: Annotated[int, Ge(1), Le(1)] = 1
+    """nodes; a supervised run trains on the devices of one machine"""
     device: Device = "auto"
     """what the workers compute on"""
     num_threads: PositiveInt | None = None
