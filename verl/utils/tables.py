@@ -33,9 +33,11 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet  # an optional format: imported where it is read
-
+    try:
+        import pyarrow
+        import pyarrow.parquet  # an optional format: imported where it is read
+    except ImportError as error:
+        raise ValueError(f"{path}: Parquet is read by pyarrow; fix: pip install pyarrow") from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
@@ -97,7 +99,7 @@ def parse_json(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_without_doubles)
     except RecursionError:
-        raise ValueError("nested too deep; allowed: some hundred levels") from None
+        raise ValueError("nested too deep to be read") from None
 
 
 def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -105,5 +107,5 @@ def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has the key {twice!r} twice; allowed: one of them")
+        raise ValueError(f"an object has the key {twice!r} twice")
     return found
