@@ -79,7 +79,7 @@ def _record(row: DataRow, column: str) -> Record:
 def _numbers(row: DataRow, column: str, what: str, kind: type) -> list[Any]:
     """The list of numbers of ``column``, finite and 0 or more."""
     held = row.read(column)
-    listed = held if isinstance(held, list) else [None]
+    listed: list[Any] = held if isinstance(held, list) else [None]
     for one in listed:
         number = isinstance(one, (int, kind)) and not isinstance(one, bool)
         if not number or one < 0 or not math.isfinite(one):
