@@ -36,7 +36,7 @@ VALIDATION = "val_"  # before the step of a file of validation plays
 MAX_CHANGES = 12  # keys named when a run starts with another configuration
 
 
-class RunDirectoryInUse(ConfigError, RuntimeError):
+class RunDirectoryInUse(ConfigError):
     """Another run holds the directory."""
 
 
@@ -166,7 +166,8 @@ class RunDirectory:
             owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise RunDirectoryInUse(
-                f"{self.path} is in use by process {owner}; wait for it, end it, or set "
+                f"trainer.default_local_dir={str(self.path)!r} is in use by process {owner}; "
+                "allowed: a directory of one run; fix: wait for it, end it, or set "
                 "trainer.experiment_name"
             ) from None
         os.ftruncate(descriptor, 0)

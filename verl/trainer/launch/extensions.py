@@ -92,10 +92,7 @@ def default_config_name(overrides: Sequence[str]) -> str:
 
 
 def sft_start_problems(cfg: SFTConfig) -> Collection[str]:
-    """What this machine lacks of what a supervised run asks for, and what is wrong with its start
-    policy.
-    """
-    from verl.trainer.launch.preflight_machine import machine_problems
-    from verl.trainer.launch.sft import start_policy_problems
+    """Problems that show with the files, the policy and the machine of a supervised run at hand."""
+    from verl.trainer.launch.preflight_sft import sft_problems
 
-    return [*machine_problems(cfg), *start_policy_problems(cfg)]
+    return sft_problems(cfg)

@@ -5,8 +5,9 @@ beside the prompts.
 """
 
 import contextlib
+import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +18,101 @@ from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.models.hub import model_directory
 from verl.trainer.config.schema.tools import GenerationConfig
+from verl.trainer.launch.answers import SUFFIXES, AnswerFile
 from verl.trainer.launch.preflight_weights import checked_tokenizer
-from verl.utils import jsonl
 from verl.utils.files import require_new_file
+from verl.utils.message_rows import Message, prompt_messages, read_table
 from verl.utils.progress import Progress, move
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
 from verl.utils.settings import ConfigError
-from verl.utils.tables import read_rows
 from verl.utils.watchdog import watched
 from verl.workers.rollout.base import RolloutEngine
-from verl.workers.rollout.engine_registry import create_engine
+from verl.workers.rollout.engine_registry import ENGINES, create_engine, engine_class
 
-SUFFIXES = (".jsonl", ".parquet")
-Record = dict[str, Any]
+logger = logging.getLogger(__name__)
 
 
 def run_generation(cfg: GenerationConfig) -> Path:
     """Answer the prompts of ``cfg.data.path`` and return the file that holds prompts and answers.
 
-    Raises ``ConfigError`` for a file or column that is not there, a prompt that is too long, and a
-    policy that is nowhere.
+    Raises ``ConfigError`` for a file, row or column that is not there or cannot be used, a prompt
+    that is too long, an output that cannot be written, and a policy that is nowhere.
     """
     data = cfg.data
+    rollout = cfg.rollout
     target = output_path(cfg)
-    records = _records(Path(data.path), data.prompt_key)
+    rows = list(read_table("data.path", [data.path]))
+    messages = [prompt_messages(row, data.prompt_key, "data.prompt_key") for row in rows]
+    answers = AnswerFile(target, rows, data.response_key)
+    _require_engine(rollout.name)
     try:
         policy = model_directory(cfg.model.path)
     except FileNotFoundError as error:
         raise ConfigError(f"model.path={cfg.model.path!r}: {error}; fix: model.path=DIR") from error
     trust = cfg.model.trust_remote_code
     tokenizer = checked_tokenizer(f"model.path={cfg.model.path!r}", Path(policy), trust)
-    prompts = encode_prompts(cfg, records, tokenizer)
-    rollout = cfg.rollout
+    bridge = bridge_of(cfg, tokenizer)
+    prompts = encode_prompts(cfg, messages, bridge)
     if rollout.max_model_len is None:
         rollout.max_model_len = data.max_prompt_length + data.max_response_length
+    if data.n_samples > 1 and not rollout.do_sample:
+        logger.warning(
+            "rollout.do_sample=false: the %d answers to a prompt are alike (data.n_samples)",
+            data.n_samples,
+        )
+    requests = requests_of(cfg, prompts)
+    texts: dict[str, str] = {}
+
+    def keep(result: SamplingResult) -> None:
+        text = bridge.decode(result.token_ids)
+        texts[result.request_id] = text
+        row, _, sample = result.request_id.partition("/")
+        answers.keep(int(row), int(sample), text)
+
+    with answers.keeping():
+        with (
+            _watched(cfg, answers.path),
+            contextlib.closing(_open_engine(cfg, policy)) as engine,
+        ):
+            answer(engine, requests, keep)
+        listed = [texts[request.request_id] for request in requests]
+        n = data.n_samples
+        answers.write([listed[start : start + n] for start in range(0, len(listed), n)])
+    sys.stdout.write(f"{answers.path}\n")
+    return answers.path
+
+
+def _require_engine(name: str) -> None:
+    try:
+        engine_class(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        allowed = f"{', '.join(ENGINES)}, or module:Class of your own"
+        why = str(error).removeprefix(f"actor_rollout_ref.rollout.name={name!r}: ")
+        raise ConfigError(
+            f"rollout.name={name!r}: {why}; allowed: {allowed}; fix: mend the name, or install it"
+        ) from error
+
+
+def _open_engine(cfg: GenerationConfig, policy: str) -> RolloutEngine:
+    rollout = cfg.rollout
     where = (rollout, policy, rollout.seed, rollout.num_threads)
-    with (
-        _watched(cfg, target),
-        contextlib.closing(create_engine(rollout.name, *where, trust_remote_code=trust)) as engine,
-    ):
-        results = answer(engine, requests_of(cfg, prompts))
-    texts = _texts(results, bridge_of(cfg, tokenizer), data.n_samples)
-    write_records(
-        target,
-        [record | {data.response_key: said} for record, said in zip(records, texts, strict=True)],
-    )
-    sys.stdout.write(f"{target}\n")
-    return target
+    try:
+        return create_engine(rollout.name, *where, trust_remote_code=cfg.model.trust_remote_code)
+    except Exception as error:  # an engine, its settings and the files of a model
+        blamed = f"model.path={cfg.model.path!r}"
+        if rollout.name not in ENGINES:
+            blamed = f"rollout.name={rollout.name!r}"
+        raise ConfigError(
+            f"{blamed}: the engine {rollout.name!r} does not open the model: "
+            f"{_brief(error)}; allowed: a model that it can load, and settings that it takes; "
+            "fix: mend the model's files, or the keys of rollout"
+        ) from error
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 @contextlib.contextmanager
@@ -83,9 +131,12 @@ def output_path(cfg: GenerationConfig) -> Path:
     """The file that is written; raises ``ConfigError`` for one of another kind, or for the prompts'
     own.
     """
-    source = Path(cfg.data.path)
+    source = Path(cfg.data.path).expanduser()
     named = cfg.data.output_path
-    target = Path(named) if named else source.with_name(f"{source.stem}.generated{source.suffix}")
+    suffix = source.suffix if source.suffix in SUFFIXES else ".jsonl"
+    target = (
+        Path(named).expanduser() if named else source.with_name(f"{source.stem}.generated{suffix}")
+    )
     if target.suffix not in SUFFIXES:
         raise ConfigError(
             f"data.output_path={str(target)!r}: another kind of file; allowed: "
@@ -100,40 +151,36 @@ def output_path(cfg: GenerationConfig) -> Path:
     return target
 
 
-def _records(path: Path, prompt_key: str) -> list[Record]:
-    try:
-        records = list(read_rows(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"data.path={str(path)!r}: {error}; fix: data.path=FILE.jsonl") from error
-    if not records:
-        raise ConfigError(f"data.path={str(path)!r}: holds no row; fix: a file with prompts")
-    for number, record in enumerate(records):
-        if prompt_key not in record:
-            raise ConfigError(
-                f"data.prompt_key={prompt_key!r}: row {number} of {path} has no such column; "
-                f"it has {', '.join(record)}; fix: data.prompt_key=NAME"
-            )
-    return records
-
-
 def encode_prompts(
-    cfg: GenerationConfig, records: Sequence[Mapping[str, Any]], tokenizer: Any
+    cfg: GenerationConfig,
+    prompts: Sequence[Sequence[Message]],
+    bridge: ChatBridge | PlainBridge,
 ) -> list[list[int]]:
     """The tokens of every prompt, in the chat template where there is one."""
     data = cfg.data
-    bridge = bridge_of(cfg, tokenizer)
-    prompts = []
-    for number, record in enumerate(records):
-        prompt = record[data.prompt_key]
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        ids = bridge.first_prompt(messages)
-        if len(ids) > data.max_prompt_length:
+    limit = data.max_prompt_length
+    encoded = []
+    for messages in prompts:
+        try:
+            ids = bridge.first_prompt(messages)
+            if not ids:
+                raise ValueError("the tokenizer makes no token of it")
+        except ValueError as error:
+            place = f"data.path={data.path!r}: row {len(encoded)}"
             raise ConfigError(
-                f"data.max_prompt_length={data.max_prompt_length}: row {number} has {len(ids)} "
-                f"tokens; fix: data.max_prompt_length={len(ids)}"
-            )
-        prompts.append(ids)
-    return prompts
+                f"{place}: {_brief(error)}; allowed: messages that the chat template of "
+                f"{cfg.model.path} shows; fix: leave out the row, or choose another policy"
+            ) from error
+        encoded.append(ids)
+    longer = [number for number, ids in enumerate(encoded) if len(ids) > limit]
+    if longer:
+        longest = max(map(len, encoded))
+        raise ConfigError(
+            f"data.max_prompt_length={limit}: row {longer[0]} has {len(encoded[longer[0]])} tokens "
+            f"({len(longer)} of {len(encoded)} rows have more than {limit}); allowed: {longest} or "
+            f"more; fix: data.max_prompt_length={longest}"
+        )
+    return encoded
 
 
 def bridge_of(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
@@ -174,33 +221,26 @@ def requests_of(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[Sam
     ]
 
 
-def answer(engine: RolloutEngine, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
-    """The results of ``requests``, in their order."""
+def answer(
+    engine: RolloutEngine,
+    requests: Sequence[SamplingRequest],
+    on_result: Callable[[SamplingResult], None],
+) -> None:
+    """Sample ``requests``; each result is given to ``on_result`` as soon as it is there."""
     for request in requests:
-        engine.add(request)
-    results: dict[str, SamplingResult] = {}
+        try:
+            engine.add(request)
+        except ValueError as error:  # it does not fit the model's context
+            row = request.request_id.partition("/")[0]
+            raise ConfigError(
+                f"rollout.max_model_len: row {row} of data.path: {error}; allowed: a prompt and "
+                "an answer within the context of the model; fix: a shorter prompt"
+            ) from error
+    done = 0
     with Progress("generation", len(requests), "answers") as progress:
         while engine.has_work():
-            results |= {result.request_id: result for result in engine.step()}
+            for result in engine.step():
+                on_result(result)
+                done += 1
             move("generation")  # an answer may take longer than a run may stand still
-            progress.to(len(results))
-    return [results[request.request_id] for request in requests]
-
-
-def _texts(
-    results: Sequence[SamplingResult], bridge: ChatBridge | PlainBridge, n: int
-) -> list[list[str]]:
-    texts = [bridge.decode(result.token_ids) for result in results]
-    return [texts[start : start + n] for start in range(0, len(texts), n)]
-
-
-def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Write ``path``, a jsonl or parquet file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".jsonl":
-        jsonl.write(path, records)
-        return
-    import pyarrow
-    import pyarrow.parquet as parquet  # an optional format: imported where it is written
-
-    parquet.write_table(pyarrow.Table.from_pylist(list(records)), path)
+            progress.to(done)

@@ -75,7 +75,7 @@ def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         keys += ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
     for key in keys:
         place = lookup(cfg, key)
-        why = place and _unwritable(Path(place))
+        why = place and unwritable(Path(place))
         if why:
             fix = f"{key}=DIR, a directory that can be written"
             yield problem(cfg, key, why, "a directory that can be made and written", fix)
@@ -117,7 +117,7 @@ def _token_problems(cfg: PPOConfig) -> Iterator[str]:
     path = None if cfg.ray_init.address or os.environ.get("RAY_ADDRESS") else token_path()
     if path is None or path.is_file():
         return
-    why = _unwritable(path.parent)
+    why = unwritable(path.parent)
     if why:
         named = "RAY_AUTH_TOKEN_PATH" in os.environ
         said = f"RAY_AUTH_TOKEN_PATH={str(path)!r}" if named else f"HOME={str(Path.home())!r}"
@@ -127,7 +127,7 @@ def _token_problems(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
-def _unwritable(directory: Path) -> str:
+def unwritable(directory: Path) -> str:
     """Why nothing can be written to ``directory``; empty where it can."""
     try:
         above = directory.expanduser().absolute()

@@ -120,7 +120,7 @@ def _grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
         _, _, _, info = env.step("a made-up answer")
         data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * ROWS)
     except Exception as error:  # may be the user's own code
-        key = REWARD if cfg.custom_reward_function.path else "env.env_name"
+        key = REWARD if cfg.custom_reward_function.path else f"env.{cfg.env.name}.train_files"
         why = f"called once on row {first['task_id']} it failed: {_brief(error)}"
         yield problem(cfg, key, why, "a finite number for every answer", "mend the function")
     finally:

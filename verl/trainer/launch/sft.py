@@ -10,9 +10,8 @@ episode is one row with ``append`` history, and a row for each step with ``windo
 import logging
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoTokenizer
@@ -33,9 +32,18 @@ from verl.record.run_dir import RunDirectory
 from verl.trainer.config.schema import SFTConfig
 from verl.trainer.launch.preflight_weights import policy_problems
 from verl.trainer.launch.sft_ranks import SFTJob, train_on_ranks
-from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow, token_row
+from verl.trainer.sft.rows import (
+    AGENT_WEIGHT,
+    PLACE,
+    TOKENS,
+    Record,
+    SFTRow,
+    read_records,
+    token_row,
+)
 from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
+from verl.utils.message_rows import Message
 from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.settings import ConfigError
 from verl.utils.tables import read_rows
@@ -43,14 +51,11 @@ from verl.utils.threads import available_cpus
 from verl.utils.watchdog import watched
 
 logger = logging.getLogger(__name__)
-Record = dict[str, Any]
 
 
 def run_sft(cfg: SFTConfig) -> Path:
     """Make the policy that ``cfg`` describes and return its directory."""
     started = time.perf_counter()
-    if cfg.trainer.nnodes > 1:
-        raise ValueError("main_sft trains on the devices of one machine: trainer.nnodes=1")
     schedule = cfg.trainer
     refuse_save_path(cfg)
     torch.set_num_threads(schedule.num_threads or available_cpus())
@@ -102,7 +107,7 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
     """
     data = cfg.data
     if data.train_files:
-        return _read_all(data.train_files), _read_all(data.val_files)
+        return read_records(data, "train"), read_records(data, "val")
     check_expert(cfg)
     path = write_demonstrations(
         cfg.env.env_name,
@@ -116,7 +121,13 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
         needed_level_share=data.needed_level_share,
         window=cfg.env.history_length if data.history == "window" else None,
     )
-    return hold_out(list(read_rows(path)), data.val_episodes)
+    train, held_out = hold_out(list(read_rows(path)), data.val_episodes)
+    if not train:
+        raise ConfigError(
+            f"data.val_episodes={data.val_episodes}: no episode is left to train on; allowed: "
+            "fewer than there are, of other tasks; fix: a larger data.episodes"
+        )
+    return train, held_out
 
 
 def check_expert(cfg: SFTConfig) -> None:
@@ -153,46 +164,54 @@ def hold_out(records: list[Record], count: int) -> tuple[list[Record], list[Reco
     return [record for record in records[:-count] if record["task_id"] not in tasks], held_out
 
 
-def _read_all(files: Iterable[str]) -> list[Record]:
-    return [record for file in files for record in read_rows(file)]
-
-
-def make_rows(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> list[SFTRow]:
+def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTRow]:
     """Rows of token records as they are, and of message records as a rollout would write them.
 
-    Raises ``ConfigError`` where the chat template cannot write them so.
+    Raises ``ConfigError`` for a record that cannot be one, and where none of them fits.
+    """
+    rows = [row for row in encode_records(cfg, records, tokenizer) if row]
+    if records and not rows:
+        raise ConfigError(
+            f"data.max_length={cfg.data.max_length}: none of {len(records)} episodes has a turn "
+            "that fits; allowed: room for a prompt and an answer; fix: data.max_length=TOKENS"
+        )
+    if len(rows) < len(records):
+        logger.warning(
+            "%d episodes are left out: not even their first turn fits data.max_length",
+            len(records) - len(rows),
+        )
+    return rows
+
+
+def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iterator[SFTRow | None]:
+    """The row of each record, None where it does not fit. Raises ``ConfigError`` for a record that
+    cannot be one.
     """
     bridge = None
     probe = None
-    rows = []
-    dropped = 0
     for record in records:
-        if "input_ids" in record:
-            rows.append(token_row(record))
-            continue
-        # Made on first use: token records come without a chat template.
-        messages = record[cfg.data.messages_key]
         try:
-            probe = probe or probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
-            _check_probe(probe, messages)
-            bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-            row = encode_episode(bridge, messages, cfg.data.env_loss_weight, cfg.data.max_length)
+            # Made on first use: token records come without a chat template.
+            if TOKENS not in record:
+                probe = probe or probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
+                _check_probe(probe, record[cfg.data.messages_key])
+                bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
+            yield _row(cfg, record, bridge, len(tokenizer))
         except TemplateUnsupported as error:
             raise ConfigError(
                 f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that writes the "
                 "episodes of data.train_files; fix: another chat_template.jinja in its directory, "
                 "or episodes of one turn (data.history=window)"
             ) from error
-        dropped += row is None
-        rows += [row] if row else []
-    if dropped:
-        logger.warning(
-            "%d episodes are left out: not even their first turn fits data.max_length", dropped
-        )
-    return rows
+        except ValueError as error:
+            place = record.get(PLACE, "an episode of the expert")
+            raise ConfigError(
+                f"{place}: {error}; allowed: what the tokenizer and its chat template can write; "
+                "fix: leave out the row, or choose another policy"
+            ) from error
 
 
-def _check_probe(probe: TemplateProbe, messages: list[dict[str, str]]) -> None:
+def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
     """Raise ``TemplateUnsupported`` where the template writes no prompts, or the turns of
     ``messages`` are no growing text.
     """
@@ -202,40 +221,54 @@ def _check_probe(probe: TemplateProbe, messages: list[dict[str, str]]) -> None:
         raise TemplateUnsupported(f"episodes of several turns cannot be written: {probe.reason}")
 
 
+def _row(
+    cfg: SFTConfig, record: Record, bridge: ChatBridge | None, vocabulary: int
+) -> SFTRow | None:
+    """The row of ``record``; None where it does not fit."""
+    if bridge is None or TOKENS in record:
+        row = token_row(record)
+        if max(row.input_ids) >= vocabulary:
+            raise ValueError(f"token {max(row.input_ids)} of {vocabulary} that there are")
+        return row
+    messages = record[cfg.data.messages_key]
+    return encode_episode(bridge, messages, cfg.data.env_loss_weight, cfg.data.max_length)
+
+
 def encode_episode(
-    bridge: ChatBridge, messages: list[dict[str, str]], env_weight: float, max_length: int
+    bridge: ChatBridge, messages: Sequence[Message], env_weight: float, max_length: int
 ) -> SFTRow | None:
     """Tokens of an episode in ``append`` history; agent tokens and ends of turns weigh 1, all
-    others ``env_weight``.
+    others ``env_weight``, where a message has no ``weight`` of its own.
 
     An episode longer than ``max_length`` is cut after a whole turn; None when there is no such
-    turn.
+    turn, or none that weighs anything.
     """
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), None)
     if not first:
         raise ValueError("an episode needs a prompt and an assistant message after it")
     ids = bridge.first_prompt(messages[:first])
-    weights = [env_weight] * len(ids)
+    weights = [messages[0].get("weight", env_weight)] * len(ids)
     whole_turns = 0
     for said, heard in _turns(messages[first:]):
-        spoken = bridge.speak(said)
+        spoken = bridge.speak(said["content"])
         ids = [*ids, *spoken]
-        weights = weights + [AGENT_WEIGHT] * len(spoken)
+        weights = weights + [said.get("weight", AGENT_WEIGHT)] * len(spoken)
         if len(ids) > max_length:
             break
         # A row ends with a turn: what is heard after the last whole one is cut off.
         whole_turns = len(ids)
         if heard is not None:
-            link = bridge.between(spoken, heard)
+            link = bridge.between(spoken, heard["content"])
             between = [*link.before, *link.observation, *link.after]
             ids = ids + between
-            weights = weights + [env_weight] * len(between)
-    return SFTRow(tuple(ids[:whole_turns]), tuple(weights[:whole_turns])) if whole_turns else None
+            weights = weights + [heard.get("weight", env_weight)] * len(between)
+    ids, weights = ids[:whole_turns], weights[:whole_turns]
+    return SFTRow(tuple(ids), tuple(weights)) if any(weights[1:]) else None
 
 
-def _turns(messages: list[dict[str, str]]) -> Iterator[tuple[str, str | None]]:
-    """(assistant text, following user text or None); raises ``ValueError`` where the roles do not
-    alternate.
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | None]]:
+    """(assistant message, following user message or None); raises ``ValueError`` where the roles do
+    not alternate.
     """
     roles = [message["role"] for message in messages]
     if roles != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles))]:
@@ -243,7 +276,7 @@ def _turns(messages: list[dict[str, str]]) -> Iterator[tuple[str, str | None]]:
             f"after the prompt, assistant and user messages must alternate; found {roles}"
         )
     for i in range(0, len(messages), 2):
-        yield messages[i]["content"], messages[i + 1]["content"] if i + 1 < len(messages) else None
+        yield messages[i], messages[i + 1] if i + 1 < len(messages) else None
 
 
 # ---------------------------------------------------------------------- the policy

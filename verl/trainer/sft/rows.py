@@ -1,14 +1,23 @@
-"""Rows of supervised training, and the batches they are cut into."""
+"""Rows of supervised training, as files and token ids, and the batches they are cut into."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
 import numpy as np
 
+from verl.trainer.config.schema.sft import SFTDataConfig
+from verl.utils.message_rows import DataRow, episode_messages, read_table
 from verl.utils.seeds import derive_seed
 
+Record = dict[str, Any]
+PLACE = "place"  # of a record of a file: where it is, as a message begins
+TOKENS = "input_ids"
+TOKEN_WEIGHTS = "loss_weights"
+# Columns beside token ids that would be ignored, and why.
+UNREAD = {"labels": f"which tokens are learnt is said by {TOKEN_WEIGHTS}"}
 AGENT_WEIGHT = 1.0  # loss weight of the agent's own tokens
 
 
@@ -32,9 +41,51 @@ class SFTRow:
         return len(self.input_ids)
 
 
-def token_row(record: dict[str, Any]) -> SFTRow:
+def token_row(record: Mapping[str, Any]) -> SFTRow:
     """The row of a record of token ids: ``input_ids`` and ``loss_weights`` of equal length."""
-    return SFTRow(tuple(record["input_ids"]), tuple(float(w) for w in record["loss_weights"]))
+    return SFTRow(tuple(record[TOKENS]), tuple(float(w) for w in record[TOKEN_WEIGHTS]))
+
+
+def read_records(data: SFTDataConfig, split: str) -> list[Record]:
+    """The records of the files of ``split``: messages in their column, or token ids and weights.
+
+    Raises ``BadRow`` for a file that cannot be read, and for a row that is no such record.
+    """
+    files = data.val_files if split == "val" else data.train_files
+    return [
+        {**_record(row, data.messages_key), PLACE: row.place}
+        for row in read_table(f"data.{split}_files", files)
+    ]
+
+
+def _record(row: DataRow, column: str) -> Record:
+    if row.read(TOKENS) is None:
+        return {column: episode_messages(row, column, "data.messages_key")}
+    row.refuse_unread(UNREAD)
+    if not all(row.read("attention_mask") or [1]):
+        raise row.bad("attention_mask", "hides tokens", "rows without padding", "cut it off")
+    record = {
+        TOKENS: _numbers(row, TOKENS, "token ids", int),
+        TOKEN_WEIGHTS: _numbers(row, TOKEN_WEIGHTS, "a loss weight for each token", float),
+    }
+    try:
+        token_row(record)
+    except ValueError as error:
+        allowed = "two tokens or more, as many weights, and one above 0 after the first"
+        raise row.bad(TOKENS, f"is no row: {error}", allowed, "leave out the row") from error
+    return record
+
+
+def _numbers(row: DataRow, column: str, what: str, kind: type) -> list[Any]:
+    """The list of numbers of ``column``, finite and 0 or more."""
+    held = row.read(column)
+    listed: list[Any] = held if isinstance(held, list) else [None]
+    for one in listed:
+        number = isinstance(one, (int, kind)) and not isinstance(one, bool)
+        if not number or one < 0 or not math.isfinite(one):
+            why = f"holds {str(held if one is None else one)[:80]!r}"
+            raise row.bad(column, why, f"{what}, 0 or more", "leave out the row")
+    return listed
 
 
 def plan_batches(

@@ -2,101 +2,109 @@
 
 The columns are the usual ones of single-turn data::
 
-    prompt        [{"role": "user", "content": str}, ...], or the user's text
+    prompt        [{"role": "user", "content": str}, ...], JSON of that, or the user's text
     data_source   str, optional: where the row is from; without it the file's name
     reward_model  {"ground_truth": what the grader compares with}, or a column ground_truth
     extra_info    {...}, optional: handed to the grader
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from agent_system.environments.base import Task
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.reward_manager.custom import load_function
-from agent_system.tokens.template import Message
-from verl.utils.tables import read_rows
+from verl.utils.message_rows import BadRow, DataRow, prompt_messages, read_table
+
+__all__ = ["NAME", "BadRow", "tasks"]
 
 NAME = "dataset"
-ROLES = ("system", "user", "assistant")
+STYLES = (None, "", "rule", "model")  # of reward_model; sandboxes and others are not there
+CLASS = "data.custom_cls.name"
 
 
-class BadRow(ValueError):
-    """A row that cannot be a task; the message names file, row, column and what is allowed."""
+def tasks(settings: DatasetSettings, split: str, section: str = "data") -> list[Task]:
+    """The rows of the split's files, in order; ``section`` of the configuration names the files.
 
-
-def tasks(settings: DatasetSettings, split: str) -> list[Task]:
-    """The rows of the split's files, in order.
-
-    Raises ``FileNotFoundError`` for a file that is not there, ``BadRow`` for a row that is no task,
-    ``ValueError`` where no file is named.
+    Raises ``BadRow`` for a file that cannot be read, for a row that is no task, and where no file
+    is named.
     """
     files = settings.val_files if split == "val" else settings.train_files
+    key = f"{section}.{split}_files"
     if not files:
-        raise ValueError(
-            f"data.{split}_files=[]: no file of {split} prompts; allowed: Parquet or JSON-lines "
-            f"files; fix: data.{split}_files=[FILE] (or env.{NAME}.{split}_files)"
+        raise BadRow(
+            f"{key}=[]: no file of {split} prompts; allowed: Parquet or JSON-lines "
+            f"files; fix: {key}=[FILE] (or env.{NAME}.{split}_files)"
         )
-    return [
-        _task(row, f"{split}/{number}", where, settings)
-        for number, (row, where) in enumerate(_rows(settings, files))
-    ]
+    rows = read_table(key, files) if settings.custom_cls.path is None else _own(settings, files)
+    return [_task(row, f"{split}/{number}", settings) for number, row in enumerate(rows)]
 
 
-def _rows(
-    settings: DatasetSettings, files: Sequence[str]
-) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Every row, with the words that say where it is."""
-    own = settings.custom_cls
-    if own.path is not None:
-        rows = load_function(own.path, own.name or "", "env.dataset.custom_cls")(list(files))
-        for number in range(len(rows)):
-            yield rows[number], f"{own.name}, row {number}"
-        return
-    for name in files:
-        path = Path(name).expanduser()
-        for number, row in enumerate(read_rows(path)):
-            yield row, f"{path}, row {number}"
+def _own(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
+    """The rows of the user's own class, each with the columns of a file."""
+    path, name = settings.custom_cls.path, settings.custom_cls.name or ""
+    source = f"{CLASS}={name!r}"
+    allowed = "allowed: a class called with the files, with a length and that many rows"
+    try:
+        rows = load_function(str(path), name, "env.dataset.custom_cls")(list(files))
+        count = len(rows)
+    except Exception as error:  # the user's own code
+        raise BadRow(f"{source}: {error!r}; {allowed}; fix: mend the class") from error
+    if not count:
+        raise BadRow(f"{source}: has no row; {allowed}; fix: mend the class, or its files")
+    for number in range(count):
+        try:
+            row = rows[number]
+            # Rows of pandas are no mappings.
+            cells = dict(row.to_dict() if hasattr(row, "to_dict") else row)
+        except Exception as error:  # the user's own code
+            raise BadRow(
+                f"{source}: row {number} of {count}: {error!r}; {allowed}; fix: mend the class"
+            ) from error
+        yield DataRow(source, number, cells)
 
 
-def _task(row: Mapping[str, Any], place: str, where: str, settings: DatasetSettings) -> Task:
-    source = row.get(settings.reward_fn_key) or Path(where.split(",", 1)[0]).stem
+def _task(row: DataRow, place: str, settings: DatasetSettings) -> Task:
+    messages = prompt_messages(row, settings.prompt_key, "data.prompt_key")
+    source = row.read(settings.reward_fn_key)
+    truth = _ground_truth(row)
+    if settings.reward.path is None:
+        _require_comparable(row, truth)
     return {
         "task_id": f"{NAME}/{place}",
-        "data_source": str(source),
-        "messages": _messages(row, settings.prompt_key, where),
-        "ground_truth": _ground_truth(row),
-        "extra_info": row.get("extra_info") or {},
+        "data_source": _origin(row) if source in (None, "") else str(source),
+        "messages": messages,
+        "ground_truth": truth,
+        "extra_info": row.read_object("extra_info") or {},
     }
 
 
-def _messages(row: Mapping[str, Any], key: str, where: str) -> list[Message]:
-    prompt = row.get(key)
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-    if not isinstance(prompt, list) or not prompt:
-        raise BadRow(
-            f"{where}: column {key!r} holds {str(prompt)[:80]!r}; allowed: messages or a text; "
-            f"fix: data.prompt_key=COLUMN, one of {', '.join(map(str, row))}"
-        )
-    for message in prompt:
-        known = isinstance(message, Mapping) and message.get("role") in ROLES
-        if not known or not isinstance(message.get("content"), str):
-            raise BadRow(
-                f"{where}: column {key!r} has the message {str(message)[:80]!r}; allowed: a role "
-                f"({', '.join(ROLES)}) and a content that is text"
-            )
-    if prompt[-1]["role"] != "user":
-        raise BadRow(
-            f"{where}: the last message of column {key!r} is the {prompt[-1]['role']}'s; allowed: "
-            "the user's, which the policy answers"
-        )
-    return [{"role": message["role"], "content": message["content"]} for message in prompt]
+def _origin(row: DataRow) -> str:
+    """The name of the file or class that the row is from."""
+    return Path(row.source.partition("=")[2].strip("'\"")).stem
 
 
-def _ground_truth(row: Mapping[str, Any]) -> Any:
-    reward_model = row.get("reward_model")
-    if isinstance(reward_model, Mapping) and "ground_truth" in reward_model:
-        return reward_model["ground_truth"]
-    return row.get("ground_truth")
+def _ground_truth(row: DataRow) -> Any:
+    """What the grader compares with; None where the row does not say."""
+    graded = row.read_object("reward_model") or {}
+    if graded.get("style") not in STYLES:
+        why = f"has the style {graded['style']!r}"
+        known = ", ".join(style for style in STYLES if style)
+        raise row.bad("reward_model", why, known, "grade with custom_reward_function.path=FILE")
+    truth = graded.get("ground_truth")
+    return row.read("ground_truth") if truth is None else truth
+
+
+def _require_comparable(row: DataRow, truth: Any) -> None:
+    """Raise ``BadRow`` where the package's own grader has nothing to compare an answer with."""
+    truths = truth if isinstance(truth, list) else [truth]
+    if truths and all(isinstance(one, (str, int, float)) and str(one).strip() for one in truths):
+        return
+    columns = ", ".join(map(str, row.cells))
+    raise row.bad(
+        "ground_truth",
+        f"or reward_model.ground_truth holds {str(truth)[:80]!r}",
+        "a text, a number, or a list of these, where answers are compared with it",
+        f"one of the columns {columns} under that name, or custom_reward_function.path=FILE",
+    )

@@ -1,11 +1,9 @@
 """Question answering with a search engine, as the agent system sees it."""
 
-import json
 import re
 import string
 import unicodedata
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Task
@@ -18,6 +16,7 @@ from agent_system.environments.env_package.search.retrieval import (
 )
 from agent_system.environments.env_package.search.settings import SearchSettings
 from agent_system.environments.env_package.search.world import build
+from verl.utils.message_rows import DataRow, read_table
 from verl.utils.seeds import derive_seed
 
 NAME = "search"
@@ -143,10 +142,9 @@ def prompts(settings: SearchSettings) -> ChatPrompts:
 
 def tasks(settings: SearchSettings, split: str) -> list[Task]:
     """The questions of a file, or of the own world: about one subject in five for ``val``."""
-    path = {"train": settings.train_questions, "val": settings.val_questions}[split]
+    path = settings.val_questions if split == "val" else settings.train_questions
     if path:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-        return [_from_file(json.loads(line)) for line in lines if line.strip()]
+        return [_from_file(row) for row in read_table(f"env.{NAME}.{split}_questions", [path])]
     return [
         {
             # A question's task id is its text, so the same question in two splits is found as an
@@ -163,19 +161,42 @@ def tasks(settings: SearchSettings, split: str) -> list[Task]:
     ]
 
 
-def _from_file(line: dict[str, Any]) -> Task:
-    # Search-R1's data sets say ``golden_answers``, and some of them hold a single text there.
-    answers = line["answers"] if "answers" in line else line["golden_answers"]
-    answers = [answers] if isinstance(answers, str) else list(answers)
-    source = str(line.get("data_source", NAME))
-    # As of the own questions: the same one in both files is an overlap.
-    task_id = f"{NAME}/{line['question']}"
+def _from_file(row: DataRow) -> Task:
+    """The task of a row: columns of its own, or those of Search-R1's files for training."""
+    # Rows of a table have all its columns: those of another form are null.
+    played = row.read_object("env_kwargs") or {}
+    graded = row.read_object("reward_model") or {}
+    question = _first(row.read("question"), played.get("question"))
+    if not isinstance(question, str) or not question.strip():
+        allowed = "a text there or in env_kwargs.question"
+        raise row.bad("question", f"holds {question!r}", allowed, "leave out the row")
+    # Some data sets hold a single text in ``golden_answers``.
+    answers = _first(
+        row.read("answers"),
+        row.read("golden_answers"),
+        _target(graded.get("ground_truth")),
+        _target(played.get("ground_truth")),
+    )
+    answers = answers if isinstance(answers, list) else [answers]
+    if not answers or not all(isinstance(one, (str, int, float)) and str(one) for one in answers):
+        allowed = "texts there, in golden_answers or in reward_model.ground_truth.target"
+        raise row.bad("answers", f"holds {answers!r}"[:120], allowed, "leave out the row")
     return {
-        "task_id": task_id,
-        "data_source": source,
-        "question": line["question"],
-        "answers": answers,
+        # As of the own questions: the same one in both files is an overlap.
+        "task_id": f"{NAME}/{question}",
+        "data_source": str(_first(row.read("data_source"), played.get("data_source"), NAME)),
+        "question": question,
+        "answers": list(map(str, answers)),
     }
+
+
+def _first(*values: Any) -> Any:
+    """The first of ``values`` that is there."""
+    return next((value for value in values if value is not None), None)
+
+
+def _target(truth: Any) -> Any:
+    return truth.get("target") if isinstance(truth, dict) else truth
 
 
 PACKAGE = EnvPackage(

@@ -26,9 +26,10 @@ class SearchSettings(EnvSettings):
     max_hops: Annotated[int, Ge(1), Le(2)] = 2
     """documents that a question needs, at most"""
     train_questions: str | None = None
-    """file of JSON lines (question, answers or golden_answers) in place of the own questions"""
+    """Parquet or JSON-lines file (question, answers or golden_answers; or env_kwargs.question and
+    reward_model.ground_truth.target) in place of the own questions"""
     val_questions: str | None = None
-    """file of JSON lines (question, answers or golden_answers) to validate on"""
+    """Parquet or JSON-lines file as train_questions, to validate on"""
 
     @field_validator("search_url")
     @classmethod

@@ -189,7 +189,7 @@ def instructions(settings: ToolsSettings, levels: bool) -> str:
 def tasks(settings: ToolsSettings, split: str) -> list[Task]:
     """The rows of the split's files, or the questions of the example where no file is named."""
     if settings.train_files or settings.val_files:
-        found = rows(settings, split)
+        found = rows(settings, split, f"env.{NAME}")
         return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(found)]
     return example.tasks(settings, split)
 

@@ -37,3 +37,40 @@ def test_what_cannot_be_read_is_named(tmp_path, name, text, error, complaint):
         path.write_text(text)
     with pytest.raises(error, match=f"{name}.*{complaint}"):
         list(read_rows(path))
+
+
+@pytest.mark.parametrize(
+    "data, place",
+    [
+        ('{"a": 1}\n{"a": "é"}'.encode("latin-1"), "line 2"),
+        ('{"a": 1}'.encode("utf-16"), "line 1"),
+        ('{"a": 1}'.encode("utf-32"), "line 1"),
+        (b'{"a": 1, "a": 2}', "line 1"),
+        (b'{"b": {"a": 1, "a": 2}}', "line 1"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 1"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "line 1"),
+        (b'{"a": "' + b"x" * 20_000_000 + b'"}', "line 1"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "line 1"),
+        (b'[\n{"a": 1}\n]', "line 1"),
+        (b'{\n"a": 1\n}', "line 1"),
+    ],
+)
+def test_lines_that_are_no_rows_are_named(tmp_path, data, place):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"^{path}, {place}: "):
+        list(read_rows(path))
+
+
+def test_a_mark_of_byte_order_and_signs_that_split_lines_are_no_trouble(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('\ufeff{"a": "\x85\u2028"}\r\n\r\n{"a": 2}'.encode())
+    assert list(read_rows(tmp_path / "a.jsonl")) == [{"a": "\x85\u2028"}, {"a": 2}]
+
+
+def test_tables_of_other_kinds_are_named(tmp_path):
+    twice = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["p", "p"])
+    early = pyarrow.table({"p": pyarrow.array([-(2**62)], pyarrow.timestamp("ms"))})
+    for table in (twice, early):
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=r"a\.parquet: "):
+            list(read_rows(tmp_path / "a.parquet"))

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from verl.names import Device, History, ResumeMode, TrainDtype
 from verl.trainer.config.schema.env import EnvConfig
@@ -130,8 +130,8 @@ class SFTTrainerConfig(Section):
     """checkpoint to continue from with resume_mode=resume_path"""
     n_gpus_per_node: PositiveInt = 1
     """devices per node; on CPU the number of FSDP ranks"""
-    nnodes: PositiveInt = 1
-    """nodes"""
+    nnodes: Annotated[int, Ge(1), Le(1)] = 1
+    """nodes; a supervised run trains on the devices of one machine"""
     device: Device = "auto"
     """what the workers compute on"""
     num_threads: PositiveInt | None = None

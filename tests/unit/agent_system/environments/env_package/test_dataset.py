@@ -76,7 +76,8 @@ def test_a_dataset_of_the_users_own(tmp_path):
         "class Rows:\n"
         "    def __init__(self, files): self.files = files\n"
         "    def __len__(self): return 3\n"
-        "    def __getitem__(self, n): return {'prompt': f'{self.files[0]} {n}?'}\n"
+        "    def __getitem__(self, n):\n"
+        "        return {'prompt': f'{self.files[0]} {n}?', 'ground_truth': n}\n"
     )
     own = {"path": str(file), "name": "Rows"}
     tasks = PACKAGE.tasks(PACKAGE.read({"train_files": ["any"], "custom_cls": own}), "train")
@@ -99,6 +100,97 @@ def test_a_dataset_of_the_users_own(tmp_path):
 def test_a_row_that_is_no_task_is_named(tmp_path, row, complaint):
     with pytest.raises(BadRow, match=complaint):
         PACKAGE.tasks(read(as_jsonl(tmp_path / "bad.jsonl", row)), "train")
+
+
+@pytest.mark.parametrize(
+    "cells, truth",
+    [
+        ({"ground_truth": "4"}, "4"),
+        ({"reward_model": {"ground_truth": None}, "ground_truth": "4"}, "4"),
+        ({"reward_model": {"style": "rule", "ground_truth": 4}, "ground_truth": "5"}, 4),
+        ({"reward_model": '{"ground_truth": ["4", "four"]}'}, ["4", "four"]),
+        ({"reward_model": None, "ground_truth": 0}, 0),
+        ({"ground_truth": True}, True),
+    ],
+)
+def test_the_truth_is_where_a_row_has_it(tmp_path, cells, truth):
+    (task,) = PACKAGE.tasks(read(as_jsonl(tmp_path / "a.jsonl", {"prompt": "2+2?"} | cells)), "val")
+    assert task["ground_truth"] == truth
+
+
+@pytest.mark.parametrize(
+    "cells, column",
+    [
+        ({}, "ground_truth"),
+        ({"answer": "4"}, "ground_truth"),
+        ({"ground_truth": ""}, "ground_truth"),
+        ({"ground_truth": []}, "ground_truth"),
+        ({"ground_truth": ["4", None]}, "ground_truth"),
+        ({"ground_truth": {"target": 11, "numbers": [3, 4]}}, "ground_truth"),
+        ({"reward_model": {"style": "sandbox", "ground_truth": "4"}}, "reward_model"),
+        ({"reward_model": "4"}, "reward_model"),
+        ({"ground_truth": "4", "extra_info": "about"}, "extra_info"),
+        ({"ground_truth": "4", "extra_info": [1]}, "extra_info"),
+    ],
+)
+def test_rows_that_cannot_be_graded_are_refused_with_key_and_file(tmp_path, cells, column):
+    path = as_jsonl(tmp_path / "a.jsonl", ROW, {"prompt": "2+2?"} | cells)
+    with pytest.raises(BadRow) as refused:
+        PACKAGE.tasks(read(path), "train")
+    assert refused.value.problems[0].startswith(
+        f"data.train_files='{path}': row 1: column '{column}'"
+    )
+
+
+def test_a_grader_of_the_users_own_says_what_a_truth_is(tmp_path):
+    path = as_jsonl(tmp_path / "a.jsonl", {"prompt": "2?"}, {"prompt": "3?", "ground_truth": {}})
+    settings = read(path, reward={"path": "grade.py"})
+    assert [task["ground_truth"] for task in PACKAGE.tasks(settings, "train")] == [None, {}]
+
+
+ROWS_OF_PANDAS = """
+import numpy as np, pandas, datetime, decimal
+TABLE = pandas.DataFrame({
+    "prompt": [np.array([{"role": "user", "content": "2?"}], dtype=object)] * 2,
+    "ground_truth": [np.array(["2", "two"], dtype=object)] * 2,
+    "data_source": ["sums", float("nan")],
+    "extra_info": [{"when": datetime.date(2020, 1, 2), "cost": decimal.Decimal("1.5")}, None],
+})
+class Pandas:
+    def __init__(self, files): pass
+    def __len__(self): return len(TABLE)
+    def __getitem__(self, n): return TABLE.iloc[n]
+class TooLong(Pandas):
+    def __len__(self): return 3
+class Empty(Pandas):
+    def __len__(self): return 0
+class NoLength:
+    def __init__(self, files): pass
+class Fails(Pandas):
+    def __getitem__(self, n): raise RuntimeError("database down")
+class Lists(Pandas):
+    def __getitem__(self, n): return 5
+def Texts(files): return ["a", "b"]
+"""
+
+
+def test_rows_of_pandas_are_plain_tasks(tmp_path):
+    (tmp_path / "own.py").write_text(ROWS_OF_PANDAS)
+    own = {"path": str(tmp_path / "own.py"), "name": "Pandas"}
+    first, second = PACKAGE.tasks(read("any", custom_cls=own), "train")
+    assert first["messages"] == [{"role": "user", "content": "2?"}]
+    assert first["ground_truth"] == ["2", "two"] and first["data_source"] == "sums"
+    assert first["extra_info"] == {"when": "2020-01-02", "cost": 1.5}
+    assert (second["data_source"], second["extra_info"]) == ("Pandas", {})
+    json.dumps([first, second])
+
+
+@pytest.mark.parametrize("name", ["TooLong", "Empty", "NoLength", "Fails", "Lists", "Texts"])
+def test_a_class_that_gives_no_rows_is_refused_by_name(tmp_path, name):
+    (tmp_path / "own.py").write_text(ROWS_OF_PANDAS)
+    own = {"path": str(tmp_path / "own.py"), "name": name}
+    with pytest.raises(BadRow, match=f"data.custom_cls.name='{name}': "):
+        PACKAGE.tasks(read("any", custom_cls=own), "train")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

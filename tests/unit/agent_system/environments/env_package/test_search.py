@@ -5,6 +5,8 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from agent_system.environments.env_package.search import retrieval
@@ -24,6 +26,7 @@ from agent_system.environments.env_package.search.world import build
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
 from tests.helpers.winning import play_episodes
+from verl.utils.message_rows import BadRow
 
 read = PACKAGE.read
 
@@ -142,6 +145,44 @@ def test_questions_may_come_from_files(tmp_path):
         tasks(read(section), "val")[0]["answers"] == ["c"]
         and tasks(read(section), "val")[0]["data_source"] == "nq"
     )
+
+
+SEARCH_R1 = {
+    "question": None,
+    "env_kwargs": {"question": "who?", "ground_truth": {"target": ["ann"]}, "data_source": "nq"},
+}
+
+
+@pytest.mark.parametrize(
+    "row, answers",
+    [
+        ({"question": "who?", "golden_answers": ["ann", "anne"]}, ["ann", "anne"]),
+        ({"question": "who?", "answers": None, "golden_answers": "ann"}, ["ann"]),
+        ({"question": "who?", "answers": 7}, ["7"]),
+        (SEARCH_R1, ["ann"]),
+        (SEARCH_R1 | {"reward_model": {"ground_truth": {"target": "eve"}}}, ["eve"]),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_questions_of_other_data_sets_are_read(tmp_path, row, answers, suffix):
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "jsonl":
+        path.write_text(json.dumps(row))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    (task,) = tasks(read({"train_questions": str(path)}), "train")
+    assert (task["question"], task["answers"]) == ("who?", answers)
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"question": "who?"}, {"question": " ", "answers": ["a"]}, {"answers": ["a"]}]
+)
+def test_rows_without_question_or_answer_are_refused_with_their_place(tmp_path, row):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row))
+    with pytest.raises(BadRow) as refused:
+        tasks(read({"val_questions": str(path)}), "val")
+    assert refused.value.problems[0].startswith(f"env.search.val_questions='{path}': row 0: column")
 
 
 # ---- a retrieval server --------------------------------------------------------------------------

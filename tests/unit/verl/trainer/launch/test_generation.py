@@ -13,6 +13,7 @@ from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.trainer import main_generation
 from verl.utils.tables import read_rows
+from verl.workers.rollout.hf import HFEngine
 
 ROWS = [
     {"prompt": "Where is the mug?", "id": 7},
@@ -87,7 +88,7 @@ def test_parquet_in_and_out_and_greedy(policy, tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["data.prompt_key=question"], "row 0 of .* has no such column; it has prompt, id"),
+        (["data.prompt_key=question"], "row 0: column 'question' .* one of prompt, id"),
         (["data.max_prompt_length=4"], "row 0 has .* fix: data.max_prompt_length="),
         (["data.output_path=answers.txt"], "another kind of file"),
         (["data.path=nowhere.jsonl"], "data.path='nowhere.jsonl'"),
@@ -103,6 +104,80 @@ def test_what_cannot_be_answered_is_refused(policy, tmp_path, capsys, more, said
 
     assert re.search(said, error), error
     assert sorted(file.name for file in tmp_path.iterdir()) == ["asked.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "key"),
+    [
+        ({"prompt": 5}, [], "data.path="),
+        ({"prompt": None}, [], "data.path="),
+        ({"prompt": " "}, [], "data.path="),
+        ({"prompt": "what?", "images": ["a.png"]}, [], "data.path="),
+        ({"prompt": "what?", "responses": ["that"]}, [], "data.path="),
+        ({"prompt": "what?"}, ["data.response_key="], "data.response_key="),
+        ({"prompt": "what?"}, ["data.output_path=/proc/a.jsonl"], "data.output_path="),
+        ({"prompt": "what?"}, [f"data.output_path=/tmp/{'x' * 300}.jsonl"], "data.output_path="),
+        ({"prompt": "what?"}, ["data.output_path=/etc/passwd/a.jsonl"], "data.output_path="),
+        ({"prompt": "what?"}, ["data.path="], "data.path: required"),
+        ({"prompt": "what?"}, ["data.path=a,b"], "data.path=a,b"),
+        ({"prompt": "what?"}, ["data.path=${nowhere}"], "data.path="),
+        ({"prompt": "what?"}, ["rollout.name=vlm"], "rollout.name="),
+        ({"prompt": "what?"}, ["rollout.name=json:Engine"], "rollout.name="),
+        ({"prompt": "what?"}, ["rollout.name=json:dumps"], "rollout.name="),
+        ({"prompt": "what?"}, ["rollout.max_model_len=2"], "rollout.max_model_len"),
+    ],
+)
+def test_mistakes_end_with_the_key_and_status_2(policy, tmp_path, capsys, row, more, key):
+    path = write_jsonl(tmp_path / "asked.jsonl", [row])
+    assert main_generation.main(words(policy, path, *more)) == 2
+    assert f"  - {key}" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["asked.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ([{"prompt": "a", "extra_info": {}}], "out.parquet"),
+        ([{"prompt": "a"}, {"prompt": "b", "hint": {"of": "h"}}], "out.parquet"),
+        ([{"prompt": "a", "answer": 5}, {"prompt": "b", "answer": "x"}], "out.jsonl"),
+        ([{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}], "out.jsonl"),
+        ([{"prompt": "a", "n": 2**70}], "out.jsonl"),
+    ],
+)
+def test_rows_that_differ_keep_all_columns(policy, tmp_path, capsys, rows, name):
+    path = write_jsonl(tmp_path / "asked.jsonl", rows)
+    target = f"data.output_path={tmp_path / 'out.parquet'}"
+    assert main_generation.main(words(policy, path, target)) == 0
+    assert capsys.readouterr().out == f"{tmp_path / name}\n"
+    for found, row in zip(read_rows(tmp_path / name), rows, strict=True):
+        assert len(found.pop("responses")) == 1
+        # What a row lacks, and an object without keys, is null in a table.
+        assert {key: value or {} for key, value in found.items() if value or key in row} == row
+    assert {file.name for file in tmp_path.iterdir()} == {"asked.jsonl", name}
+
+
+def test_answers_of_a_generation_that_fails_are_kept(policy, tmp_path, monkeypatch):
+    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    step = HFEngine.step
+
+    def then_fails(engine):
+        results = step(engine)
+        if results:
+            patch.setattr(HFEngine, "has_work", lambda _: 1 / 0)
+        return results
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(HFEngine, "step", then_fails)
+        main_generation.main(words(policy, path, "data.n_samples=2"))
+    kept = list(read_rows(tmp_path / "asked.generated.partial.jsonl"))
+    assert kept and all(set(answer) == {"row", "sample", "responses"} for answer in kept)
+    # Another try puts them aside.
+    assert main_generation.main(words(policy, path, "data.n_samples=2")) == 0
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "asked.jsonl",
+        "asked.generated.jsonl",
+        "asked.generated.partial.1.jsonl",
+    }
 
 
 def test_the_prompts_are_not_written_over(policy, tmp_path, capsys):

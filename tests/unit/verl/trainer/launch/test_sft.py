@@ -104,6 +104,21 @@ def test_an_episode_is_written_as_a_rollout_would(bridge):
     assert row.loss_weights == (*weights, 1.0)
 
 
+def test_weights_of_messages_replace_those_of_their_roles(bridge):
+    plain = encode_episode(bridge, EPISODE, 0.25, 512)
+    own = [0.0, 0.0, 1.0, None]
+    weighed = [m if w is None else {**m, "weight": w} for m, w in zip(EPISODE, own, strict=True)]
+    row = encode_episode(bridge, weighed, 0.25, 512)
+    assert plain is not None and row is not None and row.input_ids == plain.input_ids
+    said = len(bridge.encode_text(EPISODE[1]["content"])) + 1  # with its end of turn
+    start = len(bridge.first_prompt(EPISODE[:1]))
+    last = len(bridge.encode_text(EPISODE[3]["content"])) + 1
+    heard = len(row) - start - said - last
+    expected = [0.0] * (start + said) + [1.0] * (heard + last)
+    assert list(row.loss_weights) == expected
+    assert encode_episode(bridge, weighed, 0.25, start + said) is None  # nothing left to learn
+
+
 def test_long_episodes_are_cut_after_a_whole_turn(bridge):
     whole = encode_episode(bridge, EPISODE, 0.5, 512)
     assert whole is not None

@@ -1,0 +1,82 @@
+"""What ``main_sft`` refuses before it makes anything: one error form, status 2, no traceback."""
+
+import json
+
+import pytest
+
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.trainer import main_sft
+
+EPISODE = [
+    {"role": "user", "content": "You see a mug."},
+    {"role": "assistant", "content": "take mug"},
+]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1)
+
+
+def sft_words(policy, tmp_path, *rows):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        f"model.path={policy}",
+        f"data.train_files=[{path}]",
+        f"model.save_path={tmp_path}/made",
+        f"trainer.default_local_dir={tmp_path}/run",
+        "trainer.device=cpu",
+        "--check",
+    ]
+
+
+@pytest.mark.parametrize(
+    "rows, more, key",
+    [
+        ([{"messages": EPISODE}, {"text": "a"}], [], "data.train_files="),
+        ([{"messages": EPISODE[:1]}], [], "data.train_files="),
+        ([{"messages": EPISODE, "tools": [{"name": "f"}]}], [], "data.train_files="),
+        ([{"input_ids": [1, 2]}], [], "data.train_files="),
+        ([{"input_ids": [1, 300000], "loss_weights": [1, 1]}], [], "data.train_files="),
+        ([{"input_ids": [1, -2], "loss_weights": [1, 1]}], [], "data.train_files="),
+        ([{"input_ids": [1.5, 2], "loss_weights": [1, 1]}], [], "data.train_files="),
+        ([{"input_ids": [1, 2], "loss_weights": [1]}], [], "data.train_files="),
+        ([{"input_ids": [1, 2], "loss_weights": [1, 0]}], [], "data.train_files="),
+        ([{"input_ids": [1, 2], "loss_weights": [0, float("nan")]}], [], "data.train_files="),
+        (
+            [{"input_ids": [1, 2], "loss_weights": [1, 1], "labels": [1, -100]}],
+            [],
+            "data.train_files=",
+        ),
+        (
+            [{"input_ids": [1, 2], "loss_weights": [1, 1], "attention_mask": [0, 1]}],
+            [],
+            "data.train_files=",
+        ),
+        ([], [], "data.train_files="),
+        ([{"messages": EPISODE}], ["data.max_length=3"], "data.max_length="),
+        ([{"messages": EPISODE}], ["model.save_path=/proc/made"], "model.save_path="),
+        ([{"messages": EPISODE}], ["model.save_path="], "model.save_path="),
+        ([{"messages": EPISODE}], [f"model.save_path=/tmp/{'x' * 300}"], "model.save_path="),
+        ([{"messages": EPISODE}], ["model.path=nobody/nothing"], "model.path="),
+        ([{"messages": EPISODE}], ["model.tokenizer_path=/nowhere"], "model.tokenizer_path="),
+        ([{"messages": EPISODE}], ["model.path=null", "model.new.head_dim=3"], "model.new.head"),
+        ([{"messages": EPISODE}], ["trainer.nnodes=2"], "trainer.nnodes="),
+        ([{"messages": EPISODE}], ["trainer.seed=99999999999999999999"], "trainer.seed="),
+        ([{"messages": EPISODE}], ["data.val_files=[/nowhere.jsonl]"], "data.val_files="),
+    ],
+)
+def test_mistakes_are_refused_before_the_run_directory_is_made(
+    policy, tmp_path, capsys, rows, more, key
+):
+    assert main_sft.main([*sft_words(policy, tmp_path, *rows), *more]) == 2
+    assert f"  - {key}" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_sound_rows_are_checked_and_nothing_is_made(policy, tmp_path):
+    tokens = {"input_ids": [5, 6], "loss_weights": [0.0, 1.0], "attention_mask": [1, 1]}
+    rows = ({"messages": EPISODE}, {"messages": json.dumps(EPISODE)}, tokens)
+    assert main_sft.main(sft_words(policy, tmp_path, *rows)) == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]

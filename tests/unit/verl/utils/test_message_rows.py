@@ -1,0 +1,241 @@
+"""Rows of files, of pandas and of other tools: read as what they say, or refused with the place."""
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+import numpy as np
+import pandas
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from verl.utils.message_rows import (
+    MAX_CHARACTERS,
+    BadRow,
+    DataRow,
+    episode_messages,
+    prompt_messages,
+    read_table,
+)
+
+USER = {"role": "user", "content": "2+2?"}
+AGENT = {"role": "assistant", "content": "4"}
+SYSTEM = {"role": "system", "content": ""}
+PART = {"type": "text", "text": "2+2?"}
+
+
+def row(**cells):
+    return DataRow("data.path='a.jsonl'", 3, cells)
+
+
+def prompt(value, **cells):
+    return prompt_messages(row(prompt=value, **cells), "prompt", "data.prompt_key")
+
+
+def episode(*messages, **cells):
+    return episode_messages(row(messages=list(messages), **cells), "messages", "data.messages_key")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2+2?",
+        [USER],
+        (USER,),
+        np.array([USER], dtype=object),
+        json.dumps([USER]),
+        f"  {json.dumps([USER])}\n",
+        b"2+2?",
+        [{"role": "user", "content": [PART]}],
+        [{"role": "user", "content": np.array([{**PART, "image_url": None}], dtype=object)}],
+        [{"role": "user", "content": [PART | {"text": "2+"}, PART | {"text": "2?"}]}],
+        [{**USER, "tool_calls": None, "name": float("nan"), "images": []}],
+        [{**USER, "weight": 0}],
+    ],
+)
+def test_messages_in_whichever_form_are_the_same(value):
+    assert prompt(value, tools=None, images=[], videos=np.array([])) == [USER]
+
+
+@pytest.mark.parametrize("text", ["[1, 2, 3] sorted?", "[", "[[[", "[{}]", '{"role": "user"}'])
+def test_a_text_that_spells_no_messages_stays_a_text(text):
+    assert prompt(text) == [{"role": "user", "content": text}]
+
+
+def test_a_conversation_keeps_its_messages():
+    assert prompt([SYSTEM, USER, AGENT, USER]) == [SYSTEM, USER, AGENT, USER]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        float("nan"),
+        pandas.NA,
+        5,
+        2.5,
+        True,
+        "",
+        " \n",
+        [],
+        {},
+        USER,
+        [None],
+        ["2+2?"],
+        [[["role", "user"]]],
+        [{"role": "user"}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": ["2+2?"]}],
+        [{"role": "user", "content": []}],
+        [{"role": "user", "content": [PART, {"type": "image_url", "image_url": "a"}]}],
+        [{"role": "user", "content": "  "}],
+        [{"role": "tool", "content": "4"}, USER],
+        [{"role": "function", "content": "4"}, USER],
+        [{"role": "developer", "content": "4"}, USER],
+        [{"from": "human", "value": "2+2?"}],
+        [SYSTEM],
+        [USER, AGENT],
+        [{**USER, "name": "bob"}],
+        [USER, {**AGENT, "tool_calls": [{"id": 1}]}, USER],
+        [USER, {**AGENT, "function_call": {"name": "f"}}, USER],
+        [USER, {**AGENT, "reasoning_content": "hm"}, USER],
+        [{**USER, "images": ["a.png"]}],
+        [{**USER, "weight": 0.5}],
+        str([USER]),
+        json.dumps([USER])[:-1],
+        "half \ud83d",
+        json.dumps([{"role": "user", "content": "half \ud83d"}]),
+        b"\xff\xfe",
+        "x" * (MAX_CHARACTERS + 1),
+        json.loads("[" * 500 + "]" * 500),
+    ],
+)
+def test_a_prompt_that_cannot_be_answered_is_refused_with_its_place(value):
+    with pytest.raises(BadRow) as refused:
+        prompt(value)
+    (message,) = refused.value.problems
+    assert message.startswith("data.path='a.jsonl': row 3: column 'prompt' ")
+    assert "; allowed: " in message and "; fix: " in message
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"images": ["a.png"]},
+        {"image": b"\x89PNG"},
+        {"images": np.array([{"bytes": b"\x89", "path": None}], dtype=object)},
+        {"videos": ["a.mp4"]},
+        {"audio": "a.wav"},
+        {"multi_modal_data": {"image": ["a"]}},
+        {"tools": [{"name": "f"}]},
+        {"tools": '[{"name": "f"}]'},
+    ],
+)
+def test_columns_that_nobody_reads_are_refused(cells):
+    with pytest.raises(BadRow, match=f"column '{next(iter(cells))}'"):
+        prompt("<image> what?", **cells)
+    with pytest.raises(BadRow, match=f"column '{next(iter(cells))}'"):
+        episode(USER, AGENT, **cells)
+
+
+@pytest.mark.parametrize(
+    "field, value, weight",
+    [
+        ("weight", 0, 0.0),
+        ("loss_mask", 1, 1.0),
+        ("train", False, 0.0),
+        ("trainable", True, 1.0),
+        ("loss", np.int64(0), 0.0),
+        ("loss_weight", 1.0, 1.0),
+        ("weight", None, None),
+    ],
+)
+def test_the_weight_of_a_message_has_several_names(field, value, weight):
+    found = episode(USER, {**AGENT, field: value}, USER, AGENT)
+    assert [message.get("weight") for message in found] == [None, weight, None, None]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER],
+        [AGENT],
+        [AGENT, USER],
+        [SYSTEM, AGENT],
+        [USER, USER, AGENT, AGENT],
+        [USER, AGENT, SYSTEM, AGENT],
+        [USER, {**AGENT, "content": ""}],
+        [USER, {**AGENT, "weight": 0}],
+        [USER, {**AGENT, "weight": 2}],
+        [USER, {**AGENT, "weight": "0"}],
+        [USER, {**AGENT, "loss_mask": [0, 1]}],
+        [USER, {**AGENT, "weight": 0, "train": True}, USER, AGENT],
+        [{**SYSTEM, "weight": 0}, USER, AGENT],
+        [USER, {**AGENT, "content": None, "tool_calls": [{"id": 1}]}],
+    ],
+)
+def test_an_episode_that_teaches_nothing_is_refused_with_its_place(messages):
+    with pytest.raises(BadRow, match=r"data.path='a.jsonl': row 3: column 'messages' "):
+        episode(*messages)
+
+
+@pytest.mark.parametrize(
+    "value, plain",
+    [
+        (np.array(["5", "five"], dtype=object), ["5", "five"]),
+        (np.array([[1, 2]]), [[1, 2]]),
+        (np.float32(0.5), 0.5),
+        (torch.tensor([1, 2]), [1, 2]),
+        ((1, (2,)), [1, [2]]),
+        (float("nan"), None),
+        (np.float64("nan"), None),
+        (np.datetime64("NaT"), None),
+        (pandas.NaT, None),
+        (pandas.NA, None),
+        (Decimal("NaN"), None),
+        (Decimal("42.00"), 42),
+        (Decimal("1.50"), 1.5),
+        (datetime(2020, 1, 2, 3, tzinfo=UTC), "2020-01-02T03:00:00+00:00"),
+        (pandas.Timestamp("2020-01-02"), "2020-01-02T00:00:00"),
+        (date(2020, 1, 2), "2020-01-02"),
+        (np.datetime64("2020-01-02"), "2020-01-02"),
+        (timedelta(seconds=90), 90.0),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (b"text", "text"),
+        ({1: np.int64(2), "when": date(2020, 1, 2)}, {"1": 2, "when": "2020-01-02"}),
+    ],
+)
+def test_cells_are_read_as_json_has_them(value, plain):
+    found = row(cell=value).read("cell")
+    assert found == plain and type(found) is type(plain)
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("value", [b"\xff", {"a": {1, 2}}, 1j, object(), ["\udc00"]])
+def test_cells_that_json_cannot_hold_are_refused(value):
+    with pytest.raises(BadRow, match="row 3: column 'cell'"):
+        row(cell=value).read("cell")
+
+
+def test_objects_may_be_written_as_json():
+    assert row(cell='{"a": 1}').read_object("cell") == {"a": 1}
+    assert row(cell=None).read_object("cell") is row().read_object("cell") is None
+    for value in ("text", [1], 5, "{", '["a"]'):
+        with pytest.raises(BadRow, match="row 3: column 'cell'"):
+            row(cell=value).read_object("cell")
+
+
+def test_files_are_named_with_the_key(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"] * 5000}), tmp_path / "a.parquet")
+    damaged = bytearray((tmp_path / "a.parquet").read_bytes())
+    damaged[4:40] = bytes(36)
+    (tmp_path / "a.parquet").write_bytes(damaged)
+    (tmp_path / "empty.jsonl").touch()
+    for name in ("a.parquet", "empty.jsonl", "nowhere.jsonl", "a.csv"):
+        with pytest.raises(BadRow) as refused:
+            list(read_table("data.val_files", [str(tmp_path / name)]))
+        assert refused.value.problems[0].startswith(f"data.val_files='{tmp_path / name}': ")
