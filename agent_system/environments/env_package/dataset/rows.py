@@ -14,6 +14,7 @@ from typing import Any
 
 from agent_system.environments.base import Task
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
+from agent_system.environments.env_package.dataset.truths import read_truths
 from agent_system.reward_manager.custom import load_function
 from verl.utils.message_rows import BadRow, DataRow, prompt_messages, read_table
 
@@ -98,13 +99,13 @@ def _ground_truth(row: DataRow) -> Any:
 
 def _require_comparable(row: DataRow, truth: Any) -> None:
     """Raise ``BadRow`` where the package's own grader has nothing to compare an answer with."""
-    truths = truth if isinstance(truth, list) else [truth]
-    if truths and all(isinstance(one, (str, int, float)) and str(one).strip() for one in truths):
-        return
-    columns = ", ".join(map(str, row.cells))
-    raise row.bad(
-        "ground_truth",
-        f"or reward_model.ground_truth holds {str(truth)[:80]!r}",
-        "a text, a number, or a list of these, where answers are compared with it",
-        f"one of the columns {columns} under that name, or custom_reward_function.path=FILE",
-    )
+    try:
+        read_truths(truth)
+    except ValueError as error:
+        columns = ", ".join(map(str, row.cells))
+        raise row.bad(
+            "ground_truth",
+            f"or reward_model.ground_truth holds {str(truth)[:80]!r}",
+            "a text, a number, a list of these, or a dictionary of aliases",
+            f"one of the columns {columns} under that name, or custom_reward_function.path=FILE",
+        ) from error
