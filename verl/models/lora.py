@@ -103,8 +103,9 @@ def target_problems(
 def _targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
     if target_modules == "all-linear":
         return linear_names(model)
-    named = isinstance(target_modules, Sequence) and not isinstance(target_modules, str)
-    return list(target_modules) if named else [target_modules]
+    if isinstance(target_modules, Sequence) and not isinstance(target_modules, str):
+        return list(target_modules)
+    return [target_modules]
 
 
 def adapter_config(model: "PreTrainedModel") -> Any:

@@ -418,13 +418,13 @@ def kept_checkpoints(cfg: PPOConfig | SFTConfig) -> str:
     if isinstance(cfg, SFTConfig):
         resumable = f"; to resume: the newest, {every}, in {place}" if trainer.save_freq > 0 else ""
         return f"the policy after the last step, in {cfg.model.save_path}{resumable}"
-    if trainer.val_only:
+    if cfg.trainer.val_only:
         return "none (trainer.val_only=true)"
     if trainer.save_freq == 0:
         return "none (trainer.save_freq=0): the trained policy is not kept"
     if trainer.save_freq < 0:
         return f"after the last step alone (trainer.save_freq=-1), in {place}"
-    kept = trainer.max_actor_ckpt_to_keep
+    kept = cfg.trainer.max_actor_ckpt_to_keep
     which = f"the newest {kept} are kept" if kept else "all are kept"
     return f"{every} (trainer.save_freq), {which}, in {place}"
 

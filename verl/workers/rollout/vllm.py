@@ -62,7 +62,8 @@ class VLLMEngine:
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
         self._sampler = self._mend_for_cpu() if self._on_cpu else None
-        tokenizer = self._engine.get_tokenizer()
+        # vLLM's own type names less of a tokenizer than the tokenizers have.
+        tokenizer: Any = self._engine.get_tokenizer()
         self._rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
         self._seeds = RequestSeeds(seed)
         model_config = self._engine.vllm_config.model_config

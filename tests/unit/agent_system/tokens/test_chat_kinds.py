@@ -2,6 +2,8 @@
 those of ``apply_chat_template``, or the template is refused.
 """
 
+from typing import Any
+
 import pytest
 
 from agent_system.tokens.bridge import ChatBridge
@@ -159,7 +161,8 @@ def test_a_tokenizer_that_renders_other_tokens_is_refused():
             found = self._tokenizer.apply_chat_template(*args, **kwargs)
             return found if isinstance(found, str) else [0, *found]
 
-    probe = probe_template(Adding(chat_tokenizer("bytes", "chatml")))
+    adding: Any = Adding(chat_tokenizer("bytes", "chatml"))
+    probe = probe_template(adding)
     assert probe.verdict is Verdict.UNSUPPORTED and "apply_chat_template" in probe.reason
 
 

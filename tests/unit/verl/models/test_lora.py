@@ -1,5 +1,7 @@
 """LoRA: what it may adapt merges as peft merges it, and everything else is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -8,8 +10,13 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
 from verl.models.export import hf_names, tied_names
 from verl.models.lora import UnsupportedTargets, add_lora, lora_scales, merge_lora
 
-SMALL = {"vocab_size": 48, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+SMALL: dict[str, Any] = {
+    "vocab_size": 48,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+}
+HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 def model_of(kind):

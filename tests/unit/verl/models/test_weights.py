@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -206,9 +207,13 @@ def test_sound_weights_are_taken(policy, tied, kind):
 
 def test_weights_that_transformers_converts_are_taken(tmp_path):
     """Experts are one tensor each in the file, and one for all in the model."""
-    small = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
-    experts = {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2}
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 16,
+    }
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    experts: dict[str, Any] = {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2}
     moe = Qwen3MoeConfig(vocab_size=64, **small, **heads, **experts)
     AutoModelForCausalLM.from_config(moe).save_pretrained(tmp_path)
     name = "model.layers.0.mlp.experts.2.down_proj.weight"

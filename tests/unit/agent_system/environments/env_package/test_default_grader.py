@@ -433,14 +433,17 @@ def test_enormous_answers_are_wrong_and_read_in_one_pass(text):
 
 def test_the_place_of_the_answer():
     assert find_answer("<think>never closed") is None
-    assert find_answer("a\nb").readings == ("a\nb", "b")
+    whole = find_answer("a\nb")
+    assert whole is not None and whole.readings == ("a\nb", "b")
     found = find_answer("I am not sure. <answer>Paris</answer>, I think.")
-    assert found.readings == ("Paris",) and found.is_marked
+    assert found is not None and found.readings == ("Paris",) and found.is_marked
 
 
 def test_numbers_have_units():
-    assert read_number("5 km").unit == read_number("5 kilometers").unit == "km"
-    assert read_number("$5").unit == read_number("5 dollars").unit == "dollar"
+    units = {"5 km": "km", "5 kilometers": "km", "$5": "dollar", "5 dollars": "dollar"}
+    for text, unit in units.items():
+        number = read_number(text)
+        assert number is not None and number.unit == unit
     assert read_number("5 pi") is read_number("5 x") is read_number("5 and 6") is None
 
 

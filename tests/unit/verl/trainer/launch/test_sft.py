@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -471,7 +472,8 @@ def test_a_policy_that_becomes_infinite_is_not_saved(policy, tmp_path):
     def on_step(record):
         steps.append(record.step)
         if record.step == 2:
-            trainer.engine.optim.lr = torch.inf  # no config can say so
+            optim: Any = trainer.engine.optim
+            optim.lr = torch.inf  # no config can say so
 
     with pytest.raises(NonFiniteWeights):
         trainer.fit(on_step)

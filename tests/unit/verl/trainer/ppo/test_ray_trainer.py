@@ -207,7 +207,7 @@ def one_estimator(monkeypatch, **inputs: str) -> list[dict[str, object]]:
         return {"advantage": advantages.mean().item(), "return": returns.mean().item()}
 
     params = {"discount": "algorithm.gamma"}
-    estimator = RegisteredEstimator(estimate, inputs, params, measure)
+    estimator = RegisteredEstimator(estimate, inputs, params, measure, compares_group=False)
     monkeypatch.setattr(credit, "get_adv_estimator_fn", lambda _: estimator)
     return handed
 
