@@ -33,6 +33,7 @@ from verl.utils.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 VALIDATION = "val_"  # before the step of a file of validation plays
+LOCK = ".lock"  # every run leaves this file
 MAX_CHANGES = 12  # keys named when a run starts with another configuration
 
 
@@ -66,8 +67,15 @@ class RunDirectory:
         """Make the folders, take the lock, write ``config.yaml`` and ``env.json``, which says what
         is played as a ``stand_in`` for what the configuration names.
 
-        Raises ``RunDirectoryInUse``, and ``ConfigError`` for a directory that cannot be written.
+        Raises ``RunDirectoryInUse``, and ``ConfigError`` for a directory that cannot be written or
+        holds files that no run wrote and a run would replace.
         """
+        if foreign := self.foreign_file():
+            raise ConfigError(
+                f"trainer.default_local_dir={str(self.path)!r}: holds {foreign}, which no run "
+                "wrote; allowed: a new directory, or that of a run; fix: "
+                "trainer.default_local_dir=DIR"
+            )
         facts = environment_facts(seeds) | ({"stand_in": stand_in} if stand_in else {})
         try:
             for folder in (self.rollouts, self.logs, self.checkpoints):
@@ -84,6 +92,18 @@ class RunDirectory:
                 "fix: make room there, or trainer.default_local_dir=DIR"
             ) from error
         return self
+
+    def foreign_file(self) -> str:
+        """Return the name of a file that a run would replace and that no run wrote; empty where
+        there is none.
+        """
+        if (self.path / LOCK).exists() or self.env_path.exists():
+            return ""
+        written = (self.config_path, self.metrics_path, self.report_path)
+        folders = (self.rollouts, self.tokens, self.checkpoints)
+        filled = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
+        found = [path for path in written if path.exists()] + filled
+        return found[0].name if found else ""
 
     def close(self) -> None:
         """Give the lock back; may be called twice."""
@@ -157,7 +177,7 @@ class RunDirectory:
         return path
 
     def _take_lock(self) -> None:
-        path = self.path / ".lock"
+        path = self.path / LOCK
         # The lock belongs to the open file: the system gives it back when this process dies.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from verl.record.run_dir import LOCK, RunDirectory
 from verl.single_controller.ray.local import token_path
 from verl.trainer.config.derive import engine_gpus, have_own_gpus
 from verl.trainer.config.problems import problem
@@ -83,9 +84,15 @@ def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 def _use_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """No other run holds the run directory (see ``verl.record.run_dir``)."""
-    lock = Path(lookup(cfg, PLACE)) / ".lock"
+    lock = Path(lookup(cfg, PLACE)) / LOCK
     try:
-        lock = lock.expanduser()
+        directory = RunDirectory(lookup(cfg, PLACE))
+        lock = directory.path / LOCK
+        if foreign := directory.foreign_file():
+            why = f"holds {foreign}, which no run wrote and this one would replace"
+            allowed = "a new directory, or that of a run"
+            yield problem(cfg, PLACE, why, allowed, f"{PLACE}=DIR")
+            return
         with lock.open(encoding="utf-8", errors="replace") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

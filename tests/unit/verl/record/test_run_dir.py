@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from verl.record.run_dir import RunDirectory, RunDirectoryInUse
+from verl.utils.settings import ConfigError
 
 
 @dataclass
@@ -110,3 +111,24 @@ def test_plays_of_an_earlier_run_are_put_aside(tmp_path):
         assert run.rollout_steps() == [2]
     assert (tmp_path / "rollouts.1" / "1.jsonl").exists()
     assert not (tmp_path / "rollouts.2").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "metrics.jsonl", "report.html", "rollouts/1.jsonl"]
+)
+def test_files_that_no_run_wrote_are_not_replaced(tmp_path, name):
+    mine = tmp_path / "mine" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine\n")
+    with pytest.raises(ConfigError):
+        RunDirectory(tmp_path / "mine").open({})
+    assert mine.read_text() == "mine\n" and not (tmp_path / "mine" / ".lock").exists()
+
+
+def test_a_directory_with_other_files_takes_a_run(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine\n")
+    with RunDirectory(tmp_path).open({}):
+        pass
+    with RunDirectory(tmp_path).open({}):  # the same run again
+        pass
+    assert (tmp_path / "thesis.txt").read_text() == "mine\n"
