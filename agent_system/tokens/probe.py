@@ -21,7 +21,9 @@ from agent_system.tokens.template import (
     anchor,
 )
 from agent_system.tokens.tokenizer import ChatTokenizer
+from verl.utils.limits import TimeLimit, time_limit
 
+PROBE_S = 20.0  # a template comes with a model, and may loop for ever
 # Three turns have two bridges, the least that shows whether they depend on their place.
 TURNS = 3
 THINK = "<think>"
@@ -79,8 +81,16 @@ def probe_template(
     tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None = None
 ) -> TemplateProbe:
     """Render conversations of one to three turns and say what the tokenizer's template can be used
-    for.
+    for: nothing, where that takes longer than ``PROBE_S``.
     """
+    try:
+        with time_limit(PROBE_S, "rendering the chat template"):
+            return _probe(tokenizer, template_kwargs)
+    except TimeLimit as error:
+        return TemplateProbe(Verdict.UNSUPPORTED, str(error))
+
+
+def _probe(tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None) -> TemplateProbe:
     try:
         bridge = ChatBridge(tokenizer, template_kwargs)
         template = bridge.template

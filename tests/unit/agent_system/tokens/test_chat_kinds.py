@@ -2,10 +2,12 @@
 those of ``apply_chat_template``, or the template is refused.
 """
 
+import copy
 from typing import Any
 
 import pytest
 
+from agent_system.tokens import probe
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.probe import Verdict, probe_template
 from agent_system.tokens.template import TemplateUnsupported
@@ -170,3 +172,12 @@ def test_a_tokenizer_that_renders_other_tokens_is_refused():
 def test_arguments_that_the_framework_sets_are_refused(key):
     probe = probe_template(chat_tokenizer("bytes", "chatml"), {key: True})
     assert probe.verdict is Verdict.UNSUPPORTED and key in probe.reason
+
+
+def test_a_template_that_does_not_end_is_refused(monkeypatch):
+    loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
+    tokenizer = copy.deepcopy(chat_tokenizer("bytes", "chatml"))
+    tokenizer.chat_template = f"{loops}{'{% endfor %}' * 3}{tokenizer.chat_template}"
+    monkeypatch.setattr(probe, "PROBE_S", 0.3)
+    found = probe_template(tokenizer)
+    assert found.verdict is Verdict.UNSUPPORTED and "took over" in found.reason
