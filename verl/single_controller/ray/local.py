@@ -55,6 +55,8 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would let everything else on the machine go first.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray keeps a record of each call for its dashboard, 3 kB each and up to 100,000 of them.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # Ray announces the token at every start; the facts say it instead
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_token(create=local)
