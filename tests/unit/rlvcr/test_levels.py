@@ -591,6 +591,11 @@ def test_a_form_in_which_a_digit_is_no_token_of_its_own_is_not_scored():
     assert real.parse_step([*plain, *tail]).failure is None
     assert real.parse_step([*apart, *tail]).failure is ParseFailure.MERGED_LEVEL
     assert real.parse_step([*spaced, *tail]).failure is ParseFailure.MERGED_LEVEL
+    # Nor is it credited with returns, however the turn ended.
+    for cut in ([*spaced, *tail], [*spaced, *tail[:-1]], spaced):
+        assert real.parse_step(cut).sampled_level is None
+        assert real.parse_step(cut).choice_spans() == []
+    assert real.parse_step([*spaced, *tail[:-1]]).failure is ParseFailure.MERGED_LEVEL
     merged = [str(reason) for reason in ParseFailure if reason.startswith("merged")]
     assert merged == ["merged_level", "merged_action"]
 
