@@ -117,3 +117,28 @@ def test_required_keys_and_help(capsys):
     assert "checkpoint: required" in said and "target: required" in said
     assert main_export.main(["--help"]) == 0
     assert "lora  (" in capsys.readouterr().out
+
+
+def test_an_export_deletes_nothing_that_it_did_not_write(policy, tmp_path, monkeypatch):
+    checkpoint, _ = trained_run(policy_config(policy), tmp_path / "run")
+    mine = tmp_path / "precious" / "sub" / "thesis.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    monkeypatch.chdir(tmp_path / "precious")
+    places = {
+        "foreign": mine.parent.parent,
+        "the run": tmp_path / "run",
+        "inside the run": checkpoint / "actor" / "exported",
+        "above": tmp_path,
+        "a file": mine,
+        "here": Path(),
+    }
+    for target in places.values():
+        assert main_export.main([f"checkpoint={checkpoint}", f"target={target}"]) == 2
+    assert mine.read_text() == "mine" and (checkpoint / "manifest.json").is_file()
+    asked = [f"checkpoint={checkpoint}", f"target={tmp_path / 'exported'}"]
+    assert main_export.main(asked) == main_export.main(asked) == 0  # its own may be replaced
+    (tmp_path / "exported" / "notes.txt").write_text("mine")
+    assert main_export.main(asked) == 2
+    assert main_export.main([*asked, "overwrite=true"]) == 0
+    assert not (tmp_path / "exported" / "notes.txt").exists()
