@@ -10,6 +10,7 @@ import math
 import numbers
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from agent_system.environments.env_package.reasoning_gym.formulas import (
@@ -30,6 +31,7 @@ FUNCTIONS = {
     for hyperbolic in ("", "h")
 } | {"exp", "log", "ln", "sqrt", "Abs"}
 NAMES = {*"abcdefghijklmnopqrstuvwxyz", "X", "Y", "Z", "C", "pi"}
+PROBABILITY_TOLERANCE = Fraction(1, 10_000)  # that of the grader
 TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
 # A number that is not finite, as float(), complex(), Decimal() and JSON read it, for one letter
 # behind it means i or j.
@@ -102,6 +104,13 @@ def _twenty_four(answer: str, entry: Entry) -> str | None:
     return ast.unparse(formula) if right and exact_value(formula) == 24 else None
 
 
+def _coin_flip(answer: str, entry: Entry) -> str | None:
+    # Its grader pays a prefix in full: "0" and "0.1" are one of "0.125".
+    value = exact_value(parse_formula(answer.replace(",", "")))
+    right = abs(value - Fraction(str(entry["answer"]))) <= PROBABILITY_TOLERANCE
+    return str(entry["answer"]) if right else None
+
+
 def _list_or_exact(answer: str, entry: Entry) -> str:
     # Its grader compares first, and evaluates what is not equal.
     exact = {
@@ -119,6 +128,7 @@ def _truth(answer: str, entry: Entry) -> str | None:
 
 READINGS: dict[str, Reading] = {
     "binary_matrix": _list_or_exact,
+    "coin_flip": _coin_flip,
     "countdown": _arithmetic,
     "game_of_life_halting": _truth,
     "intermediate_integration": _algebra,
