@@ -286,7 +286,8 @@ class EnvPackage(Generic[S]):
     imitated, by ``main_sft`` and the cold start. ``variants`` are the names that may follow the
     slash of ``env.env_name=NAME/VARIANT``, all of them and each playable as it is, in a stable
     order; it may import the library behind the package. ``mixture`` is there where the tasks are
-    those of several packages.
+    those of several packages. ``format_action`` gives the text in which a model writes an action,
+    so that ``project`` reads it back; None: between ``<action>`` and ``</action>``.
     """
 
     name: str
@@ -307,6 +308,7 @@ class EnvPackage(Generic[S]):
     expert: Expert[S] | None = None
     variants: Callable[[], Sequence[str]] = no_variants
     mixture: Mixture[S] | None = None
+    format_action: Callable[[str], str] | None = None
 
     def for_task(self, task: Task) -> "EnvPackage[Any]":
         """The package that ``task`` is from: this one, or its part."""

@@ -7,8 +7,10 @@ works in every process without registration.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Protocol
 
 from agent_system.environments.base import EnvPackage
@@ -72,6 +74,10 @@ class MissingExtra(ImportError):
     """The environment's dependencies are not installed; the message names the extra to install."""
 
 
+class BrokenPackage(ValueError):
+    """The module of an environment raises an error, or what it holds cannot make a package."""
+
+
 def register_env(name: str, target: str | None = None, extra: str | None = None) -> Callable:
     """Register an environment under ``name``; later registrations replace earlier ones.
 
@@ -121,29 +127,57 @@ def get_package(env_name: str) -> EnvPackage:
     """Import and return the package of ``env_name``.
 
     Raises ``UnknownEnvironment``, also for a place that holds nothing of that name,
-    ``MissingExtra`` when a dependency is not installed, and ``TypeError`` when the place does not
-    hold an ``EnvPackage``.
+    ``MissingExtra`` when a dependency is not installed, ``BrokenPackage`` when its module raises an
+    error, and ``TypeError`` when the place does not hold an ``EnvPackage``.
     """
     entry = resolve(env_name)
     module_name, _, attribute = entry.target.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise missing_extra(env_name, error) from error
+    module = _imported(env_name, module_name)
     attribute = attribute or "PACKAGE"
     if not hasattr(module, attribute):
         hint = did_you_mean(attribute, vars(module))
         raise UnknownEnvironment(f"{env_name!r}: the module {module_name} has no {attribute}{hint}")
     found = getattr(module, attribute)
     # A decorated function: it makes the package only when it is asked for.
-    if callable(found) and not isinstance(found, EnvPackage):
-        found = found()
+    if inspect.isfunction(found):
+        found = _made(env_name, found)
     if not isinstance(found, EnvPackage):
         raise TypeError(
-            f"environment {env_name!r}: {entry.target} is a {type(found).__name__}, "
-            "not an EnvPackage"
+            f"environment {env_name!r}: {entry.target} is a {type(found).__name__}; allowed: an "
+            f"EnvPackage, or a function without arguments that returns one; fix: name it, as in "
+            f"{module_name}:PACKAGE"
         )
     return found
+
+
+def _imported(env_name: str, module_name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        stem = module_name.removesuffix(".py").replace("/", ".").strip(".") or "my_lab.gridworld"
+        raise UnknownEnvironment(
+            f"{env_name!r}: {module_name!r} is no name of a module; allowed: MODULE:NAME; "
+            f"fix: {stem}:PACKAGE"
+        )
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise missing_extra(env_name, error) from error
+    except (Exception, SystemExit) as error:  # the module may be the user's own
+        raise BrokenPackage(
+            f"environment {env_name!r}: the module {module_name} does not import: {error!r}; "
+            "fix: the module"
+        ) from error
+
+
+def _made(env_name: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except ModuleNotFoundError:
+        raise
+    except (Exception, SystemExit) as error:  # the function may be the user's own
+        raise BrokenPackage(
+            f"environment {env_name!r}: {function.__name__}() raised {error!r}; allowed: a "
+            "function without arguments that returns an EnvPackage; fix: the function"
+        ) from error
 
 
 def variants_of(name: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from agent_system.environments.console.boundary import described
 from agent_system.environments.console.checking import Findings, check, returns_table
 from agent_system.environments.console.names import every_name
 from agent_system.environments.console.playing import play
@@ -15,7 +16,9 @@ from agent_system.environments.env_registry import MissingExtra, UnknownEnvironm
 from agent_system.environments.failure import WorkerStartError
 from agent_system.environments.jvm import JavaMissing
 
+LARGEST = 10**6  # of a number on the command line
 WIDTH = 100  # columns where no terminal says how wide it is
+# Their messages are whole sentences.
 REFUSED = (UnknownEnvironment, MissingExtra, WorkerStartError, JavaMissing, ValueError, OSError)
 
 
@@ -36,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except REFUSED as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    except Exception as error:  # packages, their files and functions may be the user's own
+        sys.stderr.write(f"{words.name}: {described(error)}\n")
+        return 2
     except KeyboardInterrupt:
         return 130
 
@@ -51,7 +57,12 @@ def report(findings: Findings, console: Console | None = None) -> int:
     for sentence in findings.wrong:
         console.print(f"WRONG: {sentence}", markup=False, soft_wrap=True)
     if not findings.wrong:
-        console.print("nothing is wrong; every play went the same way in another process")
+        best = findings.constant
+        # The constant that succeeded most often, cut to what fits into the line.
+        most = f"; constant {best.action[:12]!r}: {best.successes}/{best.plays}" if best else ""
+        console.print(
+            f"nothing is wrong; every play went the same way in another process{most}", markup=False
+        )
     return 1 if findings.wrong else 0
 
 
@@ -60,14 +71,30 @@ def read_keys(words: Sequence[str]) -> dict[str, Any]:
     section: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        if not equals or not key:
+        if not equals or not all(key.split(".")):
             raise ValueError(f"{word!r}: allowed: KEY=VALUE, a key of the environment's section")
-        inner = section
         *outer, last = key.split(".")
+        inner: Any = section
         for part in outer:
-            inner = inner.setdefault(part, {})
-        inner[last] = yaml.safe_load(text)
+            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict) or last in inner:
+            raise ValueError(
+                f"{word!r}: another word sets the same key, or a key above or below it; allowed: "
+                "each key once; fix: leave one of them out"
+            )
+        inner[last] = _read_value(word, text)
     return section
+
+
+def _read_value(word: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem", None) or str(error)
+        raise ValueError(
+            f"{word!r}: the value cannot be read: {mark}; allowed: YAML, such as 5, text, [a, b] "
+            "or {a: 1}; fix: close brackets and quotes"
+        ) from error
 
 
 def _read(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -90,10 +117,12 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="every name, one a line")
     checked = commands.add_parser("check", help="play it with policies that must and must not win")
     _common(checked)
-    checked.add_argument("--tasks", type=int, default=8, help="tasks that each policy plays")
+    checked.add_argument(
+        "--tasks", type=_positive, help="tasks that each policy plays (8; 32 of one action each)"
+    )
     played = commands.add_parser("play", help="play it yourself, an action a line")
     _common(played)
-    played.add_argument("--task", type=int, default=0, help="which one, from 0")
+    played.add_argument("--task", type=_not_negative, default=0, help="which one, from 0")
     return parser
 
 
@@ -101,4 +130,20 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="a name of the list, in any case")
     parser.add_argument("key", nargs="*", help="keys of its section, such as size=5")
     parser.add_argument("--split", choices=("train", "val"), default="val", help="of which split")
-    parser.add_argument("--steps", type=int, default=50, help="actions of an episode, at most")
+    parser.add_argument(
+        "--steps", type=_positive, default=50, help="actions of an episode, at most"
+    )
+
+
+def _positive(text: str) -> int:
+    return _bounded(text, 1)
+
+
+def _not_negative(text: str) -> int:
+    return _bounded(text, 0)
+
+
+def _bounded(text: str, least: int) -> int:
+    if not text.isascii() or not text.isdecimal() or not least <= int(text) <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: an integer from {least} to {LARGEST}")
+    return int(text)

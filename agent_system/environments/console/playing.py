@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_system.environments.base import Env, Observation, Prompts, prompts_for
+from agent_system.environments.console.limits import within_limits
 from agent_system.environments.console.names import meant
 from agent_system.environments.env_registry import (
     NamedChoice,
@@ -43,13 +44,16 @@ def play(
     settings = env_settings(NamedChoice(name, kwargs or {}, steps))
     package = get_package(name)
     try:
-        panel = panel_of(package.tasks(settings, split), number + 1)
-        env = package.make(settings)
+        with within_limits(f"listing the {split} tasks of {name}"):
+            panel = panel_of(package.tasks(settings, split), number + 1)
+            env = package.make(settings)
     except ModuleNotFoundError as error:
         raise missing_extra(name, error) from error
     try:
         if number >= len(panel):
-            raise NoSuchTask(f"{name} has {len(panel)} {split} tasks; fix: --task 0")
+            raise NoSuchTask(
+                f"--task {number}: {name} has {len(panel)} {split} tasks; fix: --task 0"
+            )
         task, seed = panel[number]
         console = console or Console()
         console.print(f"{task['task_id']}; the end of the input (Ctrl-D) leaves", style="dim")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agent_system.environments.base import EnvPackage, Observation, Task
-from agent_system.environments.console.policies import Beginning, Policy
+from agent_system.environments.console.policies import Beginning, Policy, Said
 from agent_system.environments.failure import EnvFailure
 from agent_system.environments.pool import EnvironmentPool, PoolSession
 from agent_system.environments.settings import EnvSettings
@@ -27,6 +27,7 @@ class Game:
     settings: EnvSettings
     tasks: Sequence[tuple[Task, int]]  # each with its environment's seed
     max_steps: int
+    all_tasks: bool = False  # there are no others
 
     def pool(self) -> EnvironmentPool:
         """A fresh process of one environment."""
@@ -79,7 +80,9 @@ async def play_policy(
             package = game.package.for_task(task)
             policy = make(Beginning(game.settings, task, observation, rng))
             for _ in range(game.max_steps):
-                action, well_formed = package.project(policy(observation))
+                text = policy(observation)
+                known = isinstance(text, Said)
+                action, well_formed = (text.action, True) if known else package.project(text)
                 play.actions.append(action)
                 play.well_formed.append(well_formed)
                 observation, done = await _step(play, session, action)

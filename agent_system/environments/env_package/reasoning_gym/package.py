@@ -9,7 +9,11 @@ from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
-from agent_system.environments.env_package.reasoning_gym.answers import as_graded
+from agent_system.environments.env_package.reasoning_gym.answers import (
+    FULL,
+    as_graded,
+    read_grade,
+)
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.questions import (
     NAME,
@@ -22,9 +26,18 @@ from agent_system.environments.env_package.reasoning_gym.spelling import apart, 
 from rlvcr.levels import level_instructions
 from verl.utils.limits import time_limit
 
-FULL = 1.0 - 1e-6  # the grade of a right answer; graders compute in floating point
 # What graders raise on an answer that has not the form they expect: it is a wrong one.
-UNREADABLE = (ValueError, TypeError, SyntaxError, LookupError, ArithmeticError, AttributeError)
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    re.error,
+)
 PLAIN = (
     "First think about it, between <think> and </think>. "
     "Then write the answer alone between <action> and </action>."
@@ -64,7 +77,7 @@ class ReasoningGymEnv:
     def _grade(self, answer: str) -> float:
         with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
             try:
-                return float(self.questions.score_answer(answer, self.entry))
+                return read_grade(self.questions.score_answer(answer, self.entry))
             except UNREADABLE:
                 return 0.0
 

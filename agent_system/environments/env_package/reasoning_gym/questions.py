@@ -8,9 +8,10 @@ generator asks the same twice: training leaves out what is asked in validation.
 import json
 import random
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from agent_system.environments.base import Task
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
@@ -18,13 +19,16 @@ from verl.utils.hints import did_you_mean
 
 NAME = "reasoning_gym"
 TRIES = 4  # training questions drawn per question wanted: small generators repeat themselves
+_SLOW = "a question takes seconds to make, and a run needs hundreds"
 _HASHED = "its questions follow from Python's hash seed, which every process has its own of"
 # Generators that are no variants of their own, and why.
 UNLISTED = {
     "composite": "it needs options: the generators to choose from",
     "isomorphic_strings": _HASHED,
+    "knight_swap": _SLOW,
     "polynomial_multiplication": _HASHED,
     "ransom_note": _HASHED,
+    "zebra_puzzles": _SLOW,
 }
 
 
@@ -108,32 +112,68 @@ def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
 
 
 def tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
-    """Questions of ``split`` by number; of a small generator fewer than asked for."""
+    """Questions of ``split`` by number; of a small generator fewer than asked for.
+
+    At most half of them have the same answer: otherwise a constant would succeed at most tasks.
+    """
     questions = questions_of(settings)
     asked = _asked(questions, settings.val_tasks)
     if split == "val":
-        return [_task(settings, number) for number in _firsts(asked)]
-    known = set(asked.values())
-    found: list[Task] = []
+        firsts = _firsts(asked)
+        return _balanced([(_task(settings, number), asked[number].answer) for number in firsts])
+    known = {one.question for one in asked.values()}
+    found: list[tuple[Task, str]] = []
+    counts: Counter[str] = Counter()
     for number in range(settings.val_tasks, settings.val_tasks + TRIES * settings.train_tasks):
-        if questions[number]["question"] not in known:
-            found.append(_task(settings, number))
+        one = _read(questions, number)
+        if one.question in known or 2 * counts[one.answer] >= settings.train_tasks + 1:
+            continue
+        counts[one.answer] += 1
+        found.append((_task(settings, number), one.answer))
         if len(found) == settings.train_tasks:
             break
-    return found
+    return _balanced(found)
+
+
+def _balanced(found: Sequence[tuple[Task, str]]) -> list[Task]:
+    """Leave out the last tasks of an answer that more than half of them have."""
+    if not found:
+        return []
+    ((answer, count),) = Counter(answer for _, answer in found).most_common(1)
+    # Where all have the same answer, nothing can be balanced.
+    excess = 2 * count - len(found) if count < len(found) else 0
+    kept: list[Task] = []
+    for task, own in reversed(found):
+        if own == answer and excess > 0:
+            excess -= 1
+        else:
+            kept.append(task)
+    return kept[::-1]
+
+
+class _Asked(NamedTuple):
+    """Question and answer, as texts."""
+
+    question: str
+    answer: str
+
+
+def _read(questions: Questions, number: int) -> _Asked:
+    entry = questions[number]
+    return _Asked(entry["question"], str(entry.get("answer")))
 
 
 @lru_cache(maxsize=4)
-def _asked(questions: Questions, count: int) -> Mapping[int, str]:
+def _asked(questions: Questions, count: int) -> Mapping[int, _Asked]:
     """The first ``count`` questions by number: validation asks them, training leaves them out."""
-    return {number: questions[number]["question"] for number in range(count)}
+    return {number: _read(questions, number) for number in range(count)}
 
 
-def _firsts(asked: Mapping[int, str]) -> list[int]:
+def _firsts(asked: Mapping[int, _Asked]) -> list[int]:
     """The numbers under which a question is asked for the first time."""
     first: dict[str, int] = {}
-    for number, question in asked.items():
-        first.setdefault(question, number)
+    for number, one in asked.items():
+        first.setdefault(one.question, number)
     return sorted(first.values())
 
 

@@ -67,7 +67,7 @@ def test_where_nobody_knows_how_to_win_that_is_said_and_no_fault():
     findings = check(
         "tests.helpers.doubtful_envs:WITHOUT_EXPERT", {"fault": "none"}, tasks=TASKS, steps=STEPS
     )
-    assert findings.wrong == [] and "nobody knows how to win" in findings.left_open[0]
+    assert findings.wrong == [] and any("gold_path" in sentence for sentence in findings.left_open)
     assert {play.policy for play in findings.plays} == set(POLICIES) - {ORACLE}
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from agent_system.environments.env_package.reasoning_gym.answers import EVALUATED, as_graded
+from agent_system.environments.env_package.reasoning_gym.answers import READINGS, as_graded
 from agent_system.environments.failure import EnvFailure
 from agent_system.environments.pool import EnvironmentPool
 
@@ -68,7 +68,7 @@ def test_a_bad_grade_breaks_its_play_and_the_worker_goes_on(tmp_path):
     assert fine == 1.0 and same
 
 
-@pytest.mark.parametrize("generator", EVALUATED)
+@pytest.mark.parametrize("generator", READINGS)
 def test_code_is_not_shown_to_graders_that_evaluate(generator):
     for answer in CODE:
         assert as_graded(answer, generator, {}) is None, answer
@@ -76,7 +76,7 @@ def test_code_is_not_shown_to_graders_that_evaluate(generator):
         assert as_graded(answer, "chain_sum", {}) == answer
 
 
-@pytest.mark.parametrize("generator", [*EVALUATED, "game_of_life_halting"])
+@pytest.mark.parametrize("generator", READINGS)
 def test_right_answers_of_these_generators_still_win(generator):
     pytest.importorskip("reasoning_gym")
     from agent_system.environments.env_package.reasoning_gym.package import (

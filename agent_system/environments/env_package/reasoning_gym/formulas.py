@@ -1,0 +1,169 @@
+"""Formulas and lists of a policy: parsed by a grammar of their own and checked node by node.
+
+Graders that evaluate a text are given the text written here, never the policy's.
+"""
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Collection
+from fractions import Fraction
+from typing import Any
+
+LONGEST = 1000  # characters of a formula
+LONGEST_LIST = 20_000  # characters of a list
+MOST_ITEMS = 10_000
+DEEPEST = 100  # nested operations of a formula
+DEEPEST_LIST = 3
+LARGEST = 10**12  # of a number in a formula
+MAX_EXPONENT = 64  # also of the product of exponents of nested powers
+ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+class Unreadable(ValueError):
+    """The text is not written in the grammar, or it is too large."""
+
+
+def parse_formula(
+    text: str, names: Collection[str] = (), functions: Collection[str] = ()
+) -> ast.expr:
+    """Return the formula in ``text``: numbers, ``+ - * /``, brackets, and where ``names`` or
+    ``functions`` are given, those and powers with bounded exponents.
+
+    Raises ``Unreadable``.
+    """
+    node = _parsed(text, LONGEST)
+    _check(node, frozenset(names), frozenset(functions), DEEPEST, MAX_EXPONENT)
+    return node
+
+
+def exact_value(node: ast.expr) -> Fraction:
+    """Return the value of a formula without names. Raises ``Unreadable``, ``ZeroDivisionError``."""
+    match node:
+        case ast.Constant():
+            return Fraction(str(node.value))
+        case ast.BinOp() if type(node.op) in ARITHMETIC:
+            return ARITHMETIC[type(node.op)](exact_value(node.left), exact_value(node.right))
+        case ast.UnaryOp():
+            return ARITHMETIC[type(node.op)](exact_value(node.operand))
+    raise Unreadable(f"{type(node).__name__} has no value")
+
+
+def integers_in(node: ast.expr) -> list[int]:
+    """Return the integers that a formula writes, in ascending order."""
+    return sorted(
+        part.value
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and isinstance(part.value, int)
+    )
+
+
+def parse_list(text: str) -> Any:
+    """Return the text, number, list or tuple that ``text`` writes as a Python literal.
+
+    Raises ``Unreadable``.
+    """
+    try:
+        value = ast.literal_eval(_parsed(text, LONGEST_LIST))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unreadable(str(error)) from error
+    if _count(value, DEEPEST_LIST) > MOST_ITEMS:
+        raise Unreadable(f"more than {MOST_ITEMS} items")
+    return value
+
+
+def _parsed(text: str, longest: int) -> ast.expr:
+    if len(text) > longest:
+        raise Unreadable(f"longer than {longest} characters")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    # Null bytes, lone surrogates, numbers of thousands of digits; what nests too deep.
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(str(error)) from error
+
+
+def _check(
+    node: ast.expr, names: frozenset[str], functions: frozenset[str], depth: int, exponent: int
+) -> None:
+    """Raise ``Unreadable`` for a node that is not allowed; ``exponent`` is the largest one left."""
+    if depth <= 0:
+        raise Unreadable(f"more than {DEEPEST} operations inside each other")
+    parts: list[ast.expr] = []
+    match node:
+        case ast.Constant():
+            _check_number(node.value)
+        case ast.Name() if node.id in names:
+            pass
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub()):
+            parts = [node.operand]
+        case ast.BinOp() if type(node.op) in ARITHMETIC:
+            parts = [node.left, node.right]
+        case ast.BinOp(op=ast.Pow()) if names:
+            exponent = _checked_exponent(node.right, exponent)
+            parts = [node.left, node.right]
+        case ast.Call(func=ast.Name(id=called), args=[_] | [_, ast.Name()], keywords=[]) if (
+            called in functions
+        ):
+            parts = node.args
+        case _:
+            raise Unreadable(f"{type(node).__name__} is not allowed")
+    for part in parts:
+        _check(part, names, functions, depth - 1, exponent)
+
+
+def _checked_exponent(node: ast.expr, largest: int) -> int:
+    """Return the largest exponent that powers inside may have. Raises ``Unreadable``."""
+    inner = list(ast.walk(node))
+    if any(isinstance(part, ast.Pow) for part in inner):
+        raise Unreadable("a power in an exponent")
+    # Names and functions count as 1: 9 ** (99999999 + 0 * x) is as large as it looks.
+    value = _bound(node)
+    if value > largest:
+        raise Unreadable("an exponent that is too large")
+    return largest if value <= 1 else int(largest / value)
+
+
+def _bound(node: ast.expr) -> float:
+    """Return a bound of the magnitude of an exponent. Raises ``Unreadable``."""
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return abs(value)
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            return _bound(node.left) + _bound(node.right)
+        case ast.BinOp(op=ast.Mult()):
+            return max(1.0, _bound(node.left)) * max(1.0, _bound(node.right))
+        case ast.BinOp(op=ast.Div(), right=ast.Constant(value=int() | float() as value)) if (
+            abs(value) >= 1
+        ):
+            return _bound(node.left) / abs(value)
+        case ast.UnaryOp():
+            return _bound(node.operand)
+        case ast.Name():
+            return 1.0
+        case ast.Call():
+            return max([1.0, *(_bound(argument) for argument in node.args)])
+    raise Unreadable("an exponent that is too large")
+
+
+def _check_number(value: object) -> None:
+    # Not isinstance: a bool is an int.
+    if type(value) not in (int, float) or not isinstance(value, int | float):
+        raise Unreadable(f"{type(value).__name__} is not a number")
+    if not math.isfinite(value) or abs(value) > LARGEST:
+        raise Unreadable(f"a number larger than {LARGEST}")
+
+
+def _count(value: object, depth: int) -> int:
+    """Return the number of items of ``value``. Raises ``Unreadable`` for what is none."""
+    if isinstance(value, list | tuple) and depth > 0:
+        return 1 + sum(_count(item, depth - 1) for item in value)
+    if isinstance(value, str) or type(value) is int:
+        return 1
+    raise Unreadable(f"{type(value).__name__} is not allowed, or lies too deep")
