@@ -215,6 +215,12 @@ def says_no_level(settings: EnvSettings) -> bool:
     return False
 
 
+def knows_all(settings: EnvSettings) -> bool:
+    """Tell that every task has a known solution."""
+    del settings  # they change nothing here
+    return True
+
+
 @dataclass(frozen=True)
 class Expert(Generic[S]):
     """Who can play an environment, for demonstrations.
@@ -240,6 +246,8 @@ class Expert(Generic[S]):
     keeps_lost: bool = False
     # Whether its decisions name their ``needed_level``.
     tells_needed_level: Callable[[S], bool] = says_no_level
+    # Whether it knows how the tasks of these settings are solved.
+    knows: Callable[[S], bool] = knows_all
 
 
 def prompts_for(prompts: Prompts, first: Observation) -> Prompts:
@@ -287,7 +295,8 @@ class EnvPackage(Generic[S]):
     slash of ``env.env_name=NAME/VARIANT``, all of them and each playable as it is, in a stable
     order; it may import the library behind the package. ``mixture`` is there where the tasks are
     those of several packages. ``format_action`` gives the text in which a model writes an action,
-    so that ``project`` reads it back; None: between ``<action>`` and ``</action>``.
+    so that ``project`` reads it back; None: between ``<action>`` and ``</action>``. ``unlisted``
+    are further variants that can be played, and the reason why they are not listed.
     """
 
     name: str
@@ -309,6 +318,9 @@ class EnvPackage(Generic[S]):
     variants: Callable[[], Sequence[str]] = no_variants
     mixture: Mixture[S] | None = None
     format_action: Callable[[str], str] | None = None
+    unlisted: Mapping[str, str] = field(default_factory=dict)
+    # Variants whose tasks nobody knows how to solve, though others have an expert.
+    without_oracle: tuple[str, ...] = ()
 
     def for_task(self, task: Task) -> "EnvPackage[Any]":
         """The package that ``task`` is from: this one, or its part."""

@@ -96,7 +96,7 @@ async def _checked(game: Game) -> Findings:
     env = game.package.make(game.settings)
     try:
         with within_limits(f"the gold_path of {game.name}"):
-            knows = oracle(game.package.expert, env, [task for task, _ in game.tasks])
+            knows = oracle(game.package.expert, env, [one for one, _ in game.tasks], game.settings)
     finally:
         env.close()
     policies = {**({ORACLE: knows} if knows else {}), **BLIND}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agent_system.environments.console.boundary import described
 from agent_system.environments.console.checking import Findings, check, returns_table
-from agent_system.environments.console.names import every_name
+from agent_system.environments.console.names import names_with_oracle, unlisted_names
 from agent_system.environments.console.playing import play
 from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
 from agent_system.environments.failure import WorkerStartError
@@ -27,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words cannot be followed.
     """
     words = _read(argv)
-    if words.command == "list":
-        sys.stdout.write("\n".join(every_name()) + "\n")
-        return 0
     try:
+        if words.command == "list":
+            _list(words.unlisted)
+            return 0
         kwargs = read_keys(words.key)
         if words.command == "play":
             play(words.name, kwargs, words.split, words.task, words.steps)
@@ -40,10 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except Exception as error:  # packages, their files and functions may be the user's own
-        sys.stderr.write(f"{words.name}: {described(error)}\n")
+        sys.stderr.write(f"{getattr(words, 'name', words.command)}: {described(error)}\n")
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _list(unlisted: bool) -> None:
+    if unlisted:
+        lines = [f"{name}\t{why}" for name, why in unlisted_names().items()]
+        sys.stdout.write("\n".join(lines) + "\n")
+        return
+    known, names = names_with_oracle()
+    sys.stdout.write("\n".join(names) + "\n")
+    # Not among the names: other programs read them.
+    sys.stderr.write(
+        f"{len(names)} names; for {len(known)} of them an oracle is known, which solves tasks for "
+        f"check; {len(unlisted_names())} more can be played and are not listed: list --unlisted\n"
+    )
 
 
 def report(findings: Findings, console: Console | None = None) -> int:
@@ -114,7 +128,10 @@ def _parser() -> argparse.ArgumentParser:
         description="The environments: their names, whether their rewards can be believed, a play.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="every name, one a line")
+    listed = commands.add_parser("list", help="every name, one a line")
+    listed.add_argument(
+        "--unlisted", action="store_true", help="instead the names that are not, and why"
+    )
     checked = commands.add_parser("check", help="play it with policies that must and must not win")
     _common(checked)
     checked.add_argument(

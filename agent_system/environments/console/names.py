@@ -1,11 +1,13 @@
 """Every name that can be played, and the one that was meant."""
 
 import logging
+from collections.abc import Mapping
 
 from agent_system.environments.env_registry import (
     REGISTRY,
     UnknownEnvironment,
     canonical,
+    get_package,
     resolve,
     variants_of,
 )
@@ -32,6 +34,39 @@ def known_variants(package: str) -> tuple[str, ...]:
         return ()
 
 
+def unlisted_names() -> dict[str, str]:
+    """Names that can be played and are not listed, with the reason."""
+    return {
+        f"{package}/{variant}": why
+        for package in sorted(REGISTRY)
+        for variant, why in _unlisted(package).items()
+    }
+
+
+def names_with_oracle() -> tuple[list[str], list[str]]:
+    """Return the listed names whose package says how tasks are solved, by an expert or a
+    ``gold_path``, and all listed names.
+    """
+    names = every_name()
+    return [name for name in names if _knows(*name.partition("/")[::2])], names
+
+
+def _knows(package: str, variant: str) -> bool:
+    try:
+        found = get_package(package)
+    except (ImportError, LookupError):
+        return False
+    known = found.expert is not None or hasattr(found.make, "gold_path")
+    return known and variant not in found.without_oracle
+
+
+def _unlisted(package: str) -> Mapping[str, str]:
+    try:
+        return get_package(package).unlisted
+    except ImportError:
+        return {}
+
+
 def meant(name: str) -> str:
     """``name`` as it is spelled, whatever its case.
 
@@ -40,6 +75,10 @@ def meant(name: str) -> str:
     resolve(name)
     package, slash, variant = canonical(name).partition("/")
     known = known_variants(package) if slash else ()
+    unlisted = _unlisted(package) if slash and ":" not in name else {}
+    if variant in unlisted:
+        logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted[variant])
+        return f"{package}/{variant}"
     if variant in known or not known:
         return f"{package}{slash}{variant}"
     spelled = {one.lower(): one for one in known}

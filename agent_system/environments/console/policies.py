@@ -195,7 +195,7 @@ class NoPath(ValueError):
 
 
 def oracle(
-    expert: Expert[Any] | None, env: Env, tasks: Sequence[Task]
+    expert: Expert[Any] | None, env: Env, tasks: Sequence[Task], settings: EnvSettings
 ) -> Callable[[Beginning], Policy] | None:
     """Who knows how the tasks are won: an environment that has a ``gold_path``, else the package's
     expert; None where nobody does.
@@ -206,7 +206,9 @@ def oracle(
         paths = {task["task_id"]: _path(gold_path, task) for task in tasks}
         return lambda begin: PathPolicy(paths[begin.task["task_id"]])
     # An expert may know less than the task: some of them guess.
-    return None if expert is None else lambda begin: ExpertPolicy(expert, begin)
+    if expert is None or not expert.knows(settings):
+        return None
+    return lambda begin: ExpertPolicy(expert, begin)
 
 
 def _path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:

@@ -13,6 +13,19 @@ from verl.utils.settings import PositiveInt
 DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
 
 
+def _weighed(part: Any) -> tuple[str, int]:
+    """Return name and weight of an entry ``NAME`` or ``NAME=WEIGHT``. Raises ``ValueError``."""
+    name, equals, weight = part.partition("=") if isinstance(part, str) else ("", "", "")
+    digits = weight.strip()
+    right = digits.isascii() and digits.isdecimal() and int(digits) > 0 if equals else True
+    if not name.strip() or not right:
+        raise ValueError(
+            f"{part!r}; allowed in a list: NAME, or NAME=WEIGHT with a positive integer; "
+            'fix: ["frozen_lake=2", "sokoban"]'
+        )
+    return name.strip(), int(digits) if equals else 1
+
+
 class PartChoice(SimpleNamespace):
     """An ``env`` section that names one part; ``env.<name>`` is the section of the part."""
 
@@ -27,15 +40,30 @@ class MixtureSettings(EnvSettings):
 
     # Not the two themselves: a config joins dictionaries, and they would be played with any others.
     parts: dict[str, PositiveInt] | None = None
-    """environments by name, NAME or NAME/VARIANT, and their weights: {frozen_lake: 2, sokoban: 1};
-    a list gives all the same; null: frozen_lake and number_line"""
+    """environments by name, NAME or NAME/VARIANT, and their weights: {frozen_lake: 2, sokoban: 1},
+    or ["my_lab.grid:PACKAGE=2", "sokoban=1"] where a name holds a colon; without a weight it is 1;
+    null: frozen_lake and number_line"""
     kwargs: dict[str, dict[str, Any]] = {}
     """keys of parts by name, over those of their own sections (env.frozen_lake)"""
 
     @field_validator("parts", mode="before")
     @classmethod
-    def _a_list_weighs_alike(cls, parts: Any) -> Any:
-        return dict.fromkeys(parts, 1) if isinstance(parts, list) else parts
+    def _a_list_names_weights(cls, parts: Any) -> Any:
+        if isinstance(parts, dict) and any(isinstance(value, str) for value in parts.values()):
+            raise ValueError(
+                f"{parts!r}: on the command line a name that holds a colon cannot be a key; "
+                'allowed there: a list of "NAME=WEIGHT" in quotes; '
+                'fix: ["my_lab.grid:PACKAGE=2", "sokoban"]'
+            )
+        if not isinstance(parts, list):
+            return parts
+        weights: dict[str, Any] = {}
+        for part in parts:
+            name, weight = _weighed(part)
+            if name in weights:
+                raise ValueError(f"{name!r} is named twice; allowed: each environment once")
+            weights[name] = weight
+        return weights
 
     @field_validator("parts")
     @classmethod

@@ -6,6 +6,7 @@ grader takes for right ones earn nothing.
 """
 
 import ast
+import json
 import math
 import numbers
 import re
@@ -33,6 +34,9 @@ FUNCTIONS = {
 NAMES = {*"abcdefghijklmnopqrstuvwxyz", "X", "Y", "Z", "C", "pi"}
 PROBABILITY_TOLERANCE = Fraction(1, 10_000)  # that of the grader
 TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
+PROPOSITION = re.compile(
+    r"[\s()\u00ac\u2227\u2228\u2192\u2194]*[A-Z][A-Z\s()\u00ac\u2227\u2228\u2192\u2194]*"
+)
 # A number that is not finite, as float(), complex(), Decimal() and JSON read it, for one letter
 # behind it means i or j.
 NOT_FINITE = re.compile(r"(?<![^\W\d_])s?(?:nan\d*|inf(?:inity)?)[ij]?(?![^\W\d_])", re.IGNORECASE)
@@ -56,6 +60,19 @@ def as_graded(answer: str, generator: str, entry: Entry) -> str | None:
     except (Unreadable, ZeroDivisionError):
         return None
     return answer
+
+
+def known_answer(entry: Entry) -> str | None:
+    """Return a right answer to ``entry``; None where its generator names none.
+
+    Where several answers are right, some generators name one of them besides.
+    """
+    metadata = entry.get("metadata", {})
+    if entry.get("answer") is not None:
+        return str(entry["answer"])
+    if "possible_answer" in metadata:
+        return json.dumps(metadata["possible_answer"])
+    return metadata.get("example_answer") or metadata.get("example_correct_answer")
 
 
 def read_grade(grade: object) -> float:
@@ -120,6 +137,11 @@ def _list_or_exact(answer: str, entry: Entry) -> str:
     return answer.strip() if answer.strip() in exact else repr(parse_list(answer))
 
 
+def _logic(answer: str, _entry: Entry) -> str | None:
+    # Its grader pays a quarter for any text.
+    return answer if PROPOSITION.fullmatch(answer) else None
+
+
 def _truth(answer: str, entry: Entry) -> str | None:
     # Its grader takes every text for a right answer: "False" is as true to it as "True".
     said = {word.lower() for word in TRUTH.findall(answer)}
@@ -134,6 +156,7 @@ READINGS: dict[str, Reading] = {
     "intermediate_integration": _algebra,
     "n_queens": _list_or_exact,
     "polynomial_multiplication": _algebra,
+    "propositional_logic": _logic,
     "puzzle24": _twenty_four,
     "simple_integration": _algebra,
     "spiral_matrix": _list_or_exact,

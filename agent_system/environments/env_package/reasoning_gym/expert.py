@@ -9,7 +9,11 @@ import random
 from typing import Any
 
 from agent_system.environments.base import Decision, EpisodeStart, Expert, Observation, Task
-from agent_system.environments.env_package.reasoning_gym.questions import questions_of
+from agent_system.environments.env_package.reasoning_gym.answers import known_answer
+from agent_system.environments.env_package.reasoning_gym.questions import (
+    WITHOUT_ANSWER,
+    questions_of,
+)
 from agent_system.environments.env_package.reasoning_gym.questions import tasks as questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.env_package.reasoning_gym.spelling import apart
@@ -25,7 +29,7 @@ class AnswerPlayer:
         self.start = start
         entry = questions_of(start.settings)[start.task["number"]]
         self.spelt = start.settings.prompt == "compact"
-        self.answer = str(entry["answer"])
+        self.answer = known_answer(entry) or ""
 
     def act(self) -> Decision:
         """The answer, or one with another digit in it."""
@@ -61,6 +65,11 @@ def key(settings: ReasoningGymSettings) -> list[Any]:
     return ["reasoning_gym", 1, settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"})]
 
 
+def knows(settings: ReasoningGymSettings) -> bool:
+    """Tell whether the generator names right answers."""
+    return settings.task not in WITHOUT_ANSWER
+
+
 EXPERT = Expert(
     AnswerPlayer,
     levels=(),
@@ -68,4 +77,5 @@ EXPERT = Expert(
     words=lambda: [f" {digit}" for digit in DIGITS],
     keeps_lost=True,
     key=key,
+    knows=knows,
 )

@@ -17,6 +17,8 @@ from agent_system.environments.env_package.reasoning_gym.answers import (
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.questions import (
     NAME,
+    UNLISTED,
+    WITHOUT_ANSWER,
     generators,
     questions_of,
     tasks,
@@ -116,4 +118,6 @@ PACKAGE = EnvPackage(
     stop=("</action>", "</answer>"),
     expert=EXPERT,
     variants=generators,
+    unlisted=UNLISTED,
+    without_oracle=WITHOUT_ANSWER,
 )

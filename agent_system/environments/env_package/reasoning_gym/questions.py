@@ -32,6 +32,10 @@ UNLISTED = {
 }
 
 
+# Generators that name no right answer: their graders try out what an answer does.
+WITHOUT_ANSWER = ("boxnet", "rush_hour")
+
+
 class Questions(Protocol):
     """What is used of reasoning-gym's data sets."""
 

@@ -18,6 +18,16 @@ from agent_system.reward_manager.custom import load_function
 Opponent = Callable[[str, random.Random], str]
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _PARTS = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])")
+# What games raise on moves that they cannot read.
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 TRIES = 60  # moves tried on a copy
 FREE = "I see. What do you offer?"  # said where no move was ever shown
 
@@ -53,7 +63,7 @@ def accepted(game: Any, move: str) -> bool:
     before = random.getstate()
     try:
         tried.step(move)
-    except (ArithmeticError, LookupError, TypeError, ValueError):  # a game that cannot read it
+    except UNREADABLE:
         return False
     finally:
         random.setstate(before)

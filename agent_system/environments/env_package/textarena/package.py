@@ -9,6 +9,7 @@ follows from the environment seed.
 import contextlib
 import hashlib
 import json
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from agent_system.environments.base import EnvPackage, Observation, Prompts, Ste
 from agent_system.environments.chat_prompts import ChatPrompts, project
 from agent_system.environments.env_package.textarena.games import GAMES, game_of, playable
 from agent_system.environments.env_package.textarena.opponent import (
+    UNREADABLE,
     broken_rule,
     random_move,
     scripted,
@@ -89,7 +91,8 @@ class TextArenaEnv:
         # TextArena reads only what stands in brackets, and a policy easily forgets them.
         move = action if "[" in action else f"[{action}]"
         with self._own_chance():
-            self.game.step(move)
+            if not self._accepts(move):
+                return self._unreadable()
             state = self.game.state
             # A first broken rule is an error that the next good move forgives; the second in a row
             # ends the game and is noted as an invalid move.
@@ -104,6 +107,20 @@ class TextArenaEnv:
         observation = self._observe(state.game_info[self.seat].get("reason") or "" if over else "")
         observation.info |= {"won": won, "is_action_valid": not broken, "score": score}
         return observation, float(won), done, observation.info
+
+    def _accepts(self, move: str) -> bool:
+        """Step the game; False where it raises on what was said."""
+        try:
+            self.game.step(move)
+        except UNREADABLE:
+            return False
+        return True
+
+    def _unreadable(self) -> Step:
+        """End a game that raised: its state may be changed by half."""
+        observation = Observation("The game cannot read this move: it is lost.")
+        observation.info |= {"won": False, "is_action_valid": False, "score": 0.0}
+        return observation, 0.0, True, observation.info
 
     def start_hash(self) -> str:
         """Hash (12 hexadecimal digits) of all that the game holds, after ``reset`` of its start."""
@@ -152,14 +169,12 @@ class TextArenaEnv:
             self.game.step(move)
 
     def _score(self) -> float:
-        paid = (self.game.state.rewards or {}).get(self.seat)
-        # Some games put the reason of a loss in the place of the reward.
-        return float(paid) if isinstance(paid, int | float) else 0.0
+        return _as_score((self.game.state.rewards or {}).get(self.seat))
 
     def _wins(self, score: float) -> bool:
         if self.players == 1:
             return is_full(score)
-        return score > 0.0 and score == max(self.game.state.rewards.values())
+        return score > 0.0 and score == max(map(_as_score, self.game.state.rewards.values()))
 
     def _observe(self, last: str) -> Observation:
         state = self.game.state
@@ -172,6 +187,14 @@ class TextArenaEnv:
             info["admissible_actions"] = [f"[{move}]" for move in self.kind.moves(self.game)]
         anchor = json.dumps(state.game_state[self.kind.state]) if self.kind.state else None
         return Observation(text, anchor=anchor, info=info)
+
+
+def _as_score(paid: Any) -> float:
+    """Return a reward of TextArena; 0 where it is none, or not finite: some games put the reason of
+    a loss in its place.
+    """
+    number = isinstance(paid, int | float) and math.isfinite(paid)
+    return float(paid) if number else 0.0
 
 
 def _text(messages: list[tuple[int, str, Any]], reader: int) -> str:

@@ -1,11 +1,13 @@
 """The ``env.tools`` section."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from annotated_types import Gt
 
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
-from verl.utils.settings import PositiveInt, RunsCode, Section, Seed
+from verl.utils.settings import ConfigError, PositiveInt, RunsCode, Section, Seed
+
+LOOKUP = ".tools.example:lookup"
 
 
 class McpServer(Section):
@@ -52,3 +54,22 @@ class ToolsSettings(DatasetSettings):
         if self.val_files if split == "val" else self.train_files:
             return None
         return self.val_tasks if split == "val" else self.train_tasks
+
+    def completed(self, env: Any) -> Self:
+        """These settings. Raises ``ConfigError`` where functions of the user's own replace those
+        that the questions of the example need.
+        """
+        key = "functions" if self.functions else "mcp_servers"
+        if (
+            getattr(self, key)
+            and not self.train_files
+            and not self.val_files
+            and not any(place.endswith(LOOKUP) for place in self.functions)
+        ):
+            raise ConfigError(
+                f"env.tools.{key} without data.train_files: the questions of the example are about "
+                "prices that its own lookup knows, so none could be answered; allowed: files of "
+                "questions for functions of your own; fix: data.train_files=[FILE] "
+                "data.val_files=[FILE], which are keys of env.tools too"
+            )
+        return super().completed(env)

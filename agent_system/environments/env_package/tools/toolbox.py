@@ -97,9 +97,34 @@ def _without_titles(schema: Any) -> Any:
 
 
 def load_tools(settings: ToolsSettings) -> list[PythonTool]:
-    """The functions that ``settings`` name. Raises what ``load_place`` raises."""
-    functions = [load_place(place, KEY) for place in settings.functions]
-    return [PythonTool(one, settings.schemas.get(one.__name__)) for one in functions]
+    """The functions that ``settings`` name.
+
+    Raises what ``load_place`` raises, and ``ValueError`` for a module that does not import or a
+    signature that cannot be read.
+    """
+    return [_load_tool(place, settings) for place in settings.functions]
+
+
+def _load_tool(place: str, settings: ToolsSettings) -> PythonTool:
+    try:
+        function = load_place(place, KEY)
+    except (AttributeError, OSError, TypeError, ValueError):
+        raise
+    except Exception as error:  # the module may be the user's own
+        raise ValueError(
+            f"{KEY}={place!r} does not import: {error!r}; allowed: FILE.py:NAME, MODULE:NAME; "
+            "fix: the name, or the module"
+        ) from error
+    name = getattr(function, "__name__", "")
+    try:
+        return PythonTool(function, settings.schemas.get(name))
+    except TypeError:
+        raise
+    except Exception as error:  # annotations that nothing defines, or that pydantic does not know
+        raise ValueError(
+            f"{KEY}={place!r}: its signature cannot be read: {error}; allowed: annotations that "
+            "JSON can write; fix: annotate its arguments"
+        ) from error
 
 
 @dataclass(slots=True)
