@@ -12,7 +12,6 @@ from verl.utils.settings import ConfigError
 
 MISTAKE = 2  # exit status
 LARGEST_PLAN = 1_000_000  # bytes of a YAML file that a command reads
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UsageError(ValueError):
@@ -62,8 +61,10 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {len(content)} bytes; allowed: {LARGEST_PLAN}; fix: split it")
     try:
         text = content.decode("utf-8-sig")
-        aliased = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader))
-        values = None if aliased else yaml.load(text, _Loader)
+        aliased = any(
+            isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)
+        )
+        values = None if aliased else yaml.safe_load(text)
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"{path}: not YAML ({first}); fix: correct the file") from error

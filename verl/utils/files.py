@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -113,11 +114,15 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
     """Raise ``ConfigError`` where the file ``target``, which ``key`` names, would replace another
     and ``overwrite`` is false, or is no plain file.
     """
-    if target.is_dir():
+    try:
+        status = target.stat()
+    except OSError:  # it is not there, or no file can be: said where it is made
+        return
+    if stat.S_ISDIR(status.st_mode):
         raise ConfigError(
             f"{key}={str(target)!r}: is a directory; allowed: a file; fix: {key}=FILE"
         )
-    if target.exists() and target.stat().st_size and not overwrite:
+    if status.st_size and not overwrite:
         raise ConfigError(
             f"{key}={str(target)!r}: exists already; allowed: a new file; "
             f"fix: {key}=FILE, or {fix} to replace it"

@@ -449,6 +449,7 @@ def test_level_metrics_by_hand():
         "rlvcr/level_share_4": 0.0,
         "rlvcr/level_success_1": 0.5,
         "rlvcr/level_success_3": 1.0,
+        "rlvcr/level_steps": 3.0,
         "rlvcr/parse_fail_missing_level": 0.25,
     }
     assert level_metrics([], [])["rlvcr/level_share_1"] == 0.0

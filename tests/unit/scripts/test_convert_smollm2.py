@@ -56,7 +56,7 @@ def test_a_failed_conversion_leaves_what_was_there(monkeypatch, tmp_path):
 
     monkeypatch.setattr(conversion, "load_tokenizer", fail)
     with pytest.raises(OSError, match="disk"):
-        conversion.convert(out, gguf=tmp_path / "x.gguf")
+        conversion.convert(out, gguf=tmp_path / "x.gguf", overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["model"] and (
         out / "config.json"
     ).read_text() == "old"

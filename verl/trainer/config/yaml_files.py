@@ -83,7 +83,7 @@ def _content(file: Path) -> dict[Any, Any]:
     if refusal:
         raise ConfigError(refusal)
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}  # said when it is composed
     return content if isinstance(content, dict) else {}

@@ -64,10 +64,14 @@ def tokenizer_problems(
 
 
 def policy_problems(
-    said: str, directory: Path, trust_remote_code: bool, tokenizer_directory: Path | None = None
+    said: str,
+    directory: Path,
+    trust_remote_code: bool,
+    tokenizer_directory: Path | None = None,
+    said_tokenizer: str = "",
 ) -> Iterator[str]:
     """The policy in ``directory`` has all weights, and a tokenizer (of ``tokenizer_directory``,
-    where it has its own) that fits them.
+    where it has its own, which ``said_tokenizer`` names) that fits them.
     """
     try:
         config = read_config(directory, trust_remote_code)
@@ -83,6 +87,7 @@ def policy_problems(
         except UnusableWeights as error:
             yield str(error)
     place = tokenizer_directory or directory
+    said = said_tokenizer or said
     try:
         tokenizer = _load_tokenizer(place, trust_remote_code)
     except NO_TOKENIZER as error:

@@ -291,9 +291,12 @@ def start_policy_problems(cfg: SFTConfig) -> Iterator[str]:
 
 
 def _policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
-    tokenizer = Path(cfg.model.tokenizer_path) if cfg.model.tokenizer_path else None
+    own = cfg.model.tokenizer_path
     said = f"model.path={cfg.model.path!r}"
-    yield from policy_problems(said, directory, cfg.model.trust_remote_code, tokenizer)
+    trust = cfg.model.trust_remote_code
+    place = Path(own) if own else None
+    said_tokenizer = f"model.tokenizer_path={own!r}" if own else ""
+    yield from policy_problems(said, directory, trust, place, said_tokenizer)
 
 
 def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Path:

@@ -66,7 +66,9 @@ def test_answers_stand_beside_the_prompts(policy, tmp_path, capsys):
     again = ["data.n_samples=3", f"data.output_path={tmp_path / 'again.jsonl'}"]
     assert main_generation.main(words(policy, path, *again)) == 0
     assert list(read_rows(tmp_path / "again.jsonl")) == found
-    assert main_generation.main(words(policy, path, *again, "rollout.seed=1")) == 0
+    assert main_generation.main(words(policy, path, *again, "rollout.seed=1")) == 2
+    replaced = [*again, "rollout.seed=1", "data.overwrite=true"]
+    assert main_generation.main(words(policy, path, *replaced)) == 0
     assert list(read_rows(tmp_path / "again.jsonl")) != found
 
 

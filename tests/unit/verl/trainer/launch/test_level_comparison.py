@@ -20,7 +20,7 @@ from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.trainer.launch.level_comparison import compare_levels, show
 from verl.utils.timing import Stopwatch
 
-WON = r"level 1 +100\.0% \(100\.0% to 100\.0%\) +\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)"
+WON = r"level 1 +100\.0% \(\d+\.\d% to 100\.0%\) +\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)"
 LESS = r"level 1 +\+0\.0 \(\+0\.0 to \+0\.0\) +-\d+\.\d\d \(-\d+\.\d\d to -\d+\.\d\d\) +-\d"
 
 

@@ -46,6 +46,7 @@ def refuse(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(main_ppo, "train", start)
 
     def run(*words: str) -> str:
+        capsys.readouterr()  # a progress bar of what the test has saved
         status = main_ppo.main([f"actor_rollout_ref.model.path={tmp_path}", *words])
         out, problem = capsys.readouterr()
         assert status == 2 and not out

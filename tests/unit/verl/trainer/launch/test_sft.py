@@ -309,9 +309,11 @@ def test_the_policy_directory_is_replaced_whole(policy, tmp_path, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(type(tokenizer), "save_pretrained", fails)
         with pytest.raises(OSError, match="disk full"):
-            save_policy(lm, weights, tokenizer, target)
+            save_policy(lm, weights, tokenizer, target, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["policy"] and (target / "older").exists()
-    save_policy(lm, weights, tokenizer, target)
+    with pytest.raises(ConfigError):
+        save_policy(lm, weights, tokenizer, target)
+    save_policy(lm, weights, tokenizer, target, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["policy"] and not (
         target / "older"
     ).exists()

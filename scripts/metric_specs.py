@@ -1,6 +1,6 @@
 """All metrics of a run, declared: name, formula, what it is over, unit.
 
-``python -m verl.record.metric_specs > docs/metrics.md`` writes the page.
+``python -m scripts.metric_specs > docs/metrics.md`` writes the page.
 """
 
 from collections.abc import Iterable
@@ -30,6 +30,8 @@ SPECS: tuple[MetricSpec, ...] = (
         "share",
         ("val/success_rate*", "successes / trajectories; 95% bootstrap bounds over tasks", GRADED),
         ("val/*/success_rate*", "the same of a data source or of a rule of levels", "its `graded`"),
+        ("val/*/pass@*", "the same of a data source", "its graded samples"),
+        ("val/*/maj@*", "the same of a data source", "its graded samples"),
         ("val/pass@*", "chance that one of K samples succeeds", "tasks with K graded samples"),
         ("val/maj@*", "success of the answer that most of K give", "tasks with K graded samples"),
         ("episode/success_rate", "successes / trajectories", PLAYED),
@@ -49,6 +51,8 @@ SPECS: tuple[MetricSpec, ...] = (
     *_specs(
         "reward",
         ("val/episode_reward", "mean return", GRADED),
+        ("val/*/episode_reward", "the same of a data source", "`val/<source>/graded`"),
+        ("val/*/best@*", "expected best return of K samples of a data source", "its tasks"),
         ("val/best@*", "expected best return of K samples", "tasks with K graded samples"),
         ("val/reward/*", "mean, max, min of a named reward", "its `graded`"),
         ("reward/*", "mean, max, min of a named reward", "its `graded`"),
@@ -113,7 +117,7 @@ SPECS: tuple[MetricSpec, ...] = (
 HEAD = """\
 # Metrics
 
-Made by `python -m verl.record.metric_specs > docs/metrics.md`. `*` stands for any text; the first line that fits a name counts.
+Made by `python -m scripts.metric_specs > docs/metrics.md`. `*` stands for any text; the first line that fits a name counts.
 A failed trajectory (its environment, engine or grader failed) has no grade: it is in no rate and no mean of grades.
 
 | name | formula | over | unit |

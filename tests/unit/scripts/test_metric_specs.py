@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from verl.record.metric_specs import page, spec_of
+from scripts.metric_specs import page, spec_of
 
-DOCS = Path(__file__).parents[4] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 NAMES = sorted(
     {
         name.replace("{mean,max,min}", "mean").replace("<", "").replace(">", "")
