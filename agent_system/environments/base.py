@@ -318,7 +318,7 @@ class EnvPackage(Generic[S]):
     variants: Callable[[], Sequence[str]] = no_variants
     mixture: Mixture[S] | None = None
     format_action: Callable[[str], str] | None = None
-    unlisted: Mapping[str, str] = field(default_factory=dict)
+    unlisted: Callable[[], Mapping[str, str]] = dict
     # Variants whose tasks nobody knows how to solve, though others have an expert.
     without_oracle: tuple[str, ...] = ()
 

@@ -143,15 +143,16 @@ def get_package(env_name: str) -> EnvPackage:
         found = _made(env_name, found)
     if not isinstance(found, EnvPackage):
         raise TypeError(
-            f"environment {env_name!r}: {entry.target} is a {type(found).__name__}; allowed: an "
-            f"EnvPackage, or a function without arguments that returns one; fix: name it, as in "
-            f"{module_name}:PACKAGE"
+            f"environment {env_name!r}: {entry.target} is a {type(found).__name__}, not an "
+            f"EnvPackage; allowed: an EnvPackage, or a function without arguments that returns "
+            f"one; fix: name it, as in {module_name}:PACKAGE"
         )
     return found
 
 
 def _imported(env_name: str, module_name: str) -> ModuleType:
-    if not all(part.isidentifier() for part in module_name.split(".")):
+    is_file = module_name.endswith(".py")
+    if is_file or not all(part.isidentifier() for part in module_name.split(".")):
         stem = module_name.removesuffix(".py").replace("/", ".").strip(".") or "my_lab.gridworld"
         raise UnknownEnvironment(
             f"{env_name!r}: {module_name!r} is no name of a module; allowed: MODULE:NAME; "

@@ -24,6 +24,7 @@ from agent_system.environments.failure import EnvFailure, WorkerStartError
 from agent_system.environments.pool_board import Slot, SlotBoard
 from agent_system.environments.pool_processes import ProcessSlot, WorkerProcess
 from agent_system.environments.pool_threads import LocalSlot
+from agent_system.environments.pool_wire import SURROGATES
 from agent_system.environments.settings import EnvSettings
 
 __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
@@ -59,7 +60,9 @@ class PoolSession:
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Play ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
-        return await self._call("step", {"action": action}, self._pool.step_timeout_s)
+        # Half a surrogate pair is no text: sockets of environments refuse to encode it.
+        whole = SURROGATES.sub("\ufffd", action)
+        return await self._call("step", {"action": whole}, self._pool.step_timeout_s)
 
     async def _call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         counts = self._pool.counts

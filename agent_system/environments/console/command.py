@@ -16,6 +16,7 @@ from agent_system.environments.env_registry import MissingExtra, UnknownEnvironm
 from agent_system.environments.failure import WorkerStartError
 from agent_system.environments.jvm import JavaMissing
 
+SHOWN = 80  # characters of a word that cannot be read
 LARGEST = 10**6  # of a number on the command line
 WIDTH = 100  # columns where no terminal says how wide it is
 # Their messages are whole sentences.
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except Exception as error:  # packages, their files and functions may be the user's own
-        sys.stderr.write(f"{getattr(words, 'name', words.command)}: {described(error)}\n")
+        sys.stderr.write(f"{described(error)}\n")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -104,10 +105,10 @@ def _read_value(word: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem", None) or str(error)
+        mark = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(
-            f"{word!r}: the value cannot be read: {mark}; allowed: YAML, such as 5, text, [a, b] "
-            "or {a: 1}; fix: close brackets and quotes"
+            f"{word[:SHOWN]!r}: the value cannot be read: {mark}; allowed: YAML, such as 5, text, "
+            "[a, b] or {a: 1}; fix: close brackets and quotes"
         ) from error
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from verl.utils.limits import TimeLimit, limit_memory, time_limit
 
-SECONDS = 120.0
-GIGABYTES = 16.0
+SECONDS = 90.0
+GIGABYTES = 8.0
 
 
 class OutOfLimits(ValueError):

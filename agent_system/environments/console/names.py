@@ -62,7 +62,7 @@ def _knows(package: str, variant: str) -> bool:
 
 def _unlisted(package: str) -> Mapping[str, str]:
     try:
-        return get_package(package).unlisted
+        return get_package(package).unlisted()
     except ImportError:
         return {}
 

@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.base import Env, EpisodeStart, Expert, Observation, Task
+from agent_system.environments.base import (
+    Env,
+    EnvPackage,
+    EpisodeStart,
+    Expert,
+    Observation,
+    Task,
+)
 from agent_system.environments.expert_episode import now
 from agent_system.environments.settings import EnvSettings
 
@@ -153,12 +160,12 @@ class RepeatingPolicy:
 
 
 class Injecting:
-    """Policy that says ``INJECTIONS``, with and without tags, each play where the last one ended:
-    where an episode is one action, plays go on until all of them were said.
+    """Policy that says ``INJECTIONS``, as they are and in the package's format, each play where the
+    last one ended: where an episode is one action, plays go on until all of them were said.
     """
 
-    def __init__(self) -> None:
-        forms = [form for text in INJECTIONS for form in (text, f"<action>{text}</action>")]
+    def __init__(self, package: EnvPackage[Any]) -> None:
+        forms = [form for text in INJECTIONS for form in (text, _formatted(package, text))]
         random.Random(0).shuffle(forms)
         self.left = len(forms)
         self._texts = itertools.cycle(forms)
@@ -172,6 +179,16 @@ class Injecting:
         del observation
         self.left -= 1
         return next(self._texts)
+
+
+def _formatted(package: EnvPackage[Any], action: str) -> str:
+    """Return the text of a model that takes ``action``; what is stepped as it is where the package
+    reads another format and does not say which one.
+    """
+    if package.format_action is not None:
+        return package.format_action(action)
+    known = package.project(said("x")) == ("x", True)
+    return str(said(action)) if known else said(action)
 
 
 def constants(actions: Sequence[str], observations: Sequence[Observation]) -> list[str]:

@@ -77,4 +77,5 @@ PACKAGE = EnvPackage(
     stop=(),
     plays_cut_turns=True,
     task_text=TaskText(shows, retold),
+    format_action=str,
 )

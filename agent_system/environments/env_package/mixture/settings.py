@@ -49,7 +49,8 @@ class MixtureSettings(EnvSettings):
     @field_validator("parts", mode="before")
     @classmethod
     def _a_list_names_weights(cls, parts: Any) -> Any:
-        if isinstance(parts, dict) and any(isinstance(value, str) for value in parts.values()):
+        # The grammar of the command line reads {a:P: 2} as {"a": "P: 2"}.
+        if isinstance(parts, dict) and any(":" in str(value) for value in parts.values()):
             raise ValueError(
                 f"{parts!r}: on the command line a name that holds a colon cannot be a key; "
                 'allowed there: a list of "NAME=WEIGHT" in quotes; '

@@ -118,6 +118,6 @@ PACKAGE = EnvPackage(
     stop=("</action>", "</answer>"),
     expert=EXPERT,
     variants=generators,
-    unlisted=UNLISTED,
+    unlisted=lambda: UNLISTED,
     without_oracle=WITHOUT_ANSWER,
 )

@@ -49,6 +49,33 @@ LEFT_OUT: dict[str, str] = {
 }
 
 
+# Games in which a move that is said in every turn wins most plays against moves at random: it, and
+# how many it won of how many. They can be played, best with an opponent of the user's own.
+CONSTANTS: dict[str, tuple[str, int, int]] = {
+    "ConnectFour-v0": ("[0]", 24, 32),
+    "ConnectFour-v0-blind": ("[col 2]", 23, 32),
+    "ConnectFour-v0-large": ("[col 1]", 32, 32),
+    "IndianPoker-v0": ("[check]", 23, 32),
+    "IndianPoker-v0-extreme": ("[check]", 27, 32),
+    "IndianPoker-v0-long": ("[check]", 23, 32),
+    "IndianPoker-v0-medium": ("[check]", 27, 32),
+    "IndianPoker-v0-short": ("[check]", 24, 32),
+    "IteratedPrisonersDilemma-v0": ("[Defect]", 32, 32),
+    "IteratedTwoThirdsAverage-v0": ("[0]", 32, 32),
+    "MarketEntryGame-v0": ("[E]", 32, 32),
+    "MemoryGame-v0-hard": ("[0 1 1 0]", 7, 8),
+    "Poker-v0": ("[Call]", 32, 32),
+    "Poker-v0-long": ("[Call]", 8, 8),
+    "Poker-v0-small": ("[Call]", 32, 32),
+    "PublicGoodsGame-v0": ("[0]", 8, 8),
+    "Surround-v0-large": ("[up]", 7, 8),
+}
+_EMPTY = "a policy that says nothing wins some plays, because of what the opponent does at random"
+_TWICE = "it is the same game as {}"
+NAMED_TWICE = {"PigDice-v0-100": "PigDice-v0", "PigDice-v0-500": "PigDice-v0-long"}
+EMPTY_WINS = ("SimpleBlindAuction", "TruthAndDeception")
+
+
 @dataclass(frozen=True)
 class Game:
     """``options`` are the settings that TextArena's game takes, ``state`` the key of what its
@@ -187,5 +214,23 @@ def names() -> list[str]:
 
 
 def playable() -> list[str]:
-    """The games that need nothing further: without those that the random opponent cannot play."""
-    return [name for name in names() if not name.startswith(SCRIPTED_ONLY)]
+    """The games that need nothing further: names without those of ``unlisted``."""
+    return [name for name in names() if not _why_unlisted(name)]
+
+
+def unlisted() -> dict[str, str]:
+    """Games that are offered and not listed, with the reason."""
+    return {name: why for name in names() if (why := _why_unlisted(name))}
+
+
+def _why_unlisted(name: str) -> str:
+    if name.startswith(SCRIPTED_ONLY):
+        return "moves at random are not accepted: it needs an opponent of your own"
+    if name.startswith(EMPTY_WINS):
+        return _EMPTY
+    if name in NAMED_TWICE:
+        return _TWICE.format(NAMED_TWICE[name])
+    if name in CONSTANTS:
+        move, won, plays = CONSTANTS[name]
+        return f"the constant {move} wins {won} of {plays} plays against moves at random"
+    return ""
