@@ -57,8 +57,8 @@ class VLLMEngine:
         trust_remote_code: bool = False,
     ) -> None:
         self._on_cpu = _prepare_process(num_threads, compiles=config.enforce_eager is False)
-        _check_weights(str(model_path), config, trust_remote_code)
         arguments_cls, engine_cls = _import_vllm()
+        _check_weights(str(model_path), config, trust_remote_code)
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
         self._sampler = self._mend_for_cpu() if self._on_cpu else None

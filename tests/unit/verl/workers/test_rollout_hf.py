@@ -84,9 +84,9 @@ def test_a_bfloat16_model_whose_head_is_no_linear_map_samples_as_it_is(tmp_path,
             return hidden @ self.weight.T
 
     def load_with_head(path, **options):
-        model = from_pretrained(path, **options)
+        model, info = from_pretrained(path, **options)
         model.lm_head = Head(model.lm_head)
-        return model
+        return model, info
 
     from_pretrained = AutoModelForCausalLM.from_pretrained
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load_with_head)
