@@ -296,7 +296,8 @@ class EnvPackage(Generic[S]):
     order; it may import the library behind the package. ``mixture`` is there where the tasks are
     those of several packages. ``format_action`` gives the text in which a model writes an action,
     so that ``project`` reads it back; None: between ``<action>`` and ``</action>``. ``unlisted``
-    are further variants that can be played, and the reason why they are not listed.
+    are further variants that can be played, and the reason why they are not listed; ``remarks`` are
+    what the list says of listed ones.
     """
 
     name: str
@@ -319,6 +320,7 @@ class EnvPackage(Generic[S]):
     mixture: Mixture[S] | None = None
     format_action: Callable[[str], str] | None = None
     unlisted: Callable[[], Mapping[str, str]] = dict
+    remarks: Callable[[], Mapping[str, str]] = dict
     # Variants whose tasks nobody knows how to solve, though others have an expert.
     without_oracle: tuple[str, ...] = ()
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agent_system.environments.console.boundary import described
 from agent_system.environments.console.checking import Findings, check, returns_table
-from agent_system.environments.console.names import names_with_oracle, unlisted_names
+from agent_system.environments.console.names import names_with_oracle, remarks, unlisted_names
 from agent_system.environments.console.playing import play
 from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
 from agent_system.environments.failure import WorkerStartError
@@ -53,7 +53,9 @@ def _list(unlisted: bool) -> None:
         sys.stdout.write("\n".join(lines) + "\n")
         return
     known, names = names_with_oracle()
-    sys.stdout.write("\n".join(names) + "\n")
+    marks = remarks()
+    lines = [f"{name}\t{marks[name]}" if name in marks else name for name in names]
+    sys.stdout.write("\n".join(lines) + "\n")
     # Not among the names: other programs read them.
     sys.stderr.write(
         f"{len(names)} names; for {len(known)} of them an oracle is known, which solves tasks for "
@@ -129,7 +131,9 @@ def _parser() -> argparse.ArgumentParser:
         description="The environments: their names, whether their rewards can be believed, a play.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    listed = commands.add_parser("list", help="every name, one a line")
+    listed = commands.add_parser(
+        "list", help="every name, one a line, with a remark behind some of them"
+    )
     listed.add_argument(
         "--unlisted", action="store_true", help="instead the names that are not, and why"
     )

@@ -1,8 +1,10 @@
 """Every name that can be played, and the one that was meant."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_registry import (
     REGISTRY,
     UnknownEnvironment,
@@ -36,11 +38,27 @@ def known_variants(package: str) -> tuple[str, ...]:
 
 def unlisted_names() -> dict[str, str]:
     """Names that can be played and are not listed, with the reason."""
+    return _of_variants(lambda package: package.unlisted())
+
+
+def remarks() -> dict[str, str]:
+    """What has to be known of some listed names."""
+    return _of_variants(lambda package: package.remarks())
+
+
+def _of_variants(texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
     return {
-        f"{package}/{variant}": why
+        f"{package}/{variant}": text
         for package in sorted(REGISTRY)
-        for variant, why in _unlisted(package).items()
+        for variant, text in _texts(package, texts).items()
     }
+
+
+def _texts(name: str, texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> Mapping[str, str]:
+    try:
+        return texts(get_package(name))
+    except ImportError:
+        return {}
 
 
 def names_with_oracle() -> tuple[list[str], list[str]]:
@@ -60,13 +78,6 @@ def _knows(package: str, variant: str) -> bool:
     return known and variant not in found.without_oracle
 
 
-def _unlisted(package: str) -> Mapping[str, str]:
-    try:
-        return get_package(package).unlisted()
-    except ImportError:
-        return {}
-
-
 def meant(name: str) -> str:
     """``name`` as it is spelled, whatever its case.
 
@@ -75,7 +86,8 @@ def meant(name: str) -> str:
     resolve(name)
     package, slash, variant = canonical(name).partition("/")
     known = known_variants(package) if slash else ()
-    unlisted = _unlisted(package) if slash and ":" not in name else {}
+    listed_elsewhere = slash and ":" not in name
+    unlisted = _texts(package, lambda found: found.unlisted()) if listed_elsewhere else {}
     if variant in unlisted:
         logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted[variant])
         return f"{package}/{variant}"

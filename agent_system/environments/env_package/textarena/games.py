@@ -50,7 +50,7 @@ LEFT_OUT: dict[str, str] = {
 
 
 # Games in which a move that is said in every turn wins most plays against moves at random: it, and
-# how many it won of how many. They can be played, best with an opponent of the user's own.
+# how many it won of how many. They are listed with it; an opponent of the user's own may be better.
 CONSTANTS: dict[str, tuple[str, int, int]] = {
     "ConnectFour-v0": ("[0]", 24, 32),
     "ConnectFour-v0-blind": ("[col 2]", 23, 32),
@@ -70,8 +70,6 @@ CONSTANTS: dict[str, tuple[str, int, int]] = {
     "PublicGoodsGame-v0": ("[0]", 8, 8),
     "Surround-v0-large": ("[up]", 7, 8),
 }
-_EMPTY = "a policy that says nothing wins some plays, because of what the opponent does at random"
-_TWICE = "it is the same game as {}"
 NAMED_TWICE = {"PigDice-v0-100": "PigDice-v0", "PigDice-v0-500": "PigDice-v0-long"}
 EMPTY_WINS = ("SimpleBlindAuction", "TruthAndDeception")
 
@@ -223,14 +221,19 @@ def unlisted() -> dict[str, str]:
     return {name: why for name in names() if (why := _why_unlisted(name))}
 
 
+def remarks() -> dict[str, str]:
+    """Games that a constant wins, with the constant."""
+    return {
+        name: f"the constant {move} wins {won} of {plays} plays against moves at random"
+        for name, (move, won, plays) in CONSTANTS.items()
+    }
+
+
 def _why_unlisted(name: str) -> str:
     if name.startswith(SCRIPTED_ONLY):
         return "moves at random are not accepted: it needs an opponent of your own"
     if name.startswith(EMPTY_WINS):
-        return _EMPTY
+        return "a policy that says nothing wins some plays: its opponent errs at random"
     if name in NAMED_TWICE:
-        return _TWICE.format(NAMED_TWICE[name])
-    if name in CONSTANTS:
-        move, won, plays = CONSTANTS[name]
-        return f"the constant {move} wins {won} of {plays} plays against moves at random"
+        return f"it is the same game as {NAMED_TWICE[name]}"
     return ""

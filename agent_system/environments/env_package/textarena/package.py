@@ -16,7 +16,13 @@ from typing import Any
 
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Step, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
-from agent_system.environments.env_package.textarena.games import GAMES, game_of, playable, unlisted
+from agent_system.environments.env_package.textarena.games import (
+    GAMES,
+    game_of,
+    playable,
+    remarks,
+    unlisted,
+)
 from agent_system.environments.env_package.textarena.opponent import (
     UNREADABLE,
     broken_rule,
@@ -256,4 +262,5 @@ PACKAGE = EnvPackage(
     project=project,
     variants=playable,
     unlisted=unlisted,
+    remarks=remarks,
 )

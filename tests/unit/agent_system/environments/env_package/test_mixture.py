@@ -206,3 +206,29 @@ def test_what_a_part_lacks_the_mixture_lacks():
     assert played.stop == ("</action>", "</answer>")
     images = PACKAGE.read({"parts": ["sokoban"], "kwargs": {"sokoban": {"mode": "image"}}})
     assert PACKAGE.images(images) == ("parts", "sokoban", "parts whose observations are text")
+
+
+@pytest.mark.parametrize(
+    ("parts", "weights"),
+    [
+        (["number_line", "sokoban"], {"number_line": 1, "sokoban": 1}),
+        (["my_lab.grid:PACKAGE=2", "sokoban"], {"my_lab.grid:PACKAGE": 2, "sokoban": 1}),
+        (["textarena/Nim-v0 = 10"], {"textarena/Nim-v0": 10}),
+        ({"number_line": 3}, {"number_line": 3}),
+    ],
+)
+def test_weights_can_be_written_where_a_name_cannot_be_a_key(parts, weights):
+    assert PACKAGE.read({"parts": parts}).weights == weights
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        *(["a=0"], ["a=-1"], ["a=x"], ["a="], ["=2"], [""], ["a", "a=2"], [3], [None], [["a"]], []),
+        *({"my_lab.grid": "PACKAGE: 2"}, {"a": 0}, {"a": "x"}, {"a": True}, ["mixture=2"], "a=2"),
+        *(["a=\u00b2"], ["a=1.5"], ["a=1e3"]),
+    ],
+)
+def test_other_spellings_of_weights_are_refused_with_the_key(parts):
+    with pytest.raises(ConfigError, match=r"env\.mixture\.parts"):
+        PACKAGE.read({"parts": parts})

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 
 import pytest
 
@@ -185,3 +186,48 @@ def test_an_answer_that_the_grader_cannot_read_earns_nothing():
 def test_what_cannot_be_played_as_it_is_or_does_not_repeat_itself_is_not_listed():
     listed = PACKAGE.variants()
     assert "ransom_note" not in listed and "composite" not in listed and "gcd" in listed
+
+
+@pytest.mark.parametrize("task", ["syllogism", "circuit_logic", "course_schedule"])
+@pytest.mark.parametrize("split", ["val", "train"])
+def test_no_answer_is_right_for_more_than_half_of_the_tasks(task, split):
+    chosen = settings(task=task, train_tasks=80, val_tasks=80)
+    questions = questions_of(chosen)
+    answers = Counter(
+        str(questions[one["number"]]["answer"]) for one in PACKAGE.tasks(chosen, split)
+    )
+    assert len(answers) == 2 and max(answers.values()) <= sum(answers.values()) / 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "won"),
+    [
+        *(("0.125", True), ("1/8", True), (" .12501 ", True), ("(1/2)**3", False)),
+        *(("0", False), ("0.1", False), ("0.12", False), ("0.1250000001", True), ("-0.125", False)),
+        *(("nan", False), ("1e-999999999", False), ("1/0", False), ("12.5%", False)),
+    ],
+)
+def test_a_probability_is_compared_as_a_number(answer, won):
+    env = PACKAGE.make(settings(task="coin_flip"))
+    env.entry = {"answer": "0.125", "metadata": {}}
+    assert env.step(answer)[3]["won"] == won
+
+
+def test_generators_that_are_slow_are_asked_for_fewer_questions():
+    assert settings().val_tasks == 20
+    slow, quick = (PACKAGE.read({"task": task}) for task in ("futoshiki", "gcd"))
+    assert slow.val_tasks < 100 < quick.val_tasks and slow.train_tasks < quick.train_tasks
+    assert PACKAGE.read({"task": "futoshiki", "val_tasks": 500}).val_tasks == 500
+    assert PACKAGE.read({"task": "futoshiki", "val_tasks": None}).val_tasks == slow.val_tasks
+
+
+@pytest.mark.parametrize("task", ["graph_color", "propositional_logic", "rubiks_cube"])
+def test_the_expert_knows_an_answer_where_the_generator_names_one_of_several(task):
+    chosen = settings(task=task, val_tasks=3)
+    env = PACKAGE.make(chosen)
+    assert PACKAGE.expert is not None and PACKAGE.expert.knows(chosen)
+    for one in PACKAGE.tasks(chosen, "val"):
+        begin = EpisodeStart(chosen, one, env.reset(one, 0), random.Random(0))
+        assert env.step(AnswerPlayer(begin).act().action)[3]["won"]
+    assert not PACKAGE.expert.knows(settings(task="rush_hour"))
+    assert env.step("anything")[1] < 0.25

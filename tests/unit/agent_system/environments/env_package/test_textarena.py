@@ -2,6 +2,7 @@
 for the network.
 """
 
+import math
 import random
 import subprocess
 import sys
@@ -10,7 +11,14 @@ import pytest
 
 pytest.importorskip("textarena")
 
-from agent_system.environments.env_package.textarena.games import LEFT_OUT, SCRIPTED_ONLY, names
+from agent_system.environments.env_package.textarena.games import (
+    CONSTANTS,
+    LEFT_OUT,
+    SCRIPTED_ONLY,
+    names,
+    remarks,
+    unlisted,
+)
 from agent_system.environments.env_package.textarena.opponent import random_move
 from agent_system.environments.env_package.textarena.package import (
     GAMES,
@@ -227,3 +235,48 @@ def test_nothing_asks_for_the_network():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_a_move_that_a_game_cannot_read_loses_and_breaks_nothing():
+    env = PACKAGE.make(PACKAGE.read({"game": "SpiteAndMalice-v0"}))
+    env.reset({"number": 0}, 0)
+    ended = [
+        env.step(move)[1:3] for move in ["", "[draw]", "[]", "\x00"] if not env.game.state.done
+    ]
+    assert all(reward == 0.0 for reward, _ in ended)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "won"),
+    [
+        ({0: 1, 1: -1}, True),
+        ({0: math.nan, 1: -1}, False),
+        ({0: math.inf, 1: 0}, False),
+        ({0: 1, 1: "Invalid move"}, True),
+        ({0: 1, 1: None}, True),
+        ({0: 1, 1: math.inf}, True),
+        ({0: "a text", 1: 0}, False),
+        ({0: 1j, 1: 0}, False),
+        (None, False),
+    ],
+)
+def test_rewards_of_games_count_where_they_are_finite_numbers(rewards, won, monkeypatch):
+    env = PACKAGE.make(PACKAGE.read({"game": "TicTacToe-v0"}))
+    env.reset({"number": 0}, 0)
+
+    def step(_move):
+        env.game.state.done, env.game.state.rewards = True, rewards
+
+    monkeypatch.setattr(env.game, "step", step)
+    _, reward, done, info = env.step("[4]")
+    assert (reward, done, info["won"]) == (float(won), True, won)
+    assert math.isfinite(info["score"])
+
+
+def test_games_that_a_constant_wins_are_named_and_others_are_not_listed():
+    listed, hidden = set(PACKAGE.variants()), unlisted()
+    assert set(CONSTANTS) <= listed and set(remarks()) == set(CONSTANTS)
+    assert not set(hidden) & listed and set(hidden) <= set(names()) and all(hidden.values())
+    assert {"PigDice-v0-100", "PigDice-v0-500", "TruthAndDeception-v0"} <= set(hidden)
+    for move, won, plays in CONSTANTS.values():
+        assert move and 2 * won > plays

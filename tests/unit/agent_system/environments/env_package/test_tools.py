@@ -20,11 +20,13 @@ from agent_system.environments.env_package.tools.calls import (
 )
 from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEnv
 from agent_system.environments.env_package.tools.toolbox import PythonTool
+from agent_system.environments.env_registry import NamedChoice, env_settings
 from agent_system.environments.manager import make_envs
 from tests.helpers.play import make_config
 from tests.helpers.winning import plan, wins
 from verl.trainer.launch.extensions import load_config
 from verl.utils.limits import TimeLimit
+from verl.utils.settings import ConfigError
 
 read = PACKAGE.read
 ROOT = Path(__file__).resolve().parents[5]
@@ -342,3 +344,26 @@ def test_a_server_that_does_not_offer_what_is_asked_is_refused(server, said):
     pytest.importorskip("mcp")
     with pytest.raises(RuntimeError, match=said):
         ToolsEnv(read(mcp(**server)))
+
+
+@pytest.mark.parametrize(
+    ("section", "refused"),
+    [
+        ({}, False),
+        ({"functions": ["own.py:area"]}, True),
+        ({"functions": ["agent_system.environments.env_package.tools.example:calculator"]}, True),
+        ({"functions": ["agent_system.environments.env_package.tools.example:lookup"]}, False),
+        ({"mcp_servers": [{"command": "python"}]}, True),
+        ({"functions": ["own.py:area"], "train_files": ["q.jsonl"]}, False),
+        ({"functions": ["own.py:area"], "val_files": ["q.jsonl"]}, False),
+    ],
+)
+def test_questions_of_the_example_are_refused_for_functions_that_replace_its_lookup(
+    section, refused
+):
+    choice = NamedChoice("tools", section)
+    if refused:
+        with pytest.raises(ConfigError, match="train_files"):
+            env_settings(choice)
+    else:
+        assert env_settings(choice).max_steps == choice.max_steps
