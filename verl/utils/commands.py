@@ -11,7 +11,9 @@ import yaml
 from verl.utils.settings import ConfigError
 
 MISTAKE = 2  # exit status
+DEEPEST = 50  # levels of a YAML file
 LARGEST_PLAN = 1_000_000  # bytes of a YAML file that a command reads
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UsageError(ValueError):
@@ -68,8 +70,18 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"{path}: not YAML ({first}); fix: correct the file") from error
-    if aliased:
-        raise UsageError(f"{path}: has an alias (*name); allowed: none; fix: write it out")
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise UsageError(f"{path}: no mapping of names to values; allowed: key: value lines")
     return dict(values)
+
+
+def _refuse_unbounded(path: Path, text: str) -> None:
+    """Raise ``UsageError`` for aliases and deep nesting, before anything is made of ``text``."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            raise UsageError(f"{path}: has an alias (*name); allowed: none; fix: write it out")
+        if depth > DEEPEST:
+            raise UsageError(f"{path}: {depth} levels; allowed: {DEEPEST}; fix: nest less deeply")
