@@ -64,10 +64,8 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {len(content)} bytes; allowed: {LARGEST_PLAN}; fix: split it")
     try:
         text = content.decode("utf-8-sig")
-        aliased = any(
-            isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)
-        )
-        values = None if aliased else yaml.safe_load(text)
+        _refuse_unbounded(path, text)
+        values = yaml.safe_load(text)
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"{path}: not YAML ({first}); fix: correct the file") from error
