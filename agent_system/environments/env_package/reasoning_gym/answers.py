@@ -148,17 +148,20 @@ def _truth(answer: str, entry: Entry) -> str | None:
     return answer if said == {str(entry.get("answer")).lower()} else None
 
 
-READINGS: dict[str, Reading] = {
+# Graders that evaluate what they are shown, and how an answer is read for them.
+EVALUATED: dict[str, Reading] = {
     "binary_matrix": _list_or_exact,
-    "coin_flip": _coin_flip,
     "countdown": _arithmetic,
-    "game_of_life_halting": _truth,
     "intermediate_integration": _algebra,
     "n_queens": _list_or_exact,
     "polynomial_multiplication": _algebra,
-    "propositional_logic": _logic,
     "puzzle24": _twenty_four,
     "simple_integration": _algebra,
     "spiral_matrix": _list_or_exact,
     "string_insertion": _list_or_exact,
+}
+READINGS = EVALUATED | {
+    "coin_flip": _coin_flip,
+    "game_of_life_halting": _truth,
+    "propositional_logic": _logic,
 }

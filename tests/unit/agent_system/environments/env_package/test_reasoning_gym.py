@@ -9,7 +9,11 @@ import pytest
 from agent_system.environments.base import EpisodeStart, Noise
 from agent_system.environments.env_package.reasoning_gym import questions as questions_module
 from agent_system.environments.env_package.reasoning_gym.expert import AnswerPlayer, one_digit_off
-from agent_system.environments.env_package.reasoning_gym.package import PACKAGE, project
+from agent_system.environments.env_package.reasoning_gym.package import (
+    PACKAGE,
+    ReasoningGymEnv,
+    project,
+)
 from agent_system.environments.env_package.reasoning_gym.questions import questions_of
 from agent_system.environments.env_package.reasoning_gym.spelling import apart, together
 
@@ -208,7 +212,7 @@ def test_no_answer_is_right_for_more_than_half_of_the_tasks(task, split):
     ],
 )
 def test_a_probability_is_compared_as_a_number(answer, won):
-    env = PACKAGE.make(settings(task="coin_flip"))
+    env = ReasoningGymEnv(settings(task="coin_flip"))
     env.entry = {"answer": "0.125", "metadata": {}}
     assert env.step(answer)[3]["won"] == won
 
