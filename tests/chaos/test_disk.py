@@ -159,12 +159,13 @@ def test_a_run_directory_of_an_older_version_is_continued(tmp_path, caplog):
     assert [record["step"] for record in read_metrics(tmp_path)] == list(range(6))
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "env.json"])
+@pytest.mark.parametrize(("name", "starts"), [("config.yaml", 2), ("env.json", 1)])
 @pytest.mark.parametrize("text", ["{torn: [", "just a word", "\x00"])
-def test_what_nobody_can_read_is_set_aside(tmp_path, caplog, name, text):
+def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, caplog, name, starts, text):
+    RunDirectory(tmp_path).open({}).close()
     (tmp_path / name).write_text(text)
     with caplog.at_level(logging.WARNING), RunDirectory(tmp_path).open({"seed": 1}) as run:
         assert yaml.safe_load(run.config_path.read_text()) == {"seed": 1}
-        assert len(json.loads(run.env_path.read_text())["starts"]) == 1
+        assert len(json.loads(run.env_path.read_text())["starts"]) == starts
     assert (tmp_path / f"{name}.unreadable").read_text() == text
     assert f"{name} cannot be read" in caplog.text

@@ -2,6 +2,8 @@
 batch.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -84,7 +86,8 @@ def test_a_bfloat16_model_whose_head_is_no_linear_map_samples_as_it_is(tmp_path,
             return hidden @ self.weight.T
 
     def load_with_head(path, **options):
-        model, info = from_pretrained(path, **options)
+        loaded: Any = from_pretrained(path, **options)
+        model, info = loaded
         model.lm_head = Head(model.lm_head)
         return model, info
 
