@@ -38,4 +38,4 @@ format: setup
 
 # Do the tests notice a wrong line? Continues where it was stopped; ARGS="rlvcr/thinking.py" does one module.
 mutants: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.mutants $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.dev.mutants $(ARGS)

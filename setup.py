@@ -101,5 +101,4 @@ setup(
     },
     install_requires=CORE,
     extras_require=EXTRAS,
-    entry_points={"verl.sections": ["rlvcr = rlvcr.sections"]},
 )

@@ -26,9 +26,9 @@ from rlvcr.core_rlvcr import (
     thinking_price,
     thinking_reweight,
 )
-from rlvcr.executed import join_credit
 from rlvcr.levels import LevelCodec
 from rlvcr.records import ThinkingStep, ThoughtContext
+from rlvcr.research.executed import join_credit
 from rlvcr.score_table import RowStep, ScoredSteps, build_queries, scoring_metrics, tabulate
 from verl.algos.groups import trajectories_of
 from verl.protocol import DataProto, object_array

@@ -10,8 +10,8 @@ from rlvcr.names import (
     PriceRule,
     Score,
 )
+from verl.config.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 from verl.names import NormMode
-from verl.utils.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 
 
 class RLVCRSettings(Section):

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from verl.config.settings.errors import ConfigError
 from verl.utils.files import publish_directory, require_replaceable
-from verl.utils.settings.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -17,11 +17,11 @@ import pyarrow.parquet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from verl.config.settings.errors import ConfigError
 from verl.utils import jsonl
 from verl.utils.files import require_new_file
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
-from verl.utils.settings.errors import ConfigError
 
 TEXT, NUMBER = pyarrow.string(), pyarrow.float64()
 WHOLE, FLAG = pyarrow.int64(), pyarrow.bool_()

@@ -21,15 +21,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.environments.base import Task
 from agent_system.environments.env_registry import NamedChoice, canonical, env_settings, get_package
-from agent_system.environments.failure import EnvFailure
-from agent_system.environments.pool import EnvironmentPool
+from agent_system.environments.pool.environment_pool import EnvironmentPool
+from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.tasks import SEED_BITS
-from verl.trainer.config.run_code import refuse_stored_code
+from verl.config.run_code import refuse_stored_code
+from verl.config.settings import ConfigError
 from verl.utils import jsonl
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
-from verl.utils.settings import ConfigError
 
 CLOSE = 1e-6  # rewards are stored as they were, but computed in floating point
 PLAYED = "stop"  # the reason of a turn that was not cut

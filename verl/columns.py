@@ -112,7 +112,7 @@ def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> No
     present = list(present)
     for key in wanted:
         if key not in present:
-            # Not verl.utils.hints: the ground floor imports nothing else of verl.
+            # Not verl.config.settings.hints: the ground floor imports nothing else of verl.
             near = difflib.get_close_matches(str(key), present, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise KeyError(f"{what} has no key {key!r}{hint} It has: {sorted(present)}")

@@ -4,7 +4,7 @@
 
 import sys
 
-from agent_system.environments.console.command import main
+from agent_system.environments.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

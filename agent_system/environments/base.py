@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import read_or_raise
+from verl.config.settings import read_or_raise
 
 S = TypeVar("S", bound=EnvSettings)
 

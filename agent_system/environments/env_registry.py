@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from agent_system.environments.base import EnvPackage
 from agent_system.environments.settings import EnvSettings
-from verl.utils.hints import did_you_mean
-from verl.utils.settings import ConfigError, read_or_raise
+from verl.config.settings import ConfigError, read_or_raise
+from verl.config.settings.hints import did_you_mean
 
 PACKAGES = "agent_system.environments.env_package"
 

@@ -17,7 +17,7 @@ from agent_system.environments.env_registry import (
     get_package,
     settings_class,
 )
-from agent_system.environments.expert_episode import now
+from agent_system.environments.experts.episode import now
 from agent_system.environments.settings import EnvSettings
 from verl.utils.seeds import derive_seed
 

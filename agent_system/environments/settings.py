@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from annotated_types import Ge, Gt
 from pydantic import ConfigDict, Strict, model_validator
 
-from verl.utils.settings import PositiveInt, RunsCode, Section, Seed
+from verl.config.settings import PositiveInt, RunsCode, Section, Seed
 
 Placement = Literal["inline", "thread", "locked", "process"]
 

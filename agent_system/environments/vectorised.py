@@ -19,7 +19,7 @@ import numpy as np
 from agent_system.config import EnvConfig
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.groups import assert_same_start
-from agent_system.environments.pool import EnvironmentPool, PoolSession
+from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.settings import EnvSettings
 
 if TYPE_CHECKING:

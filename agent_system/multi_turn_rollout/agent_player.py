@@ -19,7 +19,7 @@ from agent_system.endpoint.chat_request import ChatRequest, SamplingRules
 from agent_system.endpoint.dialogues import Dialogue, Dialogues
 from agent_system.endpoint.forms import Refused, Reply
 from agent_system.endpoint.server import EndpointServer
-from agent_system.environments.failure import EnvFailure
+from agent_system.environments.pool.failure import EnvFailure
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, RolloutWorkerFailed
 from agent_system.multi_turn_rollout.trajectory import Job, Turn
 from agent_system.multi_turn_rollout.trajectory_player import (

@@ -8,9 +8,9 @@ from dataclasses import replace
 from agent_system.multi_turn_rollout.branches import branch_job
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
-from rlvcr.audit import AuditPoint
 from rlvcr.levels import LEVELS
 from rlvcr.records import MEASURES, ThinkingStep
+from rlvcr.research.audit import AuditPoint
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 

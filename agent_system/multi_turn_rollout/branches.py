@@ -17,7 +17,7 @@ import numpy as np
 from agent_system.config import ThinkingConfig
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
-from rlvcr.executed import SHARE_OF_OTHERS, level_to_try, priced_tokens, worth
+from rlvcr.research.executed import SHARE_OF_OTHERS, level_to_try, priced_tokens, worth
 
 
 def branch_job(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> Job:

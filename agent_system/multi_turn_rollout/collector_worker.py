@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from agent_system.config import EnvConfig
 from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env_registry import env_settings, get_package
-from agent_system.environments.pool import EnvironmentPool
+from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.multi_turn_rollout.agent_player import AgentPlayer
 from agent_system.multi_turn_rollout.carry import GroupsUnderWay
 from agent_system.multi_turn_rollout.engine_client import (

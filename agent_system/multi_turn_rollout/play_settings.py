@@ -10,8 +10,8 @@ from agent_system.environments.base import EnvPackage, Prompts, shows_level_prom
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.conversation import Limits
 from rlvcr.alternatives import AlternativeSettings
-from rlvcr.level_rules import FREE, LevelRule
 from rlvcr.levels import level_prompts
+from rlvcr.research.level_rules import FREE, LevelRule
 
 
 @dataclass(frozen=True, slots=True)

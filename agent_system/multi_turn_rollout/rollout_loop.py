@@ -43,10 +43,10 @@ from agent_system.multi_turn_rollout.play_settings import (
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.tokenizer import padding_token
-from rlvcr.audit import AuditPoint
 from rlvcr.level_metrics import CollapseWatch
-from rlvcr.level_rules import FREE, LevelRule
 from rlvcr.levels import LevelCodec
+from rlvcr.research.audit import AuditPoint
+from rlvcr.research.level_rules import FREE, LevelRule
 from rlvcr.scoring import hold_up_levels, score_rows
 from verl.protocol import DataProto, object_array
 from verl.records import MESSAGES

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from agent_system.agents import Action
 from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
-from agent_system.environments.failure import EnvFailure
+from agent_system.environments.pool.failure import EnvFailure
 from agent_system.multi_turn_rollout.engine_client import EngineAborted
 from agent_system.multi_turn_rollout.history import make_history
 from agent_system.multi_turn_rollout.play_settings import PlaySettings

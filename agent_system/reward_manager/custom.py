@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verl.utils.hints import did_you_mean
+from verl.config.settings.hints import did_you_mean
 
 
 def _fix(key: str) -> str:

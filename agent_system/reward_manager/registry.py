@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from agent_system.reward_manager.custom import load_place
+from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto
-from verl.utils.hints import did_you_mean
 
 KEY = "reward_model.reward_manager"
 

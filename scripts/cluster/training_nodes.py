@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from verl.trainer.config.schema import PPOConfig
+from verl.config.schema import PPOConfig
+from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
 from verl.utils.commands import UsageError, positive_int, run_reporting_mistakes
-from verl.utils.settings import ConfigError
 
 
 def main(argv: Sequence[str]) -> int:

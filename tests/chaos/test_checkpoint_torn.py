@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from scripts.chaos import torn
+from scripts.dev.chaos import torn
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
 
@@ -132,7 +132,7 @@ SHARDS_CHILD = """
 import os, pathlib, signal, sys, threading
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
-from verl.trainer.config.schema.model import OptimConfig
+from verl.config.schema.model import OptimConfig
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import save_engine

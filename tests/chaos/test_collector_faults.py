@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent_system.environments.pool import PoolSession
+from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.jobs import children
 from tests.helpers.play import make_config, make_world

@@ -11,12 +11,12 @@ import sys
 import pytest
 import yaml
 
+from verl.config.settings import ConfigError
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking, read_metrics
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import atomic_write
-from verl.utils.settings import ConfigError
 
 # In a name space of its own, where anybody may mount; the disk goes with the process.
 PRIVATE = ["unshare", "--map-root-user", "--mount", sys.executable, "-c"]
@@ -36,7 +36,7 @@ from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.settings import ConfigError
+from verl.config.settings import ConfigError
 
 def save(step, size):
     write = lambda directory: (directory / "weights").write_bytes(bytes(size))
@@ -77,7 +77,7 @@ print("after:", manager.latest_valid().name, [row["step"] for row in jsonl.read(
 READ_ONLY = """
 mount("size=400k")
 from verl.record.run_dir import RunDirectory
-from verl.utils.settings import ConfigError
+from verl.config.settings import ConfigError
 
 if sys.argv[2] == "older":
     RunDirectory(disk / "run").open({"seed": 1}).close()

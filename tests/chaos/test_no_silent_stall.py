@@ -1,13 +1,13 @@
-"""Two cells of ``python -m scripts.chaos matrix``: a part that hangs ends the run, with its name;
-one that can be replaced does not.
+"""Two cells of ``python -m scripts.dev.chaos matrix``: a part that hangs ends the run, with its
+name; one that can be replaced does not.
 """
 
 import re
 
 import pytest
 
-from scripts.chaos.cells import ENVIRONMENT, HUNG, KILLED, PLAY, RANK, SAVE, Cell
-from scripts.chaos.matrix import play
+from scripts.dev.chaos.cells import ENVIRONMENT, HUNG, KILLED, PLAY, RANK, SAVE, Cell
+from scripts.dev.chaos.matrix import play
 from tests.helpers.tiny_model import make_tiny_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]

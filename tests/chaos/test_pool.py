@@ -14,7 +14,11 @@ import psutil
 import pytest
 
 from agent_system.environments import env_registry, pool_processes
-from agent_system.environments.pool import EnvFailure, EnvironmentPool, WorkerStartError
+from agent_system.environments.pool.environment_pool import (
+    EnvFailure,
+    EnvironmentPool,
+    WorkerStartError,
+)
 from tests.helpers.faulty_envs import RETURNS, OverlapEnv
 from tests.helpers.jobs import children
 
@@ -458,7 +462,7 @@ def alive(pid):
 def test_workers_die_with_a_killed_parent():
     code = textwrap.dedent(f"""
         import asyncio
-        from agent_system.environments.pool import EnvironmentPool
+        from agent_system.environments.pool.environment_pool import EnvironmentPool
         async def main():
             pool = await EnvironmentPool({FAULTY!r}, {{}}, 2, 1).start()
             async with pool.session() as env:

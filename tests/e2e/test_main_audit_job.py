@@ -25,7 +25,7 @@ def job(tmp_path_factory) -> tuple[Job, Path]:
     words = [
         "--config-name",
         "relay",
-        f"actor_rollout_ref.model.path={ROOT}/docs/experiments/policies/relay",
+        f"actor_rollout_ref.model.path={ROOT}/experiments/policies/relay",
         f"trainer.default_local_dir={run}",
         "trainer.total_training_steps=1",
         "trainer.val_before_train=false",

@@ -23,7 +23,7 @@ def job(tmp_path_factory) -> tuple[Job, Path]:
     words = [
         "--config-name",
         "relay",
-        f"actor_rollout_ref.model.path={ROOT}/docs/experiments/policies/relay",
+        f"actor_rollout_ref.model.path={ROOT}/experiments/policies/relay",
         f"trainer.default_local_dir={root}/run",
         "env.val_tasks=8",
         "actor_rollout_ref.rollout.val_kwargs.n=2",

@@ -7,7 +7,7 @@ import argparse
 import pytest
 import torch
 
-from scripts.bench import scoring
+from scripts.dev.bench import scoring
 from verl.workers.branch_scores import score_rows
 
 pytestmark = pytest.mark.gpu

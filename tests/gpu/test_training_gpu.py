@@ -5,10 +5,10 @@ import torch
 
 from tests.helpers.policy_rows import add_branches, gradients, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.model import OptimConfig
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.models.token_scores import full_logits
-from verl.trainer.config.schema.model import OptimConfig
 from verl.workers.branch_scores import score_rows
 from verl.workers.engine import TrainEngine
 from verl.workers.rows import Rows

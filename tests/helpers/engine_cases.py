@@ -5,7 +5,7 @@ they are held to.
 from pathlib import Path
 from typing import Any
 
-from verl.trainer.config.schema.rollout import RolloutConfig
+from verl.config.schema.rollout import RolloutConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.workers.rollout.base import RolloutEngine
 

@@ -17,7 +17,7 @@ from agent_system.environments.base import EnvPackage, Observation
 from agent_system.environments.env_package.number_line import package as number_line
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import NonNegative
+from verl.config.settings import NonNegative
 
 
 def fail():

@@ -11,7 +11,7 @@ import statistics
 import time
 from pathlib import Path
 
-import rlvcr.sections  # noqa: F401  (what a report shows of steps)
+import rlvcr.report_sections  # noqa: F401  (what a report shows of steps)
 from tests.helpers.browser import DESKTOP, PHONE, Browser, find_browser
 from tests.helpers.fake_run import fake_run, token_numbers, trajectories
 from verl.record.report import write_report

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from agent_system.environments.manager import make_envs
 from tests.helpers.scripted_engine import ScriptedEngine
-from verl.trainer.config.load import default_config
+from verl.config.load import default_config
 
 PLACE = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
 THOUGHTS = {2: "I see the target", 3: "I tried nothing yet", 4: "first right then left"}

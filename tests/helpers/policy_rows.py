@@ -8,10 +8,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.critic import CriticConfig
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span, WrittenFiles
-from verl.trainer.config.schema.actor import ActorRolloutRefConfig
-from verl.trainer.config.schema.critic import CriticConfig
 from verl.workers.training_worker import TrainingWorker
 
 PROMPT, RESPONSE = 12, 24  # widths of the padded rows

@@ -16,11 +16,11 @@ import yaml
 
 import rlvcr.core_rlvcr  # noqa: F401  registers its estimators before any page is read
 from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES
-from verl.trainer.config import PPOConfig, SFTConfig
-from verl.trainer.config.compose import config_names
-from verl.trainer.config.plugged import schema_keys
-from verl.trainer.config.schema.tools import ExportConfig, GenerationConfig
-from verl.utils.settings.unknown import owner
+from verl.config.compose import config_names
+from verl.config.plugged import schema_keys
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.schema.tools import ExportConfig, GenerationConfig
+from verl.config.settings.unknown import owner
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import setuptools
 
-from verl.trainer.config.compose import BASE_DIR, EXPERIMENTS_DIR
+from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,16 +50,8 @@ def test_every_file_below_the_packages_is_shipped(arguments):
 
 
 def test_the_configs_lie_where_an_installed_package_looks_for_them(arguments):
-    assert {"configs", "verl.trainer.config"} <= set(arguments["packages"])
-    assert EXPERIMENTS_DIR.relative_to(ROOT) == Path("configs") and BASE_DIR.parents[2] == ROOT
+    assert {"configs", "verl.config"} <= set(arguments["packages"])
+    assert EXPERIMENTS_DIR.relative_to(ROOT) == Path("configs") and BASE_DIR.parents[1] == ROOT
     assert (EXPERIMENTS_DIR / "quickstart.yaml").is_file() and (
         EXPERIMENTS_DIR / "quickstart_sft.yaml"
     ).is_file()
-
-
-def test_the_sections_of_the_method_are_found_by_name(arguments):
-    """``python -m verl.record.report`` shows them without importing the method."""
-    entries = arguments["entry_points"]["verl.sections"]
-    modules = [entry.partition("=")[2].strip() for entry in entries]
-    assert modules == ["rlvcr.sections"]
-    assert (ROOT / "rlvcr" / "sections.py").is_file()

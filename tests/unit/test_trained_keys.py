@@ -12,9 +12,9 @@ from rlvcr.settings import RLVCRSettings
 from tests.unit.rlvcr import test_credit_by_hand as credit
 from tests.unit.verl.trainer.ppo import test_correction_by_hand as correction
 from tests.unit.verl.workers import test_update_by_hand as update
-from verl.trainer.config import load_config
-from verl.trainer.config.schema import PPOConfig
-from verl.utils.settings import keys_of
+from verl.config.load import load_config
+from verl.config.schema import PPOConfig
+from verl.config.settings import keys_of
 
 ROOT = Path(__file__).parent
 ACTOR, CRITIC = "actor_rollout_ref.actor", "critic"

@@ -14,9 +14,9 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from verl.config.settings.hints import did_you_mean
 from verl.names import COMPARES_GROUP
 from verl.names import AdvantageEstimator as AdvantageEstimator
-from verl.utils.hints import did_you_mean
 
 AdvantageFunction: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 PolicyLossFunction: TypeAlias = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from verl.config.settings.hints import did_you_mean
 from verl.models.architecture import (
     NOT_REACHED,
     check_architecture,
@@ -21,7 +22,6 @@ from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 from verl.models.weights import Use, load_weights
-from verl.utils.hints import did_you_mean
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel

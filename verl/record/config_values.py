@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from verl.utils.secret_values import masked
+from verl.config.settings.secret_values import masked
 
 
 @runtime_checkable

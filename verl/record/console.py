@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl.sections import ConsoleFigure, MetricTable, arrange, contributions
+from verl.report_sections import ConsoleFigure, MetricTable, arrange, contributions
 from verl.utils.logging import screen
 from verl.utils.progress import Progress
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.utils.secret_values import masked_words
+from verl.config.settings.secret_values import masked_words
 from verl.utils.threads import available_cpus
 
 PROJECT = "rlvcr"  # the distribution whose requirements decide what a run computes

@@ -24,12 +24,12 @@ from typing import Any
 
 import yaml
 
+from verl.config.settings import ConfigError
 from verl.record.config_values import as_dict, flatten
 from verl.record.facts import environment_facts
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import put_aside
-from verl.utils.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 VALIDATION = "val_"  # before the step of a file of validation plays

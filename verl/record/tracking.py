@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, SupportsFloat
 
+from verl.config.settings.hints import did_you_mean
 from verl.names import TRACKERS
 from verl.record.config_values import flatten
 from verl.record.console import TrainingConsole
 from verl.utils import jsonl
 from verl.utils.files import put_aside
-from verl.utils.hints import did_you_mean
 
 logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"

@@ -10,8 +10,8 @@ run's own configuration; results go to ``RUN_DIR/audit``.
 import sys
 from collections.abc import Sequence
 
-from verl.trainer.config import cli
-from verl.trainer.config.schema import PPOConfig
+from verl.config.schema import PPOConfig
+from verl.trainer import cli
 from verl.trainer.launch.audit import audit_words, run_audit
 from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems
 from verl.trainer.launch.extensions import inspect_start as start_problems

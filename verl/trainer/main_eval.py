@@ -10,8 +10,8 @@ The run directory is that of the training with ``-eval`` behind it. The policy i
 import sys
 from collections.abc import Sequence
 
-from verl.trainer.config import cli
-from verl.trainer.config.schema import PPOConfig
+from verl.config.schema import PPOConfig
+from verl.trainer import cli
 from verl.trainer.launch.evaluate import EVAL_OVERRIDES, run_evaluation
 from verl.trainer.launch.extensions import default_config_name, registered_names
 from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems

@@ -7,8 +7,8 @@ transformers and vLLM load what is written.
 import sys
 from collections.abc import Sequence
 
-from verl.trainer.config.command import run_command
-from verl.trainer.config.schema.tools import ExportConfig
+from verl.config.schema.tools import ExportConfig
+from verl.trainer.command import run_command
 
 PROG = "verl.trainer.main_export"
 REQUIRED = ("checkpoint", "target")

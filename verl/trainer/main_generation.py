@@ -7,8 +7,8 @@ The file is jsonl or parquet; the answers are written beside it, in a further co
 import sys
 from collections.abc import Sequence
 
-from verl.trainer.config.command import run_command
-from verl.trainer.config.schema.tools import GenerationConfig
+from verl.config.schema.tools import GenerationConfig
+from verl.trainer.command import run_command
 from verl.utils.logging import setup_logging
 
 PROG = "verl.trainer.main_generation"

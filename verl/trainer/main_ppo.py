@@ -9,8 +9,8 @@ there is; a command line that names its own policy or files starts from the neut
 import sys
 from collections.abc import Sequence
 
-from verl.trainer.config import cli
-from verl.trainer.config.schema import PPOConfig
+from verl.config.schema import PPOConfig
+from verl.trainer import cli
 from verl.trainer.launch.extensions import default_config_name, registered_names
 from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems
 from verl.trainer.launch.extensions import inspect_start as start_problems

@@ -7,8 +7,8 @@ Without arguments the cold-start policy of the quickstart is made (``configs/qui
 import sys
 from collections.abc import Sequence
 
-from verl.trainer.config import cli
-from verl.trainer.config.schema import SFTConfig
+from verl.config.schema import SFTConfig
+from verl.trainer import cli
 from verl.trainer.launch.extensions import environment_names, sft_start_problems
 from verl.utils.logging import setup_logging
 

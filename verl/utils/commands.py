@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from verl.utils.settings import ConfigError
+from verl.config.settings import ConfigError
 
 MISTAKE = 2  # exit status
 DEEPEST = 50  # levels of a YAML file

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from verl.utils.settings.errors import ConfigError
+from verl.config.settings.errors import ConfigError
 
 MARKER = ".published.json"  # in a published directory: its files, as they were written
 HASHED = 16 * 2**20  # bytes up to which a file's content is compared; above, its size alone

@@ -22,7 +22,7 @@ from uuid import UUID
 
 import numpy as np
 
-from verl.utils.settings import ConfigError
+from verl.config.settings import ConfigError
 from verl.utils.tables import parse_json, read_rows
 
 # {"role": "system" | "user" | "assistant", "content": text}; of an episode perhaps "weight" as well

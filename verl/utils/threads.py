@@ -2,6 +2,8 @@
 
 import os
 
+from verl.config.settings.cpus import available_cpus
+
 
 def wait_passively() -> None:
     """Let OpenMP's threads sleep at a barrier instead of spinning; has to come before torch is
@@ -12,13 +14,6 @@ def wait_passively() -> None:
     machine both reach the same. ``OMP_WAIT_POLICY`` in the environment wins.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def available_cpus() -> int:
-    """CPUs this process may run on, which in a container can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def threads_per_process(processes: int) -> int:

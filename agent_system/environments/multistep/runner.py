@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from agent_system.agents import Action, Agent, Message, ask
-from agent_system.environments.failure import EnvFailure
 from agent_system.environments.multistep.transcript import Transcript
 from agent_system.environments.multistep.trial import Episode, Trial
+from agent_system.environments.pool.failure import EnvFailure
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import Limits
 from agent_system.tokens.plain import PlainBridge

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.multi_turn_rollout.trajectory import Job
 from agent_system.multi_turn_rollout.trajectory_player import TrajectoryPlayer
-from rlvcr.level_rules import FREE, LevelRule
 from rlvcr.levels import LevelCodec
+from rlvcr.research.level_rules import FREE, LevelRule
 from tests.helpers.play import make_world
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.thinking_plays import (

@@ -12,7 +12,7 @@ from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_pr
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import make_world
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.trainer.config import load_config
+from verl.config.load import load_config
 
 WORDS = [
     "actor_rollout_ref.model.path=some/policy",

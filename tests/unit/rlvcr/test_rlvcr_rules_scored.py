@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_system.environments.manager import GroupMismatch
-from agent_system.environments.pool import PoolSession
+from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout import rollout_loop
 from rlvcr.scoring import score_rows
 from tests.helpers.policy_rows import policy_config

@@ -17,8 +17,8 @@ from ray.job_submission import JobStatus
 
 from scripts.cluster import ray_job, training_nodes, wait_for_nodes
 from tests.helpers.jobs import ROOT
-from verl.trainer.config.load import load_config
-from verl.trainer.config.schema import PPOConfig
+from verl.config.load import load_config
+from verl.config.schema import PPOConfig
 from verl.utils.commands import UsageError
 
 CLUSTER = ROOT / "scripts" / "cluster"

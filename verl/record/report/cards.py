@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from verl.record.report.axes import number
 from verl.record.report.run_data import RunData
-from verl.sections import KeyFigure, arrange, contributions
+from verl.report_sections import KeyFigure, arrange, contributions
 
 LARGE_DRIFT = 2e-2  # mean difference of probabilities at which engine and trainer disagree
 KEY_FIGURES = (KeyFigure("tokens per episode", "rollout/tokens_per_episode", "{:.0f}"),)

@@ -19,7 +19,7 @@ from verl.record.report.charts import Chart, Series, smoothed
 from verl.record.report.declared import NumberTable, Section
 from verl.record.report.figures import OPTIMISATION, STEPS, TOKENS
 from verl.record.report.run_data import RunData
-from verl.sections import Curve, Plot, ReportSection, contributions
+from verl.report_sections import Curve, Plot, ReportSection, contributions
 from verl.utils.statistics import bootstrap_interval
 
 ARM_COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")

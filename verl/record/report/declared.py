@@ -1,11 +1,11 @@
-"""What ``verl.sections`` declares, drawn with the values of a run."""
+"""What ``verl.report_sections`` declares, drawn with the values of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from verl.record.report.charts import Chart, Series, smoothed
 from verl.record.report.run_data import RunData
-from verl.sections import Curve, CurveFamily, MetricTable, Plot, ReportSection, Scatter
+from verl.report_sections import Curve, CurveFamily, MetricTable, Plot, ReportSection, Scatter
 
 NUM_TIME_COLORS = 8
 

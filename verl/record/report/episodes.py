@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from verl.sections import AlternativesView, NumberColumn, StepView, contributions
+from verl.report_sections import AlternativesView, NumberColumn, StepView, contributions
 from verl.utils import jsonl
 
 Earned = Mapping[int, Sequence[float]]  # number of an alternative -> returns

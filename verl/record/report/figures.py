@@ -1,4 +1,4 @@
-"""Which charts a report shows: the framework's own, and what ``verl.sections`` adds to them.
+"""Which charts a report shows: the framework's own, and what ``verl.report_sections`` adds to them.
 
 A chart whose metrics were never logged does not appear.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from verl.record.report.charts import Chart, Series, smoothed
 from verl.record.report.declared import Section, draw_plot, draw_section, time_color
 from verl.record.report.run_data import RunData
-from verl.sections import (
+from verl.report_sections import (
     Contribution,
     Curve,
     Plot,

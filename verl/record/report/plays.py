@@ -17,7 +17,7 @@ from typing import Any
 
 from verl.record.report.episodes import asked_of_step, contrasting, read_trajectories, step_views
 from verl.record.run_dir import RunDirectory
-from verl.sections import Outcomes, StepView
+from verl.report_sections import Outcomes, StepView
 from verl.utils import jsonl
 
 BUDGET = 80_000_000  # bytes of rollout files that one page is made of; some 15 pack into one

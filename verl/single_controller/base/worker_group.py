@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from verl.config.settings.hints import did_you_mean
 from verl.single_controller.base.decorator import (
     Call,
     Collect,
@@ -15,7 +16,6 @@ from verl.single_controller.base.decorator import (
     plan_calls,
     registered_methods,
 )
-from verl.utils.hints import did_you_mean
 
 
 class GroupFuture:

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from verl.config.settings.errors import ConfigError
 from verl.utils.interrupt import sigterm_handler_kept
-from verl.utils.settings.errors import ConfigError
 from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"

@@ -11,11 +11,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl.config.settings import ConfigError
 from verl.trainer.launch.preflight_machine import unwritable
 from verl.utils import jsonl
 from verl.utils.files import naming, put_aside
 from verl.utils.message_rows import DataRow
-from verl.utils.settings import ConfigError
 
 if TYPE_CHECKING:  # an optional format
     import pyarrow

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from verl.trainer.config.run_code import TRUST, refuse_stored_code
-from verl.trainer.config.schema import PPOConfig
+from verl.config.run_code import TRUST, refuse_stored_code
+from verl.config.schema import PPOConfig
 
 logger = logging.getLogger(__name__)
 CONFIG = "config.yaml"
@@ -84,10 +84,10 @@ def run_audit(cfg: PPOConfig) -> None:
     Raises ``ConfigError`` where the policy is asked for no levels.
     """
     from agent_system.multi_turn_rollout.play_settings import asks_for_levels
-    from rlvcr.audit import audit
+    from rlvcr.research.audit import audit
+    from verl.config.settings import ConfigError
     from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
     from verl.trainer.launch.ppo import open_run
-    from verl.utils.settings import ConfigError
 
     if not asks_for_levels(cfg):
         raise ConfigError(

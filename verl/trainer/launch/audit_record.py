@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlvcr.audit import Audit, AuditPoint, Interval
-from rlvcr.sections import AUDIT_FILE, AUDITED_LEVELS, AUDITED_SCORES
+from rlvcr.report_sections import AUDIT_FILE, AUDITED_LEVELS, AUDITED_SCORES
+from rlvcr.research.audit import Audit, AuditPoint, Interval
 from verl.algos import compute_grpo_outcome_advantage, factorize, group_mean_std
 from verl.algos.gigpo import discounted_step_returns, flatten_steps
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.console import show_tables
-from verl.trainer.config.schema import PPOConfig
 from verl.utils.files import atomic_write
 
 

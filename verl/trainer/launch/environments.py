@@ -11,14 +11,14 @@ from agent_system.environments.env_registry import (
     stand_in_for,
 )
 from agent_system.environments.settings import EnvSettings
+from verl.config.derive import is_placeholder, plays_files
+from verl.config.plugged import Extension
+from verl.config.problems import Context, Problems
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.settings import Section, lookup
+from verl.config.settings.reading import from_text, read
 from verl.records import REWARD_PARTS
-from verl.trainer.config.derive import is_placeholder, plays_files
-from verl.trainer.config.plugged import Extension
-from verl.trainer.config.problems import Context, Problems
-from verl.trainer.config.schema import PPOConfig, SFTConfig
 from verl.trainer.launch.forks import FORK_KEYS
-from verl.utils.settings import Section, lookup
-from verl.utils.settings.reading import from_text, read
 
 Tree = dict[str, Any]
 DEFAULT = "alfworld"

@@ -2,7 +2,7 @@
 of choosing levels, and trains nothing.
 """
 
-from verl.trainer.config.schema import PPOConfig
+from verl.config.schema import PPOConfig
 
 # Before the user's words, so that those win. A directory of its own: metrics of the training are
 # not touched.

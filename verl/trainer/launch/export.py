@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
+from verl.config.run_code import refuse_stored_code
+from verl.config.schema.tools import ExportConfig
+from verl.config.settings import ConfigError
 from verl.models.export import hf_names, save_adapters, save_hf, tied_names
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.lora import UnsupportedTargets, lora_scales
 from verl.models.policy import PolicyModel
 from verl.models.weights import UnusableWeights, non_finite
-from verl.trainer.config.run_code import refuse_stored_code
-from verl.trainer.config.schema.tools import ExportConfig
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.files import publish_directory, require_replaceable
-from verl.utils.settings import ConfigError
 from verl.workers.actor import PREFIX
 from verl.workers.engine_state import holds_engine, read_weights
 

@@ -6,12 +6,12 @@ is light. What is asked for by a call is imported by the call.
 
 from collections.abc import Collection, Sequence
 
-from verl.trainer.config.cli import Inspection
-from verl.trainer.config.derive import is_placeholder
-from verl.trainer.config.load import default_config, load_config, read_config
-from verl.trainer.config.plugged import plug
-from verl.trainer.config.problems import Names
-from verl.trainer.config.schema import PPOConfig, SFTConfig
+from verl.config.derive import is_placeholder
+from verl.config.load import default_config, load_config, read_config
+from verl.config.plugged import plug
+from verl.config.problems import Names
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.trainer.cli import Inspection
 from verl.trainer.launch.environments import ENVIRONMENTS
 from verl.trainer.launch.method import METHOD
 

@@ -16,8 +16,9 @@ from agent_system.tokens.plain import PlainBridge
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
+from verl.config.schema.tools import GenerationConfig
+from verl.config.settings import ConfigError
 from verl.models.hub import model_directory
-from verl.trainer.config.schema.tools import GenerationConfig
 from verl.trainer.launch.answers import SUFFIXES, AnswerFile
 from verl.trainer.launch.preflight_weights import checked_tokenizer
 from verl.utils.files import require_new_file
@@ -25,7 +26,6 @@ from verl.utils.message_rows import Message, prompt_messages, read_table
 from verl.utils.progress import Progress, move
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
-from verl.utils.settings import ConfigError
 from verl.utils.watchdog import watched
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.engine_registry import ENGINES, create_engine, engine_class

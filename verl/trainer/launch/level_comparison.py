@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from agent_system.config import with_method
 from agent_system.multi_turn_rollout.play_settings import asks_for_levels
 from rlvcr.level_metrics import levels_by_situation
-from rlvcr.level_rules import rules_after
 from rlvcr.records import ThinkingStep
-from rlvcr.sections import BY_RULE, BY_SITUATION, LESS_FREE, LESS_ORACLE
+from rlvcr.report_sections import BY_RULE, BY_SITUATION, LESS_FREE, LESS_ORACLE
+from rlvcr.research.level_rules import rules_after
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.console import show_tables
-from verl.sections import MetricColumn, MetricTable
-from verl.trainer.config.schema import PPOConfig
+from verl.report_sections import MetricColumn, MetricTable
 from verl.trainer.launch.ppo import OpenRun, open_run
 from verl.trainer.ppo.panel_plays import comparison, differences, panel_play
 

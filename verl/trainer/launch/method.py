@@ -7,11 +7,11 @@ from typing import Any
 
 from rlvcr.settings import DemonstrationKeys, LevelKeys, RLVCRSettings
 from verl import names
-from verl.trainer.config.derive import scored_later
-from verl.trainer.config.plugged import Extension
-from verl.trainer.config.problems import Context, Problems, problem
-from verl.trainer.config.schema import PPOConfig, SFTConfig
-from verl.utils.settings import Section
+from verl.config.derive import scored_later
+from verl.config.plugged import Extension
+from verl.config.problems import Context, Problems, problem
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.settings import Section
 
 ESTIMATORS = ("rlvcr", "copo")
 PREFIX = "algorithm.rlvcr"

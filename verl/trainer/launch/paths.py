@@ -7,8 +7,8 @@ from agent_system.environments.env_package.agent.settings import AgentSettings
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import settings_class
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
-from verl.trainer.config.schema import PPOConfig
-from verl.utils.settings import Section, lookup
+from verl.config.schema import PPOConfig
+from verl.config.settings import Section, lookup
 
 PLACES = (
     "trainer.default_local_dir",

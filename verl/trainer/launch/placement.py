@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl.trainer.config.checks.places import cpu_problems, engine_problems
-from verl.trainer.config.derive import engine_gpus, have_own_gpus
-from verl.trainer.config.problems import problem
-from verl.trainer.config.schema import PPOConfig
+from verl.config.checks.places import cpu_problems, engine_problems
+from verl.config.derive import engine_gpus, have_own_gpus
+from verl.config.problems import problem
+from verl.config.schema import PPOConfig
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 
 DEVICE = "trainer.device"

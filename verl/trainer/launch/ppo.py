@@ -20,12 +20,28 @@ import ray
 from transformers import AutoTokenizer
 
 import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
-import rlvcr.sections  # noqa: F401  (console figures, report sections, validation metrics)
+import rlvcr.report_sections  # noqa: F401  (console figures, report sections, validation metrics)
 from agent_system.environments import EnvironmentManagerBase
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
+from verl.config.checks.models import ALLOWED, fix_for_missing
+from verl.config.cold_start import cold_start_config, cold_start_name
+from verl.config.derive import (
+    engine_count,
+    engines_on_a_node,
+    iterations,
+    weight_transfer,
+)
+from verl.config.memory import store_gb
+from verl.config.plan import stand_in_for
+from verl.config.policy_size import policy_size
+from verl.config.problems import problem
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.schema.critic import RewardNetworkConfig
+from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.settings import ConfigError, Section
 from verl.models.hub import model_directory, pinned
 from verl.models.weights import Use
 from verl.record.journal import Journal
@@ -35,21 +51,6 @@ from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import naming_lost_nodes
 from verl.single_controller.ray.stacks import stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import loopback_sockets
-from verl.trainer.config.checks.models import ALLOWED, fix_for_missing
-from verl.trainer.config.cold_start import cold_start_config, cold_start_name
-from verl.trainer.config.derive import (
-    engine_count,
-    engines_on_a_node,
-    iterations,
-    weight_transfer,
-)
-from verl.trainer.config.memory import store_gb
-from verl.trainer.config.plan import stand_in_for
-from verl.trainer.config.policy_size import policy_size
-from verl.trainer.config.problems import problem
-from verl.trainer.config.schema import PPOConfig, SFTConfig
-from verl.trainer.config.schema.critic import RewardNetworkConfig
-from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
 from verl.trainer.launch.paths import make_absolute
 from verl.trainer.launch.placement import (
     cpus_per_worker,
@@ -70,7 +71,6 @@ from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
 from verl.utils.processes import die_with_parent
 from verl.utils.progress import report_moves
-from verl.utils.settings import ConfigError, Section
 from verl.utils.stacks import answer_with_stacks
 from verl.utils.threads import threads_per_process
 from verl.utils.watchdog import Watchdog

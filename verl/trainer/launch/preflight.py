@@ -1,7 +1,7 @@
 """What is refused with the environment, the tokenizer and the engine at hand, before anything is
 started.
 
-``verl.trainer.config.validate`` reads the config alone; these checks import what the config names.
+``verl.config.validate`` reads the config alone; these checks import what the config names.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from agent_system.environments.env_registry import (
     env_settings,
     get_package,
 )
-from agent_system.environments.failure import EnvFailure, WorkerStartError
 from agent_system.environments.jvm import JavaMissing
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
+from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
     check_first_tokens,
@@ -26,10 +26,11 @@ from agent_system.multi_turn_rollout.play_settings import check_prompts, refuse_
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.template import TemplateUnsupported
-from verl.trainer.config.cli import Inspection
-from verl.trainer.config.derive import declared_tasks, plays_files
-from verl.trainer.config.problems import problem
-from verl.trainer.config.schema import PPOConfig
+from verl.config.derive import declared_tasks, plays_files
+from verl.config.problems import problem
+from verl.config.schema import PPOConfig
+from verl.config.settings import ConfigError
+from verl.trainer.cli import Inspection
 from verl.trainer.launch.preflight_machine import machine_problems
 from verl.trainer.launch.preflight_model import (
     load_tokenizer,
@@ -37,7 +38,6 @@ from verl.trainer.launch.preflight_model import (
     model_problems,
     tokenizer_directory,
 )
-from verl.utils.settings import ConfigError
 from verl.utils.waits import logged_wait
 from verl.workers.rollout.engine_registry import ENGINES, engine_class
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
+from verl.config.derive import engine_gpus, have_own_gpus
+from verl.config.problems import problem
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.settings import lookup
 from verl.record.run_dir import LOCK, RunDirectory
 from verl.single_controller.ray.local import token_path
-from verl.trainer.config.derive import engine_gpus, have_own_gpus
-from verl.trainer.config.problems import problem
-from verl.trainer.config.schema import PPOConfig, SFTConfig
-from verl.utils.settings import lookup
 
 ANSWER_S = 5.0  # how long a cluster may take to answer
 DEVICE = "trainer.device"

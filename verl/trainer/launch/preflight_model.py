@@ -18,19 +18,20 @@ from agent_system.multi_turn_rollout.play_settings import asks_for_levels
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import LevelCodec
+from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
+from verl.config.checks.models import fix_for_missing
+from verl.config.cold_start import cold_start_config
+from verl.config.policy_size import policy_size
+from verl.config.problems import problem
+from verl.config.schema import PPOConfig
+from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.settings.hints import did_you_mean, nearest_name
 from verl.models.architecture import ALLOWED, FIX, config_reasons
 from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
 from verl.models.weights import Use
-from verl.trainer.config.checks.models import ALLOWED as ALLOWED_MODEL
-from verl.trainer.config.checks.models import fix_for_missing
-from verl.trainer.config.cold_start import cold_start_config
-from verl.trainer.config.policy_size import policy_size
-from verl.trainer.config.problems import problem
-from verl.trainer.config.schema import PPOConfig
-from verl.trainer.config.schema.model import CriticModelConfig, ModelConfig
 from verl.trainer.launch.preflight_reward import reward_model_problems
 from verl.trainer.launch.preflight_weights import (
     NO_TOKENIZER,
@@ -38,7 +39,6 @@ from verl.trainer.launch.preflight_weights import (
     vocabulary_of,
     weight_problems,
 )
-from verl.utils.hints import did_you_mean, nearest_name
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent_system.tokens.tokenizer import is_chat_tokenizer
+from verl.config.checks.models import ALLOWED, fix_for_missing
+from verl.config.problems import problem
+from verl.config.schema import PPOConfig
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.weights import UnusableWeights, check_weights
-from verl.trainer.config.checks.models import ALLOWED, fix_for_missing
-from verl.trainer.config.problems import problem
-from verl.trainer.config.schema import PPOConfig
 
 PATH = "reward_model.model.path"
 KIND = "a model for sequence classification with one label"

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
+from verl.config.problems import problem
+from verl.config.schema import SFTConfig
+from verl.config.settings import ConfigError, lookup
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
-from verl.trainer.config.problems import problem
-from verl.trainer.config.schema import SFTConfig
 from verl.trainer.launch.preflight_machine import machine_problems, unwritable
 from verl.trainer.launch.sft import check_expert, encode_records, make_rows, start_policy_problems
 from verl.trainer.sft.rows import TOKENS, Record, read_records
-from verl.utils.settings import ConfigError, lookup
 
 PATH = "model.path"
 TOKENIZER = "model.tokenizer_path"

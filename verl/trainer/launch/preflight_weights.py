@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl.config.settings import ConfigError
 from verl.models.loader import read_config
 from verl.models.weights import UnusableWeights, Use, check_files, check_weights, is_comparable
-from verl.utils.settings import ConfigError
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig

@@ -11,13 +11,13 @@ import torch
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.reward_manager import load_reward_manager
 from verl.algos import get_adv_estimator_fn, missing_inputs
+from verl.config.derive import plays_files
+from verl.config.problems import problem
+from verl.config.schema import PPOConfig
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
-from verl.trainer.config.cli import Inspection
-from verl.trainer.config.derive import plays_files
-from verl.trainer.config.problems import problem
-from verl.trainer.config.schema import PPOConfig
+from verl.trainer.cli import Inspection
 from verl.trainer.launch.preflight import inspect_environment
 from verl.trainer.launch.preflight_model import tokenizer_directory
 from verl.trainer.ppo.ray_trainer import compute_advantage

@@ -16,20 +16,21 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from agent_system.environments.demonstrations import (
+from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.experts.demonstrations import (
     NoExpert,
     expert_of,
     write_demonstrations,
 )
-from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
+from verl.config.schema import SFTConfig
+from verl.config.settings import ConfigError
 from verl.models.hub import model_directory
 from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
-from verl.trainer.config.schema import SFTConfig
 from verl.trainer.launch.preflight_weights import policy_problems
 from verl.trainer.launch.sft_ranks import SFTJob, train_on_ranks
 from verl.trainer.sft.rows import (
@@ -45,7 +46,6 @@ from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message
 from verl.utils.seeds import derive_seed, seed_everything
-from verl.utils.settings import ConfigError
 from verl.utils.tables import read_rows
 from verl.utils.threads import available_cpus
 from verl.utils.watchdog import watched

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer, PreTrainedModel
 
+from verl.config.schema import SFTConfig
 from verl.models.export import hf_names, save_hf, tied_names
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
-from verl.trainer.config.schema import SFTConfig
 from verl.trainer.sft.progress import SFTProgress
 from verl.trainer.sft.rows import SFTRow, plan_batches
 from verl.trainer.sft.trainer import SFTTrainer, StepRecord

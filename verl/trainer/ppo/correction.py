@@ -1,10 +1,10 @@
 """Rollout correction in a training step: from the configuration to a column of weights."""
 
 from verl.algos import Correction, correction_weights, factorize, mismatch_metrics
+from verl.config.schema import PPOConfig
+from verl.config.schema.algorithm import RolloutCorrectionConfig
 from verl.protocol import DataProto
 from verl.records import CORRECTION_WEIGHTS
-from verl.trainer.config.schema import PPOConfig
-from verl.trainer.config.schema.algorithm import RolloutCorrectionConfig
 
 
 def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:

@@ -12,9 +12,9 @@ from verl.algos import (
     kl_penalty,
     missing_inputs,
 )
+from verl.config.schema import PPOConfig
+from verl.config.settings import lookup
 from verl.protocol import DataProto
-from verl.trainer.config.schema import PPOConfig
-from verl.utils.settings import lookup
 from verl.utils.torch_functional import last_selected
 
 BASELINES = "reward_baselines"  # what a greedy play earns

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.records import PROFILE, ProfileOrder
 from verl.single_controller.base.decorator import ROWS_PER_RANK
-from verl.trainer.config.schema import PPOConfig
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, spread_rows
 from verl.workers.policy_loss import learnt_rows
 from verl.workers.update import epoch_mini_batches

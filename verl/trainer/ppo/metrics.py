@@ -9,7 +9,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.records import ANSWER, REWARD_PARTS
-from verl.sections import batch_metrics
+from verl.report_sections import batch_metrics
 from verl.utils.repeats import best_at_k, maj_at_k, pass_at_k, powers_up_to
 from verl.utils.statistics import rate_interval
 
@@ -127,7 +127,7 @@ def graded_rows(batch: DataProto) -> np.ndarray:
 
 def validation_metrics(batch: DataProto) -> dict[str, float]:
     """Success, return, length and tokens on the panel, each trajectory counted once, with a
-    bootstrap interval, and what methods have registered in ``verl.sections``.
+    bootstrap interval, and what methods have registered in ``verl.report_sections``.
 
     Rates and means are over the ``val/graded`` trajectories that did not fail; without any there
     are none. ``val/aborted`` of ``val/trajectories`` failed.

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.trainer.config.schema import PPOConfig
 from verl.trainer.ppo.credit import compares_with_greedy_play
 from verl.trainer.ppo.interfaces import RolloutGroup, Workers
 

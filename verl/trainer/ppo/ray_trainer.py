@@ -18,10 +18,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from verl.algos import get_kl_controller, row_shares
+from verl.config.derive import iterations
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.records import WrittenFiles
-from verl.trainer.config.derive import iterations
-from verl.trainer.config.schema import PPOConfig
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.credit import (
@@ -58,7 +58,7 @@ class RayPPOTrainer(Generic[TasksT]):
     """Trains a policy with PPO and its family on worker groups that run on Ray.
 
     Args:
-        config: the typed configuration (``verl.trainer.config``).
+        config: the typed configuration (``verl.config``).
         workers: the worker groups and rollout engines, already placed.
         collector: plays tasks and returns rows.
         envs, val_envs: the tasks that are trained on and the panel that is measured.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.trainer.config.schema import PPOConfig
 
 logger = logging.getLogger(__name__)
 NEARLY_ALL = 0.95

@@ -5,8 +5,8 @@
 import logging
 from pathlib import Path
 
+from verl.config.schema import SFTConfig
 from verl.record.tracking import Tracking
-from verl.trainer.config.schema import SFTConfig
 from verl.trainer.sft.trainer import StepRecord
 from verl.utils.progress import Progress, move
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from verl.trainer.config.schema.sft import SFTDataConfig
+from verl.config.schema.sft import SFTDataConfig
 from verl.utils.message_rows import DataRow, episode_messages, read_table
 from verl.utils.seeds import derive_seed
 

@@ -5,8 +5,8 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from verl.config.settings.hints import did_you_mean
 from verl.models.hub import model_directory
-from verl.utils.hints import did_you_mean
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.sections import EngineSection, WorkerSection
 

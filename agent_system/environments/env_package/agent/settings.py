@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import RunsCode
+from verl.config.settings import RunsCode
 
 
 class AgentSettings(EnvSettings):

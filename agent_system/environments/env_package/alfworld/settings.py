@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BeforeValidator, ValidationInfo, field_validator
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import PositiveInt, Seed
+from verl.config.settings import PositiveInt, Seed
 
 TaskType = Literal["pick", "light", "clean", "heat", "cool", "two"]
 TASK_TYPES = {

@@ -13,7 +13,7 @@ from agent_system.environments.env_package.dataset.answers import announced, fin
 from agent_system.environments.env_package.dataset.comparison import answer_key, is_right
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.env_package.dataset.truths import read_truths
-from agent_system.environments.expert_episode import now
+from agent_system.environments.experts.episode import now
 from agent_system.reward_manager.custom import load_function
 from agent_system.reward_manager.scores import finite, is_full, is_number, read_flag, weighed
 from verl.utils.limits import time_limit

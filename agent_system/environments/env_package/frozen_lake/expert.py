@@ -22,7 +22,7 @@ from agent_system.environments.env_package.frozen_lake.drawing import (
     Cell,
     read,
 )
-from agent_system.environments.experts import Tried, disturbed, shortest_way
+from agent_system.environments.experts.interface import Tried, disturbed, shortest_way
 
 MAX_CELLS = 400  # more than the largest lake has
 

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
-from verl.utils.settings import PositiveInt, Seed
+from verl.config.settings import PositiveInt, Seed
 
 Win = Literal["reward", "end", "survival"]
 

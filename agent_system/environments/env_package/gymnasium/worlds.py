@@ -13,7 +13,7 @@ from agent_system.environments.env_package.gymnasium.settings import GymnasiumSe
 from agent_system.environments.env_package.gymnasium.telling import Describe, Telling, World
 from agent_system.environments.env_package.gymnasium.toy_text import TOLD
 from agent_system.reward_manager.custom import load_function
-from verl.utils.hints import did_you_mean
+from verl.config.settings.hints import did_you_mean
 
 NAME = "gymnasium"
 GRIDS = ("MiniGrid-", "BabyAI-")

@@ -19,7 +19,7 @@ from agent_system.environments.base import (
 )
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import get_package
-from agent_system.environments.expert_episode import now
+from agent_system.environments.experts.episode import now
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import interleaved
 

@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import PositiveInt
+from verl.config.settings import PositiveInt
 
 DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
 

@@ -10,7 +10,7 @@ from agent_system.environments.base import (
     Noise,
     Observation,
 )
-from agent_system.environments.experts import Tried, disturbed
+from agent_system.environments.experts.interface import Tried, disturbed
 
 # The expert reads what a policy reads, not the environment: a demonstration must be possible to
 # imitate from the observations alone.

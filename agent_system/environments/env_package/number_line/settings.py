@@ -3,7 +3,7 @@
 from typing import Literal
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import PositiveInt
+from verl.config.settings import PositiveInt
 
 
 class LineSettings(EnvSettings):

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
-from agent_system.environments.expert_episode import now
+from agent_system.environments.experts.episode import now
 from agent_system.reward_manager.custom import load_place
 
 NAME = "openenv"

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import PositiveInt, Seed
+from verl.config.settings import PositiveInt, Seed
 
 
 class OpenEnvSettings(EnvSettings):

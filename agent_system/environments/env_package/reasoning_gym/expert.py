@@ -17,7 +17,7 @@ from agent_system.environments.env_package.reasoning_gym.questions import (
 from agent_system.environments.env_package.reasoning_gym.questions import tasks as questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.env_package.reasoning_gym.spelling import apart
-from agent_system.environments.experts import disturbed
+from agent_system.environments.experts.interface import disturbed
 
 DIGITS = "0123456789"
 

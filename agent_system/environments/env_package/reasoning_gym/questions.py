@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from agent_system.environments.base import Task
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from verl.utils.hints import did_you_mean
+from verl.config.settings.hints import did_you_mean
 
 NAME = "reasoning_gym"
 TRIES = 4  # training questions drawn per question wanted: small generators repeat themselves

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from agent_system.environments.settings import GradedSettings
-from verl.utils.settings import PositiveInt, Seed
+from verl.config.settings import PositiveInt, Seed
 
 # Generators that take 0.1 to 0.7 seconds to make a question: by default they are asked for fewer.
 SLOW = (

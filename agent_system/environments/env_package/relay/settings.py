@@ -7,7 +7,7 @@ from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import PositiveInt, Refusal, Seed, Share
+from verl.config.settings import PositiveInt, Refusal, Seed, Share
 
 Hops = Annotated[int, Ge(0), Le(20)]
 

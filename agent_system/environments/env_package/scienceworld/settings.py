@@ -7,7 +7,7 @@ from pydantic import field_validator
 
 from agent_system.environments.env_package.scienceworld.variations import VARIATIONS
 from agent_system.environments.settings import EnvSettings
-from verl.utils.hints import did_you_mean
+from verl.config.settings.hints import did_you_mean
 
 Simplification = Literal[
     "",

@@ -17,7 +17,7 @@ from agent_system.environments.base import (
 )
 from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, State, moved
 from agent_system.environments.env_package.sokoban.prompts import offset
-from agent_system.environments.experts import Tried, disturbed, shortest_way
+from agent_system.environments.experts.interface import Tried, disturbed, shortest_way
 
 MAX_STATES = 20_000  # of one search: about a second
 SHOWN = 6  # moves of a plan that a thought tells

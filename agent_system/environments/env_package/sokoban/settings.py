@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import PositiveInt, Seed
+from verl.config.settings import PositiveInt, Seed
 
 NAME = "sokoban"
 IMAGES = ("image", "rgb_array")  # two names of one thing

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from verl.utils.hints import did_you_mean
+from verl.config.settings.hints import did_you_mean
 
 RAW = "-raw"  # ends TextArena's names of games without wrappers
 _KEY = "it talks to a judge over the network"

@@ -6,7 +6,7 @@ from annotated_types import Ge, Le
 
 from agent_system.environments.env_package.textarena.games import GAMES
 from agent_system.environments.settings import EnvSettings, FunctionFromFile, Placement
-from verl.utils.settings import PositiveInt
+from verl.config.settings import PositiveInt
 
 
 class TextArenaSettings(EnvSettings):

@@ -6,7 +6,7 @@ from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import PositiveInt, Refusal, Seed
+from verl.config.settings import PositiveInt, Refusal, Seed
 
 
 class TextWorldSettings(EnvSettings):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 from annotated_types import Gt
 
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
-from verl.utils.settings import ConfigError, PositiveInt, RunsCode, Section, Seed
+from verl.config.settings import ConfigError, PositiveInt, RunsCode, Section, Seed
 
 LOOKUP = ".tools.example:lookup"
 

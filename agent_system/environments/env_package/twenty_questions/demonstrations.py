@@ -1,9 +1,9 @@
 """Games of the scripted player as episodes for ``scripts/train_twenty_questions.py``.
 
 One JSONL line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ..., "content": ...},
-...]}``. They are games as ``agent_system.environments.demonstrations`` plays them, without levels,
-but lost ones stay and every word is the secret one equally often. The messages are those of a
-rollout with ``append`` history, which are also those of ``TwentyQuestionsEnv``.
+...]}``. They are games as ``agent_system.environments.experts.demonstrations``
+makes them, without levels. Games without success stay, and every word is the secret equally often.
+The messages are those of a rollout with ``append`` history, as in ``TwentyQuestionsEnv``.
 """
 
 import json
@@ -11,13 +11,13 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_system.environments.demonstrations import Episode, LevelDraw
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.expert import ThinkingPlayer
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.env_package.twenty_questions.player import Player
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
+from agent_system.environments.experts.demonstrations import Episode, LevelDraw
 from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 

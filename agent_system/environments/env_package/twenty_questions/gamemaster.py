@@ -16,7 +16,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import (
     knowledge,
 )
 from agent_system.environments.env_package.twenty_questions.questions import answer
-from agent_system.environments.failure import EnvFailure
+from agent_system.environments.pool.failure import EnvFailure
 
 Gamemaster = Callable[[str], str]
 SERVER_THREADS = 16  # questions asked of a server at a time

@@ -7,7 +7,7 @@ from pydantic import model_validator
 
 from agent_system.environments.env_package.twenty_questions.knowledge import unknown_words
 from agent_system.environments.settings import EnvSettings
-from verl.utils.settings import NonNegative, PositiveInt, Refusal
+from verl.config.settings import NonNegative, PositiveInt, Refusal
 
 
 class GameSettings(EnvSettings):

@@ -258,7 +258,7 @@ def test_the_stations_of_the_flow_are_there():
         "verl/trainer/ppo/ray_trainer.py",
         "agent_system/multi_turn_rollout/rollout_loop.py",
         "rlvcr/core_rlvcr.py",
-        "verl/trainer/config/ppo_trainer.yaml",
+        "verl/config/ppo_trainer.yaml",
     ):
         assert (ROOT / file).is_file()
 

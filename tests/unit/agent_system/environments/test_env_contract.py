@@ -12,14 +12,14 @@ import sys
 
 import pytest
 
-from agent_system.environments import pool_wire
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import make_envs
+from agent_system.environments.pool import wire as pool_wire
 from rlvcr.levels import LEVELS, level_prompts
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
-from verl.trainer.config import load_config
+from verl.config.load import load_config
 
 CASES = {
     "frozen_lake": {"size": 5, "train_maps": 24, "val_maps": 6},

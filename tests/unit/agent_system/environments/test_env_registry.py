@@ -12,8 +12,8 @@ import pytest
 from agent_system.environments import env_registry as registry
 from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
-from verl.utils.settings import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +97,8 @@ def test_users_register_a_place_or_a_function():
 
 def test_the_environment_layer_imports_neither_torch_nor_ray():
     code = (
-        "import sys, agent_system.environments.pool, agent_system.environments.manager, "
-        "agent_system.environments.pool_worker; "
+        "import sys, agent_system.environments.pool.environment_pool, "
+        "agent_system.environments.manager, agent_system.environments.pool.worker; "
         "from agent_system.environments.env_registry import get_package; "
         "get_package('number_line'); "
         "sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'transformers', 'tensordict')))"

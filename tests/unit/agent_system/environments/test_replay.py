@@ -1,5 +1,5 @@
 """The same task, seed and actions give the same transcript: thirty environments drawn from all that
-play at once. ``scripts/same_transcripts.py`` plays every one of them in two processes.
+play at once. ``scripts/dev/same_transcripts.py`` plays every one of them in two processes.
 """
 
 import dataclasses

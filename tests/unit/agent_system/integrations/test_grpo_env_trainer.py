@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("trl")
 
-from agent_system.environments.failure import EnvFailure
 from agent_system.environments.multistep import MultistepEnv
+from agent_system.environments.pool.failure import EnvFailure
 from tests.helpers.multistep import Speaker
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trl_trainer import GROUP, make_trainer

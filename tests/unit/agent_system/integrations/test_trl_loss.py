@@ -16,9 +16,9 @@ pytest.importorskip("trl")
 from transformers import AutoModelForCausalLM
 
 from tests.helpers.trl_trainer import make_trainer
+from verl.config.schema.actor import ActorConfig
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.trainer.config.schema.actor import ActorConfig
 from verl.workers.policy_loss import PolicyLoss, denominators
 from verl.workers.rows import Rows
 

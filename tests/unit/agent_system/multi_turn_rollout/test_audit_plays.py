@@ -14,7 +14,7 @@ import torch
 
 from agent_system.multi_turn_rollout import audit_plays
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.audit import audit
+from rlvcr.research.audit import audit
 from tests.helpers.play import PLACE, make_world, walk
 from tests.helpers.thinking_plays import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer

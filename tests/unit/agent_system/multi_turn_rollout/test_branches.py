@@ -14,8 +14,8 @@ from agent_system.multi_turn_rollout.branches import branch_job, execute_alterna
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
-from rlvcr.executed import level_to_try
 from rlvcr.levels import LevelCodec
+from rlvcr.research.executed import level_to_try
 from tests.helpers.play import make_world, walk
 from tests.helpers.thinking_plays import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer

@@ -15,8 +15,8 @@ import pytest
 from agent_system.multi_turn_rollout.branches import execute_alternatives
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from rlvcr.executed import level_to_try
 from rlvcr.levels import LEVELS, LevelCodec
+from rlvcr.research.executed import level_to_try
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed

@@ -79,7 +79,7 @@ def test_a_level_that_the_environment_says_is_nobodys_choice():
 
 def test_words_that_a_small_policy_was_given_stay_whole():
     """Its tokenizer has the words of its environment as added tokens, which are no marks."""
-    relay = AutoTokenizer.from_pretrained(ROOT / "docs/experiments/policies/relay")
+    relay = AutoTokenizer.from_pretrained(ROOT / "experiments/policies/relay")
     bridge = ChatBridge(relay)
     said = "d+3 a>b b>c c>a"
     shown = bridge.between([], bridge.as_text(said)).observation

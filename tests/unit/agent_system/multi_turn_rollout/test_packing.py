@@ -25,8 +25,8 @@ from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from rlvcr.alternatives import StepAlternatives
 from rlvcr.levels import ParsedStep, ParseFailure
 from rlvcr.records import ThinkingStep
+from rlvcr.report_sections import level_shares
 from rlvcr.scoring import RowStep
-from rlvcr.sections import level_shares
 from verl.utils.sampling import StopReason
 
 PAD = 99

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from verl.config.load import load_config
 from verl.names import POLICY_LOSSES
 from verl.protocol import DataProto
 from verl.records import CORRECTION_WEIGHTS
-from verl.trainer.config import load_config
 from verl.workers.policy_loss import Denominators, PolicyLoss
 
 ROWS, TOKENS = 3, 5

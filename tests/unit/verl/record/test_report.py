@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import rlvcr.sections  # noqa: F401  (what thinking levels add to a report)
+import rlvcr.report_sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.fake_run import fake_run
 from tests.helpers.page import index_of, plays_of
 from verl.record.report import figures, refresh_report, write_report
@@ -26,7 +26,7 @@ from verl.record.report.charts import MAX_POINTS, Chart, Series, draw, smoothed
 from verl.record.report.episodes import contrasting, read_trajectories
 from verl.record.report.plays import PlayFile, affordable, pack
 from verl.record.report.run_data import load_run
-from verl.sections import contributions
+from verl.report_sections import contributions
 from verl.utils import jsonl
 
 ROOT = Path(__file__).resolve().parents[4]

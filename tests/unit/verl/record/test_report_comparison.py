@@ -20,7 +20,7 @@ from verl.record.report.comparison import (
     table,
 )
 from verl.record.report.run_data import load_run
-from verl.sections import Curve
+from verl.report_sections import Curve
 from verl.utils import jsonl
 from verl.utils.statistics import bootstrap_interval
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 import yaml
 
+from verl.config.settings import ConfigError
 from verl.record.run_dir import RunDirectory, RunDirectoryInUse
-from verl.utils.settings import ConfigError
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-import rlvcr.sections  # noqa: F401  (the shares of levels)
+import rlvcr.report_sections  # noqa: F401  (the shares of levels)
 from verl.record.config_values import flatten
 from verl.record.console import FIGURES, STEP_WIDTH, StepTable, TrainingConsole, summary
 from verl.record.tracking import Service, Tracking, check_backends, read_metrics

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
+from verl.config.settings import ConfigError
 from verl.utils.commands import MISTAKE, UsageError, read_yaml_mapping, run_reporting_mistakes
-from verl.utils.settings import ConfigError
 
 
 def raising(error):

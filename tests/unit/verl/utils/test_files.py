@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from verl.config.settings import ConfigError
 from verl.utils import files
 from verl.utils.files import atomic_write, publish_directory, require_replaceable
-from verl.utils.settings import ConfigError
 
 
 def names(folder):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from verl.record.run_dir import RunDirectory
-from verl.trainer.config import cli
+from verl.trainer import cli
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.interrupt import Interruption, sigterm_handler_kept
 

@@ -53,7 +53,7 @@ def first_sight_of_torch(module: str, **environment: str) -> str:
         "verl.workers.critic",
         "verl.workers.rollout.worker",  # what an engine imports
         "agent_system.multi_turn_rollout.collector_worker",
-        "agent_system.environments.pool_worker",  # an environment worker
+        "agent_system.environments.pool.worker",  # an environment worker
     ],
 )
 def test_threads_wait_passively_before_torch_is_imported(module):

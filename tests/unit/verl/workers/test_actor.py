@@ -15,9 +15,9 @@ from tests.helpers.policy_rows import (
 )
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
+from verl.config.schema.actor import PolicyLossConfig
 from verl.names import POLICY_LOSSES
 from verl.records import ChoiceBonus
-from verl.trainer.config.schema.actor import PolicyLossConfig
 from verl.trainer.ppo import core_algos
 from verl.workers import policy_loss
 from verl.workers.actor import ActorWorker

@@ -7,9 +7,9 @@ from torch._inductor import config as inductor_config
 
 from tests.helpers.policy_rows import gradients, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.model import OptimConfig
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
-from verl.trainer.config.schema.model import OptimConfig
 from verl.workers.actor import ActorWorker
 from verl.workers.compiling import compile_blocks
 from verl.workers.engine import TrainEngine

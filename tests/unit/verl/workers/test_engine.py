@@ -20,11 +20,11 @@ from tests.helpers.policy_rows import (
     random_rows,
 )
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.model import OptimConfig
 from verl.models.loader import check_model_dir, load_causal_lm
 from verl.models.packed_attention import layout_of_rows
 from verl.models.policy import PolicyModel
 from verl.models.token_scores import Targets, full_logits
-from verl.trainer.config.schema.model import OptimConfig
 from verl.workers import optimizer
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker

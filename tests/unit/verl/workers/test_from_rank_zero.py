@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from tests.helpers.policy_rows import random_rows
 from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.model import FSDPConfig, OptimConfig
 from verl.models.export import tied_names
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PackedModel, PolicyModel, value_model_from
-from verl.trainer.config.schema.model import FSDPConfig, OptimConfig
 from verl.utils.seeds import seed_everything
 from verl.workers import engine as engine_module
 from verl.workers.engine import TrainEngine

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from tests.helpers.policy_rows import random_rows
 from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.model import FSDPConfig, OptimConfig
 from verl.models.policy import value_model_from
-from verl.trainer.config.schema.model import FSDPConfig, OptimConfig
 from verl.workers.collectives import rank, world_size
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights, load_engine, read_weights, save_engine

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.engine_cases import rollout_section
-from verl.trainer.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.workers.rollout import EngineError, engine_registry
 from verl.workers.rollout.engine_registry import start_engine
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments

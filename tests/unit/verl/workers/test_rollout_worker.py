@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl.trainer.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout import EngineError, RolloutWorker
 from verl.workers.rollout.base import Weights

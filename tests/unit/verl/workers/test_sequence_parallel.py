@@ -12,13 +12,13 @@ from transformers import Qwen3Config
 from tests.helpers.policy_rows import add_branches, gradients, random_rows
 from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.model import OptimConfig
 from verl.models import sequence_parallel
 from verl.models.branch_attention import pack
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.models.sequence_parallel import sequence_group
 from verl.records import Branch
-from verl.trainer.config.schema.model import OptimConfig
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import TIMEOUT
 from verl.workers.engine import TrainEngine

@@ -18,6 +18,7 @@ from tests.helpers.policy_rows import (
 )
 from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.actor import PolicyLossConfig
 from verl.protocol import DataProto
 from verl.records import ChoiceBonus
 from verl.single_controller.base.decorator import (
@@ -26,7 +27,6 @@ from verl.single_controller.base.decorator import (
     Registration,
     plan_calls,
 )
-from verl.trainer.config.schema.actor import PolicyLossConfig
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import rank
 from verl.workers.critic import CriticWorker

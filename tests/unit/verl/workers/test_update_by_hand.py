@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.helpers.policy_rows import PROMPT, critic_config, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.model import OptimConfig
 from verl.protocol import DataProto
 from verl.records import CORRECTION_WEIGHTS, ChoiceBonus
-from verl.trainer.config.schema.model import OptimConfig
 from verl.utils.seeds import derive_seed
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker

@@ -44,7 +44,7 @@ def _shown(part: str) -> str:
 
 def play() -> str:
     """An environment in a worker process: won by its expert, lost by silence, twice alike."""
-    from agent_system.environments.console.checking import check
+    from agent_system.environments.cli.checking import check
 
     findings = check("number_line", {"size": 6}, tasks=1, steps=12)
     if findings.wrong:
@@ -58,8 +58,8 @@ def sample_and_learn() -> str:
     """
     import torch
 
+    from verl.config.schema.actor import ActorRolloutRefConfig
     from verl.models.new_policy import build_policy
-    from verl.trainer.config.schema.actor import ActorRolloutRefConfig
     from verl.workers.actor import ActorWorker
     from verl.workers.rollout import create_engine
 

@@ -205,7 +205,7 @@ def test_asking_for_absent_official_games_says_how_to_get_them(tmp_path, monkeyp
 def test_the_package_imports_neither_torch_nor_the_engine():
     code = (
         "import sys; from agent_system.environments.env_package.alfworld.package import PACKAGE;"
-        "import agent_system.environments.demonstrations;"
+        "import agent_system.environments.experts.demonstrations;"
         "heavy = ('torch', 'ray', 'transformers', 'textworld');"
         "print([name for name in heavy if name in sys.modules])"
     )

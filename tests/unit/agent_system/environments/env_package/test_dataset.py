@@ -7,7 +7,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from agent_system.environments import pool_wire
 from agent_system.environments.env_package.dataset.grading import (
     NoGrade,
     announced,
@@ -16,6 +15,7 @@ from agent_system.environments.env_package.dataset.grading import (
 )
 from agent_system.environments.env_package.dataset.package import PACKAGE
 from agent_system.environments.env_package.dataset.rows import BadRow
+from agent_system.environments.pool import wire as pool_wire
 from verl.utils.tables import read_rows
 
 ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6 x 7?"}]

@@ -10,8 +10,8 @@ from agent_system.environments.env_package.reasoning_gym.answers import (
     as_graded,
     known_answer,
 )
-from agent_system.environments.failure import EnvFailure
-from agent_system.environments.pool import EnvironmentPool
+from agent_system.environments.pool.environment_pool import EnvironmentPool
+from agent_system.environments.pool.failure import EnvFailure
 
 GRADER = """
 import time

@@ -14,8 +14,8 @@ from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_pr
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
 from tests.helpers.winning import plan, play_episodes
+from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
-from verl.utils.settings import ConfigError
 
 PARTS = {"frozen_lake": 2, "number_line": 1, "tools": 1}
 KWARGS = {

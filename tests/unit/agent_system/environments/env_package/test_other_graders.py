@@ -5,12 +5,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from agent_system.environments import pool_wire
 from agent_system.environments.base import Observation
 from agent_system.environments.env_package.dataset.comparison import answer_key
 from agent_system.environments.env_package.dataset.grading import NoGrade, read_grade
 from agent_system.environments.env_package.search.package import exact_match
 from agent_system.environments.env_package.twenty_questions.game import read_move
+from agent_system.environments.pool import wire as pool_wire
 from agent_system.reward_manager.scores import is_full
 
 

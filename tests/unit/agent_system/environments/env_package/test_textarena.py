@@ -27,7 +27,7 @@ from agent_system.environments.env_package.textarena.package import (
     tasks,
 )
 from agent_system.environments.manager import make_envs
-from agent_system.environments.pool import EnvironmentPool
+from agent_system.environments.pool.environment_pool import EnvironmentPool
 from tests.helpers.library_gold import TEXTARENA
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins

@@ -30,7 +30,7 @@ from agent_system.environments.tasks import check_disjoint
 from tests.helpers.library_gold import gold
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
-from verl.trainer.config import load_config
+from verl.config.load import load_config
 
 read = PACKAGE.read
 

@@ -24,9 +24,9 @@ from agent_system.environments.env_registry import NamedChoice, env_settings
 from agent_system.environments.manager import make_envs
 from tests.helpers.play import make_config
 from tests.helpers.winning import plan, wins
+from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
 from verl.utils.limits import TimeLimit
-from verl.utils.settings import ConfigError
 
 read = PACKAGE.read
 ROOT = Path(__file__).resolve().parents[5]

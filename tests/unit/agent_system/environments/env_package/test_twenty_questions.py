@@ -462,7 +462,7 @@ def test_a_server_is_asked_without_blocking(server):
 def test_a_server_is_asked_from_a_worker_process(server):
     import asyncio
 
-    from agent_system.environments.pool import EnvironmentPool
+    from agent_system.environments.pool.environment_pool import EnvironmentPool
 
     pytest.importorskip("httpx")
     server.replies = [says("No")]

@@ -6,10 +6,9 @@ import pytest
 
 from agent_system.environments.env_registry import REGISTRY, get_package
 from agent_system.reward_manager import load_reward_manager
+from verl.config.load import to_dict, to_yaml, without_effect
+from verl.config.validate import find_problems
 from verl.trainer import main_ppo
-from verl.trainer.config import to_dict, to_yaml
-from verl.trainer.config.load import without_effect
-from verl.trainer.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config, read_config, rehearsal_problems
 
 POLICY = "actor_rollout_ref.model.path=some/policy"

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers.policy_rows import padded_scores, policy_config, random_rows, wait_for_files
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.records import WrittenFiles
 from verl.trainer import main_export
-from verl.trainer.config.schema.actor import ActorRolloutRefConfig
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.actor import ActorWorker
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from tests.helpers.play import make_config
+from verl.config.settings import ConfigError
 from verl.models import hub
-from verl.trainer.config import ConfigError
 from verl.trainer.launch import ppo as launch
 from verl.utils.stacks import STACKS_DIR
 from verl.utils.watchdog import Stalled
@@ -49,7 +49,7 @@ def test_a_cold_start_makes_what_is_missing(tmp_path, monkeypatch):
 
 COLD = """
 import sys
-from verl.trainer.config.schema import SFTConfig
+from verl.config.schema import SFTConfig
 from verl.trainer.launch import ppo
 from verl.utils.progress import Progress
 

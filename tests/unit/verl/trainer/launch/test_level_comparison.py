@@ -11,8 +11,8 @@ import pytest
 
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.level_rules import FREE, LevelRule
 from rlvcr.levels import LevelCodec
+from rlvcr.research.level_rules import FREE, LevelRule
 from tests.helpers.play import Group, make_config, walk
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_plays import steps_of

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlvcr.audit import Audit, AuditPoint, ScoreAudit
-from rlvcr.sections import audited
+from rlvcr.report_sections import audited
+from rlvcr.research.audit import Audit, AuditPoint, ScoreAudit
 from tests.helpers.jobs import ROOT
 from verl.protocol import DataProto, object_array
 from verl.trainer import main_audit
@@ -76,7 +76,7 @@ def test_another_directory_is_refused(tmp_path, capsys):
 def test_a_run_without_levels_is_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.yaml").write_text("env: {env_name: number_line, levels: false}\n")
     monkeypatch.setattr(main_audit, "start_problems", lambda _cfg: [])
-    policy = f"actor_rollout_ref.model.path={ROOT}/docs/experiments/policies/relay"
+    policy = f"actor_rollout_ref.model.path={ROOT}/experiments/policies/relay"
     assert main_audit.main([str(tmp_path), policy]) == 2
     assert "env.levels=false" in capsys.readouterr().err
 

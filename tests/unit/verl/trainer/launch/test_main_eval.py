@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.load import load_config
 from verl.trainer import main_eval
-from verl.trainer.config.load import load_config
 from verl.trainer.launch.level_comparison import show_sources
 
 

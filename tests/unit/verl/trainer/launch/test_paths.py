@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from verl.config.settings import lookup
+from verl.config.validate import find_problems
 from verl.models import hub
-from verl.trainer.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.launch.paths import make_absolute
 from verl.trainer.launch.preflight_machine import machine_problems
-from verl.utils.settings import lookup
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PLACE = "trainer.default_local_dir"

@@ -6,13 +6,13 @@ import pytest
 import ray
 
 from tests.helpers.play import make_config
+from verl.config.derive import engine_count
+from verl.config.settings import ConfigError
 from verl.names import Device
 from verl.single_controller.ray import RayResourcePool, init_ray
-from verl.trainer.config.derive import engine_count
 from verl.trainer.launch import ppo as launch
 from verl.trainer.launch.placement import Node, device_of, nodes_of, placement_problems
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
-from verl.utils.settings import ConfigError
 
 GPU_NODE = Node("big", cpus=32.0, gpus=4.0)
 HEAD = Node("head", cpus=4.0, gpus=0.0)

@@ -21,8 +21,8 @@ from transformers import (
 from agent_system.environments.env_package.number_line import package as number_line
 from rlvcr.levels import level_prefix
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
+from verl.config.load import load_config
 from verl.trainer import main_eval, main_ppo
-from verl.trainer.config import load_config
 from verl.trainer.launch.preflight import start_problems
 from verl.trainer.launch.preflight_machine import machine_problems
 from verl.workers.rollout import create_engine

@@ -5,7 +5,7 @@ from importlib import util
 
 import pytest
 
-from verl.trainer.config.validate import find_problems
+from verl.config.validate import find_problems
 from verl.trainer.launch import preflight_machine
 from verl.trainer.launch.extensions import load_config, read_config
 from verl.trainer.launch.preflight_machine import machine_problems

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from verl.config.load import load_config
 from verl.trainer import main_eval, main_generation, main_ppo, main_sft
-from verl.trainer.config import load_config
 from verl.trainer.launch import generation
 from verl.trainer.launch.preflight import start_problems
 

@@ -8,9 +8,9 @@ import torch
 
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import algorithm_registry as registry
+from verl.config.load import load_config
 from verl.names import ESTIMATORS
 from verl.trainer import main_ppo
-from verl.trainer.config import load_config
 from verl.trainer.launch.rehearsal import rehearsal_problems
 
 

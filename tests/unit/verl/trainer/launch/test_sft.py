@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_system.tokens.bridge import ChatBridge
 from tests.helpers.chat_kinds import chat_tokenizer
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.load import load_config
+from verl.config.schema import SFTConfig
+from verl.config.schema.model import OptimConfig
+from verl.config.settings import ConfigError
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
-from verl.trainer.config import load_config
-from verl.trainer.config.schema import SFTConfig
-from verl.trainer.config.schema.model import OptimConfig
 from verl.trainer.launch import sft
 from verl.trainer.launch.sft import (
     check_expert,
@@ -36,7 +37,6 @@ from verl.trainer.sft.rows import SFTRow, plan_batches
 from verl.trainer.sft.trainer import SFTTrainer, StepRecord
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.progress import moves
-from verl.utils.settings import ConfigError
 from verl.utils.tables import read_rows
 from verl.utils.watchdog import Stalled
 from verl.workers.engine import NonFiniteWeights, TrainEngine

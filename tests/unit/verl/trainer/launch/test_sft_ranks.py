@@ -9,18 +9,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.load import load_config
+from verl.config.schema import SFTConfig
+from verl.config.schema.model import OptimConfig
+from verl.config.settings import ConfigError
+from verl.config.validate import find_problems
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
-from verl.trainer.config import load_config
-from verl.trainer.config.schema import SFTConfig
-from verl.trainer.config.schema.model import OptimConfig
-from verl.trainer.config.validate import find_problems
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import ranks_here
 from verl.trainer.sft.rows import SFTRow
 from verl.trainer.sft.trainer import SFTTrainer, Sums, dealt
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.settings import ConfigError
 from verl.workers.engine import TrainEngine
 
 LENGTHS = (30, 7, 12, 25, 9, 40, 5, 16, 11, 33)

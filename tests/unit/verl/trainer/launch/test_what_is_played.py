@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from verl.config.plan import make_plan, stand_in_for
 from verl.record.report.page import render_report
 from verl.record.report.run_data import load_run
 from verl.record.run_dir import RunDirectory
-from verl.trainer.config.plan import make_plan, stand_in_for
 from verl.trainer.launch.extensions import load_config, read_config
 
 PATH = "actor_rollout_ref.model.path=org/policy"

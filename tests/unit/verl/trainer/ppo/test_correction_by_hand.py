@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from verl.algos import get_kl_controller
+from verl.config.load import load_config
 from verl.protocol import DataProto
 from verl.records import CORRECTION_WEIGHTS
-from verl.trainer.config import load_config
 from verl.trainer.launch.ppo import fill_schedule
 from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.credit import apply_kl_penalty

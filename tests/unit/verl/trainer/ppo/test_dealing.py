@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.bench import balance
+from scripts.dev.bench import balance
 from tests.helpers.policy_rows import add_branches, random_rows
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.protocol import DataProto, object_array

@@ -32,10 +32,10 @@ from verl.algos import (
     missing_inputs,
 )
 from verl.algos.algorithm_registry import RegisteredEstimator
+from verl.config.registered_names import COLUMNS, batch_columns
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, WeightSketch
 from verl.single_controller.ray import RayClassWithInitArgs
-from verl.trainer.config.registered_names import COLUMNS, batch_columns
 from verl.trainer.ppo import credit, dealing, ray_trainer, resources
 from verl.trainer.ppo.players import RestingEngines, players
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage

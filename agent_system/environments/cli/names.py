@@ -1,0 +1,102 @@
+"""Every name that can be played, and the one that was meant."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent_system.environments.base import EnvPackage
+from agent_system.environments.env_registry import (
+    REGISTRY,
+    UnknownEnvironment,
+    canonical,
+    get_package,
+    resolve,
+    variants_of,
+)
+from verl.config.settings.hints import did_you_mean
+
+logger = logging.getLogger(__name__)
+
+
+def every_name() -> list[str]:
+    """All registered names in order, each followed by its variants (``NAME/VARIANT``)."""
+    return [
+        name
+        for package in sorted(REGISTRY)
+        for name in [package, *(f"{package}/{variant}" for variant in known_variants(package))]
+    ]
+
+
+def known_variants(package: str) -> tuple[str, ...]:
+    """What can stand behind the slash; nothing where the library that knows is not installed."""
+    try:
+        return tuple(variants_of(package))
+    except ImportError as error:
+        logger.warning("%s: its variants are not known here: %s", package, error)
+        return ()
+
+
+def unlisted_names() -> dict[str, str]:
+    """Names that can be played and are not listed, with the reason."""
+    return _of_variants(lambda package: package.unlisted())
+
+
+def remarks() -> dict[str, str]:
+    """What has to be known of some listed names."""
+    return _of_variants(lambda package: package.remarks())
+
+
+def _of_variants(texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
+    return {
+        f"{package}/{variant}": text
+        for package in sorted(REGISTRY)
+        for variant, text in _texts(package, texts).items()
+    }
+
+
+def _texts(name: str, texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> Mapping[str, str]:
+    try:
+        return texts(get_package(name))
+    except ImportError:
+        return {}
+
+
+def names_with_oracle() -> tuple[list[str], list[str]]:
+    """Return the listed names whose package says how tasks are solved, by an expert or a
+    ``gold_path``, and all listed names.
+    """
+    names = every_name()
+    return [name for name in names if _knows(*name.partition("/")[::2])], names
+
+
+def _knows(package: str, variant: str) -> bool:
+    try:
+        found = get_package(package)
+    except (ImportError, LookupError):
+        return False
+    known = found.expert is not None or hasattr(found.make, "gold_path")
+    return known and variant not in found.without_oracle
+
+
+def meant(name: str) -> str:
+    """``name`` as it is spelled, whatever its case.
+
+    Raises ``UnknownEnvironment`` that names the nearest one.
+    """
+    resolve(name)
+    package, slash, variant = canonical(name).partition("/")
+    known = known_variants(package) if slash else ()
+    listed_elsewhere = slash and ":" not in name
+    unlisted = _texts(package, lambda found: found.unlisted()) if listed_elsewhere else {}
+    if variant in unlisted:
+        logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted[variant])
+        return f"{package}/{variant}"
+    if variant in known or not known:
+        return f"{package}{slash}{variant}"
+    spelled = {one.lower(): one for one in known}
+    if variant.lower() in spelled:
+        return f"{package}/{spelled[variant.lower()]}"
+    hint = did_you_mean(variant.lower(), spelled)
+    raise UnknownEnvironment(
+        f"{package} has no variant {variant!r}{hint} There are: {', '.join(known)}"
+    )

@@ -1,0 +1,1 @@
+"""Expert policies of environments and the demonstrations that they make."""

@@ -1,0 +1,1 @@
+"""Processes and threads that run environments, with a deadline for every call."""

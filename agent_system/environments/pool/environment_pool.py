@@ -1,0 +1,319 @@
+"""The environment pool: every environment call has a deadline, and whatever breaks is replaced
+while others play.
+
+    trajectory ──session()──> a free slot ──reset/step──> worker process 0: environment 0, 1, 2 ...
+    trajectory ──session()──> (waits)                     worker process 1: environment 0, 1, 2 ...
+                                                          spare process, if starting one is slow
+
+A slot is one environment; it is reused from session to session. When a worker dies, hangs or talks
+garbage, the calls waiting for it raise ``EnvFailure``, its other sessions fail at their next call,
+the spare takes its place at once and a new spare is started. One pool lives in one asyncio loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any
+
+from agent_system.environments.base import Observation, Task
+from agent_system.environments.env_registry import get_package, missing_extra, resolve
+from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
+from agent_system.environments.pool.processes import ProcessSlot, WorkerProcess
+from agent_system.environments.pool.slot_queue import Slot, SlotBoard
+from agent_system.environments.pool.threads import LocalSlot
+from agent_system.environments.pool.wire import SURROGATES
+from agent_system.environments.settings import EnvSettings
+
+__all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
+
+logger = logging.getLogger(__name__)
+PLACEMENTS = ("inline", "thread", "locked", "process")
+# Seconds; a worker that takes longer to start is worth a spare.
+SLOW_START_S = 1.0
+START_ATTEMPTS = 3
+FAILURES = ("dead", "timeout", "error", "garbage")
+
+
+def _as_section(settings: EnvSettings | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings as they cross a socket: JSON, which the worker reads into the same settings."""
+    if isinstance(settings, EnvSettings):
+        # Without nulls, which mean "left out", so that a worker fills in the same defaults.
+        return settings.model_dump(mode="json", exclude_none=True)
+    return dict(settings or {})
+
+
+class PoolSession:
+    """One environment, lent to one trajectory."""
+
+    def __init__(self, pool: "EnvironmentPool", slot: Slot) -> None:
+        self._pool = pool
+        self._slot = slot
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start the episode of ``task`` and ``seed``. Raises ``EnvFailure``."""
+        return await self._call(
+            "reset", {"task": task, "seed": int(seed)}, self._pool.reset_timeout_s
+        )
+
+    async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Play ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
+        # Half a surrogate pair is no text: sockets of environments refuse to encode it.
+        whole = SURROGATES.sub("\ufffd", action)
+        return await self._call("step", {"action": whole}, self._pool.step_timeout_s)
+
+    async def _call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+        counts = self._pool.counts
+        counts["calls"] += 1
+        try:
+            result = await self._slot.call(op, args, timeout_s)
+        except EnvFailure as failure:
+            counts[f"failed_{failure.kind}"] += 1
+            raise
+        self._pool.busy_s += self._slot.seconds
+        return result
+
+
+class EnvironmentPool:
+    """``num_workers`` x ``envs_per_worker`` environments of ``env_name`` behind deadlines
+    (seconds).
+
+    ``section`` holds the settings of the package, or what they are read from: each worker reads
+    them anew. The placement is the argument, or ``section["placement"]``, or
+    the ``placement`` attribute of the package's ``make`` (a class usually), or ``process``::
+
+        pool = EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8)
+        await pool.start()
+        async with pool.session() as env:
+            observation = await env.reset(task, seed)
+            observation, reward, done, info = await env.step("look")
+        await pool.close()
+    """
+
+    def __init__(
+        self,
+        env_name: str,
+        section: EnvSettings | Mapping[str, Any] | None = None,
+        num_workers: int = 1,
+        envs_per_worker: int = 1,
+        reset_timeout_s: float = 60.0,
+        step_timeout_s: float = 30.0,
+        *,
+        start_timeout_s: float = 180.0,
+        placement: str | None = None,
+    ) -> None:
+        if num_workers < 1 or envs_per_worker < 1:
+            raise ValueError(
+                f"a pool needs workers and environments, got {num_workers} x {envs_per_worker}"
+            )
+        self.env_name = env_name
+        self.section = _as_section(section)
+        self.num_workers = num_workers
+        self.envs_per_worker = envs_per_worker
+        self.reset_timeout_s = reset_timeout_s
+        self.step_timeout_s = step_timeout_s
+        self.start_timeout_s = start_timeout_s
+        self.placement = self._placement(placement)
+        self.counts: Counter[str] = Counter()
+        # Seconds that sessions waited for a free slot, summed.
+        self.wait_s = 0.0
+        # Inside environments (where one answers at a time: and in their queue), summed.
+        self.busy_s = 0.0
+        self.replace_s = 0.0  # slowest replacement so far
+        self._workers: list[WorkerProcess] = []
+        self._spare: WorkerProcess | None = None
+        self._keep_spare = False
+        self._local: list[LocalSlot] = []
+        self._board = SlotBoard()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        """How many sessions can be open at once."""
+        return self.num_workers * self.envs_per_worker
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that play (without the spare)."""
+        pids = [worker.pid for worker in self._workers if worker.alive]
+        return [pid for pid in pids if pid is not None]
+
+    async def start(self) -> "EnvironmentPool":
+        """Start the workers and wait for them. Raises ``WorkerStartError`` or ``MissingExtra``."""
+        if self.placement != "process":
+            package = get_package(self.env_name)
+            self._local = [
+                LocalSlot(package, self.section, self.placement) for _ in range(self.capacity)
+            ]
+            for slot in self._local:
+                self._board.put(slot)
+            return self
+        started = await asyncio.gather(
+            *(self._spawn() for _ in range(self.num_workers)), return_exceptions=True
+        )
+        # One that has died meanwhile is being replaced, or has been.
+        own = [worker for worker in started if isinstance(worker, WorkerProcess) and worker.alive]
+        self._workers = [*self._workers, *own]
+        errors = [error for error in started if isinstance(error, BaseException)]
+        if errors:
+            # Some may have started: without this they would outlive the error.
+            await self.close()
+            raise errors[0]
+        for worker in own:
+            self._enlist(worker)
+        slowest = max((worker.start_s for worker in self._workers), default=0.0)
+        self._keep_spare = slowest > SLOW_START_S
+        if self._keep_spare:
+            self._background(self._make_spare())
+        return self
+
+    @contextlib.asynccontextmanager
+    async def session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
+        """Lend a free environment; waits for one. Raises ``WorkerStartError`` when none can be had
+        any more.
+
+        Sessions of one ``group`` share a worker where they can: a worker that dies then takes few
+        groups along.
+        """
+        if self._closed:
+            raise RuntimeError("the environment pool is closed")
+        began = time.perf_counter()
+        slot = await self._board.take(group)
+        self.wait_s += time.perf_counter() - began
+        slot.lend(group, 1)
+        try:
+            yield PoolSession(self, slot)
+        finally:
+            # First counted out, then offered: who gets it next looks at the load.
+            slot.lend(group, -1)
+            if slot.alive and not self._closed:
+                self._board.put(slot)
+
+    def stats(self) -> dict[str, float]:
+        """Totals since the start: seconds waited and played, calls, failures by kind, restarts."""
+        return {
+            "wait_s": self.wait_s,
+            "env_s": self.busy_s,
+            "calls": float(self.counts["calls"]),
+            "restarts": float(self.counts["restarts"]),
+            "replace_s_max": self.replace_s,
+            **{f"failed_{kind}": float(self.counts[f"failed_{kind}"]) for kind in FAILURES},
+        }
+
+    async def close(self) -> None:
+        """End every worker with all it started; open sessions fail. May be called twice."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        spare, self._spare = self._spare, None
+        closing: list[WorkerProcess | LocalSlot] = [*self._workers, *self._local]
+        if spare is not None:
+            closing.append(spare)
+        await asyncio.gather(*(worker.close() for worker in closing))
+        self._workers = []
+        self._local = []
+        self._board.fail(RuntimeError("the environment pool is closed"))
+
+    # ---- workers ----
+
+    def _placement(self, placement: str | None) -> str:
+        placement = placement or self.section.get("placement")
+        if placement is None:
+            package = get_package(self.env_name)
+            said = getattr(package.make, "placement", "process")
+            # What runs in processes is read there: what is wrong with it is said as they start.
+            if said != "process":
+                said = package.read(self.section).own_placement() or said
+            placement = said
+        if placement not in PLACEMENTS:
+            raise ValueError(
+                f"placement {placement!r} of {self.env_name!r}; there are: {', '.join(PLACEMENTS)}"
+            )
+        return placement
+
+    async def _spawn(self) -> WorkerProcess:
+        worker = WorkerProcess(resolve(self.env_name).target, self.section, self._worker_died)
+        try:
+            return await worker.start(self.start_timeout_s)
+        except WorkerStartError as error:
+            await worker.reap()
+            if error.missing:
+                cause = ModuleNotFoundError(name=error.missing)
+                raise missing_extra(self.env_name, cause) from error
+            raise
+        except asyncio.CancelledError:
+            await worker.reap()
+            raise
+
+    def _enlist(self, worker: WorkerProcess) -> None:
+        for index in range(self.envs_per_worker):
+            self._board.put(ProcessSlot(worker, index))
+
+    def _worker_died(self, worker: WorkerProcess, detail: str) -> None:
+        self._board.drop_dead()
+        self._background(worker.reap())
+        if worker is self._spare:
+            self._spare = None
+            self._background(self._make_spare())
+            return
+        logger.warning("%s; replacing it", detail)
+        self.counts["restarts"] += 1
+        self._background(self._replace(worker))
+
+    async def _replace(self, dead: WorkerProcess) -> None:
+        began = time.perf_counter()
+        # Taken before anything is awaited: two workers may die at the same time.
+        worker, self._spare = self._spare, None
+        if worker is None:
+            worker = await self._spawn_patiently()
+        self._workers = [other for other in self._workers if other is not dead]
+        if worker is None:
+            self._lost()
+            return
+        self._workers.append(worker)
+        self._enlist(worker)
+        self.replace_s = max(self.replace_s, time.perf_counter() - began)
+        if self._keep_spare:
+            await self._make_spare()
+
+    async def _make_spare(self) -> None:
+        spare = await self._spawn_patiently()
+        if spare is not None and self._spare is None:
+            self._spare = spare
+        # Somebody else was quicker: a second spare would only take memory.
+        elif spare is not None:
+            await spare.close()
+
+    async def _spawn_patiently(self) -> WorkerProcess | None:
+        for attempt in range(START_ATTEMPTS):
+            try:
+                return await self._spawn()
+            except (WorkerStartError, ImportError, OSError) as error:
+                logger.warning(
+                    "environment worker start %d of %d failed: %s",
+                    attempt + 1,
+                    START_ATTEMPTS,
+                    error,
+                )
+                # 0.2, 0.4, 0.8 s: what was short of memory or processes may have recovered by then.
+                await asyncio.sleep(0.2 * 2**attempt)
+        return None
+
+    def _lost(self) -> None:
+        logger.error("an environment worker could not be replaced; %d left", len(self._workers))
+        if not self._workers:
+            self._board.fail(
+                WorkerStartError(
+                    f"no environment worker of {self.env_name!r} can be started any more"
+                )
+            )
+
+    def _background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        # The loop holds tasks weakly: kept here, or one may be collected unfinished.
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,193 @@
+"""The environment worker process: hosts several environments and answers one JSON line per call.
+
+Started by the pool as ``python -m agent_system.environments.pool.worker FD PARENT_PID``. It imports
+the environment's package and nothing of the trainer. It dies with its parent: the kernel kills it
+when the parent dies (Linux), and a closed socket ends it.
+
+    pool -> worker   {"target", "section", "sys_path"}                       once
+    worker -> pool   {"hello", "asynchronous"} | {"failed", "missing"}       once
+    pool -> worker   {"id", "slot", "op": "reset", "task", "seed"}
+    pool -> worker   {"id", "slot", "op": "step", "action"}
+    worker -> pool   {"id", "ok", "seconds"} | {"id", "error": kind, "detail"}
+    pool -> worker   {"op": "exit"}
+"""
+
+import asyncio
+import contextlib
+import inspect
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+from agent_system.environments.base import Env, EnvPackage
+from agent_system.environments.env_registry import get_package
+from agent_system.environments.pool import wire as wire
+from verl.utils.limits import limit_memory
+from verl.utils.processes import adopt_orphans, die_with_parent
+from verl.utils.stacks import answer_with_stacks
+
+
+class Host:
+    """The environments of this process by slot; one that raised is dropped and made anew at its
+    next reset.
+    """
+
+    def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
+        self.package = package
+        self.settings = package.read(section)
+        gigabytes = self.settings.memory_limit()
+        if gigabytes is not None:
+            limit_memory(gigabytes)
+        self.envs: dict[int, Env] = {}
+
+    def env(self, slot: int) -> Env:
+        """The environment of ``slot``, made on first use."""
+        if slot not in self.envs:
+            self.envs[slot] = self.package.make(self.settings)
+        return self.envs[slot]
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the environment's calls are coroutines."""
+        env = self.env(0)
+        return inspect.iscoroutinefunction(env.reset) or inspect.iscoroutinefunction(env.step)
+
+    def begin(self, call: dict[str, Any]) -> Any:
+        """Make the call; what comes back may be a coroutine."""
+        if call["op"] == "reset":
+            return self.env(call["slot"]).reset(call["task"], call["seed"])
+        # Not made here: after a failure the episode is gone, and a fresh one would hide that.
+        if call["slot"] not in self.envs:
+            raise RuntimeError("step before reset")
+        return self.envs[call["slot"]].step(call["action"])
+
+    def answer(self, call: dict[str, Any], result: object, started: float) -> bytes:
+        """The reply line for what the environment returned; garbage becomes an error reply."""
+        try:
+            if call["op"] == "reset":
+                ok = wire.pack_observation(wire.check_reset(result))
+            else:
+                observation, reward, done, info = wire.check_step(result)
+                ok = [wire.pack_observation(observation), reward, done, info]
+            return wire.encode(
+                {"id": call["id"], "ok": ok, "seconds": time.perf_counter() - started}
+            )
+        except (wire.GarbageReturn, TypeError, ValueError) as error:
+            return self.failed(call, "garbage", error)
+
+    def failed(self, call: dict[str, Any], kind: str, error: Exception) -> bytes:
+        """The reply line for an environment that raised or returned garbage; its instance is
+        dropped.
+        """
+        self.drop(call["slot"])
+        last_frames = "".join(traceback.format_tb(error.__traceback__)[-2:])
+        detail = f"{call['op']}: {error!r}\n{last_frames}"
+        return wire.encode({"id": call["id"], "error": kind, "detail": detail})
+
+    def drop(self, slot: int) -> None:
+        """Close and forget the environment of ``slot``."""
+        env = self.envs.pop(slot, None)
+        if env is not None:
+            with contextlib.suppress(Exception):
+                env.close()
+
+    def close(self) -> None:
+        """Close every environment."""
+        for slot in list(self.envs):
+            self.drop(slot)
+
+
+def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Host) -> None:
+    """Answer calls one after another; the environments' code runs in this thread."""
+    for line in lines:
+        call = wire.decode(line)
+        if call["op"] == "exit":
+            return
+        started = time.perf_counter()
+        try:
+            result = host.begin(call)
+        except Exception as error:  # the environment boundary
+            channel.sendall(host.failed(call, "error", error))
+        else:
+            channel.sendall(host.answer(call, result, started))
+
+
+async def serve_async(channel: socket.socket, host: Host) -> None:
+    """Answer calls concurrently, those of one slot in order; for environments whose calls are
+    coroutines.
+    """
+    channel.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE)
+    locks: dict[int, asyncio.Lock] = {}
+    running: set[asyncio.Task[None]] = set()  # keeps what the loop itself holds weakly
+
+    async def answer(call: dict[str, Any]) -> None:
+        async with locks.setdefault(call["slot"], asyncio.Lock()):
+            started = time.perf_counter()
+            try:
+                result = host.begin(call)
+                result = await result if inspect.isawaitable(result) else result
+            except Exception as error:  # the environment boundary
+                writer.write(host.failed(call, "error", error))
+            else:
+                writer.write(host.answer(call, result, started))
+
+    while line := await reader.readline():
+        call = wire.decode(line)
+        if call["op"] == "exit":
+            return
+        task = asyncio.get_running_loop().create_task(answer(call))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:
+    """Import the package and make the first environment; return the host and the hello line."""
+    # At the end: what this process finds by itself stays what it finds.
+    sys.path.extend(entry for entry in first["sys_path"] if entry not in sys.path)
+    try:
+        host = Host(get_package(first["target"]), first["section"])
+        return host, wire.encode({"hello": os.getpid(), "asynchronous": host.asynchronous})
+    except ModuleNotFoundError as error:
+        return None, wire.encode({"failed": repr(error), "missing": error.name})
+    except Exception as error:  # the environment boundary
+        detail = "".join(traceback.format_exception(error)[-4:])
+        missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        return None, wire.encode({"failed": f"{error!r}\n{detail}", "missing": missing})
+
+
+def main(fd: int, parent: int) -> None:
+    """Serve the pool at the other end of socket ``fd`` until told to exit or until that end is
+    closed.
+    """
+    die_with_parent()
+    adopt_orphans()
+    # The parent died before the kernel knew what we ask: no signal will come.
+    if os.getppid() != parent:
+        return
+    answer_with_stacks("environment worker")
+    # What an environment starts must not hold the socket open after this process has died.
+    os.set_inheritable(fd, False)
+    # What an environment prints goes to the file of its last words, as errors do.
+    os.dup2(2, 1)
+    channel = socket.socket(fileno=fd)
+    lines = channel.makefile("rb")
+    first = lines.readline()
+    host, hello = start_host(wire.decode(first)) if first else (None, b"")
+    channel.sendall(hello)
+    if host is None:
+        return
+    with contextlib.suppress(ConnectionError):  # the pool has gone: so do we
+        if host.asynchronous:
+            asyncio.run(serve_async(channel, host))
+        else:
+            serve_blocking(channel, lines, host)
+    host.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

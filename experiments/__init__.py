@@ -1,0 +1,1 @@
+"""Registered plans, their results, and the tools that run and summarise them."""

@@ -1,0 +1,173 @@
+"""Compare runs: held-out success before and after, tokens, levels and time, with the spread over
+seeds.
+
+python experiments/compare_runs.py rlvcr=runs/q/rlvcr_s0,runs/q/rlvcr_s1 grpo=runs/q/grpo_s0
+python experiments/compare_runs.py rlvcr=... grpo=... --svg success.svg  # also draws train success
+"""
+
+import argparse
+import re
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from verl.record.report.charts import Chart, Series, draw, smoothed
+from verl.record.report.comparison import ARM_COLORS
+from verl.record.report.page import HERE
+from verl.record.report.run_data import RunData, load_run
+from verl.utils.commands import run_reporting_mistakes
+from verl.utils.jsonl import write_text
+
+COLUMNS = (
+    "",
+    "held-out before",
+    "held-out after",
+    "points",
+    "tokens/episode",
+    "levels 1-4 after, %",
+    "s/iteration",
+)
+SUCCESS, TOKENS = "val/success_rate", "val/tokens_per_episode"
+IN_TRAINING = "episode/success_rate"
+Points = tuple[Sequence[float], list[float]]
+"""steps of a curve, and its values"""
+
+
+def interval(run: RunData, index: int) -> str:
+    """Held-out success with its 95% bootstrap interval, in percent; ``index`` 0 is before training,
+    -1 after.
+    """
+    low, high = (100 * run.points(f"{SUCCESS}_{end}")[1][index] for end in ("low", "high"))
+    return f"{100 * run.points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
+
+
+def gain(run: RunData) -> float:
+    """Points of held-out success from before training to after it."""
+    rates = run.points(SUCCESS)[1]
+    return 100 * (rates[-1] - rates[0])
+
+
+def run_cells(run: RunData) -> list[str]:
+    """The cells of one run."""
+    tokens = run.points(TOKENS)[1]
+    levels = [100 * (run.last(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
+    times = run.points("timing_s/step")[1]
+    return [
+        interval(run, 0),
+        interval(run, -1),
+        f"{gain(run):+.1f}",
+        f"{tokens[0]:.0f} → {tokens[-1]:.0f}",
+        " ".join(f"{share:.0f}" for share in levels),
+        f"{statistics.median(times):.1f}",
+    ]
+
+
+def group_cells(runs: list[RunData]) -> list[str]:
+    """The cells of a group of seeds: means, and the standard deviation over seeds of what success
+    did.
+    """
+    after = [100 * run.points(SUCCESS)[1][-1] for run in runs]
+    gains = [gain(run) for run in runs]
+    before = statistics.mean(100 * run.points(SUCCESS)[1][0] for run in runs)
+    tokens = [statistics.mean(run.points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
+    # The sample's deviation, n - 1: a few seeds stand for all of them. One seed has none.
+    spread = [
+        f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "" for values in (after, gains)
+    ]
+    return [
+        f"{before:.1f}",
+        f"**{statistics.mean(after):.1f}**{spread[0]}",
+        f"**{statistics.mean(gains):+.1f}**{spread[1]}",
+        f"{tokens[0]:.0f} → {tokens[1]:.0f}",
+        "",
+        "",
+    ]
+
+
+def table(groups: dict[str, list[RunData]]) -> str:
+    """A markdown table: one line per run and one per group of several seeds."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS)]
+    for label, runs in groups.items():
+        lines += [(f"{label}, seed {run.setting('trainer.seed')}", *run_cells(run)) for run in runs]
+        if len(runs) > 1:
+            lines.append((f"**{label}**, {len(runs)} seeds", *group_cells(runs)))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def curves(groups: dict[str, list[RunData]]) -> str:
+    """Train success of runs, as ``picture`` draws it."""
+    return picture(
+        {label: [run.points(IN_TRAINING) for run in runs] for label, runs in groups.items()}
+    )
+
+
+def picture(groups: Mapping[str, Sequence[Points]]) -> str:
+    """Train success of every seed (faint) and of the mean over seeds, smoothed, as a free-standing
+    SVG. A label has one entry per seed.
+    """
+    series = []
+    for color, (label, columns) in zip(ARM_COLORS, groups.items(), strict=False):
+        series += [Series(label, xs, smoothed(ys), color, faint=True) for xs, ys in columns]
+        # Seeds may have been stopped at different steps: the mean goes as far as all of them do.
+        length = min(len(xs) for xs, _ in columns)
+        means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
+        series.append(Series(label, columns[0][0][:length], smoothed(means), color))
+    chart = Chart(
+        "Success on training tasks",
+        "episodes won, smoothed",
+        series,
+        form="percent",
+        width=760,
+        height=330,
+    )
+    # A free-standing picture has no script that could show them.
+    figure = re.sub(r' data-hover="[^"]*"', "", draw(chart))
+    # The picture carries the report's own colours and rules with it: outside the page there is no
+    # style sheet.
+    style = (HERE / "style.css").read_text(encoding="utf-8")
+    palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # of the light theme
+    rules = " ".join(line for line in style.splitlines() if _draws(line))
+    css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"
+    legend = ""
+    apart = (chart.width - 100) // max(1, len(chart.legend))
+    for number, shown in enumerate(chart.legend):
+        look = f"fill: var(--{shown.color}); font-weight: 600"
+        legend += f'<text x="{80 + apart * number}" y="26" style="{look}">{shown.name}</text>'
+    opening, rest = figure.split(">", 1)
+    opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1)
+    return f"{opening}>{css}{rest.removesuffix('</svg>')}{legend}</svg>"
+
+
+def _draws(rule: str) -> bool:
+    return rule.startswith(
+        ("svg text", ".grid", ".line", ".faint", ".dot", ".whisker", ".c-", ".area")
+    )
+
+
+def main() -> None:
+    """Read the runs, print the table, draw the curves."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "groups", nargs="+", metavar="LABEL=RUN,RUN,...", help="run directories of a label"
+    )
+    parser.add_argument("--svg", type=Path, help="write the curves of training success here")
+    args = parser.parse_args()
+    groups = {}
+    for words in args.groups:
+        label, equals, runs = words.partition("=")
+        if not equals:
+            parser.error(f"{words!r} is not of the form LABEL=RUN,RUN,...")
+        groups[label] = [load_run(run) for run in runs.split(",")]
+    print(table(groups))
+    if args.svg:
+        args.svg.parent.mkdir(parents=True, exist_ok=True)
+        write_text(args.svg, curves(groups))
+
+
+if __name__ == "__main__":
+    sys.exit(run_reporting_mistakes(main))

@@ -1,0 +1,135 @@
+r"""Draw how deep a policy thinks against how deep it has to: a square per situation and level, as
+dark as the level is frequent there; the level that the situation needs has a frame.
+
+    python experiments/draw_levels.py before=runs/relay/cold-eval after=runs/relay/rlvcr-eval \
+        --svg levels.svg
+
+The run directories are those of ``main_eval``, which measures the shares (``val/levels_in/*``).
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvcr.levels import LEVELS
+from verl.record.tracking import read_metrics
+from verl.utils.commands import run_reporting_mistakes
+from verl.utils.jsonl import write_text
+
+PREFIX = "val/levels_in/"
+SIDE = 44  # of a square
+LEFT = 64
+TOP = 66
+GAP = 48  # between two panels
+INK = "#1a2230"
+SHADE = "#2563c9"
+FRAME = "#d9772b"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One measurement: for every situation the share of each level, and the level it needs."""
+
+    title: str
+    situations: tuple[str, ...]
+    shares: Mapping[str, tuple[float, ...]]
+    needed: Mapping[str, int]
+
+
+def read_panel(title: str, directory: str) -> Panel:
+    """The last measurement in ``directory``. Raises ``SystemExit`` where there is none."""
+    lines = [
+        line for line in read_metrics(directory) if any(key.startswith(PREFIX) for key in line)
+    ]
+    if not lines:
+        raise SystemExit(
+            f"{directory}: no {PREFIX}* in its metrics; they come from python -m "
+            "verl.trainer.main_eval, in an environment whose observations name their situation"
+        )
+    metrics = lines[-1]
+    found = [key.removeprefix(PREFIX).rpartition("/")[0] for key in metrics if PREFIX in key]
+    situations = tuple(dict.fromkeys(found))
+    return Panel(
+        title,
+        situations,
+        {name: _shares(metrics, name) for name in situations},
+        {
+            name: int(metrics[f"{PREFIX}{name}/needed_level"])
+            for name in situations
+            if f"{PREFIX}{name}/needed_level" in metrics
+        },
+    )
+
+
+def _shares(metrics: Mapping[str, float], name: str) -> tuple[float, ...]:
+    return tuple(metrics[f"{PREFIX}{name}/share_{level}"] for level in LEVELS)
+
+
+def draw(panels: Sequence[Panel]) -> str:
+    """The panels side by side as a free-standing SVG."""
+    height = TOP + SIDE * max(len(panel.situations) for panel in panels) + 16
+    pitch = len(LEVELS) * SIDE + GAP
+    width = LEFT + pitch * len(panels)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for number, panel in enumerate(panels):
+        parts += _drawn(panel, LEFT + number * pitch)
+    for row, situation in enumerate(panels[0].situations):
+        y = TOP + SIDE * row + SIDE / 2 + 5
+        parts.append(f'<text x="{LEFT - 10}" y="{y}" text-anchor="end">{situation}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _drawn(panel: Panel, left: int) -> list[str]:
+    """One panel whose first column begins at ``left``."""
+    parts = [f'<text x="{left}" y="20" font-weight="600" fill="{INK}">{panel.title}</text>']
+    for column, level in enumerate(LEVELS):
+        x = left + SIDE * column + SIDE / 2
+        parts.append(
+            f'<text x="{x}" y="{TOP - 10}" text-anchor="middle" font-size="11">level {level}</text>'
+        )
+    for row, situation in enumerate(panel.situations):
+        for column, level in enumerate(LEVELS):
+            share = panel.shares[situation][column]
+            x = left + SIDE * column
+            y = TOP + SIDE * row
+            needed = panel.needed.get(situation) == level
+            frame = f'stroke="{FRAME}" stroke-width="3"' if needed else 'stroke="#e3e7ed"'
+            parts.append(
+                f'<rect x="{x + 2}" y="{y + 2}" width="{SIDE - 4}" height="{SIDE - 4}" '
+                f'fill="{SHADE}" fill-opacity="{share:.3f}" {frame}/>'
+            )
+            # White on what is dark.
+            ink = "#fff" if share > 0.5 else INK
+            parts.append(
+                f'<text x="{x + SIDE / 2}" y="{y + SIDE / 2 + 5}" text-anchor="middle" '
+                f'fill="{ink}">{100 * share:.0f}</text>'
+            )
+    return parts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="TITLE=DIR", help="main_eval's run directories")
+    parser.add_argument("--svg", type=Path, required=True, help="where the picture goes")
+    args = parser.parse_args(argv)
+    panels = []
+    for words in args.runs:
+        title, _, directory = words.partition("=")
+        panels.append(read_panel(title, directory))
+    write_text(args.svg, draw(panels))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_reporting_mistakes(main))

@@ -1,0 +1,351 @@
+"""Measure how deep a policy has to think, by state: how often its action is right in every kind of
+situation on the level it is made to think on, and what whole episodes reach on that level.
+
+    python experiments/level_matrix.py data/models/relay --config-name relay --out matrix.json
+    python experiments/level_matrix.py data/models/quickstart_depth --config-name quickstart_depth
+
+The states are those that the environment's expert walks through in held-out episodes, with a share
+of useless actions (``--noise``), so that they do not hang on the policy. An action is right where
+the expert calls it right. Whole episodes are the policy's own: on one level throughout, on the
+needed level of every state, and on levels of its own choice ("free"). Tokens are sampled by the
+engine ``hf`` at temperature 1. It takes an environment with an expert whose observations name their
+situation, and ``env.history=window``: a state then stands alone.
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from transformers import AutoTokenizer
+
+from agent_system.environments.base import (
+    Decision,
+    EnvPackage,
+    EpisodeStart,
+    Expert,
+    Noise,
+    Observation,
+    Task,
+)
+from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.experts.demonstrations import expert_of
+from agent_system.environments.settings import EnvSettings
+from agent_system.memory import WindowMemory
+from agent_system.tokens.bridge import ChatBridge
+from rlvcr.level_metrics import mutual_information
+from rlvcr.levels import LEVELS, LevelCodec
+from verl.config.schema import PPOConfig
+from verl.trainer.launch.extensions import load_config
+from verl.utils.commands import UsageError, positive_int, run_reporting_mistakes
+from verl.utils.files import atomic_write
+from verl.utils.sampling import SamplingRequest, SamplingResult
+from verl.utils.seeds import derive_seed
+from verl.workers.rollout.hf import HFEngine
+
+FREE = "free"  # levels of the policy's own choice
+NEEDED = "needed"  # the level that each state needs
+AT_A_TIME = 128  # episodes that are played side by side
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The environment that is played, and how much of the past a prompt shows."""
+
+    package: EnvPackage
+    settings: EnvSettings
+    expert: Expert
+    history_length: int
+    max_steps: int
+
+    @classmethod
+    def of(cls, cfg: PPOConfig) -> "World":
+        """What ``cfg`` plays. Raises ``ValueError`` where states do not stand alone."""
+        env = cfg.env
+        if env.history != "window":
+            raise ValueError(
+                f"env.history={env.history!r}: a state is measured by itself; allowed: window; "
+                "fix: env.history=window"
+            )
+        package = get_package(env.env_name)
+        expert = expert_of(env.env_name)
+        return cls(package, env_settings(env), expert, env.history_length, env.max_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a policy reads in a state, and what an expert decides there."""
+
+    prompt: str
+    situation: str
+    needed: int | None
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A sampled step: level thought on (None: not readable), action, tokens of the whole step."""
+
+    level: int | None
+    action: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of an episode."""
+
+    won: bool
+    steps: int
+    tokens: int
+
+
+class Player(Protocol):
+    """Who can be measured."""
+
+    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[Answer]:
+        """A step for each of ``prompts``, on its level or, with None, on a level of the player's
+        choice.
+        """
+        ...
+
+
+class Policy:
+    """The policy in ``directory``, playing what ``cfg`` plays."""
+
+    def __init__(self, cfg: PPOConfig, world: World, directory: str) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        rollout = cfg.actor_rollout_ref.rollout
+        self.engine = HFEngine(rollout, directory, seed=rollout.seed, num_threads=1)
+        self.package = world.package
+        self.bridge = ChatBridge(tokenizer)
+        self.codec = LevelCodec(tokenizer)
+        self.max_tokens = cfg.env.max_turn_tokens or cfg.data.max_response_length
+        system = world.package.prompts(world.settings).system(True)
+        self.opening = [] if system is None else [{"role": "system", "content": system}]
+        self.asked = 0
+
+    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[Answer]:
+        """See ``Player``."""
+        forced = [[] if level is None else self.codec.prefix_ids[level] for level in levels]
+        for number, (prompt, begun) in enumerate(zip(prompts, forced, strict=True)):
+            said = [*self.opening, {"role": "user", "content": prompt}]
+            request = SamplingRequest(
+                str(number),
+                [*self.bridge.first_prompt(said), *begun],
+                max_tokens=self.max_tokens - len(begun),
+                stop=self.package.stop,
+                seed=derive_seed("level matrix", self.asked + number),
+            )
+            self.engine.add(request)
+        self.asked += len(prompts)
+        results: dict[int, SamplingResult] = {}
+        while self.engine.has_work():
+            results |= {int(result.request_id): result for result in self.engine.step()}
+        return [
+            self._read([*begun, *results[number].token_ids]) for number, begun in enumerate(forced)
+        ]
+
+    def _read(self, ids: list[int]) -> Answer:
+        action, _ = self.package.project(self.bridge.decode(ids))
+        return Answer(self.codec.parse_step(ids).level, action, len(ids))
+
+
+class Episode:
+    """An episode of ``task`` in ``world``, step by step."""
+
+    def __init__(self, world: World, task: Task, seed: int) -> None:
+        self.world = world
+        self.env = world.package.make(world.settings)
+        self.prompts = world.package.prompts(world.settings)
+        self.memory = WindowMemory(world.history_length)
+        self.first: Observation = self.env.reset(task, seed)
+        self.now = self.first
+        self.steps = self.tokens = 0
+        self.won = self.done = False
+
+    @property
+    def prompt(self) -> str:
+        """What the policy reads now."""
+        return self.prompts.window(self.first, self.memory.turns(), self.now, True)
+
+    def step(self, action: str) -> None:
+        """Play ``action``; the episode is done at its end, or at the limit of steps."""
+        self.memory.add(self.now.text, action)
+        self.now, _, done, info = self.env.step(action)
+        self.steps += 1
+        self.won = bool(info["won"])
+        self.done = done or self.steps == self.world.max_steps
+        if self.done:
+            self.env.close()
+
+
+def walk(world: World, tasks: Sequence[Task], noise: float) -> list[State]:
+    """The states of the expert's episodes, in which ``noise`` is the share of useless actions."""
+    states = []
+    for number, task in enumerate(tasks):
+        seed = derive_seed("level matrix walk", number)
+        episode = Episode(world, task, seed & 0x7FFFFFFF)
+        first = episode.first
+        # One acts with noise; the other has read the same, and says what would have been right.
+        begin = EpisodeStart(world.settings, task, first, random.Random(seed), Noise(noise))
+        acting = world.expert.start(begin)
+        knowing = world.expert.start(EpisodeStart(world.settings, task, first, random.Random(seed)))
+        while not episode.done:
+            right = knowing.act()
+            seen = episode.now
+            states.append(State(episode.prompt, seen.situation, seen.needed_level, right))
+            action = acting.act().action
+            episode.step(action)
+            if not episode.done:
+                acting.observe(action, episode.now)
+                knowing.observe(action, episode.now)
+    return states
+
+
+def play(world: World, player: Player, tasks: Sequence[Task], how: int | str) -> list[Played]:
+    """Whole episodes of ``player``: on level ``how``, or as ``FREE`` or ``NEEDED`` says."""
+    played = []
+    for start in range(0, len(tasks), AT_A_TIME):
+        episodes = [
+            Episode(world, task, derive_seed("level matrix", start, number) & 0x7FFFFFFF)
+            for number, task in enumerate(tasks[start : start + AT_A_TIME])
+        ]
+        while going := [episode for episode in episodes if not episode.done]:
+            levels = [level_of(how, episode.now.needed_level) for episode in going]
+            answers = player.answer([episode.prompt for episode in going], levels)
+            for episode, answer in zip(going, answers, strict=True):
+                episode.tokens += answer.tokens
+                episode.step(answer.action)
+        played += [Played(episode.won, episode.steps, episode.tokens) for episode in episodes]
+    return played
+
+
+def level_of(how: int | str, needed: int | None) -> int | None:
+    """The level to force; None where the policy is to choose."""
+    if isinstance(how, int):
+        return how
+    return needed if how == NEEDED else None
+
+
+def measure(
+    world: World, player: Player, tasks: Sequence[Task], noise: float, episodes: int | None = None
+) -> dict:
+    """Everything this script says about a policy; see the module. ``episodes``: of how many tasks
+    whole episodes are played; None: of all.
+    """
+    states = walk(world, tasks, noise)
+    lines, tokens = matrix(states, player)
+    told = all(state.needed is not None for state in states)
+    ways = [*LEVELS, *([NEEDED] if told else []), FREE]
+    whole = tasks[:episodes]
+    return {
+        "tasks": len(tasks),
+        "noise": noise,
+        "states": len(states),
+        "situations": lines,
+        "tokens_by_level": tokens,
+        "level_information": mutual_information([line["chosen"] for line in lines]),
+        "whole_episodes": len(whole),
+        "episodes": {str(how): _reached(play(world, player, whole, how)) for how in ways},
+    }
+
+
+def matrix(states: list[State], player: Player) -> tuple[list[dict], list[float]]:
+    """What ``player`` does in ``states``, a line for each situation, those that need most last; and
+    the mean tokens of a step on each level.
+    """
+    prompts = [state.prompt for state in states]
+    answers = {level: player.answer(prompts, [level] * len(prompts)) for level in LEVELS}
+    free = player.answer(prompts, [None] * len(prompts))
+    needs = {state.situation: state.needed for state in states}
+    lines = []
+    for situation in sorted(needs, key=lambda name: (needs[name] or 0, name)):
+        here = [number for number, state in enumerate(states) if state.situation == situation]
+        lines.append(
+            {
+                "situation": situation,
+                "needed": needs[situation],
+                "states": len(here),
+                "accuracy": [_share_right(states, answers[level], here) for level in LEVELS],
+                "free": _share_right(states, free, here),
+                "chosen": [sum(free[n].level == level for n in here) for level in LEVELS],
+            }
+        )
+    tokens = [_mean([answer.tokens for answer in answers[level]]) for level in LEVELS]
+    return lines, tokens
+
+
+def _share_right(states: list[State], answers: list[Answer], here: list[int]) -> float:
+    return _mean([states[number].decision.accepts(answers[number].action) for number in here])
+
+
+def _reached(played: list[Played]) -> dict[str, float]:
+    return {
+        "success": _mean([episode.won for episode in played]),
+        "steps": _mean([episode.steps for episode in played]),
+        "tokens": _mean([episode.tokens for episode in played]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def half_width(share: float, count: int) -> float:
+    """Half of the 95% interval of a share of ``count`` independent draws (normal)."""
+    return 1.96 * (share * (1 - share) / count) ** 0.5
+
+
+def show(found: dict) -> None:
+    """The numbers of ``measure`` for the eye."""
+    print(f"right actions in {found['states']} states, +- half of the 95% interval, by level")
+    for line in found["situations"]:
+        shares = [*line["accuracy"], line["free"]]
+        cells = [f"{share:4.2f}+-{half_width(share, line['states']):4.2f}" for share in shares]
+        needed = line["needed"] or "-"
+        print(f"  {line['situation']:10} needs {needed} {line['states']:5}  {'  '.join(cells)}")
+    print(f"chosen freely: {found['level_information']:.3f} nats of the situation in the level")
+    print("tokens of a step: " + " ".join(f"{count:.1f}" for count in found["tokens_by_level"]))
+    for how, reached in found["episodes"].items():
+        width = half_width(reached["success"], found["whole_episodes"])
+        print(
+            f"episodes, {how:6}: success {reached['success']:.3f}+-{width:.3f}, "
+            f"{reached['steps']:.1f} steps, {reached['tokens']:.0f} tokens"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("policy", help="directory of the policy (Hugging Face form)")
+    parser.add_argument("--config-name", default="relay", help="whose environment is played")
+    parser.add_argument("--tasks", type=positive_int, default=256, help="held-out episodes")
+    parser.add_argument(
+        "--episodes", type=positive_int, help="of so many of them whole; default: all"
+    )
+    parser.add_argument("--noise", type=float, default=0.1, help="useless actions on the walk")
+    parser.add_argument("--out", type=Path, help="JSON file that the numbers are written to")
+    parser.add_argument("overrides", nargs="*", help="key=value of the config")
+    args = parser.parse_args(argv)
+    if not (Path(args.policy) / "config.json").is_file():
+        raise UsageError(f"{args.policy}: no config.json there; allowed: the directory of a policy")
+    cfg = load_config(args.config_name, args.overrides)
+    world = World.of(cfg)
+    tasks = world.package.tasks(world.settings, "val")[: args.tasks]
+    found = measure(world, Policy(cfg, world, args.policy), tasks, args.noise, args.episodes)
+    show(found)
+    if args.out is not None:
+        with atomic_write(args.out) as file:
+            file.write(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_reporting_mistakes(main))

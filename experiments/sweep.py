@@ -1,0 +1,374 @@
+"""Run a list of arms and seeds, one after the other or a run per core, and keep a small result of
+each.
+
+    python experiments/sweep.py experiments/relay8.yaml                 # what is missing of it
+    python experiments/sweep.py experiments/relay8.yaml --arms grpo,priced --workers 2 --commit
+    python experiments/sweep.py experiments/relay8.yaml --report        # the tables, in Markdown
+    python experiments/sweep.py experiments/relay8.yaml --report --baseline permuted
+    python experiments/sweep.py experiments/relay8.yaml --svg relay8.svg     # success in training
+
+A plan is a YAML file::
+
+    config: relay                         # of main_ppo
+    words: [trainer.total_training_steps=100]          # of every run
+    baseline: grpo                        # whom the others are compared with
+    arms:
+      grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0, 1, 2]}
+
+A run's result is ``<plan>/<arm>_s<seed>.json`` beside the plan. What is there is not run again, so
+that a sweep goes on where it was interrupted; a result made from other words is refused.
+``--commit`` puts every result into git as it comes.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from experiments.compare_runs import IN_TRAINING, Points, picture
+from experiments.sweep_report import report
+from verl.config.settings import PositiveInt, Section
+from verl.config.settings.reading import read_or_raise
+from verl.record.report.run_data import load_run
+from verl.utils.commands import (
+    UsageError,
+    positive_int,
+    read_yaml_mapping,
+    run_reporting_mistakes,
+)
+from verl.utils.files import atomic_write
+from verl.utils.jsonl import write_text
+
+# What a result keeps of a run's metrics: whole curves of the first, the ends of the second.
+CURVES = (IN_TRAINING, "rollout/tokens_per_episode", "rlvcr/level_information")
+ENDS = "val/"
+
+
+class Arm(Section):
+    """Runs that differ in their seed alone."""
+
+    words: tuple[str, ...] = ()
+    """settings of this arm"""
+    seeds: tuple[int, ...] = (0,)
+    """seeds of weights, tasks and samples"""
+
+
+class Plan(Section):
+    """A comparison: what all runs have in common, and the arms."""
+
+    config: str = "relay"
+    """config of main_ppo"""
+    words: tuple[str, ...] = ()
+    """settings of every run"""
+    baseline: str = ""
+    """arm that the others are compared with, seed by seed"""
+    threads: PositiveInt = 1
+    """threads of a run"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run of a plan, and where its result goes."""
+
+    plan: Path
+    config: str
+    arm: str
+    seed: int
+    words: tuple[str, ...]
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """The run in words that may be a file name."""
+        return f"{self.arm}_s{self.seed}"
+
+    @property
+    def result(self) -> Path:
+        """The file that says it is finished."""
+        return self.plan.with_suffix("") / f"{self.name}.json"
+
+    @property
+    def directory(self) -> Path:
+        """Its run directory."""
+        return ROOT / "runs" / "sweeps" / self.plan.stem / self.name
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        return [
+            sys.executable,
+            *("-m", "verl.trainer.main_ppo", "--config-name", self.config),
+            *self.words,
+            f"trainer.seed={self.seed}",
+            f"trainer.num_threads={self.threads}",
+            f"actor_rollout_ref.rollout.num_threads={self.threads}",
+            f"trainer.experiment_name={self.name}",
+            f"trainer.default_local_dir={self.directory}",
+            "trainer.resume_mode=disable",
+        ]
+
+
+def read_plan(path: Path) -> tuple[Plan, list[Run]]:
+    """The plan in ``path`` and its runs. All arms have their first seed before any has its second,
+    so that a sweep which is interrupted can be compared.
+
+    Raises ``ConfigError`` that names every wrong key.
+    """
+    values = read_yaml_mapping(path)
+    written = values.pop("arms", None)
+    if not isinstance(written, Mapping) or not written:
+        example = "{grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0]}}"
+        raise UsageError(f"{path}: arms={written!r}; allowed: arms by name; fix: arms: {example}")
+    arms = {str(name): read_arm(str(name), arm) for name, arm in written.items()}
+    plan = read_or_raise(Plan, values)
+    runs = [
+        Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads)
+        for name, arm in arms.items()
+        for seed in arm.seeds
+    ]
+    first = {name: {seed: n for n, seed in enumerate(arm.seeds)} for name, arm in arms.items()}
+    return plan, sorted(runs, key=lambda run: first[run.arm][run.seed])
+
+
+def read_arm(name: str, values: Any) -> Arm:
+    """Return the arm ``name``. Raises ``ConfigError`` or ``UsageError`` that names a wrong key."""
+    if values is not None and not isinstance(values, Mapping):
+        raise UsageError(f"arms.{name}={values!r}; allowed: keys of an arm; fix: {{seeds: [0]}}")
+    # It is a part of file names.
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise UsageError(f"arms: {name!r}; allowed: letters, digits, _ . + -; fix: rename the arm")
+    return read_or_raise(Arm, values, f"arms.{name}")
+
+
+def finished(run: Run) -> bool:
+    """Whether its result is there. Raises ``UsageError`` where it is that of another run."""
+    if not run.result.exists():
+        return False
+    result = read_result(run.result)
+    made, asked = [result["config"], *result["words"]], [run.config, *run.words]
+    if made != asked:
+        other = sorted(set(made) ^ set(asked))
+        raise UsageError(
+            f"{run.result}: made with other settings ({', '.join(other)}); delete it, or give the "
+            "arm another name"
+        )
+    return True
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the result in ``path``. Raises ``UsageError`` where it is torn or another file."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path}: no JSON ({error}); fix: delete it, and run it again") from error
+    if not isinstance(result, dict) or not {"config", "words", "metrics"} <= result.keys():
+        raise UsageError(f"{path}: no result of a run; fix: delete it, and run it again")
+    return result
+
+
+def result_of(run: Run, seconds: float) -> dict[str, Any]:
+    """What is kept of a finished run: small enough for git."""
+    found = load_run(run.directory)
+    facts = found.facts
+    metrics: dict[str, Any] = {name: _rounded(found.points(name)[1]) for name in CURVES}
+    for name in found.names:
+        if name.startswith(ENDS):
+            values = found.points(name)[1]
+            # One value where the run was measured at its end alone.
+            metrics[name] = _rounded(values if len(values) < 2 else [values[0], values[-1]])
+    return {
+        "arm": run.arm,
+        "seed": run.seed,
+        "config": run.config,
+        "words": list(run.words),
+        "seconds": round(seconds),
+        "git": facts.get("git"),
+        "cpu": facts.get("devices", {}).get("cpu"),
+        "packages": {name: facts.get("packages", {}).get(name) for name in ("torch", "vllm")},
+        "metrics": metrics,
+    }
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    # Five digits are more than any comparison needs, and keep a file at a few thousand bytes.
+    return [float(f"{value:.5g}") for value in values if math.isfinite(value)]
+
+
+class Failed(RuntimeError):
+    """A run ended without a result."""
+
+
+def on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> None:
+    """Run ``command`` to its end on a core of its own: two that share both slow each other down.
+
+    Raises ``Failed`` that names ``log``, where what it says goes.
+    """
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)},
+            preexec_fn=lambda: os.sched_setaffinity(0, _cores(core, threads)),
+        )
+        status = process.wait()
+    if status:
+        raise Failed(f"failed with status {status}, see {log}")
+
+
+def train(run: Run, core: int) -> dict[str, Any]:
+    """Train from the beginning; its result. Raises ``Failed``."""
+    run.directory.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    on_core(run.command(), run.directory / "console.log", core, run.threads)
+    return result_of(run, time.monotonic() - began)
+
+
+def play(run: Run, core: int, commit: bool) -> str:
+    """Train and keep the result; what came of it, in words. Raises ``Failed``."""
+    result = train(run, core)
+    run.result.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(run.result) as file:
+        file.write(json.dumps(result, indent=1) + "\n")
+    if commit:
+        _commit(run)
+    success = result["metrics"].get("val/success_rate", [math.nan])
+    return f"success {' -> '.join(f'{value:.3f}' for value in success)} in {result['seconds']} s"
+
+
+def _cores(first: int, count: int) -> set[int]:
+    available = sorted(os.sched_getaffinity(0))
+    return {available[(first * count + n) % len(available)] for n in range(count)}
+
+
+# Two runs may end in the same moment, and git lets one of them in.
+_GIT = threading.Lock()
+
+
+def _commit(run: Run) -> None:
+    path = str(run.result.relative_to(ROOT))
+    message = f"Result: {run.plan.stem} {run.name}"
+    with _GIT:
+        for command in (["git", "add", path], ["git", "commit", "-q", "-m", message, "--", path]):
+            subprocess.run(command, cwd=ROOT, check=True)
+
+
+def sweep(
+    runs: Sequence[Run], workers: int, do: Callable[[Run, int], str]
+) -> Iterator[tuple[bool, str]]:
+    """``do`` each of ``runs`` on one of ``workers`` cores, whose number it is given; whether it
+    succeeded and what came of it, as it ends.
+    """
+    waiting: Queue[Run] = Queue()
+    for run in runs:
+        waiting.put(run)
+    done: Queue[tuple[bool, str]] = Queue()
+
+    def work(core: int) -> None:
+        while True:
+            try:
+                run = waiting.get_nowait()
+            except Empty:
+                return
+            # A run that fails must not take the rest of the sweep along.
+            try:
+                done.put((True, f"{run.name}: {do(run, core)}"))
+            except Exception as error:
+                done.put((False, f"{run.name}: {type(error).__name__}: {error}"))
+
+    for core in range(workers):
+        threading.Thread(target=work, args=(core,), daemon=True).start()
+    for _ in runs:
+        yield done.get()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("plan", type=Path, help="YAML file of a plan")
+    parser.add_argument("--arms", default="", help="names, separated by commas; all by default")
+    parser.add_argument("--seeds", type=positive_int, help="that many seeds of each arm at most")
+    parser.add_argument(
+        "--workers", type=positive_int, default=1, help="runs at once, each on its core"
+    )
+    parser.add_argument("--commit", action="store_true", help="put every result into git")
+    parser.add_argument("--report", action="store_true", help="print the tables, run nothing")
+    parser.add_argument(
+        "--baseline", help="arm that the tables compare with; the plan's by default"
+    )
+    parser.add_argument("--svg", type=Path, help="draw success in training there, run nothing")
+    args = parser.parse_args(argv)
+    path = args.plan.resolve()
+    plan, runs = read_plan(path)
+    arms = known([name for name in args.arms.split(",") if name], runs, "--arms")
+    chosen = _chosen(runs, arms, args.seeds)
+    done = [run for run in chosen if finished(run)]
+    if args.report or args.svg:
+        results: list[Mapping[str, Any]] = [read_result(run.result) for run in done]
+        if args.svg:
+            write_text(args.svg, picture(_in_training(results)))
+        if args.report:
+            baseline = args.baseline or plan.baseline
+            sys.stdout.write(report(results, known([baseline], runs, "--baseline")[0]))
+        return 0
+    missing = [run for run in chosen if run not in done]
+    sys.stdout.write(f"{path.stem}: {len(done)} runs are there, {len(missing)} to go\n")
+    return show(sweep(missing, args.workers, partial(play, commit=args.commit)))
+
+
+def _in_training(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]]:
+    """The curves of every arm, a seed each; a result keeps one value per step."""
+    arms: dict[str, list[Points]] = {}
+    for result in results:
+        values = result["metrics"][IN_TRAINING]
+        arms.setdefault(result["arm"], []).append((list(range(1, len(values) + 1)), values))
+    return arms
+
+
+def show(played: Iterable[tuple[bool, str]]) -> int:
+    """Print what came of every run as it ends; the exit status, 1 where one failed."""
+    failed = 0
+    for succeeded, line in played:
+        failed += not succeeded
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        sys.stdout.flush()
+    return 1 if failed else 0
+
+
+def known(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
+    """``arms``. Raises ``SystemExit`` that names those which no run has."""
+    there = list(dict.fromkeys(run.arm for run in runs))
+    unknown = sorted(set(arms) - set(there))
+    if unknown:
+        raise SystemExit(f"{option}: no arm {', '.join(unknown)}; there are {', '.join(there)}")
+    return arms
+
+
+def _chosen(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list[Run]:
+    kept: dict[str, int] = {}
+    chosen = []
+    for run in runs:
+        number = kept[run.arm] = kept.get(run.arm, 0) + 1
+        if (not arms or run.arm in arms) and (seeds is None or number <= seeds):
+            chosen.append(run)
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(run_reporting_mistakes(main))

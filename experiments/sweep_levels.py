@@ -1,0 +1,139 @@
+"""What became of the levels in runs of a sweep: how often an action is right on each of them, by
+the level that its state needs.
+
+    python experiments/sweep_levels.py experiments/relay8.yaml --seed 7 --workers 2
+    python experiments/sweep_levels.py experiments/relay8.yaml --arms grpo,success --seed 7
+    python experiments/sweep_levels.py experiments/relay8.yaml --report
+
+The last checkpoint of each run goes through ``level_matrix.py``, in the episodes of
+``--config-name``; what that says is kept as ``<plan>/levels/<run>.json``, and is not measured
+again. A run whose directory is gone is trained again first, and has to come to the success that
+its result tells: on another kind of CPU it does not, and nothing is kept.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiments import sweep
+from experiments.sweep import Failed, Run
+from rlvcr.levels import LEVELS
+from verl.utils.checkpoint import CheckpointManager
+from verl.utils.commands import positive_int, run_reporting_mistakes
+from verl.utils.files import atomic_write
+
+SUCCESS = "val/success_rate"
+DECIDING = "grpo,priced,success,permuted"
+
+
+def file_of(run: Run) -> Path:
+    """What is kept of ``run``'s levels."""
+    return run.result.parent / "levels" / run.result.name
+
+
+def measure(run: Run, core: int, config: str) -> str:
+    """Measure the last policy of ``run``, trained again where it is gone; what was found, in words.
+
+    Raises ``Failed`` where training ends elsewhere than it did.
+    """
+    checkpoints = CheckpointManager(run.directory / "checkpoints")
+    if checkpoints.latest_valid() is None:
+        _train_again(run, core)
+    checkpoint = checkpoints.latest_valid()
+    policy = run.directory / "policy"
+    log = run.directory / "levels.log"
+    export = ["-m", "verl.trainer.main_export", f"checkpoint={checkpoint}", f"target={policy}"]
+    sweep.on_core([sys.executable, *export], log, core)
+    found = run.directory / "levels.json"
+    matrix = [
+        "experiments/level_matrix.py",
+        str(policy),
+        "--config-name",
+        config,
+        "--out",
+        str(found),
+    ]
+    sweep.on_core([sys.executable, *matrix], log, core)
+    kept = file_of(run)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(kept) as file:
+        file.write(found.read_text())
+    return f"level says {json.loads(found.read_text())['level_information']:.2f} nats of the need"
+
+
+def _train_again(run: Run, core: int) -> None:
+    was = json.loads(run.result.read_text())
+    now = sweep.train(run, core)
+    before, after = (result["metrics"][SUCCESS][-1] for result in (was, now))
+    if before != after:
+        raise Failed(
+            f"trained again it ends at success {after} on {now['cpu']} where it had {before} on "
+            f"{was['cpu']}, so this is another policy"
+        )
+
+
+def report(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown: a line for each run."""
+    needs = [f"right, need {level}" for level in LEVELS]
+    heads = ["run", *needs, "tokens of a step", "won, free", "as needed", "nats"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, levels in found.items():
+        episodes = levels["episodes"]
+        cells = [
+            name,
+            *(_accuracies(levels["situations"], level) for level in LEVELS),
+            " ".join(f"{count:.1f}" for count in levels["tokens_by_level"]),
+            f"{100 * episodes['free']['success']:.0f}%",
+            f"{100 * episodes['needed']['success']:.0f}%",
+            f"{levels['level_information']:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _accuracies(situations: Sequence[Mapping[str, Any]], needed: int) -> str:
+    """Percent of right actions on each level, mean of the situations that need ``needed``."""
+    rows = [line["accuracy"] for line in situations if line["needed"] == needed]
+    return " ".join(f"{100 * statistics.fmean(column):.0f}" for column in zip(*rows, strict=True))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("plan", type=Path, help="YAML file of a plan whose runs are finished")
+    parser.add_argument("--arms", default=DECIDING, help=f"separated by commas; default {DECIDING}")
+    parser.add_argument("--seed", type=int, default=7, help="the seed of them; default 7")
+    parser.add_argument("--config-name", default="relay", help="whose episodes are played")
+    parser.add_argument(
+        "--workers", type=positive_int, default=1, help="runs at once, each on its core"
+    )
+    parser.add_argument("--report", action="store_true", help="print the table, run nothing")
+    args = parser.parse_args(argv)
+    path = args.plan.resolve()
+    _, runs = sweep.read_plan(path)
+    if args.report:
+        files = sorted((path.with_suffix("") / "levels").glob("*.json"))
+        sys.stdout.write(report({file.stem: json.loads(file.read_text()) for file in files}))
+        return 0
+    arms = sweep.known(args.arms.split(","), runs, "--arms")
+    chosen = [run for run in runs if run.arm in arms and run.seed == args.seed]
+    if unfinished := [run.name for run in chosen if not sweep.finished(run)]:
+        raise SystemExit(
+            f"{path.stem}: no result of {', '.join(unfinished)}; experiments/sweep.py first"
+        )
+    missing = [run for run in chosen if not file_of(run).exists()]
+    sys.stdout.write(f"{path.stem}: {len(missing)} of {len(chosen)} runs to measure\n")
+    return sweep.show(sweep.sweep(missing, args.workers, partial(measure, config=args.config_name)))
+
+
+if __name__ == "__main__":
+    sys.exit(run_reporting_mistakes(main))

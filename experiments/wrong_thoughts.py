@@ -1,0 +1,118 @@
+"""How often thoughts of a run on relay are wrong, and what credit they get: does confidence confirm
+itself?
+
+    python experiments/wrong_thoughts.py runs/relay/trap --steps 1-3
+    python experiments/wrong_thoughts.py runs/relay/trap --steps 1,5,10,100
+
+A line per level and kind of thought: right (every hop follows the arrows from where one stands) or
+wrong, with a right or a wrong action; its share of the level's steps, and the means of
+``think_advantage`` (as the method defines it, in standard deviations) and of the entropy of the
+action's tokens (nats), where the run has them. Steps without a level are left out.
+"""
+
+import argparse
+import re
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from agent_system.environments.env_package.relay.prompts import door_in
+from verl.utils import jsonl
+from verl.utils.commands import run_reporting_mistakes
+
+HOP = re.compile(r"\d+=(\w)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """What is counted together."""
+
+    level: int
+    thought_right: bool
+    action_right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A step, with its credit where the run scored thoughts."""
+
+    kind: Kind
+    think_advantage: float | None
+    entropy: float | None
+
+
+def judged(step: dict[str, Any]) -> Judged:
+    """Whether a stored step's thought and action are right."""
+    door = door_in(step["observation"])
+    hops = HOP.findall(step["response"].partition("</think>")[0])
+    thought_right = hops == door.follow(door.place, len(hops))
+    own = [context for context in step.get("contexts") or () if context["original"]]
+    return Judged(
+        Kind(step["level"], thought_right, step["action"] == door.goal),
+        step.get("think_advantage"),
+        own[0]["score_entropy"] if own else None,
+    )
+
+
+def table(steps: Iterable[Judged]) -> str:
+    """Markdown: a row per kind."""
+    kinds: dict[Kind, list[Judged]] = defaultdict(list)
+    for step in steps:
+        kinds[step.kind].append(step)
+    levels: dict[int, int] = defaultdict(int)
+    for kind, members in kinds.items():
+        levels[kind.level] += len(members)
+    lines = ["| level | thought | action | steps | share | A_think | entropy |", "|---" * 7 + "|"]
+    words = {True: "right", False: "wrong"}
+    for kind in sorted(
+        kinds, key=lambda kind: (kind.level, -kind.thought_right, -kind.action_right)
+    ):
+        members = kinds[kind]
+        cells = [str(kind.level), words[kind.thought_right], words[kind.action_right]]
+        cells += [str(len(members)), f"{len(members) / levels[kind.level]:.3f}"]
+        cells += [_mean(step.think_advantage for step in members)]
+        cells += [_mean(step.entropy for step in members)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mean(values: Iterable[float | None]) -> str:
+    found = [value for value in values if value is not None]
+    return f"{statistics.fmean(found):+.2f}" if found else ""
+
+
+def numbers(text: str) -> list[int]:
+    """``1-3,10`` as 1, 2, 3, 10. Raises ``ValueError`` for anything else."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        found += range(int(first), int(last if dash else first) + 1)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run_dir", type=Path, help="run directory of a run on relay")
+    parser.add_argument("--steps", type=numbers, default=[1], help="training steps: 1-3 or 1,5,10")
+    args = parser.parse_args(argv)
+    files = [args.run_dir / "rollouts" / f"{step}.jsonl" for step in args.steps]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise SystemExit(f"--steps: no plays of these steps: {', '.join(missing)}")
+    rows = (row for file in files for row in jsonl.read(file))
+    steps = (step for row in rows for step in row["steps"])
+    sys.stdout.write(table(judged(step) for step in steps if step["level"] is not None))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_reporting_mistakes(main))

@@ -1,0 +1,1 @@
+"""Development tools: benchmarks, mutation and chaos runners, and chores of the repository."""

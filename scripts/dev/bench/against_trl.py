@@ -1,0 +1,358 @@
+"""A GRPO iteration against one of TRL's GRPOTrainer: the same policy, tasks, tokens and cores, on
+CPU.
+
+    python scripts/dev/bench/against_trl.py                    # games of several turns
+    python scripts/dev/bench/against_trl.py --single       # one answer of 240 tokens per question
+    python scripts/dev/bench/against_trl.py --rounds 2 actor_rollout_ref.rollout.name=hf
+
+*Turns*: 16 ALFWorld games, 8 plays of each, with the quickstart's policy. TRL is given a rollout
+function that plays as its users write them: all plays that are not over sample their next turn with
+``GRPOTrainer``'s own generation (transformers, left-padded), then all environments step. *Single*:
+16 sums, 8 answers of each, with a policy of random weights that never ends a turn, so that every
+completion has 240 tokens; here TRL has nothing but its own code, and one long batch is its best
+case.
+
+Both take four optimizer steps an iteration, old log-probs included, and measure wall-clock seconds
+from the end of one iteration to the end of the next; the first one warms up and does not count.
+Medians over the others. The two take turns, ``--rounds`` times. The learning rate is 0: nothing
+drifts apart.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+ROOT = Path(__file__).resolve().parents[3]
+# At the front stands this file's own directory, of which nothing is imported.
+sys.path[0] = str(ROOT)
+
+from agent_system.environments.base import Observation
+from agent_system.environments.env_registry import get_package
+from agent_system.environments.manager import make_envs
+from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.conversation import Limits, TokenConversation
+from agent_system.tokens.ledger import SegmentKind
+from scripts.dev.bench.iteration import nothing_but, run
+from verl.trainer.launch.extensions import load_config
+from verl.utils.sampling import SamplingResult, StopReason
+from verl.utils.threads import available_cpus
+from verl.workers.rollout.base import StopRules, end_token_ids
+
+GROUPS, MEMBERS, UPDATES = 16, 8, 4
+ANSWER = 240  # tokens of a completion
+POLICIES = ROOT / "experiments/policies"
+
+
+def words(single: bool, policy: Path) -> list[str]:
+    """What both sides read: policy, tasks, and the lengths of prompts and turns."""
+    sizes = [
+        f"data.train_batch_size={GROUPS}",
+        f"env.rollout.n={MEMBERS}",
+        f"actor_rollout_ref.actor.ppo_mini_batches={UPDATES}",
+        "actor_rollout_ref.actor.optim.lr=0",
+        f"actor_rollout_ref.model.path={policy}",
+        "algorithm.adv_estimator=grpo",
+    ]
+    if not single:
+        return ["--config-name", "quickstart_grpo", *sizes]
+    return [
+        "--config-name",
+        "arithmetic",
+        f"env.max_turn_tokens={ANSWER}",
+        f"data.max_response_length={ANSWER}",
+        f"actor_rollout_ref.rollout.num_threads={available_cpus()}",
+        *sizes,
+    ]
+
+
+def endless_policy(directory: Path) -> Path:
+    """A policy of the arithmetic quickstart's size and tokenizer, random but for one direction:
+    every token but those that end a turn points there, so that none of those is sampled.
+    """
+    source = POLICIES / "arithmetic"
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    ends = set(end_ids(source, tokenizer, ()))
+    # A tag is a token of its own, which text is never encoded as: sampled, it ends a turn.
+    stops = get_package("reasoning_gym").stop
+    spelled = [tokenizer.decode([token]) for token in range(model.config.vocab_size)]
+    ends |= {token for token, text in enumerate(spelled) if any(stop in text for stop in stops)}
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight  # which is the output head as well
+        embedding[:, 0] = 1.0
+        embedding[sorted(ends), 0] = -1.0
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def end_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
+    """The tokens that end a turn."""
+    plan = StopRules(tokenizer, end_token_ids(policy, tokenizer)).plan(stop)
+    if plan.strings:
+        raise SystemExit(f"{plan.strings} are several tokens each: TRL would run on behind them")
+    return plan.token_ids
+
+
+class LockStepPlays:
+    """TRL's rollout function, and the reward of what it played."""
+
+    def __init__(self, cfg: Any, tokenizer: Any) -> None:
+        self.envs = make_envs(cfg)[0]
+        self.package = get_package(cfg.env.env_name)
+        self.prompts = self.package.prompts(self.envs.settings)
+        self.bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
+        self.limits = Limits(
+            cfg.data.max_prompt_length, cfg.data.max_response_length, turn=cfg.env.max_turn_tokens
+        )
+        self.levels = cfg.env.levels
+        self.max_steps = cfg.env.max_steps
+        self.iterations = 0
+
+    def __call__(self, _prompts: list, trainer: Any) -> dict[str, Any]:
+        """Play a batch; ids of prompts and completions, masks, and who won."""
+        self.iterations += 1
+        plays = self._begin()
+        won = [0.0] * len(plays)
+        playing = list(range(len(plays)))
+        for turn in range(self.max_steps):
+            asked = [plays[number].prompt_ids for number in playing]
+            said, _ = trainer._generate_single_turn(asked, None, {}, 1)
+            texts = [""] * len(plays)
+            for number, ids in zip(playing, said, strict=True):
+                result = SamplingResult("", ids, [0.0] * len(ids), StopReason.STOP, 0)
+                plays[number].say(result, turn)
+                texts[number] = self.bridge.decode(ids)
+            playing = self._answered(plays, playing, texts, turn, won)
+            if not playing:
+                break
+        prompts, completions, masks = zip(*map(self._row, plays), strict=True)
+        return {
+            "prompt_ids": list(prompts),
+            "completion_ids": list(completions),
+            "env_mask": list(masks),
+            "logprobs": None,
+            "won": won,
+        }
+
+    def _begin(self) -> list[TokenConversation]:
+        """A conversation per play, with its first prompt."""
+        seen, infos = self.envs.reset(self.envs.gen_batch(self.iterations, GROUPS))
+        system = self.prompts.system(self.levels)
+        before = [{"role": "system", "content": system}] if system else []
+        plays: list[TokenConversation] = []
+        for text, info in zip(seen["text"], infos, strict=True):
+            play = TokenConversation(self.bridge, self.limits, before)
+            play.hear(self.prompts.first(Observation(text, info=info), self.levels), 0)
+            plays.append(play)
+        return plays
+
+    def _answered(
+        self,
+        plays: list[TokenConversation],
+        playing: list[int],
+        texts: list[str],
+        turn: int,
+        won: list[float],
+    ) -> list[int]:
+        """Step all environments; the plays that go on, and have heard the answer."""
+        seen, _, dones, infos = self.envs.step(texts)
+        going: list[int] = []
+        for number in playing:
+            info = infos[number]
+            won[number] = float(bool(info.get("won")))
+            heard = self.prompts.turn(Observation(seen["text"][number], info=info))
+            if not dones[number] and plays[number].hear(heard, turn + 1):
+                going.append(number)
+        return going
+
+    @staticmethod
+    def _row(play: TokenConversation) -> tuple[list[int], list[int], list[int]]:
+        first, *rest = play.ledger.segments
+        mask = [int(part.kind is SegmentKind.AGENT) for part in rest for _ in part.ids]
+        return list(first.ids), [token for part in rest for token in part.ids], mask
+
+    @staticmethod
+    def reward(completions: list, won: list[float], **_: Any) -> list[float | None]:
+        """The return of each play."""
+        del completions
+        return list(won)
+
+
+class Counted:
+    """TRL's trainer, with the ends of its iterations and what was sampled in each."""
+
+    def __init__(self, trainer: Any, clock: "Clock") -> None:
+        self.clock = clock
+        self.tokens: list[int] = []
+        self._generate = trainer._generate
+        trainer._generate = self._counting
+
+    def _counting(self, prompts: list) -> tuple:
+        output = self._generate(prompts)
+        completions, masks = output[1:3]
+        self.tokens.append(sum(map(sum, masks)) if masks else sum(map(len, completions)))
+        return output
+
+    def result(self) -> dict[str, Any]:
+        """Seconds and mean tokens of all iterations but the first."""
+        ends = self.clock.ends
+        seconds = [after - before for before, after in itertools.pairwise(ends)]
+        return {"seconds": seconds, "tokens": mean(self.tokens[1:])}
+
+
+class Clock(TrainerCallback):
+    """When iterations ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note the time after the last optimizer step of an iteration."""
+        del args, control
+        if state.global_step % UPDATES == 0:
+            self.ends.append(time.perf_counter())
+
+
+def answer_length(completions: list, **_: Any) -> list[float | None]:
+    """A reward that costs nothing."""
+    return [float(len(str(completion)) % 2) for completion in completions]
+
+
+def trl_side(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict[str, Any]:
+    """Seconds and tokens of TRL's iterations but the first."""
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    torch.set_num_threads(available_cpus())
+    cfg = load_config(line[1], list(line[2:]))
+    tokenizer: Any = AutoTokenizer.from_pretrained(policy)
+    plays = None if single else LockStepPlays(cfg, tokenizer)
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as scratch:
+        args = GRPOConfig(
+            scratch,
+            per_device_train_batch_size=GROUPS * MEMBERS // UPDATES,
+            steps_per_generation=UPDATES,
+            num_generations=MEMBERS,
+            max_completion_length=cfg.env.max_turn_tokens,
+            max_steps=UPDATES * steps,
+            learning_rate=0.0,
+            temperature=1.0,
+            beta=0.0,
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = GRPOTrainer(
+            str(policy),
+            reward_funcs=answer_length if plays is None else plays.reward,
+            args=args,
+            train_dataset=Dataset.from_dict({"prompt": questions(cfg, single)}),
+            processing_class=tokenizer,
+            callbacks=[clock],
+            rollout_func=plays,
+        )
+        # The endless policy says no stop string either, and TRL need not look for one.
+        strings = () if single else tuple(get_package(cfg.env.env_name).stop)
+        stops = sorted(end_ids(policy, tokenizer, strings))
+        trainer.eos_token_ids = stops
+        trainer.generation_config.eos_token_id = stops
+        counted = Counted(trainer, clock)
+        trainer.train()
+    if plays is not None:
+        plays.envs.close()
+    return counted.result()
+
+
+def questions(cfg: Any, single: bool) -> list[list[dict[str, str]]]:
+    """A prompt per group and iteration; of games only the number counts."""
+    if not single:
+        return [[{"role": "user", "content": str(number)}] for number in range(64 * GROUPS)]
+    envs = make_envs(cfg)[0]
+    batch = envs.gen_batch(1, 64 * GROUPS)
+    seen, _ = envs.reset(batch[batch.non_tensor_batch["member"] == 0])
+    envs.close()
+    return [[{"role": "user", "content": text}] for text in seen["text"]]
+
+
+def in_its_own_process(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict:
+    """TRL's side, in a process that holds nothing else."""
+    call = [sys.executable, __file__, "--trl-side", str(policy), "--steps", str(steps)]
+    environ = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run(
+        [*call, *(["--single"] if single else []), "--", *line[2:]],
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--single", action="store_true", help="one answer per question")
+    parser.add_argument("--steps", type=int, default=4, help="iterations of each run")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each, in turn")
+    parser.add_argument("--trl-side", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for main_ppo")
+    args = parser.parse_intermixed_args(argv)
+    if args.steps < 2:
+        parser.error("--steps must be 2 or more: the first does not count")
+    if args.trl_side is not None:
+        line = [*words(args.single, args.trl_side), *args.overrides]
+        print(json.dumps(trl_side(args.single, args.trl_side, line, args.steps)))
+        return
+    ours: list[dict] = []
+    theirs: list[dict] = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        place = Path(scratch)
+        policy = endless_policy(place / "policy") if args.single else POLICIES / "quickstart"
+        line = [*words(args.single, policy), *args.overrides]
+        for number in range(args.rounds):
+            run_dir = place / f"ours-{number}"
+            ours += run("main_ppo", run_dir, [*line, *nothing_but(args.steps, run_dir)])
+            theirs.append(in_its_own_process(args.single, policy, line, args.steps))
+    print(table(ours, theirs))
+
+
+def table(ours: Sequence[dict], theirs: Sequence[dict]) -> str:
+    """The markdown table: seconds of an iteration, and what was sampled in it."""
+    own = median(step["timing_s/step"] for step in ours)
+    other = median(seconds for found in theirs for seconds in found["seconds"])
+    sampled = mean(step["perf/engine_tokens"] for step in ours)
+    by_trl = mean(found["tokens"] for found in theirs)
+    return "\n".join(
+        [
+            "| | main_ppo | TRL | ratio |",
+            "|---|---|---|---|",
+            f"| seconds per iteration | {own:.2f} | {other:.2f} | **{other / own:.2f}** |",
+            f"| sampled tokens | {sampled:,.0f} | {by_trl:,.0f} | {by_trl / sampled:.2f} |",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

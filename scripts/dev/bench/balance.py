@@ -1,0 +1,137 @@
+"""How evenly the ranks of an update are loaded, by simulation with the code that deals the rows:
+``python -m scripts.dev.bench.balance``.
+
+Nothing is trained. Plays are invented as ALFWorld makes them: members of a group share how hard
+their task is, a lost play is as long as it may be. Efficiency is the mean load of a rank over that
+of the busiest one, over all optimizer steps of an iteration: tokens that are computed, over what
+could have been while others waited.
+
+    before   rows are dealt once for the whole batch, mini-batches are cut over all ranks
+    now      every mini-batch is dealt by itself
+    at best  what no way of dealing whole rows can exceed: the longest row is somebody's
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl.protocol import DataProto, object_array
+from verl.trainer.ppo.dealing import deal_mini_batches
+from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+from verl.workers.mini_batches import mini_batches
+
+GROUP = 8
+PROMPT = (600, 1200)  # tokens before the first turn
+TURN = (60, 160)  # tokens of a turn with what the environment says to it
+MOST_STEPS = 50
+HISTORY = 3  # turns that a row of window history shows before its own
+
+
+@dataclass(frozen=True)
+class Case:
+    """An iteration: how many plays, on how many ranks, in how many optimizer steps."""
+
+    ranks: int
+    plays: int
+    steps: int
+    window: bool = False  # a row for each step of a play, not for each play
+
+
+CASES = (
+    Case(8, 128, 4),
+    Case(64, 1024, 4),
+    Case(1024, 10240, 8),
+    Case(1024, 10240, 2),
+    Case(1024, 10240, 8, window=True),
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Invented rows: tokens of each, and where it belongs."""
+
+    sizes: list[int]
+    table: DataProto
+
+
+def invent(case: Case, seed: int = 0) -> Rows:
+    """The rows of one iteration."""
+    draw = np.random.default_rng(seed)
+    sizes: list[int] = []
+    groups: list[str] = []
+    plays: list[str] = []
+    chances = draw.uniform(0.1, 0.9, case.plays)
+    fewest = draw.integers(5, 20, case.plays)
+    for play in range(case.plays):
+        group = play // GROUP
+        won = draw.random() < chances[group]
+        needed = int(fewest[group] * draw.uniform(1.0, 2.0))
+        steps = min(MOST_STEPS, needed) if won else MOST_STEPS
+        turns = draw.integers(*TURN, steps)
+        prompt = int(draw.integers(*PROMPT))
+        shown = [turns[max(0, i - HISTORY) : i + 1].sum() for i in range(steps)]
+        rows = shown if case.window else [turns.sum()]
+        sizes += [prompt + int(tokens) for tokens in rows]
+        groups += [f"group {group}"] * len(rows)
+        plays += [f"play {play}"] * len(rows)
+    columns = {"uid": object_array(groups), "traj_uid": object_array(plays)}
+    return Rows(sizes, DataProto.from_dict({}, columns))
+
+
+def efficiency(
+    parts: Sequence[Sequence[int]], shares: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> float:
+    """Mean load over the busiest rank's, where rank ``r`` computes the rows ``shares[r]`` and all
+    ranks wait for each other after each of ``parts``.
+    """
+    step_of = {row: step for step, part in enumerate(parts) for row in part}
+    loads = np.zeros((len(parts), len(shares)))
+    for rank, share in enumerate(shares):
+        for row in share:
+            loads[step_of[row], rank] += sizes[row]
+    return float(loads.sum() / len(shares) / loads.max(axis=1).sum())
+
+
+def at_best(parts: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int) -> float:
+    """The efficiency that whole rows allow."""
+    loads = [[sizes[row] for row in part] for part in parts]
+    needed = [max(sum(load) / ranks, max(load)) for load in loads]
+    return sum(sum(load) for load in loads) / ranks / sum(needed)
+
+
+def measure(case: Case, seed: int = 0) -> tuple[float, float, float]:
+    """Efficiency before, now, and at best."""
+    rows = invent(case, seed)
+    parts = mini_batches(rows.table, seed, num_steps=case.steps)
+    count = len(rows.sizes)
+    # Rows without tokens even out their number, as copies of rows do in a run.
+    padded = [*rows.sizes, *[0] * (-count % case.ranks)]
+    whole = get_seqlen_balanced_partitions(padded, case.ranks, equal_size=True)
+    before = [[row for row in share if row < count] for share in whole]
+    now = deal_mini_batches(parts, rows.sizes, case.ranks)
+    return (
+        efficiency(parts, before, rows.sizes),
+        efficiency(parts, now, rows.sizes),
+        at_best(parts, rows.sizes, case.ranks),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Efficiency of an update, by simulation.")
+    parser.add_argument("--seed", type=int, default=0)
+    seed = parser.parse_args(argv).seed
+    print("| ranks | plays | history | optimizer steps | before | now | at best |")
+    print("|---|---|---|---|---|---|---|")
+    for case in CASES:
+        history = "window" if case.window else "append"
+        before, now, best = measure(case, seed)
+        cells = (case.ranks, f"{case.plays:,}", history, case.steps)
+        figures = (f"{value:.3f}" for value in (before, now, best))
+        print(f"| {' | '.join(map(str, (*cells, *figures)))} |")
+
+
+if __name__ == "__main__":
+    main()

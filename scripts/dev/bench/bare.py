@@ -1,0 +1,208 @@
+"""The training worker against a loop that anybody would write with PyTorch and transformers.
+
+    python scripts/dev/bench/bare.py                       # the quickstart's policy, two threads
+    python scripts/dev/bench/bare.py --model DIR --device cuda --rows 64 --mean 2000
+
+The same rows go through the same model twice: scored without gradient, and in one GRPO update (one
+optimizer step, micro-batches of equally many tokens). *Bare* pads micro-batches of rows of similar
+length, takes the log-softmax of the model's logits, and steps AdamW; it checks nothing, measures
+nothing, and knows one device. Rows of one length leave it nothing to pad, which is its best case;
+rows of a game's lengths are what training has. Both begin with the same weights and end with the
+same, to rounding: the last column is the largest difference of log-probs, and how far apart the
+weights end as a share of how far they moved. In turn, ``--repeats`` times; the fastest of each
+counts. Tokens are real ones.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch.nn.functional import log_softmax
+from torch.nn.utils import clip_grad_norm_
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from scripts.dev.bench.scoring import Cost
+from verl.protocol import DataProto
+from verl.trainer.launch.extensions import load_config
+from verl.workers.actor import ActorWorker
+from verl.workers.rows import micro_batches
+
+POLICY = "experiments/policies/quickstart"
+PROMPT = 64  # tokens before the first turn
+TURN = 16  # sampled tokens of a turn, and as many of what the environment answers
+GROUP = 8
+Weights: TypeAlias = Mapping[str, Any]  # arrays or tensors
+
+
+def make_rows(lengths: Sequence[int], vocab: int) -> DataProto:
+    """Rows of random tokens in which turns and observations alternate."""
+    draw = torch.Generator().manual_seed(len(lengths))
+    width = max(lengths) - PROMPT
+    ids = torch.randint(10, vocab, (len(lengths), PROMPT + width), generator=draw)
+    place = torch.arange(width)
+    real = place < torch.as_tensor(lengths)[:, None] - PROMPT
+    sampled = (real & (place // TURN % 2 == 0)).long()
+    attention = torch.cat([torch.ones(len(lengths), PROMPT, dtype=torch.bool), real], dim=1)
+    tensors = {
+        "input_ids": ids * attention,
+        "attention_mask": attention.long(),
+        "responses": (ids * attention)[:, PROMPT:],
+        "response_mask": sampled,
+        "advantages": torch.randn(len(lengths), 1, generator=draw) * sampled,
+    }
+    names = [f"play {row}" for row in range(len(lengths))]
+    columns = {"uid": [f"group {row // GROUP}" for row in range(len(lengths))], "traj_uid": names}
+    return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
+
+
+class Bare:
+    """The loop: a model, AdamW, and padded micro-batches."""
+
+    def __init__(self, path: str, device: str, max_tokens: int, lr: float) -> None:
+        # untyped: what transformers says of .to() is not what a checker reads
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self.model = model.to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
+        self.device = device
+        self.max_tokens = max_tokens
+
+    def parts(self, data: DataProto) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        """Rows and tensors of each micro-batch, cut to its longest row."""
+        lengths = data.batch["attention_mask"].sum(-1).tolist()
+        for part in micro_batches(lengths, max_tokens=self.max_tokens):
+            index = torch.as_tensor(part)
+            width = max(lengths[row] for row in part)
+            tensors = {name: value[index].to(self.device) for name, value in data.batch.items()}
+            for name in ("input_ids", "attention_mask"):
+                tensors[name] = tensors[name][:, :width]
+            for name in ("responses", "response_mask", "advantages", "old_log_probs"):
+                if name in tensors:
+                    tensors[name] = tensors[name][:, : width - PROMPT]
+            yield index, tensors
+
+    def log_probs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Of the responses [B, R], those that nobody sampled included."""
+        out = self.model(tensors["input_ids"], attention_mask=tensors["attention_mask"])
+        found = log_softmax(out.logits[:, PROMPT - 1 : -1].float(), dim=-1)
+        return found.gather(-1, tensors["responses"][..., None])[..., 0]
+
+    @torch.no_grad()
+    def score(self, data: DataProto) -> torch.Tensor:
+        """Old log-probs [B, R] of the sampled tokens, zero elsewhere."""
+        self.model.eval()
+        scored = torch.zeros(data.batch["responses"].shape)
+        for index, tensors in self.parts(data):
+            found = self.log_probs(tensors) * tensors["response_mask"]
+            scored[index, : found.shape[1]] = found.cpu()
+        return scored
+
+    def update(self, data: DataProto) -> None:
+        """One clipped policy-gradient step on all rows: a mean over sampled tokens."""
+        self.model.train()
+        tokens = data.batch["response_mask"].sum()
+        for _, tensors in self.parts(data):
+            ratio = (self.log_probs(tensors) - tensors["old_log_probs"]).exp()
+            advantages = tensors["advantages"]
+            gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
+            (-(gain * tensors["response_mask"]).sum() / tokens).backward()
+        clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def make_worker(args: argparse.Namespace) -> ActorWorker:
+    """One training rank as ``main_ppo`` makes it."""
+    words = [
+        f"actor_rollout_ref.model.path={args.model}",
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.actor.ppo_mini_batches=1",
+        "actor_rollout_ref.actor.loss_agg_mode=token-mean",
+        "actor_rollout_ref.actor.clip_ratio_c=1e6",  # the loop clips from one side only
+        f"actor_rollout_ref.actor.optim.lr={args.lr}",
+        "actor_rollout_ref.actor.optim.warmup_style=constant",
+        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={args.max_tokens}",
+    ]
+    section = load_config("quickstart", words).actor_rollout_ref
+    worker = ActorWorker(section, device=args.device, num_threads=args.threads)
+    worker.init_model()
+    return worker
+
+
+def compare(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list[str]:
+    """Two lines of the table, of rows with these ``lengths``."""
+    worker = make_worker(args)
+    bare = Bare(args.model, args.device, args.max_tokens, args.lr)
+    data = make_rows(lengths, worker.lm.config.vocab_size)
+    before = {name: torch.as_tensor(value).clone() for name, value in worker.export_weights()}
+    real = sum(lengths)
+    scoring = {"ours": Cost(real), "bare": Cost(real)}
+    updating = {"ours": Cost(real), "bare": Cost(real)}
+    data.batch["old_log_probs"] = bare.score(data)
+    apart = (worker.compute_log_prob(data).batch["old_log_probs"] - bare.score(data)).abs().max()
+    for _ in range(args.repeats):
+        scoring["ours"].time(lambda: worker.compute_log_prob(data))
+        scoring["bare"].time(lambda: bare.score(data))
+        updating["ours"].time(lambda: worker.update_actor(data))
+        updating["bare"].time(lambda: bare.update(data))
+    after = [dict(worker.export_weights()), dict(bare.model.state_dict())]
+    return [
+        _line(f"log-probs, {name}", scoring, float(apart)),
+        _line(f"update, {name}", updating, parted(before, *after)),
+    ]
+
+
+def parted(before: Weights, ours: Weights, theirs: Weights) -> float:
+    """How far apart two copies of ``before`` have moved, as a share of how far one moved."""
+    apart = moved = 0.0
+    for name, start in before.items():
+        mine, other = (torch.as_tensor(held[name]).cpu() for held in (ours, theirs))
+        apart += float((mine - other).square().sum())
+        moved += float((other - start).square().sum())
+    return (apart / moved) ** 0.5
+
+
+def _line(name: str, costs: dict[str, Cost], apart: float) -> str:
+    ours, bare = costs["ours"], costs["bare"]
+    speeds = " | ".join(f"{cost.tokens / cost.wall:,.0f}" for cost in (ours, bare))
+    ratios = f"**{bare.wall / ours.wall:.2f}** | {bare.cpu / ours.cpu:.2f}"
+    return f"| {name} | {speeds} | {ratios} | {apart:.0e} |"
+
+
+HEADER = """\
+| pass | ours, tokens/s | bare, tokens/s | ours / bare | by CPU seconds | difference |
+|---|---|---|---|---|---|"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=POLICY, help="directory of a policy")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rows", type=int, default=128)
+    parser.add_argument("--mean", type=int, default=350, help="mean tokens of a row")
+    parser.add_argument("--max-tokens", type=int, default=8192, help="of a micro-batch")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--lr", type=float, default=1e-4)
+    args = parser.parse_args(argv)
+    draw = torch.Generator().manual_seed(0)
+    # won plays are short, lost ones have all of their turns
+    drawn = PROMPT + 2 * TURN + torch.rand(args.rows, generator=draw) * 2 * (args.mean - 96)
+    print(HEADER)
+    for name, lengths in (
+        ("rows of one length", [args.mean] * args.rows),
+        ("rows of a game's lengths", drawn.long().tolist()),
+    ):
+        for line in compare(args, lengths, name):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""What an iteration costs the driver, in milliseconds of CPU per row:
+``python -m scripts.dev.bench.driver``.
+
+Nothing is played, trained or written. Plays are invented, one row each, and go the way of a run,
+through the verbs of the trainer. The ranks are of paper: what they are sent and what they answer is
+pickled as Ray does it, and copied into a store.
+
+    receive   collectors' plays, out of the store
+    pack      metrics of the plays, and rows
+    balance   rows in the order of the ranks
+    send      rows that are scored, twice: by the policy and by the reference
+    answers   log-probs, out of the store and joined
+    evaluate  what else comes before rewards: drift, correction
+    reward, credit
+    update    rows of the update, dealt mini-batch by mini-batch and sent
+    journal   plays and tokens as JSON lines: by a thread behind the step
+
+Seconds are those of the process's CPU, on one thread, so that other work on the machine counts
+little.
+"""
+
+import argparse
+import json
+import pickle
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent_system.multi_turn_rollout.collector_worker import Collected
+from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
+from agent_system.multi_turn_rollout.packing import pack, rows_of, select_trajectories
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
+from agent_system.reward_manager import load_reward_manager
+from agent_system.tokens.ledger import SegmentKind, TokenLedger
+from verl.protocol import DataProto
+from verl.record.rollout_log import rollout_lines, token_lines
+from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
+from verl.trainer.launch.extensions import load_config
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.resources import TrainingWorkers
+from verl.utils import jsonl
+from verl.utils.sampling import StopReason
+
+ROWS = (4096, 16384, 65536)
+RANKS = 8
+GROUP = 8
+PART = 64  # plays that one collector returns; every part is the same, under other names
+VOCABULARY = 150_000
+SPLIT = Registration(Dispatch.DP_COMPUTE_PROTO)
+PARTS = (
+    "receive",
+    "pack",
+    "balance",
+    "send",
+    "answers",
+    "evaluate",
+    "reward",
+    "credit",
+    "update",
+)
+BEHIND = "journal"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An invented play: tokens before its first turn, and its turns, of tokens that are sampled and
+    tokens that are shown.
+    """
+
+    turns: int = 10
+    prompt: int = 128
+    sampled: int = 24
+    shown: int = 16
+
+    @property
+    def tokens(self) -> int:
+        """All of a row: what is shown last is never answered, and not in it."""
+        return self.prompt + self.turns * (self.sampled + self.shown) - self.shown
+
+
+class CpuClock:
+    """CPU seconds of this process by part; what a part contains is not counted in it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._open: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A block that counts as ``name``."""
+        self._credit()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._credit()
+            self._open.pop()
+
+    def _credit(self) -> None:
+        now = time.process_time()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+class Store:
+    """Ray's object store: what is put there is pickled and copied, and counted in ``sent``."""
+
+    def __init__(self) -> None:
+        self.sent = Counter[str]()
+        self._room = np.empty(0, dtype=np.uint8)
+
+    def put(self, value: object, name: str) -> None:
+        """Pickle ``value``, and copy its buffers."""
+        buffers: list[pickle.PickleBuffer] = []
+        message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        self.sent[name] += len(message)
+        for buffer in buffers:
+            raw = np.frombuffer(buffer.raw(), dtype=np.uint8)
+            if len(self._room) < len(raw):
+                self._room = np.empty(len(raw), dtype=np.uint8)
+            self._room[: len(raw)] = raw
+            self.sent[name] += len(raw)
+
+
+class Shipped:
+    """A value as it lies in the store, to be read again and again."""
+
+    def __init__(self, value: object) -> None:
+        self._buffers: list[pickle.PickleBuffer] = []
+        self._message = pickle.dumps(value, protocol=5, buffer_callback=self._buffers.append)
+
+    def read(self) -> Any:
+        """The value; its buffers cannot be written to, as in the store."""
+        return pickle.loads(self._message, buffers=[b.raw().toreadonly() for b in self._buffers])
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._message) + sum(len(buffer.raw()) for buffer in self._buffers)
+
+
+class PaperRanks:
+    """A group of training workers that compute nothing."""
+
+    def __init__(self, ranks: int, clock: CpuClock, store: Store) -> None:
+        self.world_size = ranks
+        self._clock = clock
+        self._store = store
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """Zeros for log-probs and entropies."""
+        return self._score(data, "old_log_probs", "entropys")
+
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """Zeros for log-probs."""
+        return self._score(data, "ref_log_prob")
+
+    def update_actor(self, data: DataProto) -> DataProto:
+        """Metrics of an update."""
+        calls, collect = plan_calls(SPLIT, self.world_size, (data,), {})
+        for call in calls:
+            self._store.put(call, "update")
+        with self._clock.part("of the ranks"):
+            metrics = {"actor/pg_loss": [0.0], "actor/optimizer_steps": 1.0}
+            answers = [DataProto(meta_info={"metrics": dict(metrics)}) for _ in calls]
+        return collect(answers)
+
+    def _score(self, data: DataProto, *names: str) -> DataProto:
+        calls, collect = plan_calls(SPLIT, self.world_size, (data,), {})
+        for call in calls:
+            self._store.put(call, "send")
+        with self._clock.part("of the ranks"):
+            shapes = [args[0].batch["responses"].shape for args, _ in calls]
+            tables = [{name: torch.zeros(shape) for name in names} for shape in shapes]
+            answers = [Shipped(DataProto.from_dict(table)) for table in tables]
+        with self._clock.part("answers"):
+            self._store.sent["answers"] += sum(answer.size for answer in answers)
+            return collect([answer.read() for answer in answers])
+
+
+class PaperWorkers(TrainingWorkers):
+    """The workers of a run, by what dealing and sending to them cost."""
+
+    def __init__(self, ranks: int, clock: CpuClock, store: Store) -> None:
+        group: Any = PaperRanks(ranks, clock, store)
+        super().__init__(group, [], ref=group)
+        self._clock = clock
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """As the ranks score."""
+        with self._clock.part("send"):
+            return super().compute_log_prob(data)
+
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """As the ranks score."""
+        with self._clock.part("send"):
+            return super().compute_ref_log_prob(data)
+
+
+class Words:
+    """A tokenizer that knows a text for every token."""
+
+    def decode(self, token_ids: list[int], /) -> str:
+        """As many words."""
+        return " word" * len(token_ids)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an iteration cost the driver: CPU seconds and bytes by part."""
+
+    rows: int
+    ranks: int
+    seconds: dict[str, float]
+    sent: dict[str, int]
+
+    def per_row(self, part: str) -> float:
+        """Milliseconds."""
+        return 1e3 * self.seconds[part] / self.rows
+
+    @property
+    def ahead(self) -> float:
+        """Milliseconds per row for which the run waits."""
+        return sum(self.per_row(part) for part in PARTS)
+
+
+def invent(number: int, shape: Shape, draw: np.random.Generator) -> Trajectory:
+    """A play of ``shape``."""
+    task = {"task_id": f"task-{number}", "data_source": "invented"}
+    play = Trajectory(Job(0, task, "", "", 0, number), reward=float(draw.random() < 0.5))
+    ledger = TokenLedger()
+    ledger.append(draw.integers(VOCABULARY, size=shape.prompt).tolist(), SegmentKind.PROMPT)
+    for step in range(shape.turns):
+        segment = ledger.append(
+            draw.integers(VOCABULARY, size=shape.sampled).tolist(),
+            SegmentKind.AGENT,
+            logprobs=(-draw.random(shape.sampled)).tolist(),
+            turn=step,
+            policy_version=1,
+            stop_reason=StopReason.STOP,
+        )
+        seen = f"You arrive at desk {step}. On it, you see a book {number} and a pen. " * 3
+        turn = Turn(step, seen, seen, 0, segment.start, segment.end, "", StopReason.STOP)
+        turn.response = f"<think>the mug {number} may be here</think><action>take it</action>"
+        turn.action = "take it"
+        turn.is_action_valid = True
+        play.turns.append(turn)
+        ledger.append(draw.integers(VOCABULARY, size=shape.shown).tolist(), SegmentKind.ENV)
+    play.ledgers.append(ledger)
+    return play
+
+
+def received(rows: int, shape: Shape, clock: CpuClock, store: Store) -> Collected:
+    """``rows`` plays, as collectors return them in parts."""
+    draw = np.random.default_rng(0)
+    part = Shipped(Collected([invent(n, shape, draw) for n in range(PART)], 1.0, 0.0))
+    every = Collected([], 0.0, 0.0)
+    for first in range(0, rows, PART):
+        with clock.part("receive"):
+            found = part.read()
+            every.add(found)
+        store.sent["receive"] += part.size
+        for number, play in enumerate(found.trajectories, start=first):
+            uid = f"train-1-0-{number // GROUP}"
+            names = {"index": number, "uid": uid, "traj_uid": f"{uid}/{number % GROUP}"}
+            play.job = replace(play.job, **names)
+    del every.trajectories[rows:]
+    return every
+
+
+def packed(played: Collected) -> DataProto:
+    """The rows of ``played``, and what the collector measures."""
+    plays, _ = select_trajectories(played.trajectories, "drop_group")
+    rollout_metrics(played.trajectories, played.play_s)
+    episode_metrics(played.trajectories)
+    play_split(played.trajectories, played.play_s, played.thoughts_s)
+    return pack(rows_of(plays), 0)
+
+
+def trainer_of(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
+    """A trainer at its first step, without anybody else."""
+    settings = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=none"]
+    cfg = load_config("ppo_trainer", settings)
+    nobody: Any = None
+    reward = load_reward_manager(cfg)
+    trainer = RayPPOTrainer(cfg, workers, nobody, nobody, nobody, reward, nobody, nobody)
+    trainer.global_step = 1
+    return trainer
+
+
+def measure(rows: int, ranks: int = RANKS, shape: Shape | None = None) -> Cost:
+    """The cost of an iteration with ``rows`` plays of ``shape``."""
+    clock = CpuClock()
+    store = Store()
+    trainer = trainer_of(PaperWorkers(ranks, clock, store))
+    played = received(rows, shape or Shape(), clock, store)
+    with clock.part("pack"):
+        batch = packed(played)
+    del played
+    with clock.part("balance"):
+        batch = trainer.balance(batch)
+    with clock.part("evaluate"):
+        batch = trainer.evaluate(batch)
+    with clock.part("reward"):
+        batch = trainer.reward(batch)
+    with clock.part("credit"):
+        batch = trainer.credit(batch)
+    with clock.part("update"):
+        trainer.update_actor(batch)
+    with clock.part(BEHIND):
+        words = Words()
+        for line in chain(token_lines(batch, words), rollout_lines(batch, words)):
+            store.sent[BEHIND] += len(jsonl.dumps(line))
+    return Cost(rows, ranks, dict(clock.seconds), dict(store.sent))
+
+
+def table(costs: Sequence[Cost]) -> Iterator[str]:
+    """The lines of the table."""
+    yield f"| ms of CPU per row | {' | '.join(f'{cost.rows:,} rows' for cost in costs)} |"
+    yield f"|---|{'---|' * len(costs)}"
+    for part in PARTS:
+        yield f"| {part} | {' | '.join(f'{cost.per_row(part):.3f}' for cost in costs)} |"
+    yield f"| **for which the run waits** | {' | '.join(f'{cost.ahead:.2f}' for cost in costs)} |"
+    behind = (f"{cost.per_row(BEHIND):.2f}" for cost in costs)
+    yield f"| {BEHIND}, behind the step | {' | '.join(behind)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table; write the costs as JSON where asked to."""
+    parser = argparse.ArgumentParser(description="CPU of the driver per row.")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--ranks", type=int, default=RANKS)
+    for name, value in vars(Shape()).items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    shape = Shape(args.turns, args.prompt, args.sampled, args.shown)
+    costs = [measure(rows, args.ranks, shape) for rows in args.rows]
+    print(f"{shape.tokens:,} tokens and {shape.turns} turns a row, {args.ranks} ranks\n")
+    print("\n".join(table(costs)))
+    if args.json is not None:
+        args.json.write_text(json.dumps([vars(cost) for cost in costs], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

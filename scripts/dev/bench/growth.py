@@ -1,0 +1,140 @@
+"""Measure memory, threads and open files of every process of a run over many small iterations.
+
+    python -m scripts.dev.bench.growth --iterations 1000
+
+A run that grows by a little in every iteration fails after a day on a cluster. The table gives, for
+each kind of process, the median of the second tenth of the run and of its last tenth. The first
+tenth is left out, since caches and allocators fill up in it.
+"""
+
+import argparse
+import collections
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[3]
+PERIOD_S = 5.0
+MEASURES = ("rss_mib", "threads", "files")
+Sample = dict[str, dict[str, float]]  # kind of process -> measure -> sum over its processes
+
+
+def start_run(iterations: int, run_dir: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a run of ``iterations`` iterations on the number line in ``run_dir``."""
+    settings = {
+        "trainer.total_training_steps": iterations,
+        "trainer.default_local_dir": run_dir,
+        "trainer.test_freq": max(1, iterations // 10),
+        "trainer.save_freq": max(1, iterations // 10),
+        "trainer.max_actor_ckpt_to_keep": 2,
+        "trainer.num_threads": 1,
+        "actor_rollout_ref.model.path": run_dir.parent / "policy",
+        "actor_rollout_ref.rollout.name": "hf",
+        "actor_rollout_ref.rollout.num_threads": 1,
+        "data.train_batch_size": 2,
+        "env.rollout.n": 2,
+        "env.val_tasks": 2,
+    }
+    cold_start = "cold_start.overrides=['data.episodes=200','data.noise=0.35']"
+    words = [f"{key}={value}" for key, value in settings.items()]
+    command = ["-m", "verl.trainer.main_ppo", "--config-name", "number_line", cold_start]
+    with (run_dir.parent / "console.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, *command, *words, *overrides], cwd=ROOT, stdout=log, stderr=log
+        )
+
+
+def sample_processes(driver: psutil.Process) -> Sample:
+    """Return the sums of ``MEASURES`` of the driver and of its descendants, by kind of process."""
+    found: Sample = collections.defaultdict(lambda: dict.fromkeys(MEASURES, 0.0))
+    for process in [driver, *driver.children(recursive=True)]:
+        try:
+            with process.oneshot():
+                kind = "driver" if process == driver else kind_of(process)
+                found[kind]["rss_mib"] += process.memory_info().rss / 2**20
+                found[kind]["threads"] += process.num_threads()
+                found[kind]["files"] += process.num_fds()
+        except psutil.Error:
+            continue  # it ended meanwhile
+    return dict(found)
+
+
+def kind_of(process: psutil.Process) -> str:
+    """Return the name of a process without what differs between two of a kind."""
+    words = process.cmdline()
+    title = words[0] if words and words[0].startswith("ray::") else process.name()
+    return title.partition(".")[0].rstrip("0123456789_-:")
+
+
+def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return, for each kind of process and measure, the medians of the second and last tenth."""
+    # Processes start and end one after the other.
+    whole = max((len(sample) for sample in samples), default=0)
+    samples = [sample for sample in samples if len(sample) == whole]
+    tenth = max(1, len(samples) // 10)
+    early, late = samples[tenth : 2 * tenth], samples[-tenth:]
+    rows = []
+    for kind in sorted({kind for sample in [*early, *late] for kind in sample}):
+        row: dict[str, Any] = {"process": kind}
+        for measure in MEASURES:
+            row[measure] = [median_of(part, kind, measure) for part in (early, late)]
+        rows.append(row)
+    return rows
+
+
+def median_of(samples: Sequence[Sample], kind: str, measure: str) -> float:
+    """Return the median of ``measure`` over ``samples``; 0 where a sample has no such process."""
+    empty: Mapping[str, float] = {}
+    values = [sample.get(kind, empty).get(measure, 0.0) for sample in samples]
+    return round(statistics.median(values), 1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, sample, and print the table; return the exit status of the run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--out", type=Path, help="JSON file for the table")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="growth-") as folder:
+        began = time.monotonic()
+        run = start_run(args.iterations, Path(folder) / "run", args.overrides)
+        samples = watch(run, Path(folder) / "run" / "metrics.jsonl")
+        if run.returncode:
+            sys.stderr.write((Path(folder) / "console.log").read_text()[-4000:])
+            return run.returncode
+    rows = compare_tenths(samples)
+    result = {
+        "iterations": args.iterations,
+        "seconds": round(time.monotonic() - began),
+        "processes": rows,
+    }
+    for row in rows:
+        cells = "  ".join(f"{name} {row[name][0]:8.1f} -> {row[name][1]:8.1f}" for name in MEASURES)
+        sys.stdout.write(f"{row['process']:<28}{cells}\n")
+    if args.out is not None:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def watch(run: subprocess.Popen[bytes], metrics: Path) -> list[Sample]:
+    """Sample the processes of ``run`` from its first iteration to its end."""
+    driver = psutil.Process(run.pid)
+    samples: list[Sample] = []
+    while run.poll() is None:
+        if metrics.exists():
+            samples.append(sample_processes(driver))
+        time.sleep(PERIOD_S)
+    return samples
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What an RLVCR iteration costs beside a GRPO iteration on the same trajectories and the same
+model.
+
+    python scripts/dev/bench/iteration.py                       # configs/quickstart.yaml
+    python scripts/dev/bench/iteration.py --config-name smoke --steps 3 \\
+        algorithm.rlvcr.step_fraction=1.0
+
+Starts ``main_ppo`` with each estimator in turn, ``--rounds`` times. The learning rate is 0 and
+every turn is sampled with a seed of its own, so both play the same trajectories at every step (the
+last line says how many answers agree; rounding lets a few of them part). The first step of a run
+warms up and does not count; what is shown are medians of ``timing_s/*`` over the others, in
+seconds. RLVCR's scoring pass gives the old log-probs, too.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+from verl.record.run_dir import RunDirectory
+from verl.utils import jsonl
+
+ESTIMATORS = ("rlvcr", "grpo")
+PARTS = {
+    "generation": ("gen_engine",),
+    "environments": ("gen_env",),
+    "alternatives after the play": ("alternatives",),
+    "rows": ("pack",),
+    "scoring and old log-probs": ("scoring", "old_log_prob"),
+    "rewards and advantages": ("reward", "adv"),
+    "update": ("update_actor", "update_critic"),
+    "weights to the engines": ("update_weights",),
+}
+COUNTS = {
+    "sampled tokens of turns, per trajectory": "rollout/tokens_per_episode",
+    "sampled tokens of alternatives": "rlvcr/alternative_tokens",
+    "steps with alternatives": "rlvcr/expanded_steps",
+    "tokens of the rows": "perf/total_num_tokens",
+}
+
+
+def words(estimator: str, place: Path, args: argparse.Namespace) -> list[str]:
+    """The command line after ``main_ppo``; the caller's overrides win."""
+    return [
+        "--config-name",
+        args.config_name,
+        f"algorithm.adv_estimator={estimator}",
+        # Both write levels, though GRPO needs none: the turns must be the same.
+        "env.levels=true",
+        # Nothing is learnt, so that the second step of both still has the same policy.
+        "actor_rollout_ref.actor.optim.lr=0",
+        *nothing_but(args.steps, place),
+        *args.overrides,
+    ]
+
+
+def nothing_but(steps: int, place: Path) -> list[str]:
+    """Words for ``steps`` training steps in ``place`` and no validation, checkpoint or resume."""
+    return [
+        f"trainer.total_training_steps={steps}",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=0",
+        "trainer.resume_mode=disable",
+        f"trainer.default_local_dir={place}",
+    ]
+
+
+def run(name: str, place: Path, line: Sequence[str]) -> list[dict]:
+    """Run ``main_ppo`` with the words of ``line``, which make ``place`` its run directory, and
+    return the metrics of every step but the first; ``name`` is for the message when it fails.
+    """
+    place.mkdir(parents=True)
+    log = place.with_suffix(".log")
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *line]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with log.open("wb") as out:
+        status = subprocess.run(
+            command, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT
+        ).returncode
+    if status:
+        raise SystemExit(
+            f"{name} ended with exit status {status}; the last of {log}:\n{log.read_text()[-3000:]}"
+        )
+    steps = [
+        line for line in jsonl.read(RunDirectory(place).metrics_path) if "timing_s/step" in line
+    ]
+    return steps[1:]
+
+
+def middle(steps: list[dict], *names: str) -> float:
+    """Median over steps of the sum of the named metrics; one that was not measured is 0."""
+    # Summed within each step: the median of a sum is not the sum of the medians.
+    return median(sum(step.get(name, 0.0) for name in names) for step in steps)
+
+
+def agreement(places: dict[str, Path], steps: int) -> tuple[int, int]:
+    """(answers that are the same in both runs, answers compared) over all steps."""
+    same = compared = 0
+    for step in range(1, steps + 1):
+        said = {
+            estimator: answers(RunDirectory(place).rollout_path(step))
+            for estimator, place in places.items()
+        }
+        first, second = said.values()
+        common = first.keys() & second.keys()
+        compared += len(common)
+        same += sum(first[key] == second[key] for key in common)
+    return same, compared
+
+
+def answers(path: Path) -> dict[tuple[str, int], str]:
+    """(trajectory, step) -> what the policy said, from a rollout file."""
+    return {
+        (row["traj_uid"], step["step"]): step["response"]
+        for row in jsonl.read(path)
+        for step in row.get("steps", ())
+    }
+
+
+def table(measured: dict[str, list[dict]]) -> str:
+    """The markdown table of all parts, the whole, and what was played."""
+    rlvcr, grpo = (measured[estimator] for estimator in ESTIMATORS)
+    lines = ["| seconds per iteration | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
+
+    def line(name: str, left: float, right: float, digits: int = 2) -> None:
+        ratio = f"{left / right:.2f}" if right > 0 else ""
+        lines.append(f"| {name} | {left:,.{digits}f} | {right:,.{digits}f} | {ratio} |")
+
+    every = [f"timing_s/{key}" for keys in PARTS.values() for key in keys]
+    for name, keys in PARTS.items():
+        parts = [f"timing_s/{key}" for key in keys]
+        line(name, middle(rlvcr, *parts), middle(grpo, *parts))
+    rest = [
+        median(step["timing_s/step"] - sum(step.get(key, 0.0) for key in every) for step in steps)
+        for steps in (rlvcr, grpo)
+    ]
+    line("the rest", *rest)
+    line("**whole iteration**", middle(rlvcr, "timing_s/step"), middle(grpo, "timing_s/step"))
+    for name, key in COUNTS.items():
+        line(name, middle(rlvcr, key), middle(grpo, key), 0)
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="An RLVCR iteration against a GRPO iteration.")
+    parser.add_argument("--config-name", default="quickstart")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="steps of each run; the first does not count"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="runs of each estimator, in alternating order"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="directory for runs and logs; left out: a temporary one"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for both runs")
+    args = parser.parse_intermixed_args(argv)
+    if args.steps < 2:
+        parser.error("--steps must be 2 or more: the first step does not count")
+    measured: dict[str, list[dict]] = {estimator: [] for estimator in ESTIMATORS}
+    places: dict[str, Path] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        base = args.keep or Path(scratch)
+        for number in range(args.rounds):
+            places = {estimator: base / f"{estimator}-{number}" for estimator in ESTIMATORS}
+            # In turn, and the order changes from round to round: whoever comes second finds files
+            # in memory.
+            for estimator in ESTIMATORS if number % 2 == 0 else reversed(ESTIMATORS):
+                place = places[estimator]
+                measured[estimator] += run(estimator, place, words(estimator, place, args))
+        same, compared = agreement(places, args.steps)
+    shown = " ".join([args.config_name, *args.overrides])
+    print(f"{shown}; {len(measured['rlvcr'])} steps of each\n\n{table(measured)}\n")
+    print(f"{same:,} of {compared:,} answers are the same in both")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""An iteration whose plays overlap with the update against one in which they take turns.
+
+    python scripts/dev/bench/overlap.py                                   # steps of 10 ms to 1 s
+    python scripts/dev/bench/overlap.py --steps 8 env.rollout.carry_over=2
+
+Starts ``main_ppo`` with ``trainer.rollout_overlap`` off and on in turn, ``--rounds`` times, with
+the quickstart's policy in an environment that waits (``scripts/dev/bench/waiting.py``). The
+first step of a run warms up and does not count, and of overlapping runs neither does the second:
+it was played ahead while the first one warmed up. Medians over the other steps, in seconds.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from scripts.dev.bench.iteration import middle, nothing_but, run
+
+POLICY = "experiments/policies/quickstart"  # the environment is won whatever it says
+MODES = ("off", "one_step")
+PARTS = {
+    "waiting for plays": ("timing_s/gen", "timing_s/wait_for_plays"),
+    "scoring, rewards, advantages": (
+        "timing_s/old_log_prob",
+        "timing_s/reward",
+        "timing_s/adv",
+    ),
+    "update": ("timing_s/update_actor",),
+    "weights to the engines": ("timing_s/update_weights",),
+    "**whole iteration**": ("timing_s/step",),
+}
+
+
+def words(mode: str, place: Path, args: argparse.Namespace) -> list[str]:
+    """The command line after ``main_ppo``; the caller's overrides win."""
+    own = [word for word in args.overrides if not word.startswith("env.rollout.carry_over")]
+    return [
+        "--config-name",
+        args.config_name,
+        f"actor_rollout_ref.model.path={POLICY}",
+        "env.env_name=scripts.dev.bench.waiting:PACKAGE",
+        "env.kwargs={prompt:compact}",
+        "env.max_steps=12",
+        "data.max_prompt_length=384",
+        "algorithm.adv_estimator=grpo",
+        f"trainer.rollout_overlap={mode}",
+        *nothing_but(args.steps, place),
+        # What goes on over steps needs the overlap.
+        *(args.overrides if mode != "off" else own),
+    ]
+
+
+def table(measured: dict[str, list[dict]]) -> str:
+    """The markdown table: what an iteration waits for, in both modes, and how old its plays are."""
+    off, on = (measured[mode] for mode in MODES)
+    lines = ["| seconds per iteration | in turn | overlapping | ratio |", "|---|---|---|---|"]
+    for name, keys in PARTS.items():
+        left, right = middle(off, *keys), middle(on, *keys)
+        ratio = f"{left / right:.2f}" if right > 0 else ""
+        lines.append(f"| {name} | {left:.2f} | {right:.2f} | {ratio} |")
+    stale = [middle(steps, "training/staleness") for steps in (off, on)]
+    lines.append(f"| updates since the plays | {stale[0]:.2f} | {stale[1]:.2f} | |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-name", default="number_line")
+    parser.add_argument("--steps", type=int, default=6, help="steps of each run")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each mode, in turn")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for both")
+    args = parser.parse_intermixed_args(argv)
+    if args.steps < 3:
+        parser.error("--steps must be 3 or more: the first two do not count")
+    measured: dict[str, list[dict]] = {mode: [] for mode in MODES}
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        for number in range(args.rounds):
+            for mode in MODES if number % 2 == 0 else reversed(MODES):
+                place = Path(scratch) / f"{mode}-{number}"
+                measured[mode] += run(mode, place, words(mode, place, args))[1:]
+    shown = " ".join([args.config_name, *args.overrides])
+    print(f"{shown}; {len(measured['off'])} steps of each\n\n{table(measured)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""What an iteration asks of the driver, of links and of devices as ranks and plays grow, by
+simulation and arithmetic: ``python -m scripts.dev.bench.scale``.
+
+    driver    CPU seconds that ``scripts.dev.bench.driver`` measures on small tables here and now,
+              per row, per token and per rank; dealing is done in full, by the code that a run calls
+    journal   the same, of the thread behind the step
+    store     bytes through the object store of the driver's node: plays, rows, answers
+    links     the driver's, with all of that for other nodes; every device's, with shards of weights
+              that are gathered and gradients that are reduced, micro-batch by micro-batch
+    devices   operations of the update over the efficiency of the dealt rows, and the other parts of
+              ``scripts/dev/recipes.py``, for 1.5B parameters on H100s in nodes of 8
+
+Plays are invented as in ``scripts.dev.bench.balance``. Nothing here was measured on a cluster: the
+table says where a single driver stops being enough, not how long an iteration takes.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from scripts.dev.bench import balance, driver
+from scripts.dev.recipes import FLOAT32_BYTES, GIGA, H100, MODELS, Assumed, seconds
+from verl.config.memory import BYTES, micro_tokens
+from verl.config.schema import PPOConfig
+from verl.trainer.launch.extensions import load_config
+from verl.trainer.ppo.dealing import deal_mini_batches
+from verl.utils.seqlen_balancing import spread_rows
+from verl.workers.mini_batches import mini_batches
+
+RANKS = (8, 64, 1024)
+PLAYS = (1_000, 10_000, 100_000)
+RECIPE = "alfworld_qwen2.5_1.5b_8gpu"
+ON_A_NODE = 8
+DRIVER_LINK = 25.0  # GB/s: 200 Gb/s
+DEVICE_LINK = 50.0  # GB/s: 400 Gb/s each
+STEPS = 4  # optimizer steps of an iteration
+# Where the driver's cost is measured: a short and a long row, few and many ranks.
+SHORT = driver.Shape(turns=10, prompt=400, sampled=60, shown=60)
+LONG = driver.Shape(turns=40, prompt=400, sampled=60, shown=60)
+MANY = 128
+
+
+@dataclass(frozen=True)
+class DriverModel:
+    """Seconds and bytes of the driver: of a row, of a token of a row, and of a rank."""
+
+    row_s: float
+    token_s: float
+    rank_s: float
+    journal_s: float  # of a token that was played
+    received: float  # bytes of a token, as collectors send it
+    moved: float  # bytes of a token of padded rows, to the ranks and back
+
+
+@dataclass(frozen=True)
+class Load:
+    """An iteration: seconds and gigabytes of what carries it."""
+
+    ranks: int
+    plays: int
+    driver_s: float
+    deal_s: float
+    journal_s: float
+    store_gb: float
+    driver_link_s: float
+    device_link_gb: float
+    device_link_s: float
+    device_s: float
+    efficiency: float
+
+    @property
+    def longest(self) -> str:
+        """What the iteration waits for most."""
+        parts = {
+            "driver": self.driver_s + self.deal_s,
+            "journal": self.journal_s,
+            "driver's link": self.driver_link_s,
+            "devices' links": self.device_link_s,
+            "devices": self.device_s,
+        }
+        return max(parts, key=parts.__getitem__)
+
+
+def fit(rows: int) -> DriverModel:
+    """The driver's costs, from three iterations with ``rows`` rows."""
+    driver.measure(driver.PART)  # what is loaded and made once is no cost of a row
+    short = driver.measure(rows, shape=SHORT)
+    long = driver.measure(rows, shape=LONG)
+    many = driver.measure(rows, MANY, SHORT)
+    tokens = LONG.tokens - SHORT.tokens
+    # Noise may not make rows cheaper than nothing.
+    token_ms = min((long.ahead - short.ahead) / tokens, long.ahead / LONG.tokens)
+    row_ms = long.ahead - token_ms * LONG.tokens
+    rank_ms = (many.ahead - short.ahead) * rows / (MANY - driver.RANKS)
+    table = rows * LONG.tokens
+    moved = sum(long.sent[part] for part in ("send", "answers", "update"))
+    return DriverModel(
+        row_ms / 1e3,
+        token_ms / 1e3,
+        max(0.0, rank_ms) / 1e3,
+        long.seconds[driver.BEHIND] / table,
+        long.sent["receive"] / table,
+        moved / table,
+    )
+
+
+def config(ranks: int, plays: int) -> PPOConfig:
+    """The recipe on ``ranks`` devices with ``plays`` an iteration."""
+    nodes = max(1, ranks // ON_A_NODE)
+    group = balance.GROUP
+    words = [f"trainer.nnodes={nodes}", f"data.train_batch_size={plays // group}"]
+    words += [f"actor_rollout_ref.rollout.n={group}", f"env.rollout.n={group}"]
+    cfg = load_config(RECIPE, words)
+    if not isinstance(cfg, PPOConfig):
+        raise TypeError(f"{RECIPE} is no config of main_ppo")
+    return cfg
+
+
+def dealing(rows: balance.Rows, ranks: int, seed: int) -> tuple[float, float]:
+    """CPU seconds of dealing ``rows`` for two passes that score and an update, and the efficiency
+    of the update.
+    """
+    began = time.process_time()
+    for _ in range(2):
+        spread_rows(rows.sizes, ranks)
+    parts = mini_batches(rows.table, seed, num_steps=STEPS)
+    shares = deal_mini_batches(parts, rows.sizes, ranks)
+    took = time.process_time() - began
+    return took, balance.efficiency(parts, shares, rows.sizes)
+
+
+def link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
+    """Bytes over a device's link: in each pass over ``tokens`` a rank, all others' shards of the
+    weights for every micro-batch, and in an update again backward, with the gradient in float32.
+    """
+    weights = MODELS[str(cfg.actor_rollout_ref.model.path)].parameters
+    gathered = weights * BYTES[cfg.actor_rollout_ref.actor.dtype]
+    batches = max(1.0, tokens / micro_tokens(cfg))
+    updates = max(STEPS, batches)
+    each = 2 * batches * gathered + updates * (2 * gathered + weights * FLOAT32_BYTES)
+    return each * (ranks - 1) / ranks
+
+
+def load(ranks: int, plays: int, model: DriverModel, seed: int = 0) -> Load:
+    """What an iteration with ``plays`` on ``ranks`` devices carries."""
+    cfg = config(ranks, plays)
+    rows = balance.invent(balance.Case(ranks, plays, STEPS), seed)
+    deal_s, efficiency = dealing(rows, ranks, seed)
+    tokens = sum(rows.sizes)
+    padded = plays * max(rows.sizes)
+    nodes = max(1, ranks // ON_A_NODE)
+    stored = tokens * model.received + padded * model.moved
+    parts = seconds(cfg, H100, Assumed())
+    own = link_bytes(cfg, ranks, tokens / ranks)
+    others = sum(value for part, value in parts.items() if part != "update")
+    return Load(
+        ranks=ranks,
+        plays=plays,
+        driver_s=plays * model.row_s + padded * model.token_s + ranks * model.rank_s,
+        deal_s=deal_s,
+        journal_s=tokens * model.journal_s,
+        store_gb=stored / GIGA,
+        driver_link_s=stored * (nodes - 1) / nodes / GIGA / DRIVER_LINK,
+        device_link_gb=own / GIGA,
+        device_link_s=own / GIGA / DEVICE_LINK,
+        device_s=others + parts["update"] / efficiency,
+        efficiency=efficiency,
+    )
+
+
+def table(loads: Sequence[Load]) -> Iterator[str]:
+    """The lines of the table."""
+    yield (
+        "| ranks | plays | driver, s | dealing, s | journal, s | store, GB | driver's link, s "
+        "| device's link, GB | the same, s | devices, s | efficiency | longest |"
+    )
+    yield f"|{'---|' * 12}"
+    for one in loads:
+        figures = (
+            f"{one.ranks:,}",
+            f"{one.plays:,}",
+            f"{one.driver_s:.1f}",
+            f"{one.deal_s:.2f}",
+            f"{one.journal_s:.1f}",
+            f"{one.store_gb:.1f}",
+            f"{one.driver_link_s:.2f}",
+            f"{one.device_link_gb:.0f}",
+            f"{one.device_link_s:.1f}",
+            f"{one.device_s:.1f}",
+            f"{one.efficiency:.2f}",
+            one.longest,
+        )
+        yield f"| {' | '.join(figures)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the driver's costs and the table."""
+    parser = argparse.ArgumentParser(description="Loads of an iteration, by simulation.")
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
+    parser.add_argument("--plays", type=int, nargs="+", default=PLAYS)
+    parser.add_argument("--rows", type=int, default=256, help="of what is measured")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    model = fit(args.rows)
+    print(
+        f"driver: {1e3 * model.row_s:.2f} ms a row, {1e9 * model.token_s:.0f} ns a token of it, "
+        f"{1e3 * model.rank_s:.2f} ms a rank; journal: {1e9 * model.journal_s:.0f} ns a token; "
+        f"{model.received:.0f} bytes a token from collectors, "
+        f"{model.moved:.0f} to ranks and back\n"
+    )
+    loads = [load(ranks, plays, model) for ranks in args.ranks for plays in args.plays]
+    print("\n".join(table(loads)))
+
+
+if __name__ == "__main__":
+    main()

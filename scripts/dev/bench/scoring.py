@@ -1,0 +1,283 @@
+"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
+thought.
+
+    python scripts/dev/bench/scoring.py     # a policy of the quickstart's size, random weights
+    python scripts/dev/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 \
+        --dtype bfloat16 --device cuda
+
+For each context length the same batch is put through three passes, in turn, ``--repeats`` times;
+the fastest of each counts. *old*: the old-log-prob pass alone. *shared*: the same pass with every
+step's alternatives as branches, which gives old log-probs and scores. *naive*: the old-log-prob
+pass, then one sequence ``context + thought + action`` for each of the four thoughts of every step,
+packed into micro-batches of the same size. Tokens are tokens forwarded, CPU seconds those of this
+process.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from verl.config.schema.sft import NewPolicyConfig
+from verl.models.loader import load_causal_lm, new_causal_lm
+from verl.models.policy import PolicyModel
+from verl.protocol import DataProto, object_array
+from verl.records import Branch, Span
+from verl.workers.branch_scores import RowScores, score_rows
+from verl.workers.engine import TrainEngine
+
+VOCAB = 800
+PROMPT = 60  # tokens of the first prompt
+TAGS = 4  # tokens of a level and its tags
+CLOSING = 2  # tokens between a thought and its action
+
+
+@dataclass
+class Cost:
+    """What a pass takes: tokens forwarded, wall-clock and CPU seconds."""
+
+    tokens: int
+    wall: float = float("inf")
+    cpu: float = float("inf")
+
+    def time(self, run: Callable[[], object]) -> None:
+        """Call ``run`` and keep the time if it is the best so far."""
+        wall_before = time.perf_counter()
+        cpu_before = time.process_time()
+        run()
+        # Kernels run on after the call returns: without waiting for them only their launch is
+        # measured.
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        wall = time.perf_counter() - wall_before
+        cpu = time.process_time() - cpu_before
+        # The fastest of several repeats: what else runs on the machine only ever adds time.
+        if wall < self.wall:
+            self.wall = wall
+            self.cpu = cpu
+
+
+def make_engine(args: argparse.Namespace) -> TrainEngine:
+    """A frozen policy: the one of ``--model``, or random weights in the quickstart's size."""
+    if args.model:
+        lm = load_causal_lm(args.model)
+    else:
+        from transformers import Qwen3Config
+
+        new = NewPolicyConfig()
+        lm = new_causal_lm(
+            Qwen3Config(
+                vocab_size=VOCAB,
+                hidden_size=new.hidden_size,
+                intermediate_size=new.intermediate_size,
+                num_hidden_layers=new.num_hidden_layers,
+                num_attention_heads=new.num_attention_heads,
+                num_key_value_heads=new.num_key_value_heads,
+                head_dim=new.hidden_size // new.num_attention_heads,
+                max_position_embeddings=2 * max(args.contexts) + 512,
+                tie_word_embeddings=new.tie_word_embeddings,
+            ),
+            seed=0,
+        )
+    return TrainEngine(PolicyModel(lm), device=args.device, dtype=args.dtype)
+
+
+@dataclass
+class _Play:
+    """One row of a batch: its tokens, which of them were sampled, and what is to be scored."""
+
+    ids: np.ndarray
+    mask: list[int]
+    spans: list[Span]
+    branches: list[Branch]
+
+
+def make_batch(context: int, args: argparse.Namespace) -> DataProto:
+    """Rows of about ``context`` tokens in append history, with spans and branches as
+    ``rlvcr.scoring`` makes them.
+    """
+    draw = np.random.default_rng(context)
+    plays = [_play(context, args, draw) for _ in range(args.rows)]
+    rows = [(play.ids, play.mask) for play in plays]
+    spans = [play.spans for play in plays]
+    return pack_rows(rows, spans, [play.branches for play in plays])
+
+
+def _play(context: int, args: argparse.Namespace, draw: np.random.Generator) -> _Play:
+    def around(mean: int) -> int:
+        return int(draw.integers(mean // 2, mean * 3 // 2 + 1))
+
+    play = _Play(draw.integers(10, VOCAB, 2 * context + 512), [0] * PROMPT, [], [])
+    while len(play.mask) < context:
+        start = len(play.mask)
+        thought = around(args.thought)
+        action = around(args.action)
+        first = start + TAGS + thought + CLOSING
+        end = first + action + 1  # the action is scored together with what ends it
+        step = len(play.spans)
+        play.spans.append(Span(first, end, step=step, label=1))
+        for level in (2, 3, 4):
+            other = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING
+            tokens = draw.integers(10, VOCAB, other).tolist() + play.ids[first:end].tolist()
+            play.branches.append(Branch(start, tokens, target_start=other, step=step, label=level))
+        seen = around(args.observation)
+        play.mask += [1] * (end - start) + [0] * seen
+    play.ids = play.ids[: len(play.mask)]
+    return play
+
+
+def pack_rows(
+    rows: Sequence[tuple[np.ndarray | torch.Tensor, Sequence[int]]],
+    spans: Sequence[Sequence[Span]],
+    branches: Sequence[Sequence[Branch]] | None = None,
+) -> DataProto:
+    """Unpadded (ids, mask of sampled tokens) as a batch; a row's first token is its prompt."""
+    # The width of responses is that of the row but for its first token, which is the prompt.
+    width = max(len(mask) for _, mask in rows) - 1
+    ids = torch.zeros(len(rows), width + 1, dtype=torch.long)
+    attention = torch.zeros(len(rows), width + 1, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.long)
+    for row, (tokens, sampled) in enumerate(rows):
+        ids[row, : len(tokens)] = torch.as_tensor(tokens)
+        attention[row, : len(tokens)] = 1
+        mask[row, : len(tokens) - 1] = torch.as_tensor(sampled[1:])
+    tensors = {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "responses": ids[:, 1:],
+        "response_mask": mask,
+    }
+    columns = {"spans": object_array(spans)}
+    if branches is not None:
+        columns["branches"] = object_array(branches)
+    return DataProto.from_dict(tensors, columns)
+
+
+def naive_batch(data: DataProto) -> DataProto:
+    """Every thought of every step as a row of its own, ``context + thought + action``, whose action
+    is scored.
+    """
+    rows = []
+    spans = []
+    columns = zip(data.non_tensor_batch["spans"], data.non_tensor_batch["branches"], strict=True)
+    for row, (row_spans, row_branches) in enumerate(columns):
+        tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
+        whole = [(span, tokens[: span.end], span.start) for span in row_spans]
+        for branch in row_branches:
+            sequence = torch.cat([tokens[: branch.start], torch.tensor(branch.token_ids)])
+            whole.append((branch, sequence, branch.start + branch.target_start))
+        for asked, sequence, first in whole:
+            rows.append((sequence, [0] * len(sequence)))
+            spans.append([Span(first, len(sequence), step=asked.step, label=asked.label)])
+    return pack_rows(rows, spans)
+
+
+def measure(
+    engine: TrainEngine, context: int, args: argparse.Namespace
+) -> tuple[DataProto, dict[str, Cost], float]:
+    """Costs of the three passes on one batch, and the largest difference between shared and naive
+    scores.
+    """
+    data = make_batch(context, args)
+    plain = data.select(list(data.batch.keys()), [])
+    naive = naive_batch(data)
+    own = int(data.batch["attention_mask"].sum())
+    others = int(naive.batch["attention_mask"].sum())
+    branched = sum(len(b.token_ids) for row in data.non_tensor_batch["branches"] for b in row)
+    costs = {"old": Cost(own), "shared": Cost(own + branched), "naive": Cost(own + others)}
+    found: dict[str, RowScores] = {}
+
+    def score(name: str, batch: DataProto) -> None:
+        found[name] = score_rows(engine, batch, max_tokens=args.max_tokens)
+
+    passes = {
+        "old": lambda: score("old", plain),
+        "shared": lambda: score("shared", data),
+        "naive": lambda: (score("old", plain), score("naive", naive)),
+    }
+    for _ in range(args.repeats):
+        for name, run in passes.items():
+            costs[name].time(run)
+    return data, costs, largest_difference(found["shared"], found["naive"])
+
+
+def largest_difference(shared: RowScores, naive: RowScores) -> float:
+    """Between mean log-probs and entropies of the two ways, over all thoughts of all steps."""
+    if naive.span_scores is None or shared.span_scores is None or shared.branch_scores is None:
+        raise ValueError("neither spans nor branches were scored")
+    # The order is that of ``naive_batch``: a row's spans, then its branches.
+    expected = iter([record for row in naive.span_scores for record in row])
+    worst = 0.0
+    for spans, branches in zip(shared.span_scores, shared.branch_scores, strict=True):
+        for record in [*spans, *branches]:
+            other = next(expected)
+            worst = max(worst, abs(record.logprob - other.logprob))
+            worst = max(worst, abs(record.entropy - other.entropy))
+    return worst
+
+
+HEADER = """\
+| context | steps | tokens: old / shared / naive | wall s: old / shared / naive \
+| CPU s: old / shared / naive \
+| naive / shared: tokens, wall, CPU | shared / old: tokens, wall, **per real token** | difference |
+|---|---|---|---|---|---|---|---|"""
+
+
+def table_row(context: int, data: DataProto, costs: dict[str, Cost], difference: float) -> str:
+    """One line of the table."""
+    old, shared, naive = costs["old"], costs["shared"], costs["naive"]
+    steps = sum(len(row) for row in data.non_tensor_batch["spans"])
+    per_token = (shared.wall / shared.tokens) / (old.wall / old.tokens)
+    cells = [
+        str(context),
+        f"{steps} in {len(data)} rows",
+        " / ".join(f"{cost.tokens:,}" for cost in costs.values()),
+        " / ".join(f"{cost.wall:.2f}" for cost in costs.values()),
+        " / ".join(f"{cost.cpu:.2f}" for cost in costs.values()),
+        f"{naive.tokens / shared.tokens:.1f}, {naive.wall / shared.wall:.1f}, "
+        f"{naive.cpu / shared.cpu:.1f}",
+        f"{shared.tokens / old.tokens:.2f}, {shared.wall / old.wall:.2f}, **{per_token:.2f}**",
+        f"{difference:.0e}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Prefix-shared scoring against naive scoring.")
+    parser.add_argument(
+        "--model", help="policy directory; left out: random weights in the quickstart's size"
+    )
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=[300, 1000, 3000], help="tokens of a row"
+    )
+    parser.add_argument("--rows", type=int, default=4, help="rows of a batch")
+    parser.add_argument("--thought", type=int, default=12, help="tokens of a thought, on average")
+    parser.add_argument("--action", type=int, default=6, help="tokens of an action, on average")
+    parser.add_argument(
+        "--observation", type=int, default=20, help="tokens between two turns, on average"
+    )
+    parser.add_argument("--max-tokens", type=int, default=8192, help="tokens of a micro-batch")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    engine = make_engine(args)
+    size = sum(parameter.numel() for parameter in engine.module.parameters())
+    place = f"{args.dtype} on {engine.device}, {args.threads} threads"
+    print(f"{size / 1e6:.1f} million parameters, {place}\n\n{HEADER}")
+    for context in args.contexts:
+        print(table_row(context, *measure(engine, context, args)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

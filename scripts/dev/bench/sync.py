@@ -1,0 +1,140 @@
+"""Handing a policy's weights to the engine, in seconds per GiB, beside a plain copy of as many
+bytes: ``python -m scripts.dev.bench.sync``.
+
+A run is started as ``main_ppo`` starts one, with a random policy of every size, and hands its
+weights over ``--repeats`` times; nothing is played or trained. Sizes are those of the weights in
+the dtype of the engine, the training rank holds float32.
+
+    whole   ``sync_weights``: gathered and cast on the rank, through Ray's object store (or between
+            devices: ``weight_transfer``), into the engine, and proved to be there, bit by bit
+    export  what the rank does of it
+    copy    as many bytes from one array to another, in this process: nothing can be faster
+
+Medians; the first time does not count.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import ray
+
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.single_controller.ray import ray_get
+from verl.trainer.launch.extensions import load_config
+from verl.trainer.launch.ppo import open_run
+from verl.trainer.ppo.interfaces import Workers
+from verl.utils.logging import setup_logging
+
+GIB = 1 << 30
+HIDDEN = 1024
+LAYER = 3 * HIDDEN * HIDDEN + 3 * HIDDEN * 3 * HIDDEN  # weights of one, but for its norms
+BYTES = {"bfloat16": 2, "float32": 4}
+EXPORT_S = 600.0
+
+
+@dataclass
+class Cost:
+    """Seconds of one size: the whole, what the rank does of it, and a copy of ``size`` bytes."""
+
+    size: int
+    whole: float
+    export: float
+    copy: float
+
+
+def words(policy: Path, place: Path, engine: str, dtype: str) -> list[str]:
+    """The run, after ``main_ppo``."""
+    return [
+        "algorithm.adv_estimator=grpo",
+        f"actor_rollout_ref.model.path={policy}",
+        f"actor_rollout_ref.rollout.name={engine}",
+        f"actor_rollout_ref.rollout.dtype={dtype}",
+        "actor_rollout_ref.rollout.max_num_seqs=8",
+        "actor_rollout_ref.rollout.kv_cache_gb=1",
+        "data.train_batch_size=1",
+        "data.max_prompt_length=640",
+        "data.max_response_length=384",
+        "env.env_name=number_line",
+        "env.history=append",
+        "env.max_steps=2",
+        "env.max_turn_tokens=16",
+        "env.rollout.n=2",
+        "env.val_tasks=2",
+        "trainer.total_training_steps=1",
+        f"trainer.default_local_dir={place}",
+    ]
+
+
+def median_s(repeats: int, call: Callable[[int], object]) -> float:
+    """Median seconds of ``call(0)`` ... ``call(repeats)``, but for the first."""
+    seconds = []
+    for number in range(repeats + 1):
+        began = time.perf_counter()
+        call(number)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
+def measure(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) -> Cost:
+    """The cost of handing over about ``gib`` GiB of weights."""
+    layers = max(1, round(gib * GIB / (LAYER * BYTES[dtype])))
+    policy = make_tiny_policy(scratch / f"policy-{layers}", hidden=HIDDEN, layers=layers)
+    place = scratch / f"run-{engine}-{layers}"
+    with open_run(load_config("ppo_trainer", words(policy, place, engine, dtype))) as run:
+        workers = run.trainer.workers
+        whole = median_s(repeats, workers.sync_weights)
+        export = median_s(repeats, lambda _: exported(workers))
+        weights = ray_get(exported(workers), EXPORT_S, "export of the weights")
+        size = sum(array.nbytes for _, array in weights)
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    return Cost(size, whole, export, median_s(repeats, lambda _: np.copyto(target, source)))
+
+
+def exported(workers: Workers) -> ray.ObjectRef:
+    """A reference to the weights of rank 0, once they are in the store. Raises ``TimeoutError``."""
+    ref = workers.actor.call_refs("export_weights")[0]
+    if not ray.wait([ref], timeout=EXPORT_S, fetch_local=False)[0]:
+        raise TimeoutError(f"the rank has not exported its weights within {EXPORT_S:g} s")
+    return ref
+
+
+def table(costs: Sequence[Cost]) -> str:
+    """A line for every size, in Markdown."""
+    lines = [
+        "| GiB | whole, s per GiB | export, s per GiB | copy, s per GiB | whole / copy |",
+        "|---|---|---|---|---|",
+    ]
+    for cost in costs:
+        gib = cost.size / GIB
+        each = " | ".join(f"{s / gib:.2f}" for s in (cost.whole, cost.export, cost.copy))
+        lines.append(f"| {gib:.2f} | {each} | {cost.whole / cost.copy:.1f} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gib", type=float, nargs="+", default=[0.125, 0.5, 1.0])
+    parser.add_argument("--engines", nargs="+", default=["vllm", "hf"])
+    parser.add_argument("--dtype", choices=sorted(BYTES), default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args(argv)
+    setup_logging()
+    for engine in args.engines:
+        with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+            costs = [
+                measure(gib, engine, args.dtype, args.repeats, Path(scratch)) for gib in args.gib
+            ]
+        print(f"\nengine {engine}, {args.dtype}\n\n{table(costs)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""SIGKILL at random moments of a deterministic run, which the same command then goes on with.
+
+    reference     one run that nobody disturbs
+    round 1, 2    the same run: start ─▶ killed ─▶ start ─▶ killed ... ─▶ done ─▶ compared
+
+A play has the engine to itself: how requests meet in a batch depends on time, and what they compute
+in the last bit on the batch.
+"""
+
+import json
+import random
+import re
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from scripts.dev.chaos.job import FOLDER, KEPT, WORDS, policy
+from tests.helpers.jobs import AGENTS, Job, start
+from verl.utils import jsonl
+from verl.utils.checkpoint import verify_checkpoint
+from verl.utils.files import atomic_write
+
+RESULTS = KEPT / "kills.json"
+STEPS = 6
+READY = re.compile(r"ready after ([\d.]+) s")
+RUN_S = 1800.0  # for a run, on a busy machine
+READY_S = 15.0  # from being ready to the next step
+GONE_S = 30.0
+EARLY_SHARE = 0.2  # of the kills fall into the start
+MOST_STEPS = 3  # that a run comes further before it is killed
+LOOK_S = 0.05
+DETERMINISTIC = (
+    # A policy made from nothing wins nothing: without this its weights would never move.
+    "actor_rollout_ref.actor.entropy_coeff=0.1",
+    "actor_rollout_ref.actor.optim.lr=0.001",
+    "env.env_name=number_line",
+    "env.num_workers=1",
+    "env.envs_per_worker=1",
+    "trainer.max_actor_ckpt_to_keep=2",
+    "trainer.test_freq=-1",
+    f"trainer.total_training_steps={STEPS}",
+)
+# What tells how long something took differs between any two runs.
+TIMED = ("time", "timing_s/", "perf/", "rollout/env_wait_s", "rollout/engine_wait_s")
+WAITED = "rollout/active_ratio"
+
+
+@dataclass
+class Kill:
+    """One SIGKILL, of the ``whole`` tree or of the driver alone: ``after_s`` of the start, where
+    ``early``, else of the first moment when it was ready and ``further`` steps were on record.
+
+    ``next_s``: from being ready to the next step, where it came to that; ``step``: the last one on
+    record.
+    """
+
+    number: int
+    whole: bool
+    early: bool
+    further: int
+    after_s: float
+    step: int = 0
+    next_s: float | None = None
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Record:
+    """All kills so far, and what each finished round had that the reference has not."""
+
+    kills: list[Kill]
+    rounds: list[list[str]]
+
+    @classmethod
+    def read(cls, path: Path) -> "Record":
+        """What ``path`` holds; empty where it does not exist."""
+        if not path.exists():
+            return cls([], [])
+        found = json.loads(path.read_text())
+        return cls([Kill(**kill) for kill in found["kills"]], found["rounds"])
+
+    def write(self, path: Path) -> None:
+        """Keep everything in ``path``."""
+        with atomic_write(path) as file:
+            json.dump(asdict(self), file, indent=1)
+
+    def wrong(self) -> list[str]:
+        """What was wrong."""
+        found = [f"kill {kill.number}: {why}" for kill in self.kills for why in kill.wrong]
+        return found + [
+            f"round {number}: {why}" for number, whys in enumerate(self.rounds) for why in whys
+        ]
+
+
+def run(count: int, seed: int) -> int:
+    """Kill until there were ``count``, in as many rounds as that takes; 1 where anything was
+    wrong.
+    """
+    folder = FOLDER / "kills"
+    reference = folder / "reference"
+    if not _is_done(reference):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        start(words(reference), folder / "reference.txt").finish(RUN_S)
+    record = Record.read(RESULTS)
+    while len(record.kills) < count:
+        place = folder / f"round-{len(record.rounds)}"
+        draw = random.Random(f"{seed}/{len(record.kills)}/{len(record.rounds)}")
+        kill = drawn(len(record.kills), reference, draw)
+        if strike(kill, place):
+            record.rounds.append(list(differences(reference, place)))
+            shutil.rmtree(place)
+        else:
+            record.kills.append(kill)
+        record.write(RESULTS)
+    sys.stdout.write(summary(record))
+    return int(bool(record.wrong()))
+
+
+def words(place: Path) -> list[str]:
+    """The command line after ``main_ppo``."""
+    return [
+        *WORDS,
+        *DETERMINISTIC,
+        f"actor_rollout_ref.model.path={policy()}",
+        f"trainer.default_local_dir={place}",
+    ]
+
+
+def drawn(number: int, reference: Path, draw: random.Random) -> Kill:
+    """A kill at a random moment, by the pace of the run of ``reference``."""
+    early = draw.random() < EARLY_SHARE
+    ready = READY.search(reference.with_suffix(".txt").read_text())
+    step_s = statistics.median(record["timing_s/step"] for record in _records(reference))
+    longest = float(ready[1]) if early and ready else step_s
+    after_s = round(draw.uniform(0.0, longest), 2)
+    further = 0 if early else draw.randrange(MOST_STEPS)
+    return Kill(number, number % 2 == 0, early, further, after_s)
+
+
+def strike(kill: Kill, place: Path) -> bool:
+    """Start the run of ``place`` and do ``kill``; whether it came to its end before that."""
+    log = place.with_suffix(".txt")
+    log.unlink(missing_ok=True)
+    job = start(words(place), log)
+    try:
+        if _ended_before(kill, job, place):
+            return True
+        if kill.whole:
+            job.end()
+        else:
+            job.kill_driver()
+        kill.wrong += [f"left: {line}" for line in job.left_over(GONE_S, apart_from=AGENTS)]
+    finally:
+        job.end()
+    kill.wrong += _twice(place)
+    sys.stderr.write(f"{kill}\n")
+    return False
+
+
+def _ended_before(kill: Kill, job: Job, place: Path) -> bool:
+    """Wait for the moment of ``kill``, and see how soon the run goes on; whether it ended in a good
+    way before.
+    """
+    began = time.time()
+    counted = began if kill.early else None
+    ready = None
+    steps: list[float] = []
+    while counted is None or time.time() - counted < kill.after_s:
+        if ready is None and READY.search(job.log.read_text(errors="replace")):
+            ready = time.time()
+        if ready is not None:
+            steps = [record["time"] for record in _records(place) if record["time"] > ready]
+        if counted is None and ready is not None and len(steps) >= kill.further:
+            counted = time.time()
+        if job.process.poll() is not None or time.time() - began > RUN_S:
+            job.finish(0.0)
+            return True
+        time.sleep(LOOK_S)
+    kill.step = max((record["step"] for record in _records(place)), default=0)
+    kill.next_s = round(steps[0] - ready, 2) if ready is not None and steps else None
+    if kill.next_s is not None and kill.next_s > READY_S:
+        kill.wrong.append(f"{kill.next_s} s from being ready to the next step")
+    return False
+
+
+def _records(place: Path) -> list[dict[str, Any]]:
+    return list(jsonl.read(place / "metrics.jsonl"))
+
+
+def _twice(place: Path) -> list[str]:
+    steps = [record["step"] for record in _records(place)]
+    return [] if steps == list(range(1, len(steps) + 1)) else [f"steps on record: {steps}"]
+
+
+def _is_done(place: Path) -> bool:
+    return (place / "checkpoints" / f"global_step_{STEPS}").is_dir()
+
+
+def differences(reference: Path, place: Path) -> Iterator[str]:
+    """What the finished run of ``place`` has that ``reference`` has not: numbers of its steps, and
+    what its last checkpoint holds, bit for bit.
+    """
+    expected, found = _records(reference), _records(place)
+    if [record["step"] for record in found] != [record["step"] for record in expected]:
+        yield f"steps {[record['step'] for record in found]}"
+        return
+    for wanted, record in zip(expected, found, strict=True):
+        names = {name for name, _ in _untimed(wanted) ^ _untimed(record)}
+        if names:
+            yield f"step {record['step']} differs in {', '.join(sorted(names))}"
+    last = f"checkpoints/global_step_{STEPS}"
+    one, other = contents(reference / last), contents(place / last)
+    changed = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    if changed:
+        yield f"the last checkpoint differs in {', '.join(changed)}"
+
+
+def _untimed(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
+    return {(k, v) for k, v in record.items() if not k.startswith(TIMED) and k != WAITED}
+
+
+def contents(checkpoint: Path) -> dict[str, bytes]:
+    """What the files of ``checkpoint`` hold, tensor by tensor, once they are verified. The bytes of
+    a file of tensors differ from process to process: its header is written in any order.
+    """
+    found = {}
+    for name in verify_checkpoint(checkpoint)["files"]:
+        path = checkpoint / name
+        if path.suffix == ".safetensors":
+            tensors = load_file(path)
+            found |= {f"{name}: {key}": tensor.tobytes() for key, tensor in tensors.items()}
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+def summary(record: Record) -> str:
+    """What happened, in a few lines."""
+    kills = record.kills
+    whole = sum(kill.whole for kill in kills)
+    early = sum(kill.early for kill in kills)
+    seconds = [kill.next_s for kill in kills if kill.next_s is not None]
+    lines = [
+        f"{len(kills)} kills ({whole} of the whole tree, {len(kills) - whole} of the driver; "
+        f"{early} before it was ready), {len(record.rounds)} runs brought to their end",
+        *record.wrong(),
+    ]
+    if seconds:
+        lines.append(
+            f"from being ready to the next step, {len(seconds)} times: median "
+            f"{statistics.median(seconds):.1f} s, longest {max(seconds):.1f} s"
+        )
+    lines.append(f"{len(record.wrong())} things wrong")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,63 @@
+"""What became of every cell: kept in docs/chaos between runs, written to docs/reliability.md."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from scripts.dev.chaos.cells import DEEDS, PARTS, STAGES, Cell
+from scripts.dev.chaos.job import KEPT
+from scripts.dev.chaos.matrix import Result
+from tests.helpers.jobs import ROOT
+from verl.utils.files import atomic_write
+
+RESULTS = KEPT / "matrix.json"
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN = "<!-- scripts.dev.chaos matrix -->\n"
+END = "<!-- end of the matrix -->\n"
+
+
+def read(path: Path = RESULTS) -> dict[str, Result]:
+    """Results by cell; none where nothing was played."""
+    if not path.exists():
+        return {}
+    return {row["key"]: Result(**row) for row in json.loads(path.read_text())}
+
+
+def keep(results: Mapping[str, Result], path: Path = RESULTS) -> None:
+    """Write all results down."""
+    with atomic_write(path) as file:
+        json.dump([asdict(result) for result in results.values()], file, indent=1)
+
+
+def table(results: Mapping[str, Result]) -> str:
+    """The matrix in Markdown, a row for a part at a stage."""
+    lines = ["| part | when | killed | hung | out of memory |", "|---|---|---|---|---|"]
+    for part in PARTS:
+        for stage in STAGES:
+            shown = [_shown(Cell(part, stage, deed), results) for deed in DEEDS]
+            lines.append(f"| {part} | {stage} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(cell: Cell, results: Mapping[str, Result]) -> str:
+    if cell.senseless is not None:
+        return f"({cell.senseless})"
+    result = results.get(cell.key)
+    if result is None:
+        return "not played"
+    if result.verdict == "ends":
+        return f"ends after {result.seconds:.0f} s, status {result.status}"
+    return result.verdict
+
+
+def write_page(results: Mapping[str, Result], page: Path = PAGE) -> None:
+    """Replace the table of ``page``. Raises ``ValueError`` where it has no place for one."""
+    text = page.read_text(encoding="utf-8")
+    place = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if not place.search(text):
+        raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r}")
+    replaced = place.sub(lambda _: f"{BEGIN}{table(results)}{END}", text)
+    with atomic_write(page) as file:
+        file.write(replaced)

@@ -1,0 +1,54 @@
+"""Write ``docs/licences.md``: what ``requirements/cpu.txt`` installs, with versions and licences.
+
+    python scripts/dev/licences.py
+
+Reads the metadata of the interpreter it runs in; nothing is asked of a network.
+"""
+
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PINNED = re.compile(r"^([\w.-]+)===?(\S+)", re.MULTILINE)
+CLASSIFIER = "License :: "
+LONGEST = 60  # characters; some packages write the whole text of their licence
+HEAD = """# Licences of the dependencies
+
+What `requirements/cpu.txt` installs, as the packages themselves say;
+`python scripts/dev/licences.py` writes this page. RLVCR itself is under the Apache License 2.0 (`LICENSE`).
+
+| package | version | licence |
+|---|---|---|
+"""
+
+
+def licence_of(package: str) -> str:
+    """What the metadata of ``package`` says: its expression, else its classifiers, else its words;
+    empty where the package is not installed.
+    """
+    try:
+        # Its stub leaves out that the fields are read like those of a message.
+        metadata: Any = importlib.metadata.metadata(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    said = metadata.get("License-Expression")
+    found = [line for line in metadata.get_all("Classifier") or [] if line.startswith(CLASSIFIER)]
+    names = [line.rpartition(" :: ")[2] for line in found]
+    words = (metadata.get("License") or "").strip().partition("\n")[0][:LONGEST]
+    return said or ", ".join(names) or words or "not said"
+
+
+def page(pinned: str) -> str:
+    """The page of the packages that the text of a requirements file pins."""
+    rows = [
+        f"| {name} | {version} | {licence_of(name) or 'not installed here'} |"
+        for name, version in PINNED.findall(pinned)
+    ]
+    return HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    pins = (ROOT / "requirements" / "cpu.txt").read_text()
+    (ROOT / "docs" / "licences.md").write_text(page(pins))

@@ -1,0 +1,190 @@
+"""Pin the closure of the direct requirements into complete lists that ``pip install --no-deps``
+takes.
+
+    python scripts/dev/lock_requirements.py [--check]        cpu.in -> cpu.txt, as installed here
+    python scripts/dev/lock_requirements.py --report FILE    gpu.in -> gpu.txt, as pip resolved them
+    python scripts/dev/lock_requirements.py --report FILE --list docs    docs.in -> docs.txt
+
+The first form reads the metadata of the interpreter it runs in, so run it in an environment that
+has everything. The others need no GPU: they read the report of a dry run that downloads but
+installs nothing (of gpu.in, without its two sdists, torch pinned with ``===`` where pip knows a CPU
+build):
+
+    pip install --dry-run --ignore-installed --report FILE -r requirements/gpu.in
+
+What LEAVE_OUT names, and what only that needs, is not in the lists. ``--check`` writes nothing and
+exits with 1 when cpu.txt differs.
+"""
+
+import argparse
+import fnmatch
+import importlib.metadata
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+FOLDER = Path(__file__).resolve().parents[2] / "requirements"
+
+# Asked for by some package, used by nothing here. Patterns over canonical names, each with its
+# reason.
+LEAVE_OUT = {
+    "llama-cpp-python": "compiles for minutes; the GGUF file is read by transformers",
+    "llm": "the command-line tool around that file",
+    "spacy": "jericho loads it for interactive fiction only",
+    "anthropic": "a server front end of the engine",
+    "model-hosting-container-standards": "a server front end of the engine",
+    "fastapi-cli": "a server front end of the engine",
+    "fastapi-cloud-cli": "a server front end of the engine",
+    "sentry-sdk": "a server front end of the engine",
+    "email-validator": "a server front end of the engine",
+}
+LEAVE_OUT_ON_CPU = {
+    "torchvision": "its CUDA build breaks transformers beside the CPU torch",
+    "torchaudio": "as torchvision",
+    "torchcodec": "as torchvision",
+    "nvidia-*": "CUDA",
+    "cuda-*": "CUDA",
+    "triton": "has no CPU backend",
+}
+
+CPU_HEADER = """\
+# Pinned and complete: pip install --no-deps -r requirements/cpu.txt   (Python 3.11, Linux x86-64)
+# Made from cpu.in by scripts/dev/lock_requirements.py, which also says what is left out and why.
+# torch's CPU build comes from PyTorch's own CPU index where pip is not set up for it.
+"""
+GPU_HEADER = """\
+# Pinned and complete: pip install --no-deps -r requirements/gpu.txt
+# (Python 3.11, Linux x86-64, CUDA 13 driver)
+# Made from gpu.in by scripts/dev/lock_requirements.py --report, from pip's dry run without a GPU.
+"""
+DOCS_HEADER = """\
+# Pinned and complete: pip install --no-deps -r requirements/docs.txt
+# Made from docs.in by scripts/dev/lock_requirements.py --report --list docs, from a dry run of pip.
+"""
+HEADERS = {"gpu": GPU_HEADER, "docs": DOCS_HEADER}
+
+
+@dataclass(frozen=True)
+class Package:
+    """Name, version and requirements of one distribution."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...]
+
+
+class Metadata:
+    """Packages of a resolver report, or else those that are installed here."""
+
+    def __init__(self, report: Mapping[str, Any] | None = None) -> None:
+        self._reported: dict[str, Package] = {}
+        for item in report["install"] if report else ():
+            entry = item["metadata"]
+            requires = tuple(entry.get("requires_dist", ()))
+            package = Package(entry["name"], entry["version"], requires)
+            self._reported[canonicalize_name(package.name)] = package
+
+    def __getitem__(self, name: str) -> Package:
+        """The package called ``name``. Raises ``PackageNotFoundError``."""
+        key = canonicalize_name(name)
+        if key in self._reported:
+            return self._reported[key]
+        found = importlib.metadata.distribution(name)
+        return Package(found.metadata["Name"], found.version, tuple(found.requires or ()))
+
+
+def direct_requirements(text: str) -> list[Requirement]:
+    """The requirements in the text of a ``.in`` file."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [Requirement(line) for line in lines if line]
+
+
+def dependencies(package: Package, extras: frozenset[str]) -> Iterator[Requirement]:
+    """What ``package`` asks for on this machine, with ``extras``."""
+    for text in package.requires:
+        requirement = Requirement(text)
+        # A marker names one extra at a time, so it is tried with each of them and with none.
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield requirement
+
+
+def closure(
+    direct: list[Requirement], metadata: Metadata, leave_out: Mapping[str, str]
+) -> list[Package]:
+    """Everything ``direct`` needs, sorted by name; ``leave_out`` and what only it needs not
+    included.
+    """
+    found: dict[str, Package] = {}
+    visited: set[tuple[str, frozenset[str]]] = set()
+    waiting = list(direct)
+    while waiting:
+        requirement = waiting.pop()
+        # Extras are part of the key: a package that is asked for again with another extra needs
+        # more.
+        key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
+        if key in visited or any(fnmatch.fnmatch(key[0], pattern) for pattern in leave_out):
+            continue
+        visited.add(key)
+        found[key[0]] = metadata[requirement.name]
+        waiting += dependencies(found[key[0]], key[1])
+    return sorted(found.values(), key=lambda package: package.name.lower())
+
+
+def mismatches(direct: list[Requirement], packages: list[Package]) -> list[str]:
+    """Direct requirements that the pinned versions do not meet."""
+    versions = {canonicalize_name(package.name): package.version for package in packages}
+    wrong = []
+    for item in direct:
+        version = versions[canonicalize_name(item.name)]
+        if version not in item.specifier:
+            wrong.append(f"{item} asked for, {version} found")
+    return wrong
+
+
+def main() -> int:
+    """Write (or compare) a pinned list."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 when cpu.txt differs"
+    )
+    parser.add_argument("--report", type=Path, help="a resolver report: make a list from it")
+    parser.add_argument(
+        "--list", choices=tuple(HEADERS), default="gpu", help="the list that the report is for"
+    )
+    args = parser.parse_args()
+    if args.report:
+        name = args.list
+        header = HEADERS[name]
+        leave_out = LEAVE_OUT
+        metadata = Metadata(json.loads(args.report.read_text()))
+    else:
+        name = "cpu"
+        header = CPU_HEADER
+        leave_out = LEAVE_OUT | LEAVE_OUT_ON_CPU
+        metadata = Metadata()
+    direct = direct_requirements((FOLDER / f"{name}.in").read_text())
+    packages = closure(direct, metadata, leave_out)
+    wrong = mismatches(direct, packages)
+    if wrong:
+        sys.stderr.write("\n".join(wrong) + "\n")
+        return 1
+    text = header + "".join(f"{package.name}=={package.version}\n" for package in packages)
+    target = FOLDER / f"{name}.txt"
+    if args.check:
+        return 0 if target.read_text() == text else 1
+    target.write_text(text)
+    sys.stdout.write(f"{len(packages)} packages in {target}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

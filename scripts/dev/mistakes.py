@@ -1,0 +1,286 @@
+"""Print the messages of 25 mistaken commands as Markdown: ``python scripts/dev/mistakes.py``.
+
+Nothing is started: where a mistake is not noticed, the table says so. ``docs/mistakes.md`` keeps
+what this prints, and a test asks the same of every command.
+"""
+
+import argparse
+import contextlib
+import io
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl.trainer import main_ppo
+
+SCRATCH = "SCRATCH"  # stands for the directory of the files that mistakes name
+POLICY = f"actor_rollout_ref.model.path={SCRATCH}/policy"
+LINE = (POLICY, "env.env_name=number_line")
+PATH = "actor_rollout_ref.model.path"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistaken command, and what its message names: the key with its value, and the fix."""
+
+    what: str
+    words: tuple[str, ...]
+    names: str  # "key=value" as the message begins
+    fix: str
+
+
+MISTAKES = (
+    Mistake(
+        "prompts of files, where an environment would be played instead",
+        (POLICY, "env.env_name=alfworld", "data.train_files=gsm8k/train.parquet"),
+        "data.train_files=['gsm8k/train.parquet']",
+        "or leave env.env_name out",
+    ),
+    Mistake(
+        "questions of one's own where the environment reads another key",
+        (POLICY, "env.env_name=search", "data.train_files=nq/train.jsonl"),
+        "data.train_files=['nq/train.jsonl']",
+        "env.search.train_questions=nq/train.jsonl",
+    ),
+    Mistake(
+        "a group size of data jobs",
+        (*LINE, "actor_rollout_ref.rollout.n=8"),
+        "actor_rollout_ref.rollout.n=8",
+        "env.rollout.n=8",
+    ),
+    Mistake(
+        "a reward model that gives several numbers",
+        (*LINE, "reward_model.enable=true", f"reward_model.model.path={SCRATCH}/judge"),
+        f"reward_model.model.path='{SCRATCH}/judge'",
+        "name one",
+    ),
+    Mistake(
+        "a reward function with other arguments",
+        (*LINE, f"custom_reward_function.path={SCRATCH}/reward.py"),
+        "custom_reward_function.name='compute_score'",
+        "**kwargs",
+    ),
+    Mistake(
+        "a file that is no YAML",
+        ("--config-path", SCRATCH, "--config-name", "broken"),
+        "config 'broken'",
+        "mend that line",
+    ),
+    Mistake(
+        "a mistyped directory of a config that makes its own policy",
+        (f"{PATH}=data/models/quikstart", "--config-name", "quickstart"),
+        f"{PATH}='data/models/quikstart'",
+        "cold_start.enable=true",
+    ),
+    Mistake(
+        "a hub name of a config that makes its own policy",
+        ("--config-name", "quickstart", f"{PATH}=nobody/no-such-model"),
+        f"{PATH}='nobody/no-such-model'",
+        "hf download nobody/no-such-model",
+    ),
+    Mistake(
+        "an empty directory for a model",
+        (f"{PATH}={SCRATCH}/empty", "env.env_name=number_line"),
+        f"{PATH}='{SCRATCH}/empty'",
+        "name the directory that holds the model",
+    ),
+    Mistake(
+        "a tokenizer without chat template",
+        (f"{PATH}={SCRATCH}/untemplated", "env.env_name=number_line"),
+        f"{PATH}='{SCRATCH}/untemplated'",
+        "chat_template.jinja",
+    ),
+    Mistake(
+        "a value that the model's config does not have",
+        (*LINE, "+actor_rollout_ref.model.override_config.hiden_size=64"),
+        "actor_rollout_ref.model.override_config.hiden_size=64",
+        "actor_rollout_ref.model.override_config.hidden_size=64",
+    ),
+    Mistake(
+        "LoRA for modules that the model does not have",
+        (
+            *LINE,
+            "actor_rollout_ref.model.lora_rank=8",
+            "actor_rollout_ref.model.target_modules=[q_porj]",
+        ),
+        "actor_rollout_ref.model.target_modules=['q_porj']",
+        "q_proj",
+    ),
+    Mistake(
+        "a GPU where there is none",
+        ("trainer.device=cuda",),
+        "trainer.device='cuda'",
+        "trainer.device=cpu",
+    ),
+    Mistake(
+        "a run directory that cannot be written",
+        (*LINE, "trainer.default_local_dir=/proc/run"),
+        "trainer.default_local_dir='/proc/run'",
+        "a directory that can be written",
+    ),
+    Mistake(
+        "a directory that is no checkpoint",
+        (
+            *LINE,
+            "trainer.resume_mode=resume_path",
+            f"trainer.resume_from_path={SCRATCH}/empty",
+        ),
+        f"trainer.resume_from_path='{SCRATCH}/empty'",
+        "global_step_",
+    ),
+    Mistake(
+        "a tracker that nobody knows",
+        (*LINE, "trainer.logger=[console,wnadb]"),
+        "trainer.logger=['console', 'wnadb']",
+        "wandb",
+    ),
+    Mistake(
+        "a cluster that does not answer",
+        (*LINE, "ray_init.address=127.0.0.1:1"),
+        "ray_init.address='127.0.0.1:1'",
+        "ray_init.address=null",
+    ),
+    Mistake(
+        "prompts that are too long",
+        (*LINE, "data.max_prompt_length=8"),
+        "data.max_prompt_length=8",
+        "data.max_prompt_length=",
+    ),
+    Mistake(
+        "images for a policy that reads text",
+        (POLICY, "env.env_name=Sokoban", "env.sokoban.mode=rgb_array"),
+        "env.sokoban.mode='rgb_array'",
+        "env.sokoban.mode=text",
+    ),
+    Mistake(
+        "an image mode that nobody knows",
+        (POLICY, "env.env_name=Sokoban", "env.sokoban.mode=vision"),
+        "env.sokoban.mode='vision'",
+        "env.sokoban.mode='text'",
+    ),
+    Mistake(
+        "the name that another project gives an environment",
+        (POLICY, "env.env_name=sciworld/ScienceWorldEnv", "env.sciworld.env_step_limit=50"),
+        "env.sciworld.env_step_limit=50",
+        "env.max_steps",
+    ),
+    Mistake(
+        "another project's switch for thinking",
+        (POLICY, "env.env_name=AlfWorld/AlfredTWEnv", "+env.alfworld.meta_think=True"),
+        "env.alfworld.meta_think=True",
+        "env.levels",
+    ),
+    Mistake(
+        "another project's choice of held-out tasks",
+        (POLICY, "env.env_name=alfworld", "+env.alfworld.generalization_level=1"),
+        "env.alfworld.generalization_level=1",
+        "env.alfworld.eval_dataset",
+    ),
+    Mistake(
+        "another project's section of an estimator",
+        (*LINE, "algorithm.adv_estimator=copo", "+algorithm.copo.alpha=0.5"),
+        "algorithm.copo.alpha=0.5",
+        "algorithm.rlvcr",
+    ),
+    Mistake(
+        "a key and an estimator with a slip of the finger",
+        (*LINE, "trainer.total_epoch=3", "algorithm.adv_estimator=gpro"),
+        "trainer.total_epoch=3",
+        "trainer.total_epochs",
+    ),
+)
+
+
+def prepare(scratch: Path) -> None:
+    """Write the files that the mistakes name: a tiny policy, one without template, and the rest."""
+    # By call: these load torch, which the table itself does not need.
+    from rlvcr.levels import TAGS
+    from verl.models.new_policy import build_policy
+
+    texts = ["go left", "go right"]
+    policy = build_policy(scratch / "policy", texts, tags=TAGS, vocab_size=400, hidden=32)
+    untemplated = build_policy(scratch / "untemplated", texts, tags=TAGS, vocab_size=400, hidden=32)
+    (untemplated / "chat_template.jinja").unlink()
+    _make_judge(scratch / "judge", policy)
+    (scratch / "empty").mkdir()
+    (scratch / "broken.yaml").write_text("trainer: {seed: 1\nenv: [\n")
+    (scratch / "reward.py").write_text("def compute_score(answer):\n    return 1.0\n")
+    assert (policy / "config.json").is_file()
+
+
+def _make_judge(directory: Path, policy: Path) -> None:
+    """A classifier of two labels with the tokenizer of ``policy``."""
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+
+    config = Qwen2Config(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    Qwen2ForSequenceClassification(config).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(directory)
+
+
+def said(mistake: Mistake, scratch: Path) -> tuple[int | None, str]:
+    """Exit status and message of the command; None where it would have started."""
+    started: list[object] = []
+    words = [word.replace(SCRATCH, str(scratch)) for word in mistake.words]
+    out = io.StringIO()
+    heard = io.StringIO()
+    with (
+        _instead_of_training(started),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(heard),
+    ):
+        status = main_ppo.main(words)
+    text = heard.getvalue().replace(str(scratch), SCRATCH)
+    return (None if started else status), text
+
+
+@contextlib.contextmanager
+def _instead_of_training(started: list[object]) -> Iterator[None]:
+    train = main_ppo.train
+    main_ppo.train = started.append
+    try:
+        yield
+    finally:
+        main_ppo.train = train
+
+
+def table(scratch: Path) -> Iterator[str]:
+    """The lines of the Markdown page."""
+    yield "# What 25 mistaken commands print"
+    yield ""
+    yield "Printed by `python scripts/dev/mistakes.py`; every command ends with exit status 2"
+    yield "before anything is started. `SCRATCH` is a directory with a tiny policy and broken"
+    yield "files."
+    for number, mistake in enumerate(MISTAKES, start=1):
+        status, text = said(mistake, scratch)
+        ended = "it starts" if status is None else f"exit status {status}"
+        yield ""
+        yield f"## {number}. {mistake.what}: {ended}"
+        yield ""
+        yield "```"
+        yield f"$ python -m verl.trainer.main_ppo {' '.join(mistake.words)}"
+        yield text.rstrip("\n")
+        yield "```"
+
+
+def main() -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mistakes-") as name:
+        prepare(Path(name))
+        for line in table(Path(name)):
+            sys.stdout.write(line + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

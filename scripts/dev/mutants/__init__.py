@@ -1,0 +1,17 @@
+"""Mutation testing: change one thing in a module, and see whether a test notices.
+
+    python -m scripts.dev.mutants                       every module of ``targets.py``; resumes
+    python -m scripts.dev.mutants rlvcr/thinking.py     one module
+    python -m scripts.dev.mutants --report              only writes docs/mutants.md
+
+The changes are those of mutmut, applied by its visitor. Its runner is not used: it leaves out every
+decorated function (all registered estimators, all properties) and every constant of a module.
+
+    main process: imports the libraries, never the packages
+      |- one process per target, forked: imports the packages, collects the tests
+      |    |- one child traces which test runs which line
+      |    `- one child per mutant of a function: swaps its code, runs the tests that reach it
+      `- one child per mutant of what runs at import: imports the changed source, runs the tests
+
+A fork costs tens of milliseconds, an import of torch and the packages several seconds.
+"""

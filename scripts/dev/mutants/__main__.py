@@ -1,0 +1,168 @@
+"""Command line of ``python -m scripts.dev.mutants``; the package's docstring says what it does."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from scripts.dev.mutants import results as outcomes
+from scripts.dev.mutants.forks import Done, run_one
+from scripts.dev.mutants.generate import Mutant, mutants_of
+from scripts.dev.mutants.results import Result, Results, Row
+from scripts.dev.mutants.targets import ROOT, TARGETS, Target
+from scripts.dev.mutants.warm import (
+    Outcome,
+    Trace,
+    Warm,
+    collect,
+    play_functions,
+    play_imports,
+    prepare,
+    trace,
+)
+
+DAY = 86400.0
+REQUIRED = 0.95
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play what is pending, write the page. 1 when too few were killed or a reason is missing."""
+    parser = argparse.ArgumentParser(
+        description=outcomes.HEAD, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("modules", nargs="*", help="paths of modules; all of them by default")
+    parser.add_argument("--workers", type=int, default=2, help="mutants played at once")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
+    parser.add_argument("--report", action="store_true", help="play nothing, write the page")
+    args = parser.parse_args(argv)
+    chosen = [path.strip("/") for path in args.modules]
+    _refuse_unknown(chosen)
+    if not args.report:
+        prepare()
+    results = Results()
+    rows = []
+    for target in TARGETS:
+        rows += _run_target(target, chosen, results, args)
+    return _conclude(rows, whole=not chosen)
+
+
+def _refuse_unknown(chosen: Sequence[str]) -> None:
+    known = {_module(path) for target in TARGETS for path in target.files()}
+    unknown = sorted(set(chosen) - known)
+    if unknown:
+        raise SystemExit(f"no targets: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+
+
+def _module(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _run_target(
+    target: Target, chosen: Sequence[str], results: Results, args: argparse.Namespace
+) -> list[Row]:
+    """Play the pending mutants of the chosen modules of ``target``; their rows."""
+    files = [path for path in target.files() if not chosen or _module(path) in chosen]
+    if not files:
+        return []
+    mutants = {_module(path): mutants_of(path, ROOT) for path in files}
+    everything = [mutant for found in mutants.values() for mutant in found]
+    tests_hash = outcomes.tests_hash(target)
+    pending = everything if args.fresh else results.pending(everything, tests_hash)
+    if pending and not args.report:
+        _say(f"{target.name}: {len(pending)} of {len(everything)} mutants to play")
+        _play(target, pending, _Progress(results, pending, tests_hash), args.workers)
+        # The warm process wrote most of them.
+        results = Results()
+    return [outcomes.row_of(module, found, results) for module, found in mutants.items()]
+
+
+def _play(target: Target, pending: list[Mutant], progress: "_Progress", workers: int) -> None:
+    at_import = [mutant for mutant in pending if mutant.at_import]
+    in_functions = [mutant for mutant in pending if not mutant.at_import]
+    work = partial(_warm_work, target, in_functions, pending, progress, workers)
+    found = run_one(target.name, work, DAY)
+    progress.count = len(in_functions)
+    for done in play_imports(at_import, found, workers):
+        progress.keep(done)
+
+
+def _warm_work(
+    target: Target,
+    in_functions: list[Mutant],
+    pending: list[Mutant],
+    progress: "_Progress",
+    workers: int,
+) -> Trace:
+    """In a process of its own: collect, trace, play the mutants of functions."""
+    traces: list[Trace] = []
+
+    def play(warm: Warm) -> None:
+        modules = sorted({mutant.module for mutant in pending})
+        found = trace(warm, modules)
+        if found.failed:
+            raise RuntimeError(f"tests fail without any mutant: {', '.join(found.failed)}")
+        _say(f"{target.name}: {len(found.seconds)} tests in {sum(found.seconds.values()):.0f} s")
+        traces.append(found)
+        for done in play_functions(warm, in_functions, found, workers):
+            progress.keep(done)
+
+    collect(target, play)
+    if not traces:
+        raise RuntimeError(f"the tests of {target.name} could not be collected")
+    return traces[0]
+
+
+class _Progress:
+    """Keeps results as they come and says so now and then."""
+
+    def __init__(self, results: Results, pending: Sequence[Mutant], tests_hash: str) -> None:
+        self.count = 0
+        self._results = results
+        self._tests_hash = tests_hash
+        self._names = {mutant.key: mutant for mutant in pending}
+        self._started = time.monotonic()
+
+    def keep(self, done: Done[Outcome]) -> None:
+        """Write one result down."""
+        self.count += 1
+        if done.answer is not None:
+            fate, test = done.answer
+        else:
+            fate = "timeout" if done.timed_out else "died"
+            test = ""
+        seconds = round(done.seconds, 2)
+        self._results.add(Result(done.name, fate, test, self._tests_hash, seconds))
+        mutant = self._names[done.name]
+        if fate != "killed":
+            _say(f"  {fate}: {mutant.module}:{mutant.lines[0]} {outcomes.change_of(mutant)}")
+        if self.count % 100 == 0 or self.count == len(self._names):
+            seconds = time.monotonic() - self._started
+            _say(f"  {self.count} of {len(self._names)}, {seconds / self.count:.2f} s each")
+
+
+def _conclude(rows: Sequence[Row], *, whole: bool) -> int:
+    reasons = outcomes.read_reasons()
+    page = outcomes.page_of(rows, reasons)
+    unknown = sum(row.unknown for row in rows)
+    if whole and not unknown:
+        outcomes.PAGE.write_text(page)
+    else:
+        sys.stdout.write(page)
+    mutants = sum(row.mutants for row in rows)
+    killed = sum(row.killed for row in rows)
+    bare = 0
+    for row in rows:
+        bare += sum(outcomes.reason_for(mutant, reasons) is None for mutant in row.survivors)
+    _say(f"{killed} of {mutants} killed, {unknown} not played, {bare} survivors without a reason")
+    return int(unknown > 0 or bare > 0 or killed < REQUIRED * mutants)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

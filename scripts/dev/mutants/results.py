@@ -1,0 +1,199 @@
+"""What became of every mutant: kept in .mutants/ between runs, written to docs/mutants.md."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from scripts.dev.mutants.generate import Mutant
+from scripts.dev.mutants.targets import ROOT, Target
+
+FOLDER = ROOT / ".mutants"
+REASONS = Path(__file__).with_name("reasons.toml")
+PAGE = ROOT / "docs" / "mutants.md"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One mutant's fate: ``killed``, ``timeout``, ``died`` (all three: noticed), ``survived``, or
+    ``broken`` where it could not be played.
+    """
+
+    key: str
+    fate: str
+    test: str
+    tests_hash: str
+    seconds: float
+
+
+class Results:
+    """All results, a line of JSON each; the last one of a mutant holds."""
+
+    def __init__(self, path: Path = FOLDER / "results.jsonl") -> None:
+        path.parent.mkdir(exist_ok=True)
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._found = {}
+        for line in lines:
+            result = Result(**json.loads(line))
+            self._found[result.key] = result
+
+    def add(self, result: Result) -> None:
+        """Keep one result."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+        self._found[result.key] = result
+
+    def get(self, mutant: Mutant) -> Result | None:
+        """What is known of ``mutant``."""
+        return self._found.get(mutant.key)
+
+    def pending(self, mutants: Iterable[Mutant], tests_hash: str) -> list[Mutant]:
+        """Mutants without a result, and survivors of tests that have changed since."""
+        waiting = []
+        for mutant in mutants:
+            result = self.get(mutant)
+            outdated = result is not None and result.tests_hash != tests_hash
+            fate = None if result is None else result.fate
+            if fate in (None, "broken") or (fate == "survived" and outdated):
+                waiting.append(mutant)
+        return waiting
+
+
+def tests_hash(target: Target) -> str:
+    """Changes with any test of ``target`` and with any helper."""
+    digest = hashlib.sha256(repr(target).encode())
+    for place in (*target.test_paths(), "tests/helpers"):
+        path = ROOT / place
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        for file in files:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why some survivors of a function are left: ``changes`` as the page shows them, ``before ->
+    after``.
+    """
+
+    module: str
+    function: str
+    changes: list[str]
+    reason: str
+
+
+def read_reasons(path: Path = REASONS) -> list[Reason]:
+    """The reasons that people wrote down. An empty list where there is no file."""
+    if not path.exists():
+        return []
+    entries = tomllib.loads(path.read_text()).get("survivor", [])
+    return [Reason(**entry) for entry in entries]
+
+
+def change_of(mutant: Mutant) -> str:
+    """The change with what both sides share cut off, a few words kept around it."""
+    before = mutant.before
+    after = mutant.after
+    start = 0
+    while start < min(len(before), len(after)) and before[start] == after[start]:
+        start += 1
+    end = 0
+    longest = min(len(before), len(after)) - start
+    while end < longest and before[-1 - end] == after[-1 - end]:
+        end += 1
+    left = before.rfind(" ", 0, max(0, start - 24)) + 1
+    right_before = _word_end(before, len(before) - end + 16)
+    right_after = right_before - len(before) + len(after)
+    return f"{before[left:right_before]} -> {after[left:right_after]}"
+
+
+def _word_end(text: str, position: int) -> int:
+    found = text.find(" ", min(position, len(text)))
+    return len(text) if found < 0 else found
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module's numbers and the mutants that survived in it."""
+
+    module: str
+    mutants: int
+    killed: int
+    unknown: int
+    survivors: tuple[Mutant, ...]
+
+
+def row_of(module: str, mutants: Sequence[Mutant], results: Results) -> Row:
+    """Count the fates of the mutants of ``module``."""
+    survivors = []
+    unknown = 0
+    for mutant in mutants:
+        result = results.get(mutant)
+        if result is None or result.fate == "broken":
+            unknown += 1
+        elif result.fate == "survived":
+            survivors.append(mutant)
+    killed = len(mutants) - unknown - len(survivors)
+    return Row(module, len(mutants), killed, unknown, tuple(survivors))
+
+
+def reason_for(mutant: Mutant, reasons: Iterable[Reason]) -> str | None:
+    """The reason written down for ``mutant``; None where nobody did."""
+    for reason in reasons:
+        function = mutant.function.partition("#")[0] or "module"
+        same_place = (reason.module, reason.function) == (mutant.module, function)
+        if same_place and change_of(mutant) in reason.changes:
+            return reason.reason
+    return None
+
+
+HEAD = """\
+# Do the tests notice a wrong line?
+
+`make mutants` changes one thing at a time in the modules below (a sign, a bound, a constant, an
+argument) and runs the fast unit tests that reach the changed line. A mutant is *killed* when one of
+them fails. This page is written by `make mutants`; the reasons are kept in
+`scripts/dev/mutants/reasons.toml`.
+
+The changes are mutmut's. Left out are texts that people read (docstrings, messages of errors and
+logs, strings with a space), annotations, decorators, the sign of a literal `-1` (its number is
+changed), the `strict` of `zip`, and `device` arguments, which change nothing without an
+accelerator. mutmut's own runner leaves out every decorated function, so `scripts/dev/mutants` runs
+the mutants itself, in forks of a process that has imported torch and collected the tests;
+`scripts/dev/mutants/__init__.py` has the drawing.
+"""
+
+
+def page_of(rows: Sequence[Row], reasons: Sequence[Reason]) -> str:
+    """The text of docs/mutants.md."""
+    lines = [HEAD, "| module | mutants | killed | survivors | killed, % |", "|---|---|---|---|---|"]
+    for row in rows:
+        lines.append(_table_line(f"`{row.module}`", [row]))
+    lines.append(_table_line("**all**", rows))
+    lines += ["", "## Survivors", ""]
+    for row in rows:
+        if not row.survivors:
+            continue
+        lines += [
+            f"### {row.module}",
+            "",
+            "| function | change | why it survives |",
+            "|---|---|---|",
+        ]
+        for mutant in row.survivors:
+            reason = reason_for(mutant, reasons) or "**no reason written down**"
+            change = change_of(mutant).replace("|", "\\|")
+            lines.append(f"| `{mutant.function or 'module'}` | `{change}` | {reason} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table_line(name: str, rows: Sequence[Row]) -> str:
+    mutants = sum(row.mutants for row in rows)
+    killed = sum(row.killed for row in rows)
+    survivors = sum(len(row.survivors) for row in rows)
+    share = 100 * killed / mutants if mutants else 100.0
+    return f"| {name} | {mutants:,} | {killed:,} | {survivors} | {share:.1f} |"

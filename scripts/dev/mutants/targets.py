@@ -1,0 +1,135 @@
+"""Which modules are mutated, and which fast tests belong to each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Modules without anything to mutate: names and annotations.
+NAMES_ONLY = {"__init__.py", "shapes.py"}
+
+# Imported once, before anything is forked. None of them may start threads or import the packages.
+LIBRARIES = (
+    "beartype",
+    "hypothesis",
+    "jaxtyping",
+    "numpy",
+    "omegaconf",
+    "pydantic",
+    "ray",
+    "tensordict",
+    "torch",
+    "transformers",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Modules (patterns below the checkout) and the tests that answer for them."""
+
+    name: str
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    deselected: tuple[str, ...] = ()
+
+    def files(self) -> list[Path]:
+        """The modules that exist, sorted."""
+        found = {path for pattern in self.modules for path in ROOT.glob(pattern)}
+        return sorted(path for path in found if path.name not in NAMES_ONLY)
+
+    def test_paths(self) -> list[str]:
+        """The test files and folders that exist, relative to the checkout."""
+        return [test for test in self.tests if (ROOT / test).exists()]
+
+
+TARGETS = (
+    Target(
+        "algos",
+        ("verl/algos/*.py",),
+        ("tests/unit/verl/algos", "tests/property/test_core_algos_properties.py"),
+    ),
+    Target(
+        "method",
+        (
+            "rlvcr/research/audit.py",
+            "rlvcr/core_rlvcr.py",
+            "rlvcr/research/executed.py",
+            "rlvcr/level_metrics.py",
+            "rlvcr/research/level_rules.py",
+            "rlvcr/levels.py",
+            "rlvcr/thinking.py",
+            "rlvcr/token_bytes.py",
+        ),
+        (
+            "tests/unit/rlvcr/research/test_audit.py",
+            "tests/unit/rlvcr/test_core_rlvcr.py",
+            "tests/unit/rlvcr/research/test_executed.py",
+            "tests/unit/rlvcr/test_level_metrics.py",
+            "tests/unit/rlvcr/test_level_prompts.py",
+            "tests/unit/rlvcr/research/test_level_rules.py",
+            "tests/unit/rlvcr/test_levels.py",
+            "tests/unit/rlvcr/test_rlvcr_rules.py",
+            "tests/unit/rlvcr/test_thinking.py",
+            "tests/unit/rlvcr/test_token_bytes.py",
+        ),
+        # Builds a converter of a real tokenizer for a quarter of a minute.
+        ("test_a_real_tokenizer_with_tags_of_several_tokens",),
+    ),
+    Target(
+        "seams",
+        # Without rlvcr/report_sections.py: labels and colours that people read. The report's tests
+        # cover how they are drawn, and a test that repeats a label tests nothing.
+        ("rlvcr/config.py", "rlvcr/records.py", "rlvcr/settings.py"),
+        (
+            "tests/unit/rlvcr/test_records.py",
+            "tests/unit/rlvcr/test_rlvcr_settings.py",
+            "tests/unit/verl/record/test_report.py",
+            "tests/unit/verl/test_report_sections.py",
+            "tests/unit/verl/config/test_plugged.py",
+        ),
+    ),
+    Target(
+        "services",
+        ("rlvcr/alternatives.py", "rlvcr/score_table.py", "rlvcr/scoring.py"),
+        # Not test_forced_levels and test_rlvcr_rules_scored: they play with a model for a minute,
+        # and what they look at is computed by hand in test_score_rows and test_score_table.
+        (
+            "tests/unit/rlvcr/test_alternatives.py",
+            "tests/unit/rlvcr/test_score_rows.py",
+            "tests/unit/rlvcr/test_score_table.py",
+            "tests/unit/rlvcr/test_scoring.py",
+        ),
+    ),
+    Target(
+        "tokens",
+        (
+            "agent_system/tokens/ledger.py",
+            "agent_system/tokens/segments.py",
+            "agent_system/tokens/conversation.py",
+        ),
+        ("tests/unit/agent_system/tokens", "tests/property/test_ledger_properties.py"),
+        ("test_every_chat_template_of_trl_is_classified",),
+    ),
+    Target(
+        "rollout",
+        (
+            "agent_system/multi_turn_rollout/packing.py",
+            "agent_system/multi_turn_rollout/collector_worker.py",
+        ),
+        # Without test_branches, test_audit_plays and tests/golden: these play whole batches, and
+        # what they notice here is noticed sooner by the others.
+        (
+            "tests/unit/agent_system/multi_turn_rollout/test_carry.py",
+            "tests/unit/agent_system/multi_turn_rollout/test_collector.py",
+            "tests/unit/agent_system/multi_turn_rollout/test_collector_worker.py",
+            "tests/unit/agent_system/multi_turn_rollout/test_data_plays.py",
+            "tests/unit/agent_system/multi_turn_rollout/test_packing.py",
+            "tests/unit/rlvcr/test_forced_levels.py",
+        ),
+    ),
+    Target(
+        "trainer",
+        ("verl/trainer/ppo/ray_trainer.py",),
+        ("tests/unit/verl/trainer/ppo",),
+    ),
+)

@@ -1,0 +1,267 @@
+"""A process that has collected a target's tests: it traces them once, then plays every mutant of a
+function in a child that swaps the function's code.
+"""
+
+import gc
+import importlib
+import sys
+import threading
+import time
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+
+import pytest
+
+from scripts.dev.mutants.forks import Done, Job, run_jobs, run_one, silence
+from scripts.dev.mutants.generate import Mutant, children, differences
+from scripts.dev.mutants.targets import LIBRARIES, ROOT, Target
+
+TRACE_DEADLINE = 1800
+SLACK = 20  # seconds on top of ten times what the tests took: other work shares the cores
+PYTEST = ["-q", "-s", "-x", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-p", "no:xdist"]
+
+
+@dataclass
+class Trace:
+    """Which lines of which module each test runs, and how long it takes."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def reaching(self, mutant: Mutant) -> list[str]:
+        """The tests that can notice ``mutant``, the fastest first: those that run its lines, or all
+        where it runs at import.
+        """
+        first, last = mutant.lines
+        wanted = set(range(first, last + 1))
+        found = []
+        for test, modules in self.lines.items():
+            if mutant.at_import or modules.get(mutant.module, set()) & wanted:
+                found.append(test)
+        return sorted(found, key=lambda test: self.seconds[test])
+
+    def deadline(self, tests: Iterable[str]) -> float:
+        """Seconds after which a mutant counts as one that never ends."""
+        return SLACK + 10 * sum(self.seconds[test] for test in tests)
+
+
+Outcome = tuple[str, str]  # killed or survived, and the test that failed
+FunctionKey = tuple[str, str, int]
+
+
+class Warm:
+    """The pytest plugin: collects as usual, then hands the items to ``play`` instead of running
+    them.
+    """
+
+    def __init__(self, play: "Callable[[Warm], None]") -> None:
+        self.items: dict[str, pytest.Item] = {}
+        self.functions: dict[FunctionKey, list[types.FunctionType]] = {}
+        self.failures: list[str] = []
+        self._play = play
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Called once, after the collection."""
+        if session.testsfailed:
+            raise session.Interrupted("errors while the tests were collected")
+        self.items = {item.nodeid: item for item in session.items}
+        gc.collect()
+        self.functions = _functions()  # before the freeze, which hides objects
+        gc.freeze()  # the children's collector leaves the shared pages alone
+        self._play(self)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember what failed."""
+        if report.failed:
+            self.failures.append(report.nodeid)
+
+    def run(self, nodeid: str, following: str | None = None) -> bool:
+        """Run one test in this process. Returns whether it passed."""
+        item = self.items[nodeid]
+        next_item = self.items[following] if following else None
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+        return not self.failures
+
+
+def collect(target: Target, play: "Callable[[Warm], None]") -> None:
+    """Collect the tests of ``target`` in this process and call ``play`` with them."""
+    arguments = [*PYTEST, *target.test_paths()]
+    if target.deselected:
+        arguments += ["-k", " and ".join(f"not {name}" for name in target.deselected)]
+    pytest.main(arguments, plugins=[Warm(play)])
+
+
+def trace(warm: Warm, modules: Sequence[str]) -> Trace:
+    """Run every test once, in a child, and note the lines of ``modules`` that it runs."""
+    paths = {str(ROOT / module): module for module in modules}
+    return run_one("the trace", lambda: _traced(warm, paths), TRACE_DEADLINE)
+
+
+def _traced(warm: Warm, paths: dict[str, str]) -> Trace:
+    silence()
+    result = Trace()
+    names = list(warm.items)
+    for name, following in zip(names, [*names[1:], None], strict=True):
+        lines: dict[str, set[int]] = defaultdict(set)
+        tracer = _tracer(paths, lines)
+        started = time.monotonic()
+        threading.settrace(tracer)
+        sys.settrace(tracer)
+        passed = warm.run(name, following)
+        sys.settrace(None)
+        threading.settrace(None)  # pyright: ignore[reportArgumentType]  None is how it is undone
+        result.seconds[name] = time.monotonic() - started
+        result.lines[name] = dict(lines)
+        if not passed:
+            result.failed.append(name)
+            warm.failures.clear()
+    return result
+
+
+def _tracer(paths: dict[str, str], lines: dict[str, set[int]]):
+    def on_line(frame: types.FrameType, event: str, _argument: object):
+        if event == "line":
+            lines[paths[frame.f_code.co_filename]].add(frame.f_lineno)
+        return on_line
+
+    def on_call(frame: types.FrameType, _event: str, _argument: object):
+        module = paths.get(frame.f_code.co_filename)
+        if module is None:
+            return None
+        lines[module].add(frame.f_lineno)
+        return on_line
+
+    return on_call
+
+
+def play_functions(
+    warm: Warm, mutants: Sequence[Mutant], found: Trace, workers: int
+) -> Iterator[Done[Outcome]]:
+    """Play mutants of functions, each in a child of this process."""
+
+    def jobs() -> Iterator[Job[Outcome]]:
+        for mutant in mutants:
+            tests = found.reaching(mutant)
+            work = _work(warm, mutant, tests)
+            yield Job(mutant.key, work, found.deadline(tests))
+
+    yield from run_jobs(jobs(), workers)
+
+
+def _work(warm: Warm, mutant: Mutant, tests: list[str]) -> Callable[[], Outcome]:
+    def work() -> Outcome:
+        silence()
+        if not swap(mutant, warm.functions):
+            return ("broken", "no function of this process has the code that was to be changed")
+        for test in tests:
+            if not warm.run(test):
+                return ("killed", test)
+        return ("survived", "")
+
+    return work
+
+
+def _functions() -> dict[FunctionKey, list[types.FunctionType]]:
+    """All functions of the checkout in this process, by file, qualified name and line."""
+    found: dict[FunctionKey, list[types.FunctionType]] = defaultdict(list)
+    for item in gc.get_objects():
+        if isinstance(item, types.FunctionType) and item.__code__.co_filename.startswith(str(ROOT)):
+            found[_key(item.__code__)].append(item)
+    return found
+
+
+def _key(code: types.CodeType) -> FunctionKey:
+    return (code.co_filename, code.co_qualname, code.co_firstlineno)
+
+
+def swap(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionType]]) -> int:
+    """Give the functions of this process the code they have in ``mutant``; how many there were."""
+    path = ROOT / mutant.module
+    original = compile(path.read_text(), str(path), "exec")
+    changed = compile(mutant.source, str(path), "exec")
+    swapped = 0
+    for old, new in differences(original, changed):
+        for old_code, new_code in _pairs(old, new):
+            for function in functions.get(_key(old_code), ()):
+                function.__code__ = new_code
+                swapped += 1
+    return swapped
+
+
+def _pairs(
+    old: types.CodeType, new: types.CodeType
+) -> Iterator[tuple[types.CodeType, types.CodeType]]:
+    """A function and, as long as both sides agree in number, the functions inside it."""
+    if old.co_freevars == new.co_freevars:
+        yield old, new
+    inside_old = children(old)
+    inside_new = children(new)
+    if len(inside_old) == len(inside_new):
+        for inner_old, inner_new in zip(inside_old, inside_new, strict=True):
+            yield from _pairs(inner_old, inner_new)
+
+
+def play_imports(mutants: Sequence[Mutant], found: Trace, workers: int) -> Iterator[Done[Outcome]]:
+    """Play mutants of what runs at import, in children of a process without the packages."""
+
+    def jobs() -> Iterator[Job[Outcome]]:
+        for mutant in mutants:
+            tests = found.reaching(mutant)
+            yield Job(mutant.key, _import_work(mutant, tests), 60 + found.deadline(tests))
+
+    yield from run_jobs(jobs(), workers)
+
+
+def _import_work(mutant: Mutant, tests: list[str]) -> Callable[[], Outcome]:
+    def work() -> Outcome:
+        silence()
+        _read_changed(mutant)
+        warm = Warm(lambda _: None)
+        code = pytest.main([*PYTEST, *tests], plugins=[_Failures(warm)])
+        if code == pytest.ExitCode.OK:
+            return ("survived", "")
+        return ("killed", warm.failures[0] if warm.failures else "import")
+
+    return work
+
+
+class _Failures:
+    def __init__(self, warm: Warm) -> None:
+        self.pytest_runtest_logreport = warm.pytest_runtest_logreport
+
+
+def _read_changed(mutant: Mutant) -> None:
+    """From now on whoever imports the module in this process reads the mutant: the loader itself is
+    changed, because import hooks (shape checks) use it too.
+    """
+    changed = str(ROOT / mutant.module)
+    get_data = SourceFileLoader.get_data
+    path_stats = SourceFileLoader.path_stats
+
+    def get_changed(self: SourceFileLoader, path: str) -> bytes:
+        return mutant.source.encode() if path == changed else get_data(self, path)
+
+    def no_stats(self: SourceFileLoader, path: str) -> Mapping[str, float]:
+        if path == changed:
+            raise OSError(f"no compiled file stands for the changed {path}")
+        return path_stats(self, path)
+
+    SourceFileLoader.get_data = get_changed
+    SourceFileLoader.path_stats = no_stats
+
+
+def prepare() -> None:
+    """Import what every child needs, and let property tests draw the same examples every time."""
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    import hypothesis
+
+    hypothesis.settings.register_profile(
+        "mutants", derandomize=True, database=None, deadline=None, max_examples=30
+    )
+    hypothesis.settings.load_profile("mutants")

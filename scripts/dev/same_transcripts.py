@@ -1,0 +1,96 @@
+"""Does every environment repeat itself? The same task, seed and actions, in two processes.
+
+    python scripts/dev/same_transcripts.py [NAME ...] [--steps 12] [--seed 0]
+
+Plays each name (without names: all that are registered, variants included) in two processes whose
+hash seeds differ, one name at a time, and prints those whose transcripts differ or that do not
+play, with the reason. Exits with 1 where there is one.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from agent_system.environments.env_registry import REGISTRY, playable_names
+from agent_system.environments.replay import episode
+from verl.utils.limits import time_limit
+
+# Code, files and servers of one's own are needed for the first three; webshop is another name of
+# shop.
+LEFT_OUT = ("agent", "dataset", "openenv", "webshop")
+LIMIT_S = 120  # for a name
+
+
+def all_names() -> list[str]:
+    """Every name that can be played, package by package."""
+    packages = [name for name in sorted(REGISTRY) if name not in LEFT_OUT]
+    return [name for package in packages for name in playable_names(package)]
+
+
+def play_here(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str, str]]:
+    """Play each name in this process: its digest, or why there is none."""
+    for name in names:
+        try:
+            with time_limit(LIMIT_S, name):
+                played = episode(name, seed, steps)
+            yield {"name": name, "digest": played.digest, "steps": str(played.steps)}
+        except Exception as error:  # the environment boundary: what breaks is what is looked for
+            yield {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
+
+
+def play_there(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> dict[str, str]:
+    """Play the names in a process of their own: digest or error by name."""
+    command = [sys.executable, __file__, "--child", f"--seed={seed}", f"--steps={steps}"]
+    found: dict[str, str] = {}
+    with subprocess.Popen(
+        [*command, *names],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        for line in child.stdout or ():
+            # Some libraries print.
+            if not line.startswith("{"):
+                continue
+            played = json.loads(line)
+            found[played["name"]] = played.get("digest") or f"! {played['error']}"
+            sys.stderr.write(f"{len(found)} of {len(names)}: {line}")
+    return found
+
+
+def main() -> int:
+    """Compare, and say what differs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="names as env.env_name takes them")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=12, help="of an episode, at most")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        for line in play_here(args.names, args.seed, args.steps):
+            sys.stdout.write(f"\n{json.dumps(line)}\n")
+            sys.stdout.flush()
+        return 0
+    names = args.names or all_names()
+    first, second = (play_there(names, args.seed, args.steps, hashes) for hashes in (1, 2))
+    wrong = 0
+    for name in names:
+        one, two = first.get(name, "! it ended its process"), second.get(name, "! it ended it")
+        if one != two or one.startswith("!"):
+            wrong += 1
+            sys.stdout.write(f"{name}: {one if one == two else f'{one} and {two}'}\n")
+    sys.stdout.write(f"{len(names) - wrong} of {len(names)} environments repeat themselves\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

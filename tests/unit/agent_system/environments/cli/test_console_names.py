@@ -1,0 +1,50 @@
+"""Every name that is listed can be resolved, in any case."""
+
+import pytest
+
+from agent_system.environments import env_registry as registry
+from agent_system.environments.cli.command import main
+from agent_system.environments.cli.names import every_name, known_variants, meant
+from agent_system.environments.env_registry import NamedChoice, UnknownEnvironment, env_settings
+from agent_system.environments.settings import EnvSettings
+
+
+def test_names_are_listed_one_a_line_with_their_variants(capsys):
+    assert main(["list"]) == 0
+    names = capsys.readouterr().out.split("\n")[:-1]
+    assert len(set(names)) == len(names) and set(registry.REGISTRY) <= set(names)
+    assert {"textarena/Mastermind", "textworld/cooking", "textworld_express/coin"} <= set(names)
+
+
+def test_every_listed_name_has_settings():
+    for name in every_name():
+        if not name.startswith("reasoning_gym/"):
+            assert isinstance(env_settings(NamedChoice(name)), EnvSettings), name
+
+
+def test_a_variant_of_a_library_is_listed_and_set():
+    pytest.importorskip("reasoning_gym")
+    assert "reasoning_gym/chain_sum" in every_name() and len(every_name()) > 100
+    settings = env_settings(NamedChoice(meant("Reasoning_Gym/COUNTDOWN")))
+    assert settings.model_dump()["task"] == "countdown"
+
+
+def test_a_name_is_found_in_any_case_and_a_wrong_one_gets_the_nearest():
+    assert meant("TextArena/mastermind") == "textarena/Mastermind"
+    assert meant("NUMBER_LINE") == "number_line"
+    # Names of variants that mean nothing, as job scripts write them, stay.
+    assert meant("alfworld/AlfredTWEnv") == "alfworld/AlfredTWEnv"
+    with pytest.raises(UnknownEnvironment, match="did you mean 'cooking'"):
+        meant("textworld/cookin")
+
+
+def test_variants_of_a_missing_library_are_left_out_with_a_warning(monkeypatch, caplog):
+    class Needy(EnvSettings):
+        @classmethod
+        def variants(cls):
+            raise ModuleNotFoundError("No module named 'needed'", name="needed")
+
+    monkeypatch.setattr("tests.helpers.doubtful_envs.Needy", Needy, raising=False)
+    entry = registry.Entry("nowhere:P", settings="tests.helpers.doubtful_envs:Needy")
+    monkeypatch.setattr(registry, "REGISTRY", {"needy": entry})
+    assert known_variants("needy") == () and "its variants are not known here" in caplog.text

@@ -1,0 +1,231 @@
+"""Sweeps: what is run, what is kept of it, and how arms are compared."""
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from experiments import sweep
+from experiments.sweep_report import report, value_of
+from tests.helpers.fake_run import fake_run
+from verl.config.settings import ConfigError
+from verl.trainer.launch.extensions import load_config
+from verl.utils.commands import UsageError
+
+ROOT = Path(__file__).resolve().parents[3]
+PLAN = """
+config: smoke
+words: [trainer.total_training_steps=2]
+baseline: grpo
+arms:
+  grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0, 1]}
+  rlvcr: {seeds: [0]}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "ROOT", tmp_path)
+    path = tmp_path / "small.yaml"
+    path.write_text(PLAN)
+    return path
+
+
+def result(arm, seed, success, tokens, length=8.0):
+    return {
+        "arm": arm,
+        "seed": seed,
+        "metrics": {
+            "val/success_rate": [0.1, success],
+            "val/tokens_per_episode": [99.0, tokens],
+            "val/episode_length": [9.0, length],
+            "episode/success_rate": [0.2, 0.4],
+        },
+    }
+
+
+def test_every_arm_has_its_first_seed_before_any_has_its_second(plan):
+    settings, runs = sweep.read_plan(plan)
+    assert [run.name for run in runs] == ["grpo_s0", "rlvcr_s0", "grpo_s1"]
+    assert settings.baseline == "grpo"
+    assert runs[0].words == ("trainer.total_training_steps=2", "algorithm.adv_estimator=grpo")
+    assert runs[2].result == plan.parent / "small" / "grpo_s1.json"
+    assert "trainer.seed=1" in runs[2].command()
+
+
+def test_a_wrong_key_of_a_plan_is_named(plan):
+    plan.write_text(PLAN.replace("baseline", "basline"))
+    with pytest.raises(ConfigError, match="basline"):
+        sweep.read_plan(plan)
+    plan.write_text(PLAN.replace("seeds: [0]", "seed: [0]"))
+    with pytest.raises(ConfigError, match=r"arms\.rlvcr\.seed"):
+        sweep.read_plan(plan)
+
+
+def play_fake(monkeypatch, code="pass"):
+    """Runs are Python programs that find their own run directory made."""
+
+    def command(run):
+        fake_run(run.directory, steps=4, validate_every=4, rollouts=False)
+        return [sys.executable, "-c", code]
+
+    monkeypatch.setattr(sweep.Run, "command", command)
+
+
+def test_what_is_finished_is_not_run_again(plan, monkeypatch, capsys):
+    play_fake(monkeypatch)
+    assert sweep.main([str(plan), "--arms", "grpo", "--workers", "2"]) == 0
+    assert "0 runs are there, 2 to go" in capsys.readouterr().out
+    kept = json.loads((plan.parent / "small" / "grpo_s1.json").read_text())
+    assert (kept["arm"], kept["seed"]) == ("grpo", 1)
+    assert len(kept["metrics"]["val/success_rate"]) == 2
+    assert len(kept["metrics"]["episode/success_rate"]) > 2
+    assert sweep.main([str(plan)]) == 0
+    assert "2 runs are there, 1 to go" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_keeps_no_result_and_stops_no_other(plan, monkeypatch, capsys):
+    play_fake(monkeypatch, "raise SystemExit(3)")
+    assert sweep.main([str(plan)]) == 1
+    said = capsys.readouterr().out
+    assert said.count("failed with status 3") == 3
+    assert not list((plan.parent / "small").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"), [(("steps=2", "steps=3"), "steps=3"), (("smoke", "relay"), "relay")]
+)
+def test_a_result_of_other_settings_is_refused(plan, monkeypatch, changed, said):
+    play_fake(monkeypatch)
+    sweep.main([str(plan)])
+    plan.write_text(PLAN.replace(*changed))
+    with pytest.raises(ValueError, match=f"made with other settings.*{said}"):
+        sweep.main([str(plan)])
+
+
+def test_a_result_is_committed_where_that_is_asked(plan, monkeypatch):
+    play_fake(monkeypatch)
+    called = []
+    monkeypatch.setattr(sweep, "_commit", called.append)
+    sweep.main([str(plan), "--arms", "rlvcr"])
+    assert called == []
+    sweep.main([str(plan), "--commit"])
+    assert sorted(run.name for run in called) == ["grpo_s0", "grpo_s1"]
+
+
+def test_an_unknown_arm_is_named(plan):
+    with pytest.raises(SystemExit, match="no arm gpro; there are"):
+        sweep.main([str(plan), "--arms", "gpro"])
+    with pytest.raises(SystemExit, match="--baseline: no arm gpro; there are grpo, rlvcr"):
+        sweep.main([str(plan), "--report", "--baseline", "gpro"])
+
+
+def test_tables_compare_with_the_arm_that_is_asked_for(plan, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "report", lambda results, baseline: f"less {baseline}")
+    sweep.main([str(plan), "--report"])
+    assert capsys.readouterr().out == "less grpo"
+    sweep.main([str(plan), "--report", "--baseline", "rlvcr"])
+    assert capsys.readouterr().out == "less rlvcr"
+
+
+def test_success_in_training_is_drawn_for_every_arm(plan, tmp_path, capsys):
+    (plan.parent / "small").mkdir()
+    words = {"grpo": ["trainer.total_training_steps=2", "algorithm.adv_estimator=grpo"]}
+    for arm, seed in (("grpo", 0), ("grpo", 1), ("rlvcr", 0)):
+        kept = result(arm, seed, 0.9, 80.0) | {
+            "config": "smoke",
+            "words": words.get(arm, ["trainer.total_training_steps=2"]),
+        }
+        (plan.parent / "small" / f"{arm}_s{seed}.json").write_text(json.dumps(kept))
+    assert sweep.main([str(plan), "--svg", str(tmp_path / "small.svg")]) == 0
+    assert capsys.readouterr().out == ""
+    drawn = ElementTree.parse(tmp_path / "small.svg")
+    paths = [element.get("class", "") for element in drawn.iter() if element.tag.endswith("path")]
+    # A faint line per seed, and a line per arm.
+    assert len([name for name in paths if "faint" in name]) == 3
+    assert len([name for name in paths if "line" in name]) == 2
+    texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
+    assert {"grpo", "rlvcr"} <= set(texts)
+
+
+def test_tables_by_hand():
+    text = report(
+        [
+            result("grpo", 0, 0.90, 80.0),
+            result("grpo", 1, 0.92, 84.0),
+            result("short", 0, 0.91, 72.0),
+            result("short", 1, 0.92, 63.0),
+        ],
+        "grpo",
+    )
+    lines = text.splitlines()
+    assert lines[2] == "| grpo | 2 | 0.100 | 0.910 ± 0.014 | 10.25 ± 0.35 |  | 0.300 ± 0.000 |"
+    assert lines[3].startswith("| short | 2 | 0.100 | 0.915 ± 0.007 | 8.44 ± 0.80 |")
+    differences = lines[-1]
+    assert differences.startswith(
+        "| short | 2 | +0.005 (+0.000 to +0.010) | -1.81 (-2.62 to -1.00)"
+    )
+    assert differences.endswith("| -17.5 (-25.0 to -10.0) |")
+
+
+def test_what_was_measured_after_training_alone_has_no_before():
+    once = result("grpo", 0, 0.90, 80.0)
+    once["metrics"]["val/success_rate"] = [0.90]
+    assert "| grpo | 1 |  | 0.900 |" in report([once], "grpo")
+
+
+def test_tokens_are_those_of_a_step():
+    assert value_of(result("a", 0, 1.0, 40.0, length=4.0), "tokens per step") == 10.0
+
+
+def test_nothing_to_compare_is_said():
+    assert report([], "grpo") == "no results yet\n"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/*.yaml")), ids=lambda p: p.stem)
+def test_the_plans_of_the_project_are_jobs_that_can_start(path):
+    plan, runs = sweep.read_plan(path)
+    assert plan.baseline in {run.arm for run in runs}
+    for words in {run.words for run in runs}:
+        load_config(plan.config, list(words))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "config: relay\n",
+        "arms: {}\n",
+        "arms: [grpo]\n",
+        "arms: {grpo: 3}\n",
+        "arms: {grpo: {seeds: [x]}}\n",
+        "arms: {grpo: {sedes: [1]}}\n",
+        "arms: {../grpo: {}}\n",
+        "arms: {grpo: {}}\nthreads: 0\n",
+        "arms: {grpo: {}}\nunknown: 1\n",
+    ],
+)
+def test_a_plan_with_a_mistake_is_refused(tmp_path, plan):
+    path = tmp_path / "plan.yaml"
+    path.write_text(plan)
+    with pytest.raises((UsageError, ConfigError)):
+        sweep.main([str(path)])
+
+
+@pytest.mark.parametrize("option", ["--workers=0", "--workers=-1", "--workers=x", "--seeds=0"])
+def test_counts_below_one_are_refused(tmp_path, option):
+    with pytest.raises(SystemExit) as ended:
+        sweep.main([str(tmp_path / "plan.yaml"), option])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("result", ["", "{", "[]", "{}", '{"config": "relay"}'])
+def test_a_torn_result_is_named(tmp_path, result):
+    path = tmp_path / "plan.yaml"
+    path.write_text("config: relay\narms: {grpo: {seeds: [0]}}\n")
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "grpo_s0.json").write_text(result)
+    with pytest.raises(UsageError) as refused:
+        sweep.main([str(path), "--report"])
+    assert "grpo_s0.json" in str(refused.value)

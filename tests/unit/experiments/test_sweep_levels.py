@@ -1,0 +1,120 @@
+"""Levels of a sweep's runs: what is measured, what is trained again, and the table."""
+
+import json
+
+import pytest
+
+from experiments.sweep import Failed
+from experiments.sweep_levels import SUCCESS, file_of, main, report
+from scripts import sweep, sweep_levels
+from verl.utils.checkpoint import CheckpointManager
+
+PLAN = """
+config: smoke
+arms:
+  grpo: {seeds: [0, 1]}
+  copo: {seeds: [0, 1]}
+"""
+LEVELS = {
+    "situations": [
+        {"needed": 1, "accuracy": [1.0, 1.0, 1.0, 1.0]},
+        {"needed": 1, "accuracy": [0.5, 1.0, 0.9, 1.0]},
+        {"needed": 2, "accuracy": [0.0, 1.0, 1.0, 1.0]},
+        {"needed": 3, "accuracy": [0.1, 0.1, 1.0, 1.0]},
+        {"needed": 4, "accuracy": [0.1, 0.1, 0.1, 0.994]},
+    ],
+    "tokens_by_level": [8.0, 10.04, 12.0, 15.0],
+    "episodes": {"free": {"success": 0.5}, "needed": {"success": 0.904}},
+    "level_information": 1.304,
+}
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """A plan whose runs of seed 1 are finished, in a project where nothing is really run."""
+    monkeypatch.setattr(sweep, "ROOT", tmp_path)
+    path = tmp_path / "small.yaml"
+    path.write_text(PLAN)
+    (tmp_path / "small").mkdir()
+    for run in sweep.read_plan(path)[1]:
+        if run.seed == 1:
+            run.result.write_text(json.dumps(result(0.75)))
+    return path
+
+
+def result(success):
+    return {"config": "smoke", "words": [], "cpu": "a CPU", "metrics": {SUCCESS: [0.1, success]}}
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """Commands that were run; what would write a file does, and one that trains saves."""
+    commands = []
+
+    def on_core(command, log, core, threads=1):
+        commands.append(" ".join(command[1:]))
+        if "--out" in command:
+            with open(command[-1], "w") as file:
+                json.dump(LEVELS, file)
+
+    monkeypatch.setattr(sweep, "on_core", on_core)
+    return commands
+
+
+def trained(monkeypatch, success):
+    """Training ends at ``success``, with a checkpoint; returns the runs that were trained."""
+    runs = []
+
+    def train(run, core):
+        runs.append(run.name)
+        CheckpointManager(run.directory / "checkpoints").save(4, lambda directory: None, {})
+        return result(success)
+
+    monkeypatch.setattr(sweep, "train", train)
+    return runs
+
+
+def test_the_last_policy_is_measured_once(plan, said, monkeypatch, capsys):
+    runs = trained(monkeypatch, 0.75)
+    assert main([str(plan), "--arms", "grpo", "--seed", "1"]) == 0
+    assert runs == ["grpo_s1"]
+    assert "1 of 1 runs to measure" in capsys.readouterr().out
+    policy = plan.parent / "runs/sweeps/small/grpo_s1/policy"
+    checkpoint = policy.parent / "checkpoints/global_step_4"
+    assert said[0].endswith(f"main_export checkpoint={checkpoint} target={policy}")
+    assert f"level_matrix.py {policy} --config-name relay --out" in said[1]
+    assert json.loads((plan.parent / "small/levels/grpo_s1.json").read_text()) == LEVELS
+    assert main([str(plan), "--arms", "grpo", "--seed", "1"]) == 0
+    assert len(said) == 2
+
+
+def test_a_policy_that_is_there_is_not_trained_again(plan, said, monkeypatch):
+    runs = trained(monkeypatch, 0.75)
+    run = next(run for run in sweep.read_plan(plan)[1] if run.name == "copo_s1")
+    CheckpointManager(run.directory / "checkpoints").save(4, lambda directory: None, {})
+    assert main([str(plan), "--arms", "copo", "--seed", "1"]) == 0
+    assert runs == [] and file_of(run).exists()
+
+
+def test_another_policy_than_that_of_the_result_is_not_measured(plan, said, monkeypatch):
+    trained(monkeypatch, 0.5)
+    run = next(run for run in sweep.read_plan(plan)[1] if run.name == "grpo_s1")
+    with pytest.raises(Failed, match=r"success 0.5 on a CPU where it had 0.75"):
+        sweep_levels.measure(run, 0, "relay")
+    assert said == [] and not file_of(run).exists()
+
+
+def test_runs_without_a_result_are_named(plan):
+    with pytest.raises(SystemExit, match=r"no result of grpo_s0; scripts/sweep\.py first"):
+        main([str(plan), "--arms", "grpo", "--seed", "0"])
+
+
+def test_the_table_by_hand(plan, capsys):
+    lines = report({"grpo_s7": LEVELS}).splitlines()
+    assert lines[0].startswith("| run | right, need 1 | right, need 2 |")
+    assert lines[2] == (
+        "| grpo_s7 | 75 100 95 100 | 0 100 100 100 | 10 10 100 100 | 10 10 10 99 "
+        "| 8.0 10.0 12.0 15.0 | 50% | 90% | 1.30 |"
+    )
+    assert main([str(plan), "--report"]) == 0
+    assert capsys.readouterr().out.count("\n") == 2, "no run is measured yet"

@@ -1,0 +1,308 @@
+"""The benches measure what they say: token counts by hand, equal numbers of both ways, a readable
+table. No times.
+"""
+
+import argparse
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agent_system.multi_turn_rollout.packing import pack
+from scripts.dev.bench import collector, exactness, iteration, overlap, scoring
+from scripts.dev.bench.play import Workload
+from tests.helpers.play import walking_policy
+from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from verl.utils import jsonl
+
+
+@pytest.fixture(scope="module")
+def args():
+    words = {
+        "rows": 2,
+        "thought": 6,
+        "action": 3,
+        "observation": 8,
+        "max_tokens": 400,
+        "repeats": 1,
+    }
+    return argparse.Namespace(**words, model=None, contexts=[150], device="cpu", dtype="float32")
+
+
+def test_scoring_counts_tokens_and_compares_equal_numbers(args):
+    engine = scoring.make_engine(args)
+    data, costs, difference = scoring.measure(engine, 150, args)
+    assert 0 < difference < 1e-5
+    rows = data.batch["attention_mask"].sum(-1).tolist()
+    branches, spans = (data.non_tensor_batch[key] for key in ("branches", "spans"))
+    assert all(length >= 150 for length in rows) and all(
+        len(b) == 3 * len(s) for b, s in zip(branches, spans, strict=True)
+    )
+    asked = [branch for row in branches for branch in row]
+    assert costs["old"].tokens == sum(rows)
+    assert costs["shared"].tokens == sum(rows) + sum(len(b.token_ids) for b in asked)
+    contexts = sum(b.start + len(b.token_ids) for b in asked) + sum(
+        s.end for row in spans for s in row
+    )
+    assert costs["naive"].tokens == sum(rows) + contexts
+    assert all(0 < cost.wall < float("inf") for cost in costs.values())
+    for row, (own, others) in enumerate(zip(spans, branches, strict=True)):
+        tokens = data.batch["input_ids"][row].tolist()
+        actions = {span.step: tokens[span.start : span.end] for span in own}
+        assert all(b.token_ids[b.target_start :] == actions[b.step] for b in others)
+
+
+def test_scoring_prints_a_table(capsys):
+    threads = torch.get_num_threads()
+    scoring.main(
+        [
+            "--contexts",
+            "100",
+            "140",
+            "--rows",
+            "1",
+            "--repeats",
+            "1",
+            "--device",
+            "cpu",
+            "--threads",
+            "1",
+        ]
+    )
+    torch.set_num_threads(threads)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
+    assert lines[2].startswith("| 100 |") and lines[3].startswith("| 140 |")
+
+
+def metrics(step, gen, score, update, old=0.0):
+    timing = {
+        "step": gen + score + update + old + 1,
+        "gen": gen + score,
+        "gen_engine": gen,
+        "update_actor": update,
+    }
+    timing |= {"scoring": score} if score else {"old_log_prob": old}
+    return {"step": step, **{f"timing_s/{name}": value for name, value in timing.items()}}
+
+
+def test_iteration_compares_parts_and_the_whole():
+    measured = {
+        "rlvcr": [metrics(2, 6.0, 2.0, 3.0), metrics(3, 8.0, 2.0, 3.0), metrics(4, 7.0, 2.0, 3.0)],
+        "grpo": [metrics(2, 5.0, 0.0, 3.0, old=1.0)] * 3,
+    }
+    lines = iteration.table(measured).splitlines()
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells[2:5]]
+        for cells in (line.split("|") for line in lines)
+    }
+    assert rows["generation"] == ["7.00", "5.00", "1.40"]
+    assert rows["scoring and old log-probs"] == ["2.00", "1.00", "2.00"]
+    assert rows["environments"] == ["0.00", "0.00", ""]
+    assert rows["the rest"] == ["1.00", "1.00", "1.00"]
+    assert rows["**whole iteration**"] == ["13.00", "10.00", "1.30"]
+
+
+def test_iteration_runs_both_estimators_with_the_same_words(monkeypatch, tmp_path, capsys):
+    commands = []
+
+    class Done:
+        returncode = 0
+
+    def run(command, **_options):
+        commands.append(command)
+        (place,) = [
+            word.partition("=")[2]
+            for word in command
+            if word.startswith("trainer.default_local_dir=")
+        ]
+        place = type(tmp_path)(place)
+        (place / "rollouts").mkdir()
+        jsonl.write(place / "metrics.jsonl", [metrics(step, 5.0, 1.0, 2.0) for step in (1, 2)])
+        for step in (1, 2):
+            turns = [
+                {"step": 0, "response": "left"},
+                {"step": 1, "response": f"{step + len(commands) % 2}"},
+            ]
+            jsonl.write(place / "rollouts" / f"{step}.jsonl", [{"traj_uid": "t", "steps": turns}])
+        return Done()
+
+    monkeypatch.setattr(iteration.subprocess, "run", run)
+    keep = ["--keep", str(tmp_path / "runs"), "--steps", "2", "--rounds", "2"]
+    iteration.main([*keep, "--config-name", "smoke", "algorithm.rlvcr.score=prob"])
+    estimators = [
+        word.partition("=")[2]
+        for command in commands
+        for word in command
+        if "adv_estimator" in word
+    ]
+    assert estimators == ["rlvcr", "grpo", "grpo", "rlvcr"]
+    ignored = ("algorithm.adv_estimator=", "trainer.default_local_dir=")
+    assert (
+        len(
+            {
+                tuple(word for word in command if not word.startswith(ignored))
+                for command in commands
+            }
+        )
+        == 1
+    )
+    assert (
+        "actor_rollout_ref.actor.optim.lr=0" in commands[0]
+        and commands[0][-1] == "algorithm.rlvcr.score=prob"
+    )
+    out = capsys.readouterr().out
+    assert "2 of 4 answers are the same" in out and "**whole iteration**" in out
+
+
+def test_iteration_words_are_a_config_that_is_not_refused(tmp_path):
+    from verl.config.load import load_config
+    from verl.config.validate import find_problems
+
+    args = argparse.Namespace(config_name="quickstart", steps=4, overrides=["env.rollout.n=4"])
+    for estimator in iteration.ESTIMATORS:
+        name, *words = iteration.words(estimator, tmp_path / estimator, args)[1:]
+        cfg = load_config(name, words)
+        assert find_problems(cfg, check_files=False) == []
+        assert (
+            cfg.actor_rollout_ref.actor.optim.lr == 0 and cfg.algorithm.adv_estimator == estimator
+        )
+        assert cfg.env.levels and cfg.env.rollout.n == 4
+
+
+def test_iteration_shows_why_a_run_failed(monkeypatch, tmp_path):
+    class Failed:
+        returncode = 2
+
+    def run(_command, stdout, **_options):
+        stdout.write(b"no such policy")
+        return Failed()
+
+    monkeypatch.setattr(iteration.subprocess, "run", run)
+    with pytest.raises(SystemExit, match=r"(?s)rlvcr ended with exit status 2.*no such policy"):
+        iteration.main(["--keep", str(tmp_path), "--steps", "2"])
+    with pytest.raises(SystemExit):
+        iteration.main(["--steps", "1"])
+
+
+def stage_of(tmp_path, *words):
+    """A tiny random policy on the number line, without vLLM."""
+    path = make_tiny_policy(tmp_path / "policy", std=0.2)
+    sizes = [
+        "data.max_prompt_length=512",
+        "data.max_response_length=256",
+        "env.max_steps=4",
+        "env.max_turn_tokens=12",
+    ]
+    return Workload(
+        "ppo_trainer",
+        [
+            f"actor_rollout_ref.model.path={path}",
+            "actor_rollout_ref.rollout.name=hf",
+            "actor_rollout_ref.rollout.dtype=float32",
+            "env.env_name=number_line",
+            "env.rollout.n=2",
+            *sizes,
+            *words,
+        ],
+        tasks=3,
+    )
+
+
+def test_exactness_finds_nothing_in_what_was_played_and_everything_that_is_changed(tmp_path):
+    stage = stage_of(tmp_path, "env.history=append", "env.max_turn_tokens=40")
+    stage.settings = replace(
+        stage.settings, stop=tuple("aeiou")
+    )  # a random policy says one of these soon
+    rows, witness = asyncio.run(exactness.play(stage))
+    data = pack(rows, stage.tokenizer.pad_token_id)
+    found = exactness.check_tokens(rows, data, witness, stage)
+    wrong = ("other tokens", "other log-probs", "loss elsewhere", "separators lost")
+    assert found["turns"] > len(rows) and found["gaps"] == found["turns"] - len(rows)
+    assert [found[name] for name in wrong] == [0, 0, 0, 0]
+    assert found["tokens"] == data.batch["response_mask"].sum()
+    assert exactness.check_logprobs(data, str(stage.path), "float32")[1] < 1e-3
+    b = next(b for b, row in enumerate(rows) if len(row.turns) > 1)
+    place = (
+        data.batch["attention_mask"][b].argmax() + rows[b].turns[0].end
+    )  # the token after the first turn
+    column = place - data.batch["prompts"].shape[1]
+    data.batch["response_mask"][b, column] = 1
+    data.batch["input_ids"][b, place] += 1
+    data.batch["rollout_log_probs"][b, column - 1] -= 1
+    found = exactness.check_tokens(rows, data, witness, stage)
+    assert [found[name] for name in wrong] == [len(rows[b].turns) - 1, 1, 1, 1]
+
+
+def test_lock_step_plays_the_same_and_asks_for_all_at_once(tmp_path):
+    words = ["env.num_workers=1", "env.envs_per_worker=4"]
+    stage = stage_of(tmp_path, *words)
+    found = asyncio.run(collector.measure(stage, slots=4, rounds=1))
+    assert found["same"] == len(found["played"]) == 6
+    assert all(len(seconds) == 1 for seconds in found["seconds"].values())
+
+    stage, tokenizer = stage_of(tmp_path, *words), make_tiny_tokenizer()
+    engine = ScriptedEngine(tokenizer, walking_policy(levels=True))
+    lock = collector.LockStepCollector(stage.cfg.env, tokenizer, [engine], slots=4)
+    settings = replace(
+        stage.settings, max_turn_tokens=64, max_response_length=1024, max_prompt_length=1024
+    )
+
+    async def play():
+        collected = await lock.collect(stage.jobs, settings)
+        await lock.close()
+        return collected.trajectories
+
+    lengths = [len(trajectory.turns) for trajectory in asyncio.run(play())]
+    rounds = [
+        [sum(n > turn for n in batch) for turn in range(max(batch))]
+        for batch in (lengths[:4], lengths[4:])
+    ]
+    assert engine.submits == rounds[0] + rounds[1], (
+        "each message holds the turns of all who still play"
+    )
+
+
+def test_overlap_compares_what_an_iteration_waits_for():
+    def step(gen: float, wait: float, whole: float, stale: float) -> dict:
+        times = {"gen": gen, "wait_for_plays": wait, "update_actor": 2.0, "step": whole}
+        timing = {f"timing_s/{name}": value for name, value in times.items()}
+        return timing | {"training/staleness": stale}
+
+    measured = {"off": [step(4.0, 0.0, 6.5, 0.0)] * 3, "one_step": [step(0.5, 1.5, 5.0, 1.0)] * 3}
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:5]]
+        for line in overlap.table(measured).splitlines()
+    ]
+    assert ["waiting for plays", "4.00", "2.00", "2.00"] in rows
+    assert ["update", "2.00", "2.00", "1.00"] in rows
+    assert ["**whole iteration**", "6.50", "5.00", "1.30"] in rows
+    assert ["updates since the plays", "0.00", "1.00", ""] in rows
+
+
+def test_overlap_plays_both_modes_and_leaves_out_the_steps_that_warm_up(monkeypatch, capsys):
+    lines: list[list[str]] = []
+
+    def run(name: str, place: object, line: list[str]) -> list[dict]:
+        assert f"trainer.default_local_dir={place}" in line
+        lines.append(line)
+        times = [9.0, 2.0 if name == "off" else 1.0]
+        return [{"timing_s/step": seconds, "training/staleness": 0.0} for seconds in times]
+
+    monkeypatch.setattr(overlap, "run", run)
+    overlap.main(["--steps", "3", "env.rollout.carry_over=2"])
+    modes = [
+        [word for word in line if word.startswith("trainer.rollout_overlap")] for line in lines
+    ]
+    assert modes == [["trainer.rollout_overlap=off"], ["trainer.rollout_overlap=one_step"]]
+    assert ["env.rollout.carry_over=2" in line for line in lines] == [False, True]
+    assert "| **whole iteration** | 2.00 | 1.00 | 2.00 |" in capsys.readouterr().out
+    from verl.config.load import load_config
+
+    for mode in overlap.MODES:
+        name, *words = lines[overlap.MODES.index(mode)][1:]
+        assert load_config(name, words).trainer.rollout_overlap == mode
+    with pytest.raises(SystemExit):
+        overlap.main(["--steps", "2"])

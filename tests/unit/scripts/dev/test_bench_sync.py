@@ -1,0 +1,35 @@
+"""What the bench of weight syncs makes of its seconds; no times."""
+
+import pytest
+
+from scripts.dev.bench import sync
+from tests.helpers.tiny_model import make_tiny_policy
+
+
+def test_seconds_are_per_gib_and_beside_a_copy():
+    line = sync.table([sync.Cost(sync.GIB // 2, whole=3.0, export=1.0, copy=0.25)]).splitlines()[-1]
+    assert line == "| 0.50 | 6.00 | 2.00 | 0.50 | 12.0 |"
+
+
+def test_the_first_time_does_not_count(monkeypatch):
+    moments = iter([0.0, 100.0, 100.0, 101.0, 101.0, 104.0, 104.0, 109.0])
+    monkeypatch.setattr(sync.time, "perf_counter", lambda: next(moments))
+    asked: list[int] = []
+    assert sync.median_s(3, asked.append) == 3.0
+    assert asked == [0, 1, 2, 3]
+
+
+def test_a_layer_has_the_weights_that_a_size_is_counted_in(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    sizes = [
+        sum(
+            weight.numel()
+            for weight in AutoModelForCausalLM.from_pretrained(
+                make_tiny_policy(tmp_path / str(layers), hidden=64, layers=layers)
+            ).parameters()
+        )
+        for layers in (1, 2)
+    ]
+    per_layer = sync.LAYER * (64 / 1024) ** 2
+    assert sizes[1] - sizes[0] == pytest.approx(per_layer, rel=0.02)

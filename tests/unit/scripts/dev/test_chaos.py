@@ -1,0 +1,203 @@
+"""The harness of faults: its cells, what it calls right and wrong, what it keeps and writes."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from scripts.dev.chaos import kills, outcomes
+from scripts.dev.chaos.cells import (
+    COLLECTOR,
+    DRIVER,
+    ENGINE,
+    KILLED,
+    MEMORY,
+    NODE,
+    PLAY,
+    RANK,
+    SAVE,
+    START,
+    Cell,
+    cell_of,
+    every_cell,
+)
+from scripts.dev.chaos.job import PLAYS, TOTAL
+from scripts.dev.chaos.matrix import Ended, Result, sentence, verdict
+from verl.utils import jsonl
+from verl.utils.checkpoint import CheckpointManager
+
+SAID = """ready after 3.1 s
+Traceback (most recent call last):
+verl.single_controller.base.errors.WorkerDiedError: the process is gone: actor[rank 0].save: killed
+"""
+
+
+def run_of(place, steps, checkpoints, plays=PLAYS):
+    for step in steps:
+        lines = [
+            {"traj_uid": f"{step}/{n}", "aborted": n >= plays, "steps": [{}]} for n in range(PLAYS)
+        ]
+        jsonl.write(place / "rollouts" / f"{step}.jsonl", lines)
+    jsonl.write(place / "metrics.jsonl", [{"step": step, "time": 1.5 * step} for step in steps])
+    manager = CheckpointManager(place / "checkpoints")
+    for step in checkpoints:
+        manager.save(step, lambda d: (d / "weights").write_bytes(b"abc"), {"n": step})
+    return place
+
+
+def ended(cell, run, status=1, said=SAID, left=()):
+    return Ended(cell, run, said, status, list(left))
+
+
+SAVING = Cell(RANK, SAVE, KILLED)
+PLAYING = Cell(RANK, PLAY, KILLED)
+
+
+def test_every_cell_is_there_once_and_found_by_its_key():
+    cells = list(every_cell())
+    assert len({cell.key for cell in cells}) == 6 * 5 * 3
+    assert all(cell_of(cell.key) == cell for cell in cells)
+    assert {cell.deed for cell in cells if cell.senseless} == {MEMORY}
+    with pytest.raises(ValueError, match="no cell 'engine/never'"):
+        cell_of("engine/never")
+
+
+def test_a_run_that_says_who_failed_ends_as_it_should(tmp_path):
+    run = run_of(tmp_path, [], [])
+    assert verdict(ended(SAVING, run)) == "ends"
+    assert sentence(ended(SAVING, run)).startswith("verl.single_controller.base.errors.WorkerDied")
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({"said": "Traceback\nValueError: oh"}, "no sentence names the part"),
+        ({"left": ["ray::IDLE"]}, "left: ray::IDLE"),
+        ({"status": None}, "it did not end within"),
+        ({"status": 0}, r"success was reported after steps \[\]"),
+    ],
+)
+def test_anything_else_is_wrong(tmp_path, changed, wrong):
+    found = verdict(ended(SAVING, run_of(tmp_path, [], []), **changed))
+    assert found.startswith("WRONG: ") and wrong.replace("\\", "") in found
+
+
+def test_a_struck_save_counts_for_nothing(tmp_path):
+    run = run_of(tmp_path, [1], [1])
+    assert "the save that was struck counts: [1]" in verdict(ended(SAVING, run))
+    assert verdict(ended(PLAYING, run)) == "ends"
+
+
+def test_a_torn_checkpoint_is_wrong(tmp_path):
+    run = run_of(tmp_path, [1], [1])
+    (run / "checkpoints" / "global_step_1" / "weights").write_bytes(b"abd")
+    assert "torn checkpoints bear a name: [1]" in verdict(ended(PLAYING, run))
+
+
+def test_a_run_that_goes_on_reaches_its_end(tmp_path):
+    whole = run_of(tmp_path / "a", range(1, TOTAL + 1), range(1, TOTAL + 1))
+    assert verdict(ended(PLAYING, whole, status=0, said="")) == "goes on"
+    twice = run_of(tmp_path / "b", [1, 1, *range(2, TOTAL + 1)], range(1, TOTAL + 1))
+    assert "success was reported" in verdict(ended(PLAYING, twice, status=0))
+    broken = run_of(tmp_path / "c", range(1, TOTAL + 1), range(1, TOTAL + 1), plays=PLAYS - 1)
+    found = verdict(ended(PLAYING, broken, status=0, said=""))
+    assert f"step {TOTAL} learnt from {PLAYS - 1} plays, not {PLAYS}" in found
+
+
+def test_who_is_killed_says_nothing(tmp_path):
+    run = run_of(tmp_path, [], [])
+    assert verdict(ended(Cell(DRIVER, START, KILLED), run, status=-9, said="")) == "ends"
+    assert verdict(ended(Cell(DRIVER, START, MEMORY), run, status=1, said="")) != "ends"
+
+
+def test_the_table_has_what_is_known(tmp_path):
+    results = {
+        "engine/start/killed": Result("engine/start/killed", "ends", 4.4, 1, "gone"),
+        "collector/save/hung": Result("collector/save/hung", "goes on"),
+    }
+    outcomes.keep(results, tmp_path / "matrix.json")
+    assert outcomes.read(tmp_path / "matrix.json") == results
+    assert outcomes.read(tmp_path / "nothing.json") == {}
+    rows = outcomes.table(results).splitlines()
+    assert len(rows) == 2 + 6 * 5
+    assert rows[2] == f"| {ENGINE} | start | ends after 4 s, status 1 | not played | not played |"
+    (row,) = [row for row in rows if row.startswith(f"| {COLLECTOR} | {SAVE}")]
+    assert row.endswith("| not played | goes on | (asks for no memory then) |")
+    assert f"| {NODE} | {START} | not played | not played | (" in "\n".join(rows)
+
+
+def test_the_table_is_put_into_its_place(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{outcomes.BEGIN}old\n{outcomes.END}after\n")
+    for _ in range(2):
+        outcomes.write_page({}, page)
+        assert page.read_text() == (
+            f"before\n{outcomes.BEGIN}{outcomes.table({})}{outcomes.END}after\n"
+        )
+    page.write_text("no place")
+    with pytest.raises(ValueError, match="has no lines"):
+        outcomes.write_page({}, page)
+
+
+def finished(place, loss=1.0, weights=b"abc", steps=kills.STEPS):
+    records = [{"step": n, "time": float(n), "timing_s/gen": n * loss} for n in range(1, steps + 1)]
+    records[-1]["loss"] = loss
+    jsonl.write(place / "metrics.jsonl", records)
+    manager = CheckpointManager(place / "checkpoints")
+
+    def write(directory):
+        save_file({"lm": np.frombuffer(weights, dtype=np.uint8)}, directory / "a.safetensors")
+
+    manager.save(kills.STEPS, write, {})
+    return place
+
+
+def test_runs_that_differ_in_their_times_alone_are_equal(tmp_path):
+    one = finished(tmp_path / "one")
+    later = finished(tmp_path / "later")
+    text = (later / "metrics.jsonl").read_text().replace('"timing_s/gen":3.0', '"timing_s/gen":9')
+    (later / "metrics.jsonl").write_text(text)
+    assert list(kills.differences(one, later)) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"loss": 1.0000001}, [f"step {kills.STEPS} differs in loss"]),
+        ({"weights": b"abd"}, ["the last checkpoint differs in a.safetensors: lm"]),
+        ({"steps": 3}, ["steps [1, 2, 3]"]),
+    ],
+)
+def test_what_differs_is_named(tmp_path, other, said):
+    one = finished(tmp_path / "one")
+    assert list(kills.differences(one, finished(tmp_path / "other", **other))) == said
+
+
+def test_moments_follow_the_pace_of_the_reference(tmp_path):
+    reference = finished(tmp_path / "reference", loss=0.5)
+    text = (reference / "metrics.jsonl").read_text().replace("timing_s/gen", "timing_s/step")
+    (reference / "metrics.jsonl").write_text(text)
+    (tmp_path / "reference.txt").write_text("INFO: ready after 30.0 s; run directory")
+    found = [kills.drawn(number, reference, random.Random(number)) for number in range(200)]
+    assert found == [kills.drawn(n, reference, random.Random(n)) for n in range(200)]
+    early = [kill for kill in found if kill.early]
+    late = [kill for kill in found if not kill.early]
+    assert 20 <= len(early) <= 60 and 15 < max(kill.after_s for kill in early) <= 30
+    assert {kill.further for kill in late} == {0, 1, 2}
+    assert 1.0 < max(kill.after_s for kill in late) <= 1.75, "the median step took 1.75 s"
+    assert sum(kill.whole for kill in found) == 100
+
+
+def test_kills_are_kept_and_told(tmp_path):
+    one = kills.Kill(0, whole=True, early=False, further=1, after_s=2.0, step=3, next_s=1.5)
+    late = kills.Kill(1, False, early=True, further=0, after_s=2.0, wrong=["left: ray::IDLE"])
+    record = kills.Record([one, late], [[], ["step 2 differs in loss"]])
+    record.write(tmp_path / "kills.json")
+    assert kills.Record.read(tmp_path / "kills.json") == record
+    assert json.loads((tmp_path / "kills.json").read_text())["kills"][0]["whole"] is True
+    told = kills.summary(record)
+    assert told.startswith("2 kills (1 of the whole tree, 1 of the driver; 1 before it was ready)")
+    assert "kill 1: left: ray::IDLE" in told and "round 1: step 2 differs in loss" in told
+    assert "median 1.5 s, longest 1.5 s" in told and told.endswith("2 things wrong\n")

@@ -1,0 +1,47 @@
+"""The page of metrics is that of the declarations, and what is measured is declared."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.dev.metric_specs import page, spec_of
+
+DOCS = Path(__file__).parents[4] / "docs"
+NAMES = sorted(
+    {
+        name.replace("{mean,max,min}", "mean").replace("<", "").replace(">", "")
+        for name in re.findall(
+            r"`((?:val|episode|rollout|rlvcr|actor|critic|perf|timing_s|reward|audit|training)"
+            r"/[^`\s]+)`",
+            (DOCS / "run_directory.md").read_text(encoding="utf-8"),
+        )
+    }
+)
+
+
+def test_the_page_is_up_to_date():
+    assert (DOCS / "metrics.md").read_text(encoding="utf-8") == page()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_metric_of_the_run_directory_is_declared(name):
+    assert spec_of(name) is not None
+
+
+@pytest.mark.parametrize(
+    "name, unit",
+    [
+        ("val/success_rate", "share"),
+        ("val/maths/graded", "count"),
+        ("val/aborted", "count"),
+        ("critic/score/failed", "count"),
+        ("critic/score/mean", "reward"),
+        ("rollout/tokens_per_episode", "tokens"),
+        ("val/levels/free/tokens_per_step_low", "tokens"),
+        ("timing_s/gen", "seconds"),
+    ],
+)
+def test_units(name, unit):
+    declared = spec_of(name)
+    assert declared is not None and declared.unit == unit

@@ -1,0 +1,47 @@
+"""Every mistaken command of ``scripts/dev/mistakes.py`` is refused by name, with a fix, and before
+anything is started.
+"""
+
+import pytest
+
+from scripts.dev.mistakes import MISTAKES, SCRATCH, prepare, said
+from tests.helpers.jobs import ROOT
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    place = tmp_path_factory.mktemp("mistakes")
+    prepare(place)
+    return place
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
+def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, text = said(mistake, scratch)
+    assert status == 2, "it would have started"
+    head, *problems = text.strip().splitlines()
+    assert head.endswith("in the configuration:") and "Traceback" not in text
+    (found,) = [problem for problem in problems if problem.startswith(f"  - {mistake.names}")]
+    assert mistake.fix in found.partition("; fix: ")[2], found
+    assert "; allowed" in found
+
+
+def test_there_are_25_and_each_differs():
+    assert len(MISTAKES) == 25
+    assert len({mistake.words for mistake in MISTAKES}) == 25
+    assert all(str(SCRATCH) not in mistake.what for mistake in MISTAKES)
+
+
+@pytest.mark.parametrize(
+    ("number", "mistake"), enumerate(MISTAKES, start=1), ids=lambda value: str(value)[:3]
+)
+def test_the_page_shows_it(number, mistake):
+    page = (ROOT / "docs" / "mistakes.md").read_text()
+    heading = f"## {number}. {mistake.what}: exit status 2\n"
+    assert heading in page
+    shown = page.partition(heading)[2].partition("\n## ")[0]
+    assert f"main_ppo {' '.join(mistake.words)}\n" in shown
+    assert f"  - {mistake.names}" in shown and mistake.fix in shown

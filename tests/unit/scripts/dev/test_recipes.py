@@ -1,0 +1,102 @@
+"""The recipes fit their devices, and the seconds of an iteration are what the formulas say."""
+
+import pytest
+
+from scripts.dev.recipes import (
+    ESTIMATORS,
+    H100,
+    MODELS,
+    PARTS,
+    RECIPES,
+    Assumed,
+    facts_of,
+    iteration,
+    seconds,
+    tables,
+)
+from tests.helpers.jobs import ROOT
+from verl.config.plan import make_plan
+from verl.trainer.launch.extensions import load_config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("estimator", [name for names in ESTIMATORS for name in names])
+def test_a_recipe_has_the_published_settings_and_fits(name, estimator):
+    cfg = load_config(name, [f"algorithm.adv_estimator={estimator}"])
+    assert make_plan(cfg, facts_of(cfg, RECIPES[name])).problems() == []
+    assert (cfg.data.train_batch_size, cfg.env.rollout.n) == (16, 8)
+    assert cfg.trainer.total_training_steps == 150
+    actor = cfg.actor_rollout_ref.actor
+    assert actor.use_kl_loss and actor.kl_loss_coef == 0.01
+    assert actor.optim.lr == (1e-5 if cfg.actor_rollout_ref.model.lora_rank else 1e-6)
+
+
+def test_a_recipe_that_does_not_fit_is_said():
+    cfg = load_config("alfworld_qwen2.5_7b_8gpu", ["trainer.n_gpus_per_node=1"])
+    assert make_plan(cfg, facts_of(cfg, H100)).problems()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_models_have_as_many_parameters_as_published(name, parameters):
+    assert MODELS[name].parameters == parameters
+
+
+def test_the_seconds_of_one_recipe_by_hand():
+    cfg = load_config("alfworld_qwen2.5_1.5b_8gpu", ["algorithm.adv_estimator=rlvcr"])
+    found = seconds(cfg, H100, Assumed())
+    weights = 1_543_714_304
+    row = 500 + 25 * 120
+    operations = 8 * 0.4 * 989e12
+    assert found["reference"] == pytest.approx(2 * weights * 128 * row / operations)
+    assert found["update"] == pytest.approx(4 * found["reference"])
+    branches = 3 * 128 * 25 * 60
+    assert found["score"] == pytest.approx(2 * weights * (128 * row + branches) / operations)
+    # 16 plays at once on every engine: weights, and half a row of keys and values of each
+    cache = 2 * 28 * 256 * 2
+    step = (2 * weights + 16 * row / 2 * cache) / (0.6 * 3350e9) + 0.005
+    assert found["play"] == pytest.approx(25 * 60 * step + 25 * 0.05)
+    # 1,200 thoughts for every engine, 64 at once
+    step = (2 * weights + 64 * row / 2 * cache) / (0.6 * 3350e9) + 0.005
+    assert found["alternatives"] == pytest.approx(1200 / 64 * 40 * step)
+    on_device = (4 + 7 * 2) * weights / (0.6 * 3350e9)
+    assert found["hand over"] == pytest.approx(4 * weights / 25e9 + on_device)
+    alone = load_config("alfworld_qwen2.5_1.5b_80gb")
+    assert seconds(alone, H100, Assumed())["hand over"] == pytest.approx(on_device)
+    cfg.actor_rollout_ref.rollout.weight_transfer = "store"
+    stored = seconds(cfg, H100, Assumed())["hand over"]
+    assert stored == pytest.approx((4 + 2 + 2) * weights / 4e9)
+
+
+def test_half_of_the_gpus_play_while_the_other_half_trains():
+    parts = dict.fromkeys(PARTS, 0.0) | {
+        "play": 20.0,
+        "score": 5.0,
+        "update": 9.0,
+        "hand over": 2.0,
+    }
+    apart = load_config("alfworld_qwen2.5_7b_2nodes_apart")
+    shared = load_config("alfworld_qwen2.5_7b_2nodes")
+    assert (iteration(apart, parts), iteration(shared, parts)) == (22.0, 36.0)
+    assert iteration(apart, parts | {"update": 30.0}) == 37.0
+    # Branches are scored when both are done.
+    thinking = parts | {"alternatives": 10.0}
+    assert (iteration(apart, thinking), iteration(shared, thinking)) == (37.0, 46.0)
+    apart.trainer.rollout_overlap = "off"
+    assert iteration(apart, parts) == 36.0
+
+
+def test_only_credit_for_thinking_samples_other_thoughts():
+    cfg = load_config("alfworld_qwen2.5_1.5b_8gpu", ["algorithm.adv_estimator=gigpo"])
+    found = seconds(cfg, H100, Assumed())
+    assert found["alternatives"] == 0 and found["score"] == found["reference"]
+
+
+def test_the_page_shows_what_the_script_prints():
+    assert "\n".join(tables()) in (ROOT / "docs" / "cluster.md").read_text()

@@ -1,0 +1,82 @@
+"""Amounts mean what published jobs mean by them, or the plan says so beside the number."""
+
+import pytest
+
+from verl.config.amounts import MEANINGS, notes
+from verl.config.explain import explain
+from verl.config.load import load_config
+from verl.config.plan import make_plan
+from verl.config.plugged import schema_keys
+from verl.config.schema import PPOConfig
+from verl.config.settings import ConfigError
+from verl.trainer import cli
+
+ACTOR = "actor_rollout_ref.actor"
+PLACEHOLDER = "data.train_files=/root/data/verl-agent/text/train.parquet"
+FACTS = {"cores": 2, "train_tasks": 2000}
+
+
+def config(*words: str) -> PPOConfig:
+    return load_config("ppo_trainer", words)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "plays"), [("grpo", 8), ("gigpo", 8), ("gae", 1), ("reinforce_plus_plus", 1)]
+)
+def test_an_unset_group_size_is_one_unless_plays_are_compared(estimator, plays):
+    assert config(f"algorithm.adv_estimator={estimator}").env.rollout.n == plays
+    assert config(f"algorithm.adv_estimator={estimator}", "env.rollout.n=3").env.rollout.n == 3
+    filtered = config(f"algorithm.adv_estimator={estimator}", "algorithm.filter_groups.enable=true")
+    assert filtered.env.rollout.n == 8
+
+
+def test_an_epoch_of_a_placeholder_is_one_iteration_and_the_plan_says_what_others_are():
+    plan = make_plan(config("trainer.total_epochs=150"), FACTS)
+    assert plan.iterations == 150 * 125
+    assert "trainer.total_training_steps=150" in plan.text()
+    plan = make_plan(config("trainer.total_epochs=150", PLACEHOLDER), FACTS)
+    assert plan.iterations == 150 and "an epoch is one iteration" in plan.text()
+    said = list(notes(config("trainer.total_training_steps=9")))
+    assert not [note for note in said if "epoch" in note]
+
+
+def test_the_plan_says_where_a_mini_batch_counts_tasks_and_not_rows():
+    said = make_plan(config("env.max_steps=50"), FACTS).text()
+    assert "ppo_mini_batch_size=256 counts tasks" in said
+    # 6,400 rows in steps of 256 are 25, and 16 is what divides 128 trajectories below that.
+    assert f"25 optimizer steps of 6,400 rows: {ACTOR}.ppo_mini_batches=16" in said
+    for words in ([f"{ACTOR}.ppo_mini_batches=16"], ["env.max_steps=1"]):
+        assert "counts tasks" not in make_plan(config(*words), FACTS).text()
+
+
+def test_a_key_is_explained_in_tasks_trajectories_rows_and_tokens():
+    cfg = config(f"{ACTOR}.ppo_mini_batch_size=4", "env.history=append", "env.max_turn_tokens=64")
+    text = explain(cfg, f"{ACTOR}.ppo_mini_batch_size")
+    assert text.startswith(f"{ACTOR}.ppo_mini_batch_size=4\n")
+    assert "sees 4 tasks = 32 trajectories, 32 rows at most" in text
+    assert "16 tasks x 8 plays = 128 trajectories" in explain(cfg, "data.train_batch_size")
+    assert "2,048 + 512 = 2,560 tokens" in explain(cfg, "data.max_prompt_length")
+    assert "8 rows = 20,480 tokens" in explain(cfg, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    assert "refused: " in explain(cfg, "data.image_key")
+    assert "no effect: " in explain(cfg, "actor_rollout_ref.model.use_liger")
+    assert "not in this configuration" in explain(cfg, "env.frozen_lake.size")
+
+
+@pytest.mark.parametrize("path", MEANINGS)
+def test_every_explained_amount_is_a_key(path):
+    assert path in schema_keys(PPOConfig)
+    assert "\n  here: " in explain(config(), path)
+
+
+def test_what_is_no_key_is_not_explained():
+    with pytest.raises(ConfigError, match=r"--explain env.rollot.n: .* fix: --explain env.rollout"):
+        explain(config(), "env.rollot.n")
+    with pytest.raises(ConfigError, match="--explain env: a section"):
+        explain(config(), "env")
+
+
+def test_explain_is_a_word_of_the_command_line():
+    words = ["--explain", "env.rollout.n", "algorithm.adv_estimator=gae"]
+    assert "unset it is 1 for gae" in (cli.parse(words).text or "")
+    with pytest.raises(ConfigError, match=r"env.rollot.n"):
+        cli.parse([*words, "env.rollot.n=3"])

@@ -1,0 +1,139 @@
+"""Every config that ships composes, passes all checks that need no files, and can be planned."""
+
+import pytest
+import yaml
+
+from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR
+from verl.config.load import load_config
+from verl.config.plan import Plan, make_plan
+from verl.config.plugged import schema_keys
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.settings import keys_of
+from verl.config.validate import find_problems
+from verl.trainer import cli
+
+NAMES = sorted(file.stem for file in EXPERIMENTS_DIR.glob("*.yaml"))
+
+
+def schema_of(name: str) -> type:
+    """Of supervised runs the names end with ``_sft``."""
+    return SFTConfig if name.endswith("_sft") else PPOConfig
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_shown_checked_and_planned(name):
+    schema = schema_of(name)
+    shown = cli.parse(["--config-name", name, "--cfg", "job"], schema=schema)
+    assert yaml.safe_load(shown.text or "")["trainer"]["project_name"]
+    cfg = load_config(name, schema=schema)
+    assert find_problems(cfg, check_files=False) == []
+    plan = make_plan(cfg, {"cores": 2, "memory_gb": 23.5, "parameters": 500_000, "vocab_size": 800})
+    assert cfg.trainer.default_local_dir in plan.text()
+    assert plan.problems() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_only_overrides(name):
+    tree = yaml.safe_load((EXPERIMENTS_DIR / f"{name}.yaml").read_text())
+    assert tree["defaults"][-1] == "_self_" and len(tree["defaults"]) == 2
+
+
+def test_the_quickstart_and_its_cold_start_play_the_same_games():
+    run, sft = load_config("quickstart"), load_config("quickstart_sft", schema=SFTConfig)
+    assert run.env.alfworld == sft.env.alfworld and run.env.max_steps == sft.env.max_steps
+    assert sft.model.save_path == run.actor_rollout_ref.model.path
+    assert sft.data.max_length >= run.data.max_prompt_length + run.data.max_response_length
+
+
+def test_the_cold_start_of_the_deep_quickstart_shows_what_its_run_shows():
+    run = load_config("quickstart_depth")
+    sft = load_config("quickstart_depth_sft", schema=SFTConfig)
+    assert run.cold_start.config_name == "quickstart_depth_sft"
+    assert sft.data.history == run.env.history == "window"
+    assert sft.env.history_length == run.env.history_length == run.env.max_steps
+    assert sft.model.save_path == run.actor_rollout_ref.model.path
+    assert sft.data.needed_level_share == 0.5
+    games, shown = (cfg.env.model_dump()["alfworld"] for cfg in (run, sft))
+    assert games["thoughts"] == shown["thoughts"] == "carried"
+    # Small rooms beside those that are played, and none larger.
+    assert shown["receptacles"][0] < games["receptacles"][0]
+    assert {**shown, "receptacles": games["receptacles"]} == games
+
+
+@pytest.mark.parametrize("name", ["quickstart_grpo", "quickstart_gigpo"])
+def test_variants_differ_from_the_quickstart_only_where_they_say(name):
+    base, other = load_config("quickstart"), load_config(name)
+    assert (
+        other.data == base.data
+        and other.env == base.env
+        and other.actor_rollout_ref == base.actor_rollout_ref
+    )
+    assert other.trainer.default_local_dir != base.trainer.default_local_dir
+
+
+def test_validation_samples_as_training_does_in_the_quickstart():
+    rollout = load_config("quickstart").actor_rollout_ref.rollout
+    assert (
+        rollout.val_kwargs.do_sample
+        and rollout.val_kwargs.temperature == rollout.temperature == 1.0
+    )
+
+
+def test_plan_counts_by_hand():
+    cfg = load_config("quickstart")
+    plan = make_plan(cfg, {"cores": 4, "train_tasks": 2000, "val_tasks": 128})
+    assert isinstance(plan, Plan)
+    assert (plan.trajectories, plan.rows_at_most, plan.steps_at_most) == (128, 128, 128 * 15)
+    assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
+    rlvcr = cfg.algorithm.rlvcr
+    expanded = int(128 * 15 * rlvcr.step_fraction)
+    assert plan.other_tokens_at_most == {
+        "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens
+    }
+    assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (2, 2, 1, 128)
+
+
+def test_plan_counts_a_row_per_step_in_window_history_and_epochs_by_tasks():
+    words = ["env.history=window", "trainer.total_training_steps=null", "trainer.total_epochs=2"]
+    plan = make_plan(load_config("quickstart", words), {"train_tasks": 100})
+    assert plan.rows_at_most == 128 * 15
+    assert plan.iterations == 2 * (100 // 16)
+
+
+def test_base_configs_ship_beside_the_schema():
+    assert {file.stem for file in BASE_DIR.glob("*.yaml")} == {"ppo_trainer", "sft_trainer"}
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"), [("ppo_trainer", PPOConfig), ("sft_trainer", SFTConfig)]
+)
+def test_a_base_says_only_what_differs_from_the_schema(name, schema):
+    tree = yaml.safe_load((BASE_DIR / f"{name}.yaml").read_text())
+    defaults = {key.path: key.default for key in keys_of(schema).values() if not key.is_section}
+    repeated = [path for path, value in leaves(tree) if defaults[path] == value]
+    assert repeated == []
+
+
+def leaves(tree, prefix=""):
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+PRONOUNS = ("its ", "that ", "those ", "them ", "the same", "as above", "as the actor", "such ")
+
+
+@pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
+def test_the_doc_of_a_key_needs_no_other_key_before_it(schema):
+    for key in schema_keys(schema).values():
+        if not key.is_section:
+            assert not key.doc.lower().startswith(PRONOUNS), f"{key.path}: {key.doc}"
+
+
+def test_the_plan_counts_the_logits_that_are_computed_at_once():
+    from verl.config.memory import MAX_LOGITS as counted
+    from verl.models.token_scores import MAX_LOGITS
+
+    assert counted == MAX_LOGITS

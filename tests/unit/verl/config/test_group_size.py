@@ -1,0 +1,99 @@
+"""The plays of a task that an estimator gets: what it declares, and no other list."""
+
+import sys
+
+import pytest
+
+import rlvcr.core_rlvcr  # noqa: F401  registers rlvcr and copo
+from tests.unit.verl.config.test_config_validate import problems
+from verl.algos import ADV_ESTIMATORS, register_adv_est
+from verl.config.load import load_config
+from verl.names import COMPARES_GROUP, AdvantageEstimator
+from verl.trainer import cli
+
+PLUGGED = """
+from verl.algos import register_adv_est
+
+@register_adv_est("{name}"{declared})
+def mine(token_level_rewards, response_mask, {reads}traj_index=None):
+    return token_level_rewards, token_level_rewards
+"""
+
+
+@pytest.fixture
+def registries(monkeypatch):
+    monkeypatch.setattr("verl.algos.algorithm_registry.ADV_ESTIMATORS", dict(ADV_ESTIMATORS))
+    before = set(COMPARES_GROUP)
+    yield
+    COMPARES_GROUP.intersection_update(before)
+
+
+def compare(index):
+    return index, index
+
+
+def compare_if_there(response_mask, index=None):
+    return response_mask, index
+
+
+def count(response_mask):
+    return response_mask, response_mask
+
+
+@pytest.mark.parametrize(
+    ("function", "declared", "expected"),
+    [
+        (compare, True, 8),
+        (compare, None, 8),
+        (compare, False, 1),
+        (compare_if_there, None, 8),
+        (count, True, 8),
+        (count, None, 1),
+        (count, False, 1),
+    ],
+)
+def test_the_group_size_of_an_estimator_of_ones_own(registries, function, declared, expected):
+    register_adv_est("of_ones_own", compares_group=declared)(function)
+    word = "algorithm.adv_estimator=of_ones_own"
+    cfg = load_config("ppo_trainer", [word, "actor_rollout_ref.model.external_lib=sys"])
+    assert cfg.env.rollout.n == expected
+    alone = problems(word, "env.rollout.n=1", "actor_rollout_ref.model.external_lib=sys")
+    refused = [text for text in alone if text.startswith("env.rollout.n=1")]
+    assert len(refused) == (expected > 1)
+    assert all("compares_group=False" in text for text in refused)
+
+
+def test_shipped_estimators_declare_what_their_registration_does():
+    shipped = {
+        name: entry for name, entry in ADV_ESTIMATORS.items() if name in {*AdvantageEstimator}
+    }
+    assert {name: entry.compares_group for name, entry in shipped.items()} == {
+        member.value: member.compares_group for member in AdvantageEstimator
+    }
+    for member in AdvantageEstimator:
+        n = load_config("ppo_trainer", [f"algorithm.adv_estimator={member}"]).env.rollout.n
+        assert n == (8 if member.compares_group else 1), member
+
+
+@pytest.mark.parametrize(
+    ("declared", "reads", "expected"),
+    [("", "index, ", 8), (", compares_group=True", "", 8), ("", "", 1)],
+)
+def test_a_module_that_the_command_line_names_decides_the_group_size(
+    registries, tmp_path, monkeypatch, declared, reads, expected
+):
+    name = f"plugged_{expected}_{len(declared)}_{len(reads)}"
+    (tmp_path / f"{name}.py").write_text(PLUGGED.format(name=name, declared=declared, reads=reads))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, name, None)
+    del sys.modules[name]
+    sizes = []
+    words = [
+        f"actor_rollout_ref.model.external_lib={name}",
+        f"algorithm.adv_estimator={name}",
+        "env.env_name=number_line",
+        f"actor_rollout_ref.model.path={tmp_path}",
+    ]
+    monkeypatch.setattr(cli, "find_problems", lambda *_args, **_kwargs: [])
+    cli.run(lambda cfg: sizes.append(cfg.env.rollout.n), argv=words)
+    assert sizes == [expected]

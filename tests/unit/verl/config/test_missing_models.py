@@ -1,0 +1,56 @@
+"""A model that cannot be had is refused with a fix that leads to that model, not to another one."""
+
+import pytest
+
+from verl.config.checks.models import fix_for_missing
+from verl.config.load import load_config
+from verl.config.validate import find_problems
+
+PATH = "actor_rollout_ref.model.path"
+MAKE = "cold_start.enable=true"
+
+
+@pytest.mark.parametrize("config", ["ppo_trainer", "quickstart", "small_policy"])
+@pytest.mark.parametrize("key", [PATH, "critic.model.path", "reward_model.model.path"])
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen2.5-1.5B-Instruct", "gpt2", "org/judge@main", "smollm2/x"]
+)
+def test_no_policy_is_made_in_the_place_of_a_hub_model(config, key, name):
+    fix = fix_for_missing(load_config(config, [f"{key}={name}"]), key)
+    assert MAKE not in fix and "HF_HUB_OFFLINE=0" in fix
+    assert f"hf download {name.split('@')[0]}" in fix and f"./{name}" in fix
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "offered"),
+    [
+        ("quickstart", PATH, True),
+        ("number_line", PATH, True),
+        # It has no recipe: what quickstart_sft makes plays another environment.
+        ("ppo_trainer", PATH, False),
+        ("smollm2_alfworld", PATH, False),
+        ("quickstart", "critic.model.path", False),
+        ("quickstart", "reward_model.model.path", False),
+    ],
+)
+def test_a_cold_start_is_offered_by_a_config_that_has_one(config, key, offered):
+    words = [f"{key}=data/models/missing"]
+    assert (MAKE in fix_for_missing(load_config(config, words), key)) == offered
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("Qwen/Qwen2.5-1.5B-Instruct", True),
+        ("gpt2", True),
+        ("org/model@v1", True),
+        ("./Qwen/Qwen2.5-1.5B-Instruct", False),
+        ("data/models/mine", False),
+        ("{}/mine", False),
+    ],
+)
+def test_a_cold_start_writes_no_directory_that_is_called_as_a_hub_model(path, refused, tmp_path):
+    for config in ("ppo_trainer", "quickstart"):
+        words = [f"{PATH}={path.format(tmp_path)}", "cold_start.enable=true"]
+        found = find_problems(load_config(config, words))
+        assert [problem.partition("=")[0] for problem in found] == ([PATH] if refused else [])

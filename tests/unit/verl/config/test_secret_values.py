@@ -1,0 +1,77 @@
+"""Secrets are masked; settings that only sound alike are not."""
+
+import pytest
+
+from verl.config.settings.secret_values import is_secret_name, masked, masked_text, masked_words
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "API_KEY",
+        "WANDB_API_KEY",
+        "api_key",
+        "apiKey",
+        "HF_TOKEN",
+        "token",
+        "auth_token",
+        "secret",
+        "CLIENT_SECRET",
+        "password",
+        "db_password",
+        "credentials",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "private_key",
+    ],
+)
+def test_secret_names(name):
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer",
+        "tokenizer_path",
+        "max_tokens",
+        "max_turn_tokens",
+        "prompt_key",
+        "reward_fn_key",
+        "image_key",
+        "key",
+        "messages_key",
+        "pad_token",
+        "eos_token",
+        "token_level_rewards",
+        "price_per_tokens",
+        "keyboard",
+    ],
+)
+def test_other_names(name):
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [
+        (
+            {"env_vars": {"A": "x", "B": "${oc.env:B}"}},
+            {"env_vars": {"A": "***", "B": "${oc.env:B}"}},
+        ),
+        ([{"command": "sh", "env": {"X": "y"}}], [{"command": "sh", "env": {"X": "***"}}]),
+        ({"a": [{"HF_TOKEN": "x"}]}, {"a": [{"HF_TOKEN": "***"}]}),
+        ({"secret": {"nested": ["x"]}}, {"secret": {"nested": ["***"]}}),
+        ({"url": "http://me:pw@host/x"}, {"url": "http://me:***@host/x"}),
+        ({"prompt_key": "prompt", "max_tokens": 4}, {"prompt_key": "prompt", "max_tokens": 4}),
+    ],
+)
+def test_values(value, shown):
+    assert masked(value) == shown
+
+
+def test_command_lines():
+    words = ["ray_init.runtime_env={env_vars:{A:x}}", "env.kwargs={api_key: x, size: 3}", "a.b=c"]
+    shown = ["ray_init.runtime_env=***", "env.kwargs={api_key: ***, size: 3}", "a.b=c"]
+    assert masked_words(words) == shown
+    assert masked_text("HF_TOKEN=abc data.prompt_key=q") == "HF_TOKEN=*** data.prompt_key=q"

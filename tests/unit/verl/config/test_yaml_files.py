@@ -1,0 +1,108 @@
+"""Files of a config that no reader gets through, or in which keys stand in the wrong place."""
+
+import pytest
+
+from verl.config.load import load_config, read_config
+from verl.config.settings import ConfigError
+from verl.config.validate import find_problems
+
+BASE = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {model: {path: org/policy}}\n"
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "defaults: [mine]\n",
+        "defaults: [_self_, other]\n",
+        "defaults: [ppo_trainer, /group/leaf]\n",
+        bomb(12),
+        f"env: {{kwargs: {{a: {'[' * 100_000}{']' * 100_000}}}}}",
+        "".join(f"{'  ' * depth}a:\n" for depth in range(900)),
+        "env: &a {kwargs: {x: *a}}\n",
+        f"env: {{kwargs: {{a: [{','.join(['1'] * 40_000)}]}}}}",
+        f"env: {{kwargs: {{a: '{'x' * 3_000_000}'}}}}",
+        "defaults: {a: 1}\n",
+        "defaults: [3]\n",
+        "- a\n- b\n",
+        "a: 1\n---\nb: 2\n",
+        "a: !!python/object/apply:os.system ['id']\n",
+        "trainer: {seed: '${unclosed'}\n",
+        "? [a, b]\n: 1\n",
+        "null: 1\n",
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_file_that_cannot_be_read_is_refused_at_once_and_by_name(text, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "other.yaml").write_text("defaults: [mine]\n")
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group" / "leaf.yaml").write_text("defaults: [/mine]\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config("mine", config_path=str(tmp_path))
+    (problem,) = caught.value.problems
+    assert problem.startswith(("config 'mine'", "config 'leaf'", "config 'other'"))
+    assert "\n" not in problem and "; allowed: " in problem and "; fix: " in problem
+
+
+def draft_of(text: str, tmp_path):
+    (tmp_path / "mine.yaml").write_text(BASE + text)
+    draft = read_config("mine", config_path=str(tmp_path))
+    return draft, [*draft.problems, *find_problems(draft.config, check_files=False, partial=True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "begins"),
+    [
+        ("trainer.seed: 3\n", "trainer.seed: 3"),
+        ("5: 3\n", "5: 3"),
+        ("true: 3\n", "True: 3"),
+        ("env: {rollout.n: 4}\n", "env.rollout.n: 4"),
+        ("env: {number_line.size: 9, env_name: number_line}\n", "env.number_line.size: 9"),
+        ("env: {env_name: alfworld, alfworld: {1: 9}}\n", "env.alfworld.1: 9"),
+        ("algorithm: {kl_ctrl.kl_coef: 0.5}\n", "algorithm.kl_ctrl.kl_coef: 0.5"),
+        ("algorithm: {rlvcr: {7: 0.1}}\n", "algorithm.rlvcr.7: 0.1"),
+        ("data.max_prompt_length: 64\n", "data.max_prompt_length: 64"),
+        ("trainer: {sede: 3}\n", "trainer.sede=3: unknown key; did you mean trainer.seed?"),
+        ("modle: x\n", "modle='x': unknown key"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_the_only_problem(text, begins, tmp_path):
+    _, (problem,) = draft_of(text, tmp_path)
+    assert problem.startswith(begins)
+
+
+def test_a_key_with_dots_counts_where_it_was_meant(tmp_path):
+    draft, _ = draft_of("trainer.seed: 3\nenv: {rollout.n: 4}\n", tmp_path)
+    assert draft.config.trainer.seed == 3 and draft.config.env.rollout.n == 4
+
+
+def test_keys_of_free_sections_may_have_dots(tmp_path):
+    text = "reward_model: {weights: {a.b: 1.0}}\ncustom_reward_function: {path: rewards.py}\n"
+    draft, found = draft_of(text, tmp_path)
+    assert not found and draft.config.reward_model.weights == {"a.b": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("trainer: {seed: '${env.seed}'}\nenv: {seed: '${trainer.seed}'}\n", "env.seed"),
+        ("trainer: {project_name: 'a${trainer.project_name}'}\n", "trainer.project_name"),
+        ("critic: {model: {path: '${critic.model.path}'}}\n", "critic.model.path"),
+        ("trainer: '${env}'\nenv: '${trainer}'\n", "env"),
+        ("trainer: {seed: '${trainer.nothing}'}\n", "trainer.seed"),
+        ("trainer: {seed: '${oc.env:NOT_THERE_AT_ALL}'}\n", "trainer.seed"),
+        ("actor_rollout_ref: {model: {path: '${nowhere}'}}\n", "actor_rollout_ref.model.path"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_the_only_problem(text, named, tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\n" + text)
+    words = [] if "actor_rollout_ref" in text else ["actor_rollout_ref.model.path=org/policy"]
+    draft = read_config("mine", words, config_path=str(tmp_path))
+    found = [*draft.problems, *find_problems(draft.config, check_files=False, partial=True)]
+    assert [problem.partition("=")[0] for problem in found] == [named]

@@ -1,0 +1,339 @@
+"""What a method adds to console, report and validation comes from the method alone."""
+
+import io
+import logging
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import rlvcr.report_sections
+from rlvcr.records import ThinkingStep
+from tests.helpers.fake_run import fake_run
+from tests.helpers.page import index_of, plays_of
+from verl import report_sections as sections
+from verl.protocol import DataProto
+from verl.record.console import metric_table, summary
+from verl.record.report import write_report
+from verl.records import StepRecord
+from verl.report_sections import (
+    AlternativesView,
+    ConsoleFigure,
+    Contribution,
+    Curve,
+    KeyFigure,
+    MetricColumn,
+    MetricTable,
+    NumberColumn,
+    Plot,
+    ReportSection,
+    Scatter,
+    StepView,
+    TimePart,
+    arrange,
+    batch_metrics,
+    contribute,
+    contributions,
+)
+from verl.trainer.ppo.metrics import validation_metrics
+from verl.utils import jsonl
+
+ROOT = Path(__file__).resolve().parents[3]
+
+WEATHER = Contribution(
+    name="weather",
+    console=(ConsoleFigure("rain", ("weather/rain",), "{:.1f} mm", after="return"),),
+    key_figures=(KeyFigure("rain per day", "weather/rain", "{:.1f} mm"),),
+    sections=(
+        ReportSection(
+            "Weather",
+            "What falls from the sky.",
+            (Plot("Rain", "millimetres", (Curve("weather/rain", "rain"),)),),
+            after="Effort",
+        ),
+    ),
+    plots=(("Health", Plot("Hail", "stones", (Curve("weather/hail", "hail"),))),),
+    time_parts=(TimePart("timing_s/forecast", "forecast", after="timing_s/adv"),),
+    steps=StepView(
+        badge="season",
+        flags=("storm",),
+        alternatives=AlternativesView(
+            key="skies",
+            badge="season",
+            text="sky",
+            chosen="seen",
+            columns=(NumberColumn("drops", "drops", "{:.0f}", best=True),),
+            note=("sun", "hours of sun {:.1f}"),
+        ),
+        lead="The tables show the skies of the other seasons.",
+    ),
+    batch_metrics=lambda batch, prefix: {f"{prefix}/rows": float(len(batch))},
+)
+SKIES = [
+    {"season": 3, "sky": "clear", "seen": False, "drops": 1.0},
+    {"season": 2, "sky": "grey", "seen": True, "drops": 7.0},
+]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No contribution but those the test makes."""
+    monkeypatch.setattr(sections, "CONTRIBUTIONS", {})
+    monkeypatch.setattr(sections, "import_contributors", lambda: None)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run of two steps with weather."""
+    path = fake_run(tmp_path / "run", steps=2, validate_every=2)
+    for step in (1, 2):
+        record = {
+            "step": step,
+            "weather/rain": 1.5 * step,
+            "weather/hail": 2,
+            "timing_s/forecast": 1,
+        }
+        jsonl.append(path / "metrics.jsonl", record)
+    rollouts = path / "rollouts" / "2.jsonl"
+    rows = list(jsonl.read(rollouts))
+    for row in rows:
+        row["steps"][0] |= {"season": 2, "storm": "thunder", "skies": SKIES, "sun": 4.25}
+    jsonl.write(rollouts, rows)
+    return path
+
+
+def test_the_report_and_the_console_name_no_thinking_levels():
+    files = [ROOT / "verl" / "sections.py"]
+    files += [file for file in (ROOT / "verl" / "record").rglob("*") if file.is_file()]
+    files = [file for file in files if "__pycache__" not in file.parts]
+    assert len(files) > 15
+    for file in files:
+        lines = file.read_text().splitlines()
+        found = [line for line in lines if re.search("level", line, re.IGNORECASE)]
+        others = [line for line in found if not re.search(r"setLevel|getLevel|\.level\b", line)]
+        assert not others, f"{file}: {others}"
+        assert '"rlvcr/' not in file.read_text(), f"{file} names a metric of rlvcr"
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_sections_of_any_method_appear_in_their_places(run_dir):
+    contribute(WEATHER)
+    page = write_report(run_dir).read_text()
+    titles = re.findall(r"<h2>(.*?)</h2>", page)
+    assert titles[:4] == ["Success", "Effort", "Weather", "Optimisation"]
+    assert "What falls from the sky." in page and "rain per day" in page
+    health = page.partition("<h2>Health</h2>")[2]
+    assert "<figcaption>Hail</figcaption>" in health.partition("</section>")[0]
+    parts = re.findall(r"</i>(.*?)</li>", page.partition("Time per iteration")[2])
+    assert parts.index("forecast") == parts.index("advantages") + 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_steps_of_any_method_show_what_it_declares(run_dir):
+    contribute(WEATHER)
+    page = write_report(run_dir).read_text()
+    assert index_of(page)["lead"] == "The tables show the skies of the other seasons."
+    step = plays_of(page, "train-2")[0]["steps"][0]
+    assert step["badges"] == [2] and step["flags"] == ["thunder"]
+    (table,) = step["tables"]
+    assert table["heads"] == ["season", "sky", "drops"] and table["note"] == "hours of sun 4.2"
+    lines = [
+        (line["number"], line["text"], line["chosen"], line["cells"]) for line in table["lines"]
+    ]
+    assert lines == [(2, "grey", True, [["7", True]]), (3, "clear", False, [["1", False]])]
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_other_skies_would_have_brought_stands_beside_them(run_dir):
+    def grown(directory):
+        assert directory == run_dir
+        return {(uid, 0): {2: [0.0, 1.0], 3: [1.0, 1.0]}}
+
+    uid = next(jsonl.read(run_dir / "rollouts" / "2.jsonl"))["traj_uid"]
+    assert WEATHER.steps is not None and WEATHER.steps.alternatives is not None
+    view = replace(WEATHER.steps, alternatives=replace(WEATHER.steps.alternatives, outcomes=grown))
+    contribute(replace(WEATHER, steps=view))
+    page = write_report(run_dir).read_text()
+    first, second = plays_of(page, "train-2")[:2]
+    (table,) = first["steps"][0]["tables"]
+    assert table["heads"][-1] == "went on to earn, 2 plays"
+    assert [line["cells"][-1] for line in table["lines"]] == [["0.50", False], ["1.00", True]]
+    (table,) = second["steps"][0]["tables"]
+    assert table["heads"][-1] == "drops"
+    (file,) = (file for file in index_of(page)["files"] if file["name"] == "train-2")
+    assert file["audited"] == [1] + [0] * 31
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_a_contribution_nothing_of_a_method_is_shown(run_dir):
+    page = write_report(run_dir).read_text()
+    assert "Thinking" not in page and "Weather" not in page
+    step = plays_of(page, "train-2")[0]["steps"][0]
+    assert not {"badges", "flags", "tables"} & set(step) and index_of(page)["lead"] == ""
+    assert summary({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_console_shows_the_figures_of_any_method():
+    contribute(WEATHER)
+    metrics = {"weather/rain": 1.5, "episode/reward": 1.0, "critic/score/mean": 2.0}
+    assert list(summary(metrics).items()) == [("return", "1"), ("rain", "1.5 mm"), ("score", "2")]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_name_is_given_once():
+    contribute(WEATHER)
+    contribute(WEATHER)
+    with pytest.raises(ValueError, match="another contribution of the name 'weather'"):
+        contribute(Contribution("weather"))
+
+
+SKY = MetricTable(
+    "Skies of all seasons",
+    "weather/by",
+    "season",
+    (
+        MetricColumn("rain", "rain, mm", "{:.1f}", scale=10.0),
+        MetricColumn("hail", "hail", "{:.0f}"),
+    ),
+)
+MEASURED = {
+    "weather/by/late_summer/rain": 0.25,
+    "weather/by/late_summer/rain_low": 0.2,
+    "weather/by/late_summer/rain_high": 0.31,
+    "weather/by/winter/hail": 7.0,
+    "weather/by/spring/hours": 3.0,
+    "weather/bystander/rain": 1.0,
+}
+
+
+def test_a_table_has_a_line_for_every_name_with_a_column_and_intervals_in_brackets():
+    assert SKY.lines(MEASURED) == ["late_summer", "winter"] and SKY.lines({}) == []
+    assert SKY.cells(MEASURED, "late_summer") == ["late summer", "2.5 (2.0 to 3.1)", ""]
+    assert SKY.cells(MEASURED, "winter") == ["winter", "", "7"]
+    shown = Console(width=80, record=True, file=io.StringIO())
+    shown.print(metric_table(SKY, MEASURED))
+    text = shown.export_text().splitlines()
+    assert text[0].strip() == "Skies of all seasons"
+    assert [line.split() for line in text[1:3]] == [
+        ["season", "rain,", "mm", "hail"],
+        ["late", "summer", "2.5", "(2.0", "to", "3.1)"],
+    ]
+
+
+@pytest.mark.usefixtures("alone")
+def test_tables_and_points_of_any_method_are_in_the_report(run_dir):
+    plan = ReportSection(
+        "Seasons",
+        "One against the other.",
+        (Scatter("Rain and hail", SKY, "hail", "rain", "hail", "rain", (("winter", "second"),)),),
+        tables=(SKY,),
+    )
+    contribute(Contribution("seasons", sections=(plan,)))
+    assert "Seasons" not in write_report(run_dir).read_text(), "nothing was measured"
+    jsonl.append(run_dir / "metrics.jsonl", {"step": 1, **MEASURED, "weather/by/winter/rain": 9.0})
+    last = {"rain": 3.0, "hail_low": 5.0, "hail_high": 8.0}
+    winter = {f"weather/by/winter/{name}": value for name, value in last.items()}
+    jsonl.append(run_dir / "metrics.jsonl", {"step": 2, **MEASURED, **winter})
+    section = write_report(run_dir).read_text().partition("<h2>Seasons</h2>")[2]
+    section = section.partition("</section>")[0]
+    # Late summer has no hail, and so no place among the points; in the table it stands.
+    assert section.count("<circle") == 1 and ">winter</text>" in section
+    # One of rain, which has no interval and so no length, and one of hail.
+    assert section.count('class="whisker c-second"') == 2
+    assert 'class="dot c-second"' in section and "Skies of all seasons" in section
+    assert '<td>late summer</td><td class="num">2.5 (2.0 to 3.1)</td>' in section
+    assert '<td>winter</td><td class="num">30.0</td><td class="num">7 (5 to 8)</td>' in section
+
+
+def test_arranging_keeps_the_order_of_the_others():
+    own = [KeyFigure("a", "a"), KeyFigure("b", "b")]
+    added = [KeyFigure("c", "c", after="a"), KeyFigure("d", "d", after="x"), KeyFigure("e", "e")]
+    assert [figure.name for figure in arrange(own, added)] == ["a", "c", "b", "d", "e"]
+
+
+def test_contributors_are_imported_by_name(monkeypatch, caplog):
+    modules = ("no_such_package.sections", "rlvcr.report_sections")
+    monkeypatch.setattr(sections, "CONTRIBUTORS", modules)
+    sections.import_contributors.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert "rlvcr" in [contribution.name for contribution in contributions()]
+    assert [record.args for record in caplog.records] == [("no_such_package.sections",)]
+    sections.import_contributors.cache_clear()
+
+
+def test_declarations_need_no_torch():
+    code = "import rlvcr.report_sections, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def played(steps: list[list]) -> DataProto:
+    """Rows of one token each, one trajectory per row."""
+    count = len(steps)
+    columns = {
+        "steps": steps,
+        "anchor_obs": [[f"state {step.step}" for step in row] for row in steps],
+        "uid": [f"g{row}" for row in range(count)],
+        "traj_uid": [f"g{row}/0" for row in range(count)],
+        "data_source": ["desk"] * count,
+        "won": np.array([True] * count),
+        "aborted": np.array([False] * count),
+        "episode_rewards": np.ones(count),
+        "episode_lengths": np.ones(count, dtype=np.int64),
+    }
+    return DataProto.from_dict({"response_mask": torch.ones(count, 1)}, columns)
+
+
+FIELDS = {
+    "observation": "a desk",
+    "response": "look",
+    "action": "look",
+    "is_action_valid": True,
+    "reward": 0.0,
+    "done": True,
+    "num_tokens": 1,
+    "stop_reason": "stop",
+    "span": (0, 1),
+}
+
+
+def test_a_validation_measures_the_shares_of_levels():
+    rows = [
+        [ThinkingStep(step=0, level=2, **FIELDS), ThinkingStep(step=1, level=4, **FIELDS)],
+        [ThinkingStep(step=0, level=2, **FIELDS), ThinkingStep(step=1, level=None, **FIELDS)],
+    ]
+    metrics = validation_metrics(played(rows))
+    shares = [metrics[f"val/level_share_{level}"] for level in (1, 2, 3, 4)]
+    assert shares == pytest.approx([0.0, 2 / 3, 0.0, 1 / 3])
+    assert metrics["val/success_rate"] == 1.0
+
+
+def test_levels_are_related_to_what_the_environment_names_and_else_to_its_states():
+    # Observations are all alike, states two, and the level follows the state: log 2.
+    rows = [[ThinkingStep(step=k, level=1 + k, **FIELDS) for k in (0, 1)] for _ in range(8)]
+    found = validation_metrics(played(rows))
+    assert found["val/level_information"] == pytest.approx(math.log(2))
+    # By name the two are one.
+    named = [[replace(step, situation="a fork") for step in row] for row in rows]
+    assert validation_metrics(played(named))["val/level_information"] == 0.0
+
+
+def test_steps_without_levels_have_no_shares():
+    rows = [[StepRecord(step=0, **FIELDS)], [ThinkingStep(step=0, **FIELDS)]]
+    assert rlvcr.report_sections.level_shares(played(rows), "val") == {}
+
+
+@pytest.mark.usefixtures("alone")
+def test_every_contribution_measures_a_batch():
+    contribute(WEATHER)
+    assert batch_metrics(played([[], []]), "val") == {"val/rows": 2.0}

@@ -1,0 +1,145 @@
+"""Checks of what is minimised: clip ranges, the settings of a policy loss, optimisers."""
+
+from verl.config.problems import Context, Problems, problem
+from verl.config.registered_names import compares_with_greedy_play
+from verl.config.schema import PPOConfig
+from verl.config.settings import lookup
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """Clip ranges and optimiser settings that make sense."""
+    actor = cfg.actor_rollout_ref.actor
+    prefix = "actor_rollout_ref.actor"
+    # The ratio is clipped at 1 - clip_ratio_low: at 0 or below, nothing is ever clipped.
+    if actor.clip_ratio_low >= 1:
+        yield problem(
+            cfg,
+            f"{prefix}.clip_ratio_low",
+            "the ratio is never negative",
+            "less than 1",
+            "0.2 is usual",
+        )
+    # The schema admits 1 itself, at which no token with a negative advantage and a ratio above 1
+    # would have a gradient.
+    if actor.clip_ratio_c <= 1:
+        yield problem(
+            cfg,
+            f"{prefix}.clip_ratio_c",
+            "dual clip needs a bound above 1",
+            "more than 1",
+            "3.0 is usual",
+        )
+    yield from _loss_problems(cfg, prefix)
+    for where in (prefix, "critic"):
+        if len(lookup(cfg, f"{where}.optim.betas")) != 2:
+            yield problem(
+                cfg,
+                f"{where}.optim.betas",
+                "AdamW has two",
+                "a list of two",
+                f"{where}.optim.betas=[0.9,0.999]",
+            )
+        if "model" not in (contents := lookup(cfg, key := f"{where}.checkpoint.contents")):
+            fix = f"{key}=[model,optimizer,extra]"
+            yield problem(cfg, key, "nothing could be resumed", "a list with model in it", fix)
+        elif where == "critic" and "hf_model" in contents:
+            why = "a value model has no Hugging Face form"
+            allowed = "model, optimizer, extra"
+            yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
+
+
+def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """There is something to compare the engine's log-probs with."""
+    correction = cfg.algorithm.rollout_correction
+    prefix = "algorithm.rollout_correction"
+    for name in ("rollout_is", "rollout_rs"):
+        if lookup(correction, name) is None:
+            continue
+        if correction.bypass_mode:
+            why = "bypass_mode=true scores no rows, so there is nothing to compare"
+            fix = f"{prefix}.{name}=null, or {prefix}.bypass_mode=false"
+            yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
+        elif cfg.env.allow_retokenized:
+            why = "tokens made from text have no log-prob of an engine (env.allow_retokenized)"
+            fix = f"{prefix}.{name}=null, or env.allow_retokenized=false"
+            yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
+    if correction.bypass_mode and cfg.env.allow_retokenized:
+        why = "tokens made from text have no log-prob of an engine (env.allow_retokenized)"
+        fix = f"{prefix}.bypass_mode=false"
+        yield problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
+
+
+def check_overlap(cfg: PPOConfig, ctx: Context) -> Problems:
+    """What an older policy sampled is corrected; groups go on only while the policy is updated."""
+    yield from _carry_problems(cfg)
+    if cfg.trainer.rollout_overlap == "off":
+        return
+    key = "trainer.rollout_overlap"
+    correction = cfg.algorithm.rollout_correction
+    if compares_with_greedy_play(cfg, ctx):
+        why = "the estimator compares with greedy plays, which are scored in the trainer's thread"
+        yield problem(cfg, key, why, "off", f"{key}=off")
+    if cfg.env.allow_retokenized:
+        why = "an older policy plays, and tokens made from text have none of its log-probs"
+        fix = f"{key}=off, or env.allow_retokenized=false"
+        yield problem(cfg, key, why, "off with env.allow_retokenized", fix)
+    elif not (correction.rollout_is or correction.rollout_rs or correction.bypass_mode):
+        why = "an older policy plays, and nothing corrects for it (trainer.rollout_overlap)"
+        name = "algorithm.rollout_correction.rollout_is"
+        yield problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
+
+
+def _carry_problems(cfg: PPOConfig) -> Problems:
+    key = "env.rollout.carry_over"
+    if not cfg.env.rollout.carry_over:
+        return
+    if cfg.trainer.rollout_overlap == "off":
+        fix = f"{key}=0, or trainer.rollout_overlap=one_step"
+        why = "nothing is played while the policy is updated (trainer.rollout_overlap)"
+        yield problem(cfg, key, why, "0", fix)
+    if cfg.env.rollout.carry_over > cfg.data.train_batch_size:
+        allowed = f"data.train_batch_size ({cfg.data.train_batch_size}) or less"
+        yield problem(cfg, key, "more groups would go on than a step has", allowed, f"{key}=1")
+    if cfg.algorithm.filter_groups.enable:
+        why = "filter_groups.enable plays until enough groups differ, and waits for all of them"
+        yield problem(cfg, key, why, "0", f"{key}=0")
+
+
+def check_gdpo(cfg: PPOConfig, _ctx: Context) -> Problems:
+    """GDPO has rewards to sum, and nothing else changes the reward."""
+    algorithm = cfg.algorithm
+    if algorithm.adv_estimator != "gdpo":
+        return
+    keys = algorithm.gdpo_reward_keys
+    weights = algorithm.gdpo_reward_weights
+    if not keys:
+        fix = "algorithm.gdpo_reward_keys=[accuracy,format], or reward_model.weights"
+        allowed = "names of rewards that the function returns"
+        yield problem(cfg, "algorithm.gdpo_reward_keys", "gdpo has no reward", allowed, fix)
+    if weights and len(weights) != len(keys):
+        why = f"there are {len(keys)} rewards"
+        allowed = f"a list of {len(keys)}, or []"
+        fix = "one weight for each of gdpo_reward_keys"
+        yield problem(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
+    # It sums rewards of its own, and would silently leave these out.
+    for key in ("algorithm.use_kl_in_reward", f"{ACTOR}.use_invalid_action_penalty"):
+        if lookup(cfg, key):
+            why = "gdpo reads the rewards of gdpo_reward_keys and no other"
+            yield problem(cfg, key, why, "false", f"{key}=false")
+
+
+def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:
+    """What the chosen policy loss reads makes sense."""
+    actor = cfg.actor_rollout_ref.actor
+    loss = actor.policy_loss
+    for name in ("tau_pos", "tau_neg"):
+        if loss.loss_mode == "sapo" and lookup(actor, name) == 0:
+            why = "sapo divides by it"
+            yield problem(cfg, f"{prefix}.{name}", why, "more than 0", f"{prefix}.{name}=1.0")
+    if loss.loss_mode == "clip_cov" and loss.clip_cov_lb > loss.clip_cov_ub:
+        key = f"{prefix}.policy_loss.clip_cov_lb"
+        why = "no covariance lies between the bounds"
+        allowed = f"clip_cov_ub ({loss.clip_cov_ub:g}) or less"
+        yield problem(cfg, key, why, allowed, f"{key}=1.0 {prefix}.policy_loss.clip_cov_ub=5.0")

@@ -1,0 +1,53 @@
+"""What only supervised runs can get wrong."""
+
+from pathlib import Path
+
+from verl.config.checks.models import check_directory
+from verl.config.problems import Context, Problems, problem
+from verl.config.schema import SFTConfig
+from verl.config.settings import lookup
+
+
+def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
+    """The policy can be built and its episodes fit."""
+    model = cfg.model
+    data = cfg.data
+    new = cfg.model.new
+    yield from check_directory(cfg, "model.path", ctx)
+    if model.path is None and new.head_dim is None and new.hidden_size % new.num_attention_heads:
+        why = "hidden_size is not a multiple of it"
+        yield problem(
+            cfg,
+            "model.new.num_attention_heads",
+            why,
+            "a divisor of model.new.hidden_size",
+            "choose one",
+        )
+    # Grouped-query attention: every key/value head serves equally many query heads.
+    if model.path is None and new.num_attention_heads % new.num_key_value_heads:
+        why, allowed = (
+            "num_attention_heads is not a multiple of it",
+            "a divisor of model.new.num_attention_heads",
+        )
+        yield problem(cfg, "model.new.num_key_value_heads", why, allowed, "choose one")
+    if model.path is None and data.max_length > new.max_position_embeddings:
+        allowed = f"model.new.max_position_embeddings ({new.max_position_embeddings}) or less"
+        yield problem(
+            cfg, "data.max_length", "rows must fit the policy's context", allowed, "lower it"
+        )
+    if cfg.trainer.nnodes > 1:
+        why = "a supervised run uses the devices of one machine"
+        yield problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")
+    if data.max_token_len_per_gpu < data.max_length:
+        allowed = f"data.max_length ({data.max_length}) or more"
+        yield problem(
+            cfg, "data.max_token_len_per_gpu", "the longest row must fit", allowed, "raise it"
+        )
+    for key in ("data.train_files", "data.val_files"):
+        missing = [
+            name for name in lookup(cfg, key) if ctx.check_files and not Path(name).is_file()
+        ]
+        if missing:
+            yield problem(
+                cfg, key, f"no such file: {', '.join(missing)}", "existing files", "mend the paths"
+            )

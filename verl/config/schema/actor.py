@@ -1,0 +1,132 @@
+"""``actor_rollout_ref``: the policy as it is trained (actor), compared with (ref) and played
+(rollout).
+"""
+
+from typing import Annotated
+
+from annotated_types import Ge
+
+from verl.config.schema.model import CheckpointConfig, FSDPConfig, ModelConfig, OptimConfig
+from verl.config.schema.rollout import RolloutConfig
+from verl.config.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
+from verl.names import KLEstimator, LossAggMode, Strategy, TrainDtype
+
+
+class PolicyLossConfig(Section):
+    """Which policy loss is minimised."""
+
+    loss_mode: str = "vanilla"
+    """name in the policy-loss registry"""
+    clip_cov_ratio: Share = 0.0002
+    """clip_cov: share of a mini-batch's tokens that is left out of the loss"""
+    clip_cov_lb: NonNegative = 1.0
+    """clip_cov: least covariance of log-prob and advantage of a token that may be left out"""
+    clip_cov_ub: NonNegative = 5.0
+    """clip_cov: largest covariance of a token that may be left out"""
+    kl_cov_ratio: Share = 0.0002
+    """kl_cov: share of a mini-batch's tokens that is held near their old log-probs"""
+    ppo_kl_coef: NonNegative = 1.0
+    """kl_cov: weight of the distance from the old log-prob of those tokens"""
+
+
+class ActorConfig(Section):
+    """Losses, batches and optimiser of the policy.
+
+    Batch sizes in tasks, micro-batches in rows per device.
+    """
+
+    strategy: Strategy = "fsdp2"
+    """how the model is sharded; fsdp means fsdp2 as well"""
+    dtype: TrainDtype = "bfloat16"
+    """compute dtype; master weights stay float32"""
+    ppo_mini_batch_size: PositiveInt = 256
+    """tasks per optimizer step, times the group size; capped at the batch"""
+    ppo_mini_batches: Derived[PositiveInt] = NULL
+    """optimizer steps per epoch; overrides ppo_mini_batch_size"""
+    # null is meant for use_dynamic_bsz; check_lengths refuses it without.
+    ppo_micro_batch_size_per_gpu: PositiveInt | None = 8
+    """rows per forward/backward and device"""
+    use_dynamic_bsz: bool = False
+    """form micro-batches by tokens (ppo_max_token_len_per_gpu), not by rows"""
+    ppo_max_token_len_per_gpu: PositiveInt = 16384
+    """tokens per micro-batch and device with use_dynamic_bsz"""
+    ppo_epochs: PositiveInt = 1
+    """passes over the rows of an iteration"""
+    grad_clip: NonNegative = 1.0
+    """largest gradient norm"""
+    clip_ratio: NonNegative = 0.2
+    """PPO clip range on both sides"""
+    clip_ratio_low: Derived[NonNegative] = NULL
+    """clip range below 1; null: clip_ratio"""
+    clip_ratio_high: Derived[NonNegative] = NULL
+    """clip range above 1; null: clip_ratio"""
+    clip_ratio_c: Annotated[float, Ge(1)] = 3.0
+    """dual clip: bound of the ratio for negative advantages; dppo: for all"""
+    tau_pos: NonNegative = 1.0
+    """sapo: how fast tokens of positive advantage fade away from the old policy"""
+    tau_neg: NonNegative = 1.05
+    """sapo: how fast tokens of negative advantage fade"""
+    loss_agg_mode: LossAggMode = "token-mean"
+    """how token losses become one number"""
+    loss_scale_factor: Derived[Annotated[float, Ge(1)]] = NULL
+    """what seq-mean-token-sum-norm divides token sums by; null: data.max_response_length"""
+    entropy_coeff: float = 0.0
+    """weight of the entropy bonus"""
+    skip_without_advantage: bool = False
+    """leave out mini-batches in which no token has an advantage, also where an entropy bonus or a
+    KL term is left of the loss: AdamW makes a step of full size of however small a gradient"""
+    use_kl_loss: bool = False
+    """add a KL term to the reference policy to the loss"""
+    kl_loss_coef: NonNegative = 0.001
+    """weight of the KL term in the loss"""
+    kl_loss_type: KLEstimator = "low_var_kl"
+    """estimator of the KL term in the loss"""
+    use_invalid_action_penalty: bool = False
+    """subtract a reward for each invalid action"""
+    invalid_action_penalty_coef: NonNegative = 0.1
+    """reward that an invalid action costs"""
+    policy_loss: PolicyLossConfig = PolicyLossConfig()
+    """which policy loss is minimised"""
+    shuffle: bool = False
+    """cut other mini-batches in every one of ppo_epochs"""
+    ulysses_sequence_parallel_size: PositiveInt = 1
+    """neighbouring ranks that compute a row together, each a slice of its tokens and a share of the
+    attention heads; policy and reference"""
+    use_torch_compile: bool = False
+    """compile the layers of the policy and of the reference (torch.compile), one by one"""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """what a checkpoint holds"""
+    optim: OptimConfig = OptimConfig()
+    """AdamW and its schedule"""
+    fsdp_config: FSDPConfig = FSDPConfig()
+    """placement of parameters and optimiser state"""
+
+
+class RefConfig(Section):
+    """The frozen reference policy; it exists only where a KL term is used."""
+
+    strategy: Strategy = "fsdp2"
+    """how the model is sharded"""
+    dtype: Derived[TrainDtype] = NULL
+    """compute dtype of the reference policy; null: actor.dtype"""
+    log_prob_micro_batch_size_per_gpu: PositiveInt | None = None
+    """rows per forward and device; null: actor.ppo_micro_batch_size_per_gpu"""
+    log_prob_use_dynamic_bsz: Derived[bool] = NULL
+    """form micro-batches by tokens; null: actor.use_dynamic_bsz"""
+    log_prob_max_token_len_per_gpu: Derived[PositiveInt] = NULL
+    """tokens per micro-batch; null: actor.ppo_max_token_len_per_gpu"""
+    fsdp_config: FSDPConfig = FSDPConfig()
+    """placement of parameters"""
+
+
+class ActorRolloutRefConfig(Section):
+    """Everything about the policy."""
+
+    model: ModelConfig = ModelConfig()
+    """which policy is trained and how it is loaded"""
+    actor: ActorConfig = ActorConfig()
+    """losses, batches and optimiser"""
+    ref: RefConfig = RefConfig()
+    """the frozen reference policy"""
+    rollout: RolloutConfig = RolloutConfig()
+    """the engine that samples"""

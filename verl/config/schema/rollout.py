@@ -1,0 +1,100 @@
+"""``actor_rollout_ref.rollout``: the engine that samples."""
+
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from verl.config.schema.accepted import AcceptedRollout
+from verl.config.settings import (
+    NULL,
+    Derived,
+    GpuOnly,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    RunsCode,
+    Section,
+    Seed,
+    Share,
+)
+from verl.names import (
+    EngineDtype,
+    WeightTransfer,
+)
+
+
+class ValSamplingConfig(Section):
+    """Sampling in validation."""
+
+    temperature: NonNegative = 0.0
+    """sampling temperature in validation; 0 is greedy"""
+    top_k: Annotated[int, Ge(-1)] = -1
+    """most likely tokens that are sampled from in validation; -1: all"""
+    top_p: Share = 1.0
+    """share of the probability that is sampled from in validation; 1: all"""
+    n: PositiveInt = 1
+    """plays per validation task"""
+    # Greedy, so that two validations of one policy can be compared.
+    do_sample: bool = False
+    """sample in validation; false means greedy, whatever the temperature"""
+
+
+class RolloutConfig(AcceptedRollout):
+    """Each rollout worker is a Ray actor with one engine; training samples at temperature, from
+    all tokens."""
+
+    name: Annotated[str, RunsCode(by_place=True)] = "vllm"
+    """engine: vllm, hf which needs no vLLM, a registered one, or module:Class of your own"""
+    temperature: NonNegative = 1.0
+    """sampling temperature in training"""
+    top_k: Annotated[int, Ge(-1)] = -1
+    """most likely tokens that are sampled from; training takes -1, which is all"""
+    top_p: Share = 1.0
+    """share of the probability that is sampled from; training takes 1, which is all"""
+    n: PositiveInt = 1
+    """samples per prompt of data files; environments use env.rollout.n"""
+    do_sample: bool = True
+    """sample in training; false means greedy"""
+    dtype: EngineDtype = "bfloat16"
+    """dtype of the engine's weights"""
+    seed: Seed = 0
+    """base of the sampling seeds"""
+    num_workers: PositiveInt | None = None
+    """rollout workers (engines); null: one per GPU, without GPUs one per node"""
+    num_threads: PositiveInt | None = None
+    """CPU threads per engine; null: shared out from the machine's cores"""
+    kv_cache_gb: NonNegative | None = None
+    """KV cache on each device of an engine, GiB; null: 1 on CPU, on a GPU the rest of its share"""
+    gpu_memory_utilization: Annotated[Share, GpuOnly()] = 0.5
+    """share of a GPU the engine may use"""
+    tensor_model_parallel_size: Annotated[PositiveInt, GpuOnly()] = 1
+    """GPUs of an engine; they are on one node"""
+    nnodes: Annotated[NonNegativeInt, GpuOnly()] = 0
+    """nodes with GPUs for the engines alone; 0: engines share those of the training ranks"""
+    n_gpus_per_node: Annotated[PositiveInt | None, GpuOnly()] = None
+    """GPUs for the engines on each of rollout.nnodes; null: trainer.n_gpus_per_node"""
+    weight_transfer: WeightTransfer = "auto"
+    """way of the weights to engines: store, ipc (on shared GPUs), nccl (to GPUs of their own);
+    auto: ipc or nccl for vllm, else store"""
+    max_model_len: Derived[PositiveInt] = NULL
+    """context of the engine; null: max_prompt_length + max_response_length"""
+    max_num_seqs: PositiveInt = 256
+    """sequences decoded at once"""
+    max_num_batched_tokens: PositiveInt = 8192
+    """tokens per engine step"""
+    enforce_eager: bool | None = None
+    """vLLM compiles nothing and takes no CUDA graphs; null: true on CPU, false on GPUs"""
+    free_cache_engine: Annotated[bool, GpuOnly()] = True
+    """put the engine to sleep while the policy is updated, where they share GPUs"""
+    enable_chunked_prefill: bool = True
+    """split long prompts over engine steps"""
+    log_prob_micro_batch_size_per_gpu: PositiveInt | None = None
+    """rows per forward of the old-log-prob pass; null: actor.ppo_micro_batch_size_per_gpu"""
+    log_prob_use_dynamic_bsz: Derived[bool] = NULL
+    """form micro-batches of the old-log-prob pass by tokens; null: actor.use_dynamic_bsz"""
+    log_prob_max_token_len_per_gpu: Derived[PositiveInt] = NULL
+    """tokens per micro-batch of the old-log-prob pass; null: actor.ppo_max_token_len_per_gpu"""
+    engine_kwargs: Annotated[dict[str, Any], RunsCode()] = {}
+    """arguments of the engine's constructor, as they are"""
+    val_kwargs: ValSamplingConfig = ValSamplingConfig()
+    """sampling in validation"""

@@ -1,0 +1,163 @@
+"""The configuration of ``main_sft``: which episodes are imitated, by which policy, for how long."""
+
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
+
+from verl.config.schema.env import EnvConfig
+from verl.config.schema.model import FSDPConfig, OptimConfig
+from verl.config.schema.trainer import Seconds
+from verl.config.settings import (
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    RunsCode,
+    Section,
+    Seed,
+    Share,
+)
+from verl.config.settings.section import OpenSection
+from verl.names import Device, History, ResumeMode, TrainDtype
+
+
+class NewPolicyConfig(Section):
+    """The size of a policy built from nothing (Qwen3 architecture)."""
+
+    hidden_size: Annotated[int, Ge(8)] = 128
+    """width"""
+    num_hidden_layers: PositiveInt = 2
+    """layers"""
+    num_attention_heads: PositiveInt = 4
+    """attention heads"""
+    num_key_value_heads: PositiveInt = 2
+    """key/value heads"""
+    head_dim: PositiveInt | None = None
+    """width of a head; null: hidden_size / num_attention_heads"""
+    intermediate_size: Annotated[int, Ge(8)] = 384
+    """width of the feed-forward layer"""
+    max_position_embeddings: PositiveInt = 4096
+    """longest context"""
+    tie_word_embeddings: bool = True
+    """output layer shares the input embedding"""
+
+
+class SFTModelConfig(Section):
+    """Where the policy comes from and goes to."""
+
+    path: str | None = None
+    """policy to start from; null: a new one of the size in model.new"""
+    save_path: str = "data/models/policy"
+    """directory the trained policy and tokenizer are written to (HF format)"""
+    overwrite: bool = False
+    """delete what save_path holds, also what no such run wrote"""
+    new: NewPolicyConfig = NewPolicyConfig()
+    """size of a policy built from nothing"""
+    tokenizer_path: str | None = None
+    """tokenizer; null: that of model.path, or a new one"""
+    vocab_size: Annotated[int, Ge(300)] = 800
+    """tokens of a new BPE tokenizer, special tokens included"""
+    dtype: TrainDtype = "float32"
+    """compute dtype; master weights stay float32"""
+    enable_gradient_checkpointing: bool = False
+    """recompute activations in backward"""
+    trust_remote_code: Annotated[bool, RunsCode()] = False
+    """run Python code that ships with the model"""
+    override_config: dict[str, Any] = {}
+    """values that replace those of the model's own config"""
+    fsdp_config: FSDPConfig = FSDPConfig()
+    """placement of parameters and optimiser state"""
+
+
+class SFTDataConfig(OpenSection):
+    """Expert episodes, or message files of the user's own."""
+
+    train_files: list[str] = []
+    """jsonl or parquet files with a column of messages; empty: expert episodes"""
+    val_files: list[str] = []
+    """jsonl or parquet files with a column of messages for the held-out loss"""
+    messages_key: str = "messages"
+    """column of the files that holds the messages"""
+    apply_chat_template_kwargs: dict[str, Any] = {}
+    """arguments of the chat template, as {enable_thinking: false}"""
+    data_dir: str = "data/sft"
+    """where expert episodes are stored by content hash"""
+    episodes: PositiveInt = 3400
+    """expert episodes to train on"""
+    val_episodes: NonNegativeInt = 64
+    """expert episodes for the held-out loss; with data.history=window, steps"""
+    history: History = "append"
+    """append: an expert episode is one row; window: each of its steps is a row, whose prompt shows
+    env.history_length past steps"""
+    noise: Share = 0.35
+    """share of useless but valid actions in expert episodes"""
+    num_workers: PositiveInt = 2
+    """processes that play the expert"""
+    max_length: PositiveInt = 2048
+    """longest row, in tokens; longer episodes are cut after a whole turn"""
+    tokens_per_batch: PositiveInt = 2048
+    """tokens per optimizer step"""
+    max_token_len_per_gpu: PositiveInt = 16384
+    """tokens per forward/backward and device"""
+    env_loss_weight: NonNegative = 0.5
+    """loss weight of environment tokens; agent tokens weigh 1"""
+    shuffle: bool = True
+    """a seeded permutation per epoch"""
+
+
+class SFTTrainerConfig(Section):
+    """Schedule, devices and the run directory."""
+
+    project_name: str = "rlvcr"
+    """first folder below runs/, project of the trackers"""
+    experiment_name: str = "sft"
+    """second folder below runs/, name of the run"""
+    seed: Seed = 0
+    """seed of weights and data order"""
+    total_epochs: PositiveInt = 1
+    """passes over the episodes"""
+    total_training_steps: PositiveInt | None = None
+    """optimizer steps; null: total_epochs decides"""
+    grad_clip: NonNegative = 1.0
+    """largest gradient norm"""
+    test_freq: Annotated[int, Ge(-1)] = -1
+    """held-out loss every so many optimizer steps and after the last one"""
+    save_freq: Annotated[int, Ge(-1)] = -1
+    """checkpoint every so many optimizer steps, besides the policy in model.save_path; -1 or 0:
+    never"""
+    resume_mode: ResumeMode = "auto"
+    """continue from the newest checkpoint, or not"""
+    resume_from_path: str | None = None
+    """checkpoint to continue from with resume_mode=resume_path"""
+    n_gpus_per_node: PositiveInt = 1
+    """devices per node; on CPU the number of FSDP ranks"""
+    nnodes: Annotated[int, Ge(1), Le(1)] = 1
+    """nodes; a supervised run trains on the devices of one machine"""
+    device: Device = "auto"
+    """what the workers compute on"""
+    num_threads: PositiveInt | None = None
+    """CPU threads per rank; null: all cores"""
+    waiting_log_s: Seconds = 60.0
+    """seconds without movement after which the log says what is waited for, then after twice as
+    many"""
+    stall_timeout_s: Seconds | None = 7200.0
+    """seconds without movement after which the stacks of all processes are written and the run
+    ends; null: never. A cold start is watched by the run that it is for"""
+    default_local_dir: str = "runs/${trainer.project_name}/${trainer.experiment_name}"
+    """the run directory"""
+    logger: list[str] = ["console"]
+    """trackers: console, tensorboard, wandb, ..."""
+
+
+class SFTConfig(Section):
+    """Everything ``main_sft`` reads."""
+
+    model: SFTModelConfig = SFTModelConfig()
+    """where the policy comes from and goes to"""
+    data: SFTDataConfig = SFTDataConfig()
+    """what is imitated"""
+    optim: OptimConfig = OptimConfig(lr=0.001, warmup_style="cosine", lr_warmup_steps_ratio=0.05)
+    """AdamW and its schedule"""
+    env: EnvConfig = EnvConfig()
+    """the environment whose expert is imitated"""
+    trainer: SFTTrainerConfig = SFTTrainerConfig()
+    """schedule, devices and the run directory"""

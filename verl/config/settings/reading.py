@@ -1,0 +1,244 @@
+"""From plain values to a section: unknown keys, wrong types and values out of bounds, all named.
+
+What is sound is kept: ``read`` also returns the section without the keys that were refused, so
+that checks which do not need them can go on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeGuard, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from verl.config.settings.errors import ConfigError, Refusal
+from verl.config.settings.hints import nearest_name
+from verl.config.settings.keys import Key, Shape, keys_of, own_keys
+from verl.config.settings.section import Section
+from verl.config.settings.unknown import unknown
+
+S = TypeVar("S", bound=Section)
+OUT_OF_BOUNDS = (
+    "greater_than",
+    "less_than",
+    "literal_error",
+    "missing",
+    "too_long",
+    "too_short",
+    "finite_number",
+)
+TRUE = ("true", "yes", "on", "y", "t", "1")
+FALSE = ("false", "no", "off", "n", "f", "0")
+
+
+@dataclass
+class Reading(Generic[S]):
+    """What came of some values: a section that lacks the refused keys, and a message for each.
+
+    ``section`` is None where nothing can be made of the values.
+    """
+
+    section: S | None = None
+    problems: dict[str, str] = field(default_factory=dict)  # by the path of the key
+
+
+def read_or_raise(cls: type[S], values: Mapping[str, Any] | None, path: str = "") -> S:
+    """An instance of ``cls``. Raises ``ConfigError`` that names every wrong key below ``path``."""
+    reading = read(cls, values or {}, path)
+    if reading.problems or reading.section is None:
+        raise ConfigError(reading.problems.values())
+    return reading.section
+
+
+def read(
+    cls: type[S],
+    values: Mapping[str, Any],
+    path: str = "",
+    known: Callable[[], Mapping[str, Key]] | None = None,
+) -> Reading[S]:
+    """Read ``values`` as the section at dotted ``path`` (empty: the root).
+
+    ``known`` gives the keys that a wrong one may have meant; without it, those of ``cls``.
+    """
+    prefix = f"{path}." if path else ""
+    known = known or (lambda: keys_of(cls, prefix))
+    reading: Reading[S] = Reading()
+    left = with_tuples(values, cls)
+    refused: list[Key] = []
+    # Once more without what was refused: checks of the other keys can then go on.
+    while True:
+        try:
+            reading.section = cls.model_validate(left)
+            break
+        except ValidationError as error:
+            mistakes = [_Mistake.of(details, cls, prefix, left) for details in error.errors()]
+        for mistake in mistakes:
+            reading.problems.setdefault(mistake.path, mistake.text(known))
+            refused += [mistake.key] if mistake.key else []
+        shorter: dict[str, Any] = left
+        for mistake in mistakes:
+            shorter = _without(shorter, mistake.path.removeprefix(prefix).split("."))
+        if shorter == left:  # a refusal of the defaults themselves: nothing can be kept
+            return reading
+        left = shorter
+    for key in refused:
+        # A refused key must not be read as if its default had been written.
+        _forget(reading.section, key.path.removeprefix(prefix))
+    return reading
+
+
+@dataclass(frozen=True)
+class _Mistake:
+    path: str
+    value: Any
+    key: Key | None  # None: there is no such key
+    details: ErrorDetails
+
+    @classmethod
+    def of(
+        cls, details: ErrorDetails, section: type[Section], prefix: str, values: Mapping[str, Any]
+    ) -> "_Mistake":
+        """The key that pydantic complains about: its location, cut where the value begins."""
+        refusal = details.get("ctx", {}).get("error")
+        location = [*details["loc"], *([refusal.key] if isinstance(refusal, Refusal) else [])]
+        parts: list[str] = []
+        key: Key | None = None
+        current: type[Section] | None = section
+        value: Any = values
+        while current is not None and location:
+            name = str(location.pop(0))
+            key = own_keys(current, prefix + "".join(f"{part}." for part in parts)).get(name)
+            parts.append(name)
+            # Below a plain value stands nothing: the path goes on, the value does not.
+            value = value.get(name) if isinstance(value, Mapping) else None
+            current = key.section if key is not None else None
+        if value is None and key is not None and not key.is_section:
+            value = key.default
+        return cls(prefix + ".".join(parts), value, key, details)
+
+    def text(self, known: Callable[[], Mapping[str, Key]]) -> str:
+        """The message: what, where, allowed, fix."""
+        key = self.key
+        if key is None:
+            return unknown(self.path, self.value, known())
+        said = f"{self.path}={_shown(self.value)}"
+        if key.is_section:
+            return f"{said}: a section, not a value; set its keys: {self.path}.KEY=..."
+        error = self.details.get("ctx", {}).get("error")
+        if isinstance(error, Refusal):
+            return f"{said}: {error.reason}"
+        if isinstance(error, ValueError):
+            return f"{said}: {error}"
+        why = "not allowed" if self.details["type"].startswith(OUT_OF_BOUNDS) else "wrong type"
+        return f"{said}: {why}; allowed: {key.allowed()}; fix: {self._fix(key)}"
+
+    def _fix(self, key: Key) -> str:
+        choices = key.shape.choices
+        given = self.value if isinstance(self.value, list | tuple) else [self.value]
+        wrong = [str(item) for item in given if choices and item not in choices]
+        guess = nearest_name(wrong[0], map(str, choices)) if wrong else None
+        if guess:
+            return f"did you mean {guess}?"
+        return f"{key.path}={_shown(key.default)} is the default"
+
+
+def _shown(value: object) -> str:
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def _without(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
+    kept: dict[str, Any] = dict(values)
+    name = parts[0]
+    below = kept.get(name)
+    if len(parts) > 1 and isinstance(below, Mapping):
+        kept[name] = _without(below, parts[1:])
+    else:
+        kept.pop(name, None)
+    return kept
+
+
+def _forget(section: Section, path: str) -> None:
+    """Take the key at ``path`` out of ``section``: whoever reads it gets ``MissingKey``."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        section = getattr(section, parent)
+    vars(section).pop(name, None)
+
+
+# ---- what is written, and what is meant -----------------------------------------------------
+
+
+def with_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
+    """``values`` with lists as tuples where ``cls`` has tuples: files and sockets know lists."""
+    made = dict(values)
+    for name, value, key in _written(values, cls):
+        if key.section is not None:
+            made[name] = with_tuples(value, key.section) if isinstance(value, Mapping) else value
+        elif isinstance(value, list) and key.shape.items is tuple:
+            made[name] = tuple(value)
+    return made
+
+
+def from_text(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
+    """``values`` with what files and command lines write for other types translated.
+
+    One word for a list of one, ``false`` for no path, ``1:`` for the key ``"1"``, ``yes`` for true,
+    a number where text is wanted, and the text of an environment variable where a number is.
+    """
+    made = dict(values)
+    for name, value, key in _written(values, cls):
+        if key.section is None:
+            made[name] = _translated(value, key.shape)
+        elif isinstance(value, Mapping):
+            made[name] = from_text(value, key.section)
+    return made
+
+
+def _written(values: Mapping[str, Any], cls: type[Section]) -> Iterator[tuple[str, Any, Key]]:
+    keys = own_keys(cls)
+    for name, value in values.items():
+        key = keys.get(str(name))
+        if key is not None:
+            yield str(name), value, key
+
+
+def _translated(value: object, shape: Shape) -> Any:
+    if shape.free:
+        return _with_text_keys(value)
+    if shape.is_list:
+        items = [value] if isinstance(value, str) else value
+        return [_as_text(item) for item in items] if _is_text_list(items, shape) else items
+    if value is False and shape.optional and shape.is_text:
+        return None
+    if shape.is_text:
+        return _as_text(value)
+    if isinstance(value, str):
+        return _number(value, shape.words.removesuffix(" | None"))
+    # type() and not isinstance(): a bool is an int, too.
+    if type(value) is int and value in (0, 1) and shape.words.startswith("bool"):
+        return bool(value)
+    return value
+
+
+def _is_text_list(items: object, shape: Shape) -> TypeGuard[list[object]]:
+    return isinstance(items, list) and shape.is_text
+
+
+def _with_text_keys(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): item for name, item in value.items()}
+    return value
+
+
+def _as_text(value: object) -> Any:
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _number(text: str, kind: str) -> Any:
+    word = text.strip().lower()
+    if kind == "bool" and word in TRUE + FALSE:
+        return word in TRUE
+    try:
+        return {"int": int, "float": float}.get(kind, str)(word if kind != "str" else text)
+    except ValueError:
+        return text

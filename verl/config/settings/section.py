@@ -1,0 +1,112 @@
+"""What a section is: a pydantic model whose attribute docstrings are the help text.
+
+A section of one's own::
+
+    class LakeSettings(Section):
+        \"\"\"How the lake looks.\"\"\"
+
+        size: Annotated[int, Ge(3), Le(16)] = 4
+        \"\"\"cells per side\"\"\"
+        frozen: Share = 0.8
+        \"\"\"share of the cells that is ice\"\"\"
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ConfigDict
+
+from verl.config.settings.errors import MissingKey
+
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+# Below 2**31: torch, numpy and vLLM take them, also with the number of a rank or engine added.
+Seed = Annotated[int, Ge(0), Le(2**31 - 1)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+NULL: Any = None  # the default of a derived key
+
+if TYPE_CHECKING:
+    T = TypeVar("T")
+    Derived = Annotated[T, "filled in before anybody reads it"]
+else:
+
+    class Derived:
+        """``Derived[int]``: null until it is filled in from other keys; whoever is handed a config
+        reads a value.
+        """
+
+        def __class_getitem__(cls, kind: object) -> object:
+            return Optional[kind]  # noqa: UP045  kind may be any type expression
+
+
+class Section(BaseModel):
+    """A group of keys. Values are checked when it is made, not when they are assigned.
+
+    Types are taken at their word: ``true`` is no number and ``"4"`` no integer; a number is
+    finite. Text that files and command lines write for other types is translated by
+    ``verl.config.settings.reading``.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # for a type checker, a name that is not declared is a mistake
+
+        def __getattr__(self, name: str) -> Any:
+            if name in type(self).model_fields:
+                raise MissingKey(f"{type(self).__name__}.{name} has no value: it was refused")
+            return super().__getattr__(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """Marks a key that changes nothing here: ``why``, and whose scripts set it, ``carried_by``.
+
+    One that is passed over with a note has no ``instead``; where it would change what is played,
+    learnt or paid, it is refused, and ``instead`` says what to set.
+    """
+
+    why: str
+    carried_by: str
+    instead: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOnly:
+    """Marks a key that changes nothing on CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunsCode:
+    """Marks a key whose value is code to execute: a file, a module, a command or the permission.
+
+    ``by_place``: of other names too, so that only a place (MODULE:NAME, FILE.py:NAME) is code.
+    """
+
+    by_place: bool = False
+
+    def in_value(self, value: object) -> bool:
+        """Tell whether ``value`` names code."""
+        return ":" in str(value) if self.by_place else bool(value)
+
+
+class OpenSection(Section):
+    """A section below which packages outside of the configuration's room declare more.
+
+    These are attributes like the declared ones; what may stand here is checked by whoever reads
+    the values (``verl.config.load``).
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    def __getattr__(self, name: str) -> Any:
+        """The plugged section or key ``name``; its type is known where it is declared."""
+        found = self.__pydantic_extra__ or {}
+        if name not in found:
+            raise MissingKey(f"{type(self).__name__} has no {name!r}")
+        return found[name]
+
+    if TYPE_CHECKING:  # pydantic's own, for names that no class declares
+
+        def __setattr__(self, name: str, value: Any) -> None: ...

@@ -1,1 +1,0 @@
-"""Cross-field checks by what they are about; ``verl.trainer.config.validate`` runs all of them."""
