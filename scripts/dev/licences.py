@@ -16,8 +16,9 @@ CLASSIFIER = "License :: "
 LONGEST = 60  # characters; some packages write the whole text of their licence
 HEAD = """# Licences of the dependencies
 
-What `requirements/cpu.txt` installs, as the packages themselves say;
-`python scripts/dev/licences.py` writes this page. RLVCR itself is under the Apache License 2.0 (`LICENSE`).
+What `requirements/cpu.txt` installs, as the packages themselves say.
+`python scripts/dev/licences.py` writes this page. RLVCR itself is under the Apache License 2.0
+(`LICENSE`).
 
 | package | version | licence |
 |---|---|---|

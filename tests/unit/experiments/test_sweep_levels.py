@@ -105,7 +105,7 @@ def test_another_policy_than_that_of_the_result_is_not_measured(plan, said, monk
 
 
 def test_runs_without_a_result_are_named(plan):
-    with pytest.raises(SystemExit, match=r"no result of grpo_s0; scripts/sweep\.py first"):
+    with pytest.raises(SystemExit, match=r"no result of grpo_s0; experiments/sweep\.py first"):
         main([str(plan), "--arms", "grpo", "--seed", "0"])
 
 
