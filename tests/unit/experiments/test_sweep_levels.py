@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from experiments import sweep, sweep_levels
 from experiments.sweep import Failed
 from experiments.sweep_levels import SUCCESS, file_of, main, report
-from scripts import sweep, sweep_levels
 from verl.utils.checkpoint import CheckpointManager
 
 PLAN = """

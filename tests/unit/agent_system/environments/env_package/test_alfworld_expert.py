@@ -10,7 +10,6 @@ pytest.importorskip("alfworld")
 
 import itertools
 
-from agent_system.environments import demonstrations, expert_episode
 from agent_system.environments.base import Decision, Noise
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.expert import (
@@ -22,6 +21,8 @@ from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import Store, generated_tasks
+from agent_system.environments.experts import demonstrations
+from agent_system.environments.experts import episode as expert_episode
 from tests.helpers.winning import plan, wins
 
 

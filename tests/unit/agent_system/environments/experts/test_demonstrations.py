@@ -13,9 +13,10 @@ from itertools import pairwise
 
 import pytest
 
-from agent_system.environments import demonstrations, expert_episode
 from agent_system.environments.base import Decision, EpisodeStart, Noise, Thought
 from agent_system.environments.env_registry import get_package
+from agent_system.environments.experts import demonstrations
+from agent_system.environments.experts import episode as expert_episode
 from agent_system.environments.experts.demonstrations import NoExpert, write_demonstrations
 from agent_system.environments.experts.episode import LevelDraw
 from agent_system.environments.experts.interface import disturbed, shortest_way
