@@ -13,7 +13,8 @@ import time
 import psutil
 import pytest
 
-from agent_system.environments import env_registry, pool_processes
+from agent_system.environments import env_registry
+from agent_system.environments.pool import processes as pool_processes
 from agent_system.environments.pool.environment_pool import (
     EnvFailure,
     EnvironmentPool,
