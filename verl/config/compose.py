@@ -23,7 +23,7 @@ from verl.config.yaml_files import joined_files
 
 BASE_DIR = Path(__file__).resolve().parent
 # Beside the verl package, in a checkout and when installed.
-EXPERIMENTS_DIR = BASE_DIR.parents[2] / "configs"
+EXPERIMENTS_DIR = BASE_DIR.parents[1] / "configs"
 
 
 def config_dirs(config_path: str | None = None) -> list[Path]:
