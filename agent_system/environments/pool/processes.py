@@ -164,7 +164,7 @@ class WorkerProcess(asyncio.Protocol):
         # another game.
         environ.setdefault("PYTHONHASHSEED", "0")
         environ[OWNER] = self._owner
-        module = f"{__package__}.pool_worker"
+        module = f"{__package__}.worker"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],

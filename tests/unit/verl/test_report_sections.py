@@ -110,7 +110,7 @@ def run_dir(tmp_path):
 
 
 def test_the_report_and_the_console_name_no_thinking_levels():
-    files = [ROOT / "verl" / "sections.py"]
+    files = [ROOT / "verl" / "report_sections.py"]
     files += [file for file in (ROOT / "verl" / "record").rglob("*") if file.is_file()]
     files = [file for file in files if "__pycache__" not in file.parts]
     assert len(files) > 15
