@@ -184,7 +184,7 @@ def result_of(run: Run, seconds: float) -> dict[str, Any]:
     found = load_run(run.directory)
     facts = found.facts
     metrics: dict[str, Any] = {name: _rounded(found.points(name)[1]) for name in CURVES}
-    for name in found.names:
+    for name in found.metric_names:
         if name.startswith(ENDS):
             values = found.points(name)[1]
             # One value where the run was measured at its end alone.
