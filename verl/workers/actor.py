@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from verl.algos import TokenPicker
+from verl.config.schema.actor import ActorRolloutRefConfig, RefConfig
+from verl.config.schema.rollout import RolloutConfig
 from verl.models.export import hf_names, save_hf, tied_names
 from verl.models.flops import Work
 from verl.models.hub import local_model
@@ -27,7 +29,6 @@ from verl.workers.engine_state import full_weights
 from verl.workers.policy_loss import CHOICE_MASK, Denominators, PolicyLoss, denominators
 from verl.workers.profiling import profiled
 from verl.workers.rows import Limits, Rows, drop_padding, limits_of
-from verl.workers.sections import PolicySection, ScoringSection
 from verl.workers.training_worker import TrainingWorker
 from verl.workers.transfer import WeightSender, WeightStream
 from verl.workers.update import StepRecord, optimizer_step, plan_mini_batches, update_metrics
@@ -46,7 +47,7 @@ class ActorWorker(TrainingWorker):
 
     def __init__(
         self,
-        config: PolicySection,
+        config: ActorRolloutRefConfig,
         role: str = "actor",
         seed: int = 0,
         num_threads: int | None = None,
@@ -265,7 +266,7 @@ class ActorWorker(TrainingWorker):
             save_hf(self.lm, weights, directory, self.source)
 
 
-def _scoring_limits(section: ScoringSection) -> Limits:
+def _scoring_limits(section: RefConfig | RolloutConfig) -> Limits:
     return limits_of(
         section.log_prob_use_dynamic_bsz,
         section.log_prob_micro_batch_size_per_gpu,

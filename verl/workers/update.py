@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
+from verl.config.schema.actor import ActorConfig
+from verl.config.schema.critic import CriticConfig
 from verl.models.flops import Work, model_flops
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
@@ -16,7 +18,6 @@ from verl.workers.mini_batches import mini_batches
 from verl.workers.passes import common_passes, cut_rows
 from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows, limits_of
-from verl.workers.sections import UpdateSection
 
 # index of rows -> this micro-batch's share of the mini-batch loss, and metrics to be summed; [] ->
 # zero loss
@@ -26,19 +27,19 @@ StepRecord = tuple[dict[str, float], StepReport]
 
 
 def plan_mini_batches(
-    data: DataProto, section: UpdateSection, *seed: int | str
+    data: DataProto, section: ActorConfig | CriticConfig, *seed: int | str
 ) -> Iterator[list[int]]:
     """This rank's rows of every optimizer step of an update, epoch by epoch.
 
     With ``section.shuffle`` every epoch cuts the trajectories anew; without it all epochs of an
     update take the same mini-batches.
     """
-    for epoch in range(section.ppo_epochs or 1):
+    for epoch in range(section.ppo_epochs):
         yield from epoch_mini_batches(data, section, epoch, *seed)
 
 
 def epoch_mini_batches(
-    data: DataProto, section: UpdateSection, epoch: int, *seed: int | str
+    data: DataProto, section: ActorConfig | CriticConfig, epoch: int, *seed: int | str
 ) -> list[list[int]]:
     """This rank's rows of every optimizer step of one epoch; where there are no ranks, as on the
     driver, all rows.
@@ -51,7 +52,7 @@ def optimizer_step(
     engine: TrainEngine,
     rows: Rows,
     part: Sequence[int],
-    section: UpdateSection,
+    section: ActorConfig | CriticConfig,
     share: Share,
     names: Sequence[str],
 ) -> StepRecord:
