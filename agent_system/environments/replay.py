@@ -12,13 +12,13 @@ from typing import Any
 
 from agent_system.environments.base import Env, EnvPackage, Observation, Task
 from agent_system.environments.env_registry import (
-    NamedChoice,
     env_settings,
     get_package,
     settings_class,
 )
 from agent_system.environments.experts.episode import now
 from agent_system.environments.settings import EnvSettings
+from verl.config.schema.env import EnvConfig
 from verl.utils.seeds import derive_seed
 
 # Keys that say how many tasks there are: a few suffice here, and are soon made.
@@ -40,7 +40,7 @@ def small_settings(name: str) -> EnvSettings:
     """The settings of environment ``name`` with few tasks. Raises what ``env_settings`` raises."""
     counts = [key for key in settings_class(name).model_fields if _COUNTS.fullmatch(key)]
     few = dict.fromkeys(counts, FEW)
-    return env_settings(NamedChoice(name, few, MAX_STEPS))
+    return env_settings(EnvConfig(env_name=name, kwargs=few, max_steps=MAX_STEPS))
 
 
 def first_task(package: EnvPackage, settings: EnvSettings) -> Task:

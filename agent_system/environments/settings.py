@@ -1,12 +1,15 @@
 """What the settings of every environment have in common."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from annotated_types import Ge, Gt
 from pydantic import ConfigDict, Strict, model_validator
 
 from verl.config.settings import PositiveInt, RunsCode, Section, Seed
+
+if TYPE_CHECKING:
+    from verl.config.schema.env import EnvConfig
 
 Placement = Literal["inline", "thread", "locked", "process"]
 
@@ -64,7 +67,7 @@ class EnvSettings(Section):
         """
         return get_args(cls.model_fields[cls.variant_key].annotation)
 
-    def completed(self, env: Any) -> Self:
+    def completed(self, env: "EnvConfig") -> Self:
         """With what other keys of ``env``, the section above, say."""
         del env  # they say nothing here
         return self

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from agent_system.config import CollectorConfig, with_method
 from agent_system.environments.env_registry import get_package
 from agent_system.multi_turn_rollout.audit_plays import decision_points, play_points, records_of
 from agent_system.multi_turn_rollout.branches import execute_alternatives
@@ -48,6 +47,7 @@ from rlvcr.levels import LevelCodec
 from rlvcr.research.audit import AuditPoint
 from rlvcr.research.level_rules import FREE, LevelRule
 from rlvcr.scoring import hold_up_levels, score_rows
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import MESSAGES
 
@@ -82,9 +82,9 @@ class TrajectoryCollector:
     """
 
     def __init__(
-        self, config: CollectorConfig, tokenizer: PolicyTokenizer, processor: object = None
+        self, config: PPOConfig, tokenizer: PolicyTokenizer, processor: object = None
     ) -> None:
-        self.config = with_method(config)
+        self.config = config
         self.tokenizer = tokenizer
         self.processor = processor
         self.package = get_package(config.env.env_name)

@@ -27,13 +27,13 @@ from agent_system.environments.cli.plays import Game, Play, play_again, play_pol
 from agent_system.environments.cli.policies import BLIND, Injecting, oracle
 from agent_system.environments.cli.shares import is_most
 from agent_system.environments.env_registry import (
-    NamedChoice,
     env_settings,
     get_package,
     missing_extra,
 )
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import panel_of
+from verl.config.schema.env import EnvConfig
 
 ORACLE = "oracle"
 INJECTING = "injecting"
@@ -78,7 +78,7 @@ def check(
     process does not start.
     """
     name = meant(name)
-    settings = env_settings(NamedChoice(name, kwargs or {}, steps))
+    settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
     try:
         with within_limits(f"listing the {split} tasks of {name}"):

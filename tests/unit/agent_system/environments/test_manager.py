@@ -1,6 +1,5 @@
 """Which tasks are played when, and playing them in lock-step."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,25 +14,15 @@ from agent_system.environments.manager import (
     make_envs,
 )
 from agent_system.environments.tasks import check_disjoint
+from verl.config.schema import DataConfig, EnvConfig, PPOConfig
+from verl.config.schema.env import EnvRollout
 
 
-def config(shuffle=True, **changes) -> Any:
-    env = {
-        "env_name": "number_line",
-        "seed": 3,
-        "max_steps": 6,
-        "num_workers": 2,
-        "envs_per_worker": 4,
-        "rollout": SimpleNamespace(n=4),
-        "train_tasks": None,
-        "val_tasks": 10,
-        "kwargs": {"size": 8},
-        "reset_timeout_s": 20.0,
-        "step_timeout_s": 20.0,
-    }
-    return SimpleNamespace(
-        env=SimpleNamespace(**{**env, **changes}), data=SimpleNamespace(shuffle=shuffle)
-    )
+def config(shuffle=True, **env: Any) -> PPOConfig:
+    """Eight places on a line, in groups of four."""
+    small = {"max_steps": 6, "val_tasks": 10, "kwargs": {"size": 8}, **env}
+    section = EnvConfig(env_name="number_line", **{"seed": 3, "rollout": EnvRollout(n=4), **small})
+    return PPOConfig(env=section, data=DataConfig(shuffle=shuffle))
 
 
 def columns(batch, *keys):
@@ -129,12 +118,9 @@ def test_train_tasks_limits_how_many_are_used():
 
 
 def test_the_section_takes_what_it_leaves_open_from_env():
-    env_config: Any = SimpleNamespace(
-        env_name="number_line/x",
-        number_line={"size": 1, "max_steps": None},
-        kwargs={"size": 2},
-        max_steps=7,
-        seed=1,
+    section = {"number_line": {"size": 1, "max_steps": None}}
+    env_config = EnvConfig(
+        env_name="number_line/x", kwargs={"size": 2}, max_steps=7, seed=1, **section
     )
     settings: Any = env_settings(env_config)
     assert (settings.size, settings.max_steps, settings.seed) == (2, 7, 1)
