@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import agent_system.reward_manager.managers  # noqa: F401  (registers those that ship)
-from agent_system.environments.settings import EnvSettings
 from agent_system.reward_manager.custom import check_arguments, load_function
 from agent_system.reward_manager.managers import ScoreFunction
 from agent_system.reward_manager.registry import RewardManager, reward_manager_class
@@ -48,7 +47,7 @@ def trajectory_function(config: PPOConfig) -> ScoreFunction | None:
     """
     custom = config.custom_reward_function
     settings = config.env.settings
-    if not custom.path or (isinstance(settings, EnvSettings) and settings.data_keys):
+    if not custom.path or (settings and settings.data_keys):
         return None
     function = load_function(custom.path, custom.name)
     kwargs = custom.reward_kwargs

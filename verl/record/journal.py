@@ -7,11 +7,12 @@ behind it.
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.report import refresh_report
 from verl.record.rollout_log import Decoder, rollout_lines, token_lines
@@ -27,35 +28,6 @@ WRITE_TIMEOUT_S = 1800.0  # for all that waits to be written
 PLAY = ["task", "return", "play"]
 
 
-class TrainerConfig(Protocol):
-    """What the journal reads of ``trainer``."""
-
-    @property
-    def project_name(self) -> str: ...
-
-    @property
-    def experiment_name(self) -> str: ...
-
-    @property
-    def logger(self) -> Sequence[str]: ...
-
-    @property
-    def rollout_data_dir(self) -> str | None: ...
-
-    @property
-    def validation_data_dir(self) -> str | None: ...
-
-    @property
-    def log_val_generations(self) -> int: ...
-
-
-class JournalConfig(Protocol):
-    """The whole configuration, which the trackers are shown."""
-
-    @property
-    def trainer(self) -> TrainerConfig: ...
-
-
 class Journal:
     """Writes what the trainer reports into the run directory and to the trackers, in the order in
     which it is reported.
@@ -64,7 +36,7 @@ class Journal:
     ``flush`` or by ``finish``.
     """
 
-    def __init__(self, run: RunDirectory, config: JournalConfig, tokenizer: Decoder) -> None:
+    def __init__(self, run: RunDirectory, config: PPOConfig, tokenizer: Decoder) -> None:
         self.run = run
         self.config = config
         self.tokenizer = tokenizer
