@@ -105,7 +105,8 @@ def test_the_environment_layer_imports_neither_torch_nor_ray():
 
 
 def generator_of(env_name: str, **section: str) -> str:
-    settings = registry.env_settings(EnvConfig(env_name=env_name, **{"reasoning_gym": section}))
+    env = EnvConfig.model_validate({"env_name": env_name, "reasoning_gym": section})
+    settings = registry.env_settings(env)
     assert isinstance(settings, ReasoningGymSettings)
     return settings.task
 

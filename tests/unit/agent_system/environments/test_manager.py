@@ -15,13 +15,12 @@ from agent_system.environments.manager import (
 )
 from agent_system.environments.tasks import check_disjoint
 from verl.config.schema import DataConfig, EnvConfig, PPOConfig
-from verl.config.schema.env import EnvRollout
 
 
 def config(shuffle=True, **env: Any) -> PPOConfig:
     """Eight places on a line, in groups of four."""
-    small = {"max_steps": 6, "val_tasks": 10, "kwargs": {"size": 8}, **env}
-    section = EnvConfig(env_name="number_line", **{"seed": 3, "rollout": EnvRollout(n=4), **small})
+    small = {"seed": 3, "max_steps": 6, "rollout": {"n": 4}, "val_tasks": 10, "kwargs": {"size": 8}}
+    section = EnvConfig.model_validate({"env_name": "number_line", **small, **env})
     return PPOConfig(env=section, data=DataConfig(shuffle=shuffle))
 
 
@@ -118,11 +117,9 @@ def test_train_tasks_limits_how_many_are_used():
 
 
 def test_the_section_takes_what_it_leaves_open_from_env():
-    section = {"number_line": {"size": 1, "max_steps": None}}
-    env_config = EnvConfig(
-        env_name="number_line/x", kwargs={"size": 2}, max_steps=7, seed=1, **section
-    )
-    settings: Any = env_settings(env_config)
+    section = {"number_line": {"size": 1, "max_steps": None}, "kwargs": {"size": 2}}
+    choice = {"env_name": "number_line/x", "max_steps": 7, "seed": 1}
+    settings: Any = env_settings(EnvConfig.model_validate(choice | section))
     assert (settings.size, settings.max_steps, settings.seed) == (2, 7, 1)
 
 
