@@ -29,7 +29,7 @@ MAX_STEPS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class RandomEpisode:
     """What was played: the steps, and a hash of all that was seen."""
 
     steps: int
@@ -48,7 +48,7 @@ def first_task(package: EnvPackage, settings: EnvSettings) -> Task:
     return package.tasks(settings, "train")[0]
 
 
-def episode(name: str, seed: int, steps: int) -> Episode:
+def episode(name: str, seed: int, steps: int) -> RandomEpisode:
     """Play the first task of ``name`` with actions drawn from ``seed``, in an environment of its
     own, for ``steps`` steps at most. Raises what the environment raises.
     """
@@ -61,7 +61,7 @@ def episode(name: str, seed: int, steps: int) -> Episode:
         env.close()
 
 
-def _played(env: Env, task: Task, seed: int, steps: int) -> Episode:
+def _played(env: Env, task: Task, seed: int, steps: int) -> RandomEpisode:
     draw = random.Random(derive_seed("replay", seed))
     observation = now(env.reset(task, seed))
     seen: list[Any] = [_told(observation)]
@@ -72,7 +72,7 @@ def _played(env: Env, task: Task, seed: int, steps: int) -> Episode:
         if done:
             break
     text = json.dumps([task, seen], sort_keys=True, default=str)
-    return Episode(len(seen) - 1, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
+    return RandomEpisode(len(seen) - 1, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
 
 
 def _any_action(observation: Observation, draw: random.Random) -> str:

@@ -23,7 +23,7 @@ from verl.workers.rows import Rows, limits_of
 # zero loss
 Share = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 # metrics of one optimizer step, and what it did
-StepRecord = tuple[dict[str, float], StepReport]
+StepOutcome = tuple[dict[str, float], StepReport]
 
 
 def plan_mini_batches(
@@ -55,7 +55,7 @@ def optimizer_step(
     section: ActorConfig | CriticConfig,
     share: Share,
     names: Sequence[str],
-) -> StepRecord:
+) -> StepOutcome:
     """Accumulate the gradient of the mini-batch ``part`` in micro-batches and take one step.
 
     Returns the metrics ``names``, summed over micro-batches and ranks (zero where none was
@@ -86,7 +86,7 @@ def optimizer_step(
 
 
 def update_metrics(
-    role: str, engine: TrainEngine, records: Sequence[StepRecord], work: Work, seconds: float
+    role: str, engine: TrainEngine, records: Sequence[StepOutcome], work: Work, seconds: float
 ) -> dict[str, float]:
     """Means over the optimizer steps that measured something, counts of steps left out, and what an
     update cost.
@@ -112,7 +112,7 @@ def update_metrics(
     return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics(role)
 
 
-def _means(records: Sequence[StepRecord]) -> dict[str, float]:
+def _means(records: Sequence[StepOutcome]) -> dict[str, float]:
     """Mean of each metric over the steps that have it."""
     values: dict[str, list[float]] = {}
     for measured, _ in records:

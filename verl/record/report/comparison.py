@@ -16,7 +16,7 @@ from typing import Any
 from verl.record.config_values import flatten
 from verl.record.report.axes import FORMATS
 from verl.record.report.charts import Chart, Series, smoothed
-from verl.record.report.declared import NumberTable, Section
+from verl.record.report.declared import DrawnSection, NumberTable
 from verl.record.report.figures import OPTIMISATION, STEPS, TOKENS
 from verl.record.report.run_data import RunData
 from verl.report_sections import Curve, Plot, ReportSection, contributions
@@ -113,7 +113,7 @@ def differences(groups: Arms) -> NumberTable:
     return NumberTable("Settings that differ", ["setting", *groups], differing)
 
 
-def sections(groups: Arms) -> list[Section]:
+def sections(groups: Arms) -> list[DrawnSection]:
     """Curves and the table of ``groups``."""
     added = [section for other in contributions() for section in other.sections]
     drawn = [_draw(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
@@ -121,11 +121,13 @@ def sections(groups: Arms) -> list[Section]:
     return [section for section in drawn if section.charts or section.tables]
 
 
-def _draw(groups: Arms, plan: ReportSection) -> Section:
+def _draw(groups: Arms, plan: ReportSection) -> DrawnSection:
     # Of charts with several metrics the arms could not be told apart.
     plots = [plot for plot in plan.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
     charts = [draw_arms(groups, plot) for plot in plots]
-    return Section(plan.title, plan.lead, [chart for chart in charts if chart.series], plan.columns)
+    return DrawnSection(
+        plan.title, plan.lead, [chart for chart in charts if chart.series], plan.columns
+    )
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from verl.record.report.charts import Chart, Series, smoothed
-from verl.record.report.declared import Section, draw_plot, draw_section, time_color
+from verl.record.report.declared import DrawnSection, draw_plot, draw_section, time_color
 from verl.record.report.run_data import RunData
 from verl.report_sections import (
     Contribution,
@@ -141,7 +141,7 @@ THROUGHPUT = Plot(
 )
 
 
-def sections(run: RunData) -> list[Section]:
+def sections(run: RunData) -> list[DrawnSection]:
     """All sections that have something to show."""
     added = contributions()
     own = [
@@ -167,7 +167,7 @@ def _with_points(charts: Sequence[Chart]) -> list[Chart]:
     return [chart for chart in charts if chart.series]
 
 
-def success(run: RunData) -> Section:
+def success(run: RunData) -> DrawnSection:
     """Held-out success with intervals, train success raw and smoothed."""
     charts = [_success_chart(run)]
     sources = [name for name in run.names if SOURCE_RATE.fullmatch(name)]
@@ -176,7 +176,7 @@ def success(run: RunData) -> Section:
         charts.append(_source_chart(run, sources))
     charts += [draw_plot(run, RETURN), _price_chart(run)]
     lead = "Held-out tasks are a frozen panel that is never trained on."
-    return Section("Success", lead, charts, 1)
+    return DrawnSection("Success", lead, charts, 1)
 
 
 def _success_chart(run: RunData) -> Chart:
@@ -241,7 +241,7 @@ def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
     return Chart(title, "episodes won", lines, form="percent", width=WIDE, height=260)
 
 
-def effort(run: RunData) -> Section:
+def effort(run: RunData) -> DrawnSection:
     """Tokens and steps per episode."""
     tokens_xs, tokens_ys = run.points("rollout/tokens_per_episode")
     lengths = dict(zip(*run.points("episode/length"), strict=True))
@@ -257,7 +257,7 @@ def effort(run: RunData) -> Section:
         height=200,
     )
     charts = [draw_plot(run, TOKENS), tokens_per_step, draw_plot(run, STEPS)]
-    return Section("Effort", "What an episode costs.", charts, 3)
+    return DrawnSection("Effort", "What an episode costs.", charts, 3)
 
 
 def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
@@ -272,7 +272,7 @@ def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
     return [part for part in logged if part.within is None]
 
 
-def time_spent(run: RunData, added: Sequence[Contribution]) -> Section:
+def time_spent(run: RunData, added: Sequence[Contribution]) -> DrawnSection:
     """Stacked seconds per iteration and throughput."""
     layers = [
         Series(part.label, *run.points(part.metric), time_color(index))
@@ -287,4 +287,4 @@ def time_spent(run: RunData, added: Sequence[Contribution]) -> Section:
         y_range=(0.0, None),
     )
     lead = "Where an iteration goes; validation and checkpoints are not in it."
-    return Section("Time", lead, [stacked, draw_plot(run, THROUGHPUT)])
+    return DrawnSection("Time", lead, [stacked, draw_plot(run, THROUGHPUT)])
