@@ -67,7 +67,7 @@ class Arm(Section):
     """seeds of weights, tasks and samples"""
 
 
-class Plan(Section):
+class SweepPlan(Section):
     """A comparison: what all runs have in common, and the arms."""
 
     config: str = "relay"
@@ -121,7 +121,7 @@ class Run:
         ]
 
 
-def read_plan(path: Path) -> tuple[Plan, list[Run]]:
+def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
     """The plan in ``path`` and its runs. All arms have their first seed before any has its second,
     so that a sweep which is interrupted can be compared.
 
@@ -133,7 +133,7 @@ def read_plan(path: Path) -> tuple[Plan, list[Run]]:
         example = "{grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0]}}"
         raise UsageError(f"{path}: arms={written!r}; allowed: arms by name; fix: arms: {example}")
     arms = {str(name): read_arm(str(name), arm) for name, arm in written.items()}
-    plan = read_or_raise(Plan, values)
+    plan = read_or_raise(SweepPlan, values)
     runs = [
         Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads)
         for name, arm in arms.items()

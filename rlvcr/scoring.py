@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rlvcr.config import MethodConfig, ThinkingConfig
 from rlvcr.core_rlvcr import (
     level_count_bonus,
     place_step_values,
@@ -30,7 +29,9 @@ from rlvcr.levels import LevelCodec
 from rlvcr.records import ThinkingStep, ThoughtContext
 from rlvcr.research.executed import join_credit
 from rlvcr.score_table import RowStep, ScoredSteps, build_queries, scoring_metrics, tabulate
+from rlvcr.settings import RLVCRSettings, method_settings
 from verl.algos.groups import trajectories_of
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import ChoiceBonus, SegmentScore
 from verl.utils.seeds import derive_seed
@@ -57,7 +58,7 @@ def score_rows(
     data: DataProto,
     rows: Sequence[Sequence[RowStep]],
     compute_log_prob: Callable[[DataProto], DataProto],
-    config: MethodConfig,
+    config: PPOConfig,
     codec: LevelCodec,
 ) -> DataProto:
     """Score ``rows`` (the steps of each row of ``data``) and add credit for thinking to ``data``,
@@ -68,7 +69,7 @@ def score_rows(
     ``thinking_executed``, all [B, R]; raw numbers go into the step records, ``rlvcr/*`` into
     ``meta_info["metrics"]``, the bonus on the levels' entropy into ``meta_info`` for the actor.
     """
-    rlvcr = config.algorithm.rlvcr
+    rlvcr = method_settings(config.algorithm)
     asked = data.select(list(SCORED_COLUMNS), [])
     branches, spans = build_queries(rows)
     asked.non_tensor_batch["branches"] = branches
@@ -116,7 +117,7 @@ def score_rows(
 
 
 def hold_up_levels(
-    data: DataProto, rows: Sequence[Sequence[RowStep]], config: MethodConfig, codec: LevelCodec
+    data: DataProto, rows: Sequence[Sequence[RowStep]], config: PPOConfig, codec: LevelCodec
 ) -> DataProto:
     """Ask the actor for the bonus on the levels' entropy without thinking credit; returns ``data``.
 
@@ -125,11 +126,11 @@ def hold_up_levels(
     """
     numbers = [number for number, row in enumerate(rows) for _ in row]
     _place(data, numbers, [step for row in rows for step in row], {})
-    data.meta_info["choice_bonus"] = _bonus(config.algorithm.rlvcr, codec)
+    data.meta_info["choice_bonus"] = _bonus(method_settings(config.algorithm), codec)
     return data
 
 
-def _bonus(rlvcr: ThinkingConfig, codec: LevelCodec) -> ChoiceBonus:
+def _bonus(rlvcr: RLVCRSettings, codec: LevelCodec) -> ChoiceBonus:
     return ChoiceBonus(tuple(codec.digit_ids), rlvcr.thinking_diversity_w, name="level")
 
 
@@ -157,7 +158,7 @@ class _Credit(NamedTuple):
     executed: torch.Tensor | None = None
 
 
-def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: ThinkingConfig) -> _Credit:
+def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _Credit:
     """With the thought tokens ``costs`` [S, 4] that are charged."""
     advantage, cost_share = thinking_advantage(
         table.scores,
@@ -202,7 +203,7 @@ def _with_executed(
     table: ScoredSteps,
     data: DataProto,
     won: torch.Tensor,
-    rlvcr: ThinkingConfig,
+    rlvcr: RLVCRSettings,
     seed: int,
     metrics: dict[str, float],
 ) -> _Credit:
@@ -249,7 +250,7 @@ def _others_tell(data: DataProto) -> torch.Tensor:
     return ((beside(won) > 0) | differ)[played.of_row]
 
 
-def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:
+def _scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
     """What differences of returns are divided by: 1, or the spread of the batch's returns where
     advantages are divided by that of their group.
     """

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from agent_system.config import EnvConfig
 from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.groups import assert_same_start
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.settings import EnvSettings
 
 if TYPE_CHECKING:
+    from verl.config.schema.env import EnvConfig
     from verl.protocol import DataProto
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class VectorisedPlay:
     own.
     """
 
-    env_config: EnvConfig
+    env_config: "EnvConfig"
     settings: EnvSettings
     package: EnvPackage
     _driver: "LockStepDriver | None" = None
@@ -111,7 +111,7 @@ class LockStepDriver:
     environment from reset to reset.
     """
 
-    def __init__(self, env_config: EnvConfig, settings: EnvSettings) -> None:
+    def __init__(self, env_config: "EnvConfig", settings: EnvSettings) -> None:
         self._env_config = env_config
         self._settings = settings
         self._loop = asyncio.new_event_loop()

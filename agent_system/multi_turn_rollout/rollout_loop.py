@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from agent_system.config import CollectorConfig, with_method
 from agent_system.environments.env_registry import get_package
+from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.audit_plays import decision_points, play_points, records_of
 from agent_system.multi_turn_rollout.branches import execute_alternatives
-from agent_system.multi_turn_rollout.carry import CarriedGroups, TaskSource
+from agent_system.multi_turn_rollout.carry import CarriedGroups
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -48,6 +48,7 @@ from rlvcr.levels import LevelCodec
 from rlvcr.research.audit import AuditPoint
 from rlvcr.research.level_rules import FREE, LevelRule
 from rlvcr.scoring import hold_up_levels, score_rows
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import MESSAGES
 
@@ -82,9 +83,9 @@ class TrajectoryCollector:
     """
 
     def __init__(
-        self, config: CollectorConfig, tokenizer: PolicyTokenizer, processor: object = None
+        self, config: PPOConfig, tokenizer: PolicyTokenizer, processor: object = None
     ) -> None:
-        self.config = with_method(config)
+        self.config = config
         self.tokenizer = tokenizer
         self.processor = processor
         self.package = get_package(config.env.env_name)
@@ -112,7 +113,7 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,
+        envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
         """Play the tasks of ``gen_batch`` (``envs.gen_batch`` or ``envs.panel_batch``) and return
@@ -141,7 +142,7 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,
+        envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
         """Play and pack."""
@@ -164,7 +165,7 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,  # noqa: ARG002  the loops are called alike
+        envs: EnvironmentManagerBase,  # noqa: ARG002  the loops are called alike
     ) -> DataProto:
         """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories are
         among the rows, ``aborted``.
@@ -174,7 +175,7 @@ class TrajectoryCollector:
         return self.gather_rollout_data(played, is_train=False)[0]
 
     def rlvcr_multi_turn_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
         """Play while thinking at other levels, pack, and score every thought with the policy that
         sampled.
@@ -183,7 +184,7 @@ class TrajectoryCollector:
         return self._score(data, rows, actor_rollout_wg)
 
     def audit_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> tuple[DataProto, list[AuditPoint]]:
         """Play, think and score as ``rlvcr_multi_turn_loop`` does, then play on from
         ``audit_points`` steps with every level, ``audit_plays`` times.
@@ -203,7 +204,7 @@ class TrajectoryCollector:
         return data, audited
 
     def dynamic_multi_turn_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
         """Play new tasks until as many groups as ``gen_batch`` has show returns that differ.
 
@@ -288,7 +289,7 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,
+        envs: EnvironmentManagerBase,
         settings: PlaySettings,
     ) -> Collected:
         """As many groups as ``gen_batch`` has; with ``env.rollout.carry_over`` those that are done
@@ -308,7 +309,7 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,
+        envs: EnvironmentManagerBase,
         thinking: bool,
     ) -> tuple[DataProto, list[Row]]:
         """Play and pack; where breaks leave nothing to train on, play other tasks.

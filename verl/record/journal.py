@@ -6,11 +6,12 @@ thread                 └─▶ tokens/20 ─▶ rollouts/20 ─▶ metrics of 
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.report import refresh_report
 from verl.record.rollout_log import Decoder, rollout_lines, token_lines
@@ -25,35 +26,6 @@ WRITE_TIMEOUT_S = 1800.0  # for all waiting writes
 TEXT_COLUMNS = ["task", "return", "play"]
 
 
-class TrainerConfig(Protocol):
-    """What the journal reads of ``trainer``."""
-
-    @property
-    def project_name(self) -> str: ...
-
-    @property
-    def experiment_name(self) -> str: ...
-
-    @property
-    def logger(self) -> Sequence[str]: ...
-
-    @property
-    def rollout_data_dir(self) -> str | None: ...
-
-    @property
-    def validation_data_dir(self) -> str | None: ...
-
-    @property
-    def log_val_generations(self) -> int: ...
-
-
-class JournalConfig(Protocol):
-    """The whole configuration, which the trackers are shown."""
-
-    @property
-    def trainer(self) -> TrainerConfig: ...
-
-
 class Journal:
     """Writer of metrics and trajectories to the run directory and the trackers, in order.
 
@@ -61,7 +33,7 @@ class Journal:
     ``flush`` or by ``finish``.
     """
 
-    def __init__(self, run: RunDirectory, config: JournalConfig, tokenizer: Decoder) -> None:
+    def __init__(self, run: RunDirectory, config: PPOConfig, tokenizer: Decoder) -> None:
         self.run = run
         self.config = config
         self.tokenizer = tokenizer

@@ -49,14 +49,14 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSizes:
     """Invented rows: tokens of each, and where it belongs."""
 
     sizes: list[int]
     table: DataProto
 
 
-def invent(case: Case, seed: int = 0) -> Rows:
+def invent(case: Case, seed: int = 0) -> RowSizes:
     """The rows of one iteration."""
     draw = np.random.default_rng(seed)
     sizes: list[int] = []
@@ -77,7 +77,7 @@ def invent(case: Case, seed: int = 0) -> Rows:
         groups += [f"group {group}"] * len(rows)
         plays += [f"play {play}"] * len(rows)
     columns = {"uid": object_array(groups), "traj_uid": object_array(plays)}
-    return Rows(sizes, DataProto.from_dict({}, columns))
+    return RowSizes(sizes, DataProto.from_dict({}, columns))
 
 
 def efficiency(

@@ -38,8 +38,8 @@ DRIVER_LINK = 25.0  # GB/s: 200 Gb/s
 DEVICE_LINK = 50.0  # GB/s: 400 Gb/s each
 STEPS = 4  # optimizer steps of an iteration
 # Where the driver's cost is measured: a short and a long row, few and many ranks.
-SHORT = driver.Shape(turns=10, prompt=400, sampled=60, shown=60)
-LONG = driver.Shape(turns=40, prompt=400, sampled=60, shown=60)
+SHORT = driver.PlayShape(turns=10, prompt=400, sampled=60, shown=60)
+LONG = driver.PlayShape(turns=40, prompt=400, sampled=60, shown=60)
 MANY = 128
 
 
@@ -119,7 +119,7 @@ def config(ranks: int, plays: int) -> PPOConfig:
     return cfg
 
 
-def dealing(rows: balance.Rows, ranks: int, seed: int) -> tuple[float, float]:
+def dealing(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float]:
     """CPU seconds of dealing ``rows`` for two passes that score and an update, and the efficiency
     of the update.
     """

@@ -16,7 +16,7 @@ from typing import Any
 from verl.record.config_values import flatten_config
 from verl.record.report.axes import FORMATS
 from verl.record.report.charts import Chart, Series, smooth_values
-from verl.record.report.declared import NumberTable, Section
+from verl.record.report.declared import DrawnSection, NumberTable
 from verl.record.report.figures import OPTIMISATION, STEPS, TOKENS
 from verl.record.report.run_data import RunData
 from verl.report_sections import Curve, Plot, ReportSection, contributions
@@ -115,7 +115,7 @@ def build_settings_table(groups: Arms) -> NumberTable:
     return NumberTable("Settings that differ", ["setting", *groups], differing)
 
 
-def comparison_sections(groups: Arms) -> list[Section]:
+def comparison_sections(groups: Arms) -> list[DrawnSection]:
     """Return the sections with the curves and tables of ``groups``."""
     added = [section for other in contributions() for section in other.sections]
     drawn = [_draw_section(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
@@ -123,11 +123,13 @@ def comparison_sections(groups: Arms) -> list[Section]:
     return [section for section in drawn if section.charts or section.tables]
 
 
-def _draw_section(groups: Arms, plan: ReportSection) -> Section:
+def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
     # Of charts with several metrics the arms could not be told apart.
     plots = [plot for plot in plan.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
     charts = [draw_arms(groups, plot) for plot in plots]
-    return Section(plan.title, plan.lead, [chart for chart in charts if chart.series], plan.columns)
+    return DrawnSection(
+        plan.title, plan.lead, [chart for chart in charts if chart.series], plan.columns
+    )
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:

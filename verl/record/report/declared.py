@@ -20,7 +20,7 @@ class NumberTable:
 
 
 @dataclass
-class Section:
+class DrawnSection:
     """Heading with charts, ``columns`` per row, and tables below them."""
 
     title: str
@@ -36,7 +36,7 @@ class Section:
         return self.title
 
 
-def draw_section(run: RunData, plan: ReportSection) -> Section:
+def draw_section(run: RunData, plan: ReportSection) -> DrawnSection:
     """Draw a declared section with the values of ``run``."""
     charts = [
         draw_scatter(run, plot) if isinstance(plot, Scatter) else draw_plot(run, plot)
@@ -44,7 +44,7 @@ def draw_section(run: RunData, plan: ReportSection) -> Section:
     ]
     tables = [draw_table(run, table) for table in plan.tables]
     with_lines = [table for table in tables if table.lines]
-    return Section(plan.title, plan.lead, charts, plan.columns, plan.after, with_lines)
+    return DrawnSection(plan.title, plan.lead, charts, plan.columns, plan.after, with_lines)
 
 
 def draw_table(run: RunData, table: MetricTable) -> NumberTable:

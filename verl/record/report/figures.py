@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from verl.record.report.charts import Chart, Series, smooth_values
-from verl.record.report.declared import Section, draw_plot, draw_section, time_color
+from verl.record.report.declared import DrawnSection, draw_plot, draw_section, time_color
 from verl.record.report.run_data import RunData
 from verl.report_sections import (
     Contribution,
@@ -141,7 +141,7 @@ THROUGHPUT = Plot(
 )
 
 
-def report_sections(run: RunData) -> list[Section]:
+def report_sections(run: RunData) -> list[DrawnSection]:
     """Return all sections with at least one chart or table."""
     added = contributions()
     own = [
@@ -167,7 +167,7 @@ def _drop_empty(charts: Sequence[Chart]) -> list[Chart]:
     return [chart for chart in charts if chart.series]
 
 
-def success_section(run: RunData) -> Section:
+def success_section(run: RunData) -> DrawnSection:
     """Return the section of held-out success with intervals and of training success."""
     charts = [_success_chart(run)]
     sources = [name for name in run.metric_names if SOURCE_RATE.fullmatch(name)]
@@ -176,7 +176,7 @@ def success_section(run: RunData) -> Section:
         charts.append(_source_chart(run, sources))
     charts += [draw_plot(run, RETURN), _tokens_chart(run)]
     lead = "Held-out tasks are a frozen validation set that is never trained on."
-    return Section("Success", lead, charts, 1)
+    return DrawnSection("Success", lead, charts, 1)
 
 
 def _success_chart(run: RunData) -> Chart:
@@ -244,7 +244,7 @@ def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
     return Chart(title, "episodes won", lines, form="percent", width=WIDE, height=260)
 
 
-def effort_section(run: RunData) -> Section:
+def effort_section(run: RunData) -> DrawnSection:
     """Return the section of tokens and turns per episode."""
     tokens_xs, tokens_ys = run.points("rollout/tokens_per_episode")
     lengths = dict(zip(*run.points("episode/length"), strict=True))
@@ -260,7 +260,7 @@ def effort_section(run: RunData) -> Section:
         height=200,
     )
     charts = [draw_plot(run, TOKENS), tokens_per_step, draw_plot(run, STEPS)]
-    return Section("Effort", "Tokens and turns per episode.", charts, 3)
+    return DrawnSection("Effort", "Tokens and turns per episode.", charts, 3)
 
 
 def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
@@ -275,7 +275,7 @@ def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
     return [part for part in logged if part.within is None]
 
 
-def time_section(run: RunData, added: Sequence[Contribution]) -> Section:
+def time_section(run: RunData, added: Sequence[Contribution]) -> DrawnSection:
     """Return the section of stacked seconds per step and of throughput."""
     layers = [
         Series(part.label, *run.points(part.metric), time_color(index))
@@ -290,4 +290,4 @@ def time_section(run: RunData, added: Sequence[Contribution]) -> Section:
         y_range=(0.0, None),
     )
     lead = "Seconds of a training step by part, without validation and checkpoints."
-    return Section("Time", lead, [stacked, draw_plot(run, THROUGHPUT)])
+    return DrawnSection("Time", lead, [stacked, draw_plot(run, THROUGHPUT)])

@@ -8,11 +8,11 @@ from scripts.dev.bench import balance, driver, scale
 from scripts.dev.recipes import MODELS
 from verl.config.memory import micro_tokens
 
-SHAPE = driver.Shape(turns=3, prompt=6, sampled=3, shown=2)
+SHAPE = driver.PlayShape(turns=3, prompt=6, sampled=3, shown=2)
 
 
 @pytest.fixture(scope="module")
-def cost() -> driver.Cost:
+def cost() -> driver.DriverCost:
     return driver.measure(rows=96, ranks=4, shape=SHAPE)
 
 
