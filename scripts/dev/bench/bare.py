@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from scripts.dev.bench.scoring import Cost
+from scripts.dev.bench.scoring import ScoringCost
 from verl.protocol import DataProto
 from verl.trainer.launch.extensions import load_config
 from verl.workers.actor import ActorWorker
@@ -140,8 +140,8 @@ def compare(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list
     data = make_rows(lengths, worker.lm.config.vocab_size)
     before = {name: torch.as_tensor(value).clone() for name, value in worker.export_weights()}
     real = sum(lengths)
-    scoring = {"ours": Cost(real), "bare": Cost(real)}
-    updating = {"ours": Cost(real), "bare": Cost(real)}
+    scoring = {"ours": ScoringCost(real), "bare": ScoringCost(real)}
+    updating = {"ours": ScoringCost(real), "bare": ScoringCost(real)}
     data.batch["old_log_probs"] = bare.score(data)
     apart = (worker.compute_log_prob(data).batch["old_log_probs"] - bare.score(data)).abs().max()
     for _ in range(args.repeats):
@@ -166,7 +166,7 @@ def parted(before: Weights, ours: Weights, theirs: Weights) -> float:
     return (apart / moved) ** 0.5
 
 
-def _line(name: str, costs: dict[str, Cost], apart: float) -> str:
+def _line(name: str, costs: dict[str, ScoringCost], apart: float) -> str:
     ours, bare = costs["ours"], costs["bare"]
     speeds = " | ".join(f"{cost.tokens / cost.wall:,.0f}" for cost in (ours, bare))
     ratios = f"**{bare.wall / ours.wall:.2f}** | {bare.cpu / ours.cpu:.2f}"

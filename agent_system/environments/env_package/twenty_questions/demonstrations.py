@@ -17,7 +17,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import kno
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.env_package.twenty_questions.player import Questioner
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
-from agent_system.environments.experts.demonstrations import Episode, LevelDraw
+from agent_system.environments.experts.episode import ExpertEpisode, LevelDraw
 from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
@@ -47,7 +47,7 @@ def write_demonstrations(
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, number))
             player = ThinkingPlayer(Questioner(words, rng, careless, hasty))
-            episode = Episode(env, prompts, task, env.reset(task, 0), asks=False)
+            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks=False)
             won = episode.run(player, LevelDraw((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
             file.write(json.dumps(row) + "\n")
