@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.base import Env, EnvPackage, Observation, Task
+from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.env_registry import (
     NamedChoice,
     env_settings,
@@ -18,6 +18,7 @@ from agent_system.environments.env_registry import (
     settings_class,
 )
 from agent_system.environments.experts.episode import now
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.utils.seeds import derive_seed
 

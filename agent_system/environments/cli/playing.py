@@ -7,9 +7,9 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from agent_system.environments.base import Env, Observation, Prompts, prompts_for
 from agent_system.environments.cli.limits import within_limits
 from agent_system.environments.cli.names import meant
+from agent_system.environments.env import Env, Observation
 from agent_system.environments.env_registry import (
     NamedChoice,
     env_settings,
@@ -17,6 +17,7 @@ from agent_system.environments.env_registry import (
     missing_extra,
 )
 from agent_system.environments.experts.episode import now
+from agent_system.environments.prompts import Prompts, prompts_for
 from agent_system.environments.tasks import panel_of
 
 SHOWN = 20  # possible actions that are listed

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agent_system.environments import env_registry as registry
-from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from agent_system.environments.package import EnvPackage
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
 
