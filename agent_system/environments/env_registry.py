@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from agent_system.environments.base import EnvPackage
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import ConfigError, read_or_raise
 from verl.config.settings.hints import did_you_mean

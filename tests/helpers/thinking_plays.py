@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.number_line.package import (
     LineSettings,
     NumberLinePrompts,

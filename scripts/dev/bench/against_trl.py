@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # At the front stands this file's own directory, of which nothing is imported.
 sys.path[0] = str(ROOT)
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import make_envs
 from agent_system.tokens.bridge import ChatBridge

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from agent_system.environments import env_registry as registry
-from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from agent_system.environments.package import EnvPackage
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
