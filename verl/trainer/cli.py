@@ -23,6 +23,7 @@ from verl.config.plan import Facts, Plan, gather_facts, make_plan
 from verl.config.plugged import plugged_names, schema_keys
 from verl.config.problems import Names
 from verl.config.registered_names import EXTERNAL_LIB, import_external
+from verl.config.run_code import TRUST, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, keys_of, lookup
 from verl.config.settings.unknown import children, nearest
@@ -107,6 +108,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="one job after the other for key=a,b key=range(0,3)",
     )
     parser.add_argument(
+        "--trust-run-code",
+        action="store_true",
+        help=f"execute code that the stored config of a run names; also as {TRUST}=true",
+    )
+    parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar"
     )
     return parser
@@ -134,6 +140,11 @@ def parse(
         why = "with --cfg and --explain nothing is checked"
         raise ConfigError(f"--check: {why}; allowed: one of them; fix: leave the other out")
     machine = _machine(args, schema)
+    overrides = [word for word in args.overrides if word != f"{TRUST}=true"]
+    is_trusted = args.trust_run_code or len(overrides) < len(args.overrides)
+    args.overrides = overrides
+    if not is_trusted:
+        refuse_code_of_run(name, args.config_path, overrides, schema)
     if args.cfg:
         return Command(name, text=_show(name, args, schema))
     if args.explain:

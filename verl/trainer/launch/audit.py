@@ -8,11 +8,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from verl.config.run_code import TRUST, refuse_stored_code
+from verl.config.run_code import TRUST_WORDS, refuse_code_of_run
 from verl.config.schema import PPOConfig
 
 logger = logging.getLogger(__name__)
@@ -44,28 +41,16 @@ def audit_words(words: Sequence[str]) -> list[str]:
             f"RUN_DIR={words[0]!r}: there is no {CONFIG}; allowed: the directory of a run; "
             "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]"
         )
-    trust = f"{TRUST}=true"
-    own = [word for word in words[1:] if word != trust]
-    if len(own) == len(words) - 1:
-        given = {word.lstrip("+").partition("=")[0] for word in own}
-        refuse_stored_code(_stored(directory), f"RUN_DIR={words[0]!r}", given)
+    if not TRUST_WORDS & set(words):
+        refuse_code_of_run(Path(CONFIG).stem, words[0], words[1:], PPOConfig, is_run=True)
     return [
         *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG).stem),
         *SCORED,
         "cold_start.enable=false",
         f"trainer.default_local_dir={directory / 'audit'}",
         *_policy_words(directory),
-        *own,
+        *words[1:],
     ]
-
-
-def _stored(directory: Path) -> dict[str, Any]:
-    """The configuration of the run; nothing of what it names is imported."""
-    try:
-        found = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"RUN_DIR={str(directory)!r}: {CONFIG} cannot be read: {error}") from error
-    return found if isinstance(found, dict) else {}
 
 
 def _policy_words(directory: Path) -> list[str]:
