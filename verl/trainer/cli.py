@@ -18,7 +18,7 @@ from typing import Any
 from verl.config.compose import config_names, expand_sweep
 from verl.config.devices import Machine, stated_machine, use_machine
 from verl.config.explain import explain
-from verl.config.load import Draft, read_config, to_yaml, warn_without_effect
+from verl.config.load import Draft, read_config, to_dict, to_yaml, warn_without_effect
 from verl.config.plan import Facts, Plan, gather_facts, make_plan
 from verl.config.plugged import plugged_names, schema_keys
 from verl.config.problems import Names
@@ -26,6 +26,7 @@ from verl.config.registered_names import EXTERNAL_LIB, import_external
 from verl.config.run_code import TRUST, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, keys_of, lookup
+from verl.config.settings.secret_values import hide_secrets
 from verl.config.settings.unknown import children, nearest
 from verl.config.validate import find_problems
 from verl.utils.interrupt import Interruption
@@ -255,6 +256,8 @@ def run(
         if import_external(command.configs):
             # Read once more: what these modules register decides values that were left unset.
             command = parse(argv, config_default, schema, prog)
+        for cfg in command.configs:
+            hide_secrets(to_dict(cfg))  # from the log and from errors
         registered = names() if names else None
         # Every job is planned and checked before the first one starts: a refusal must not come
         # hours later, in the middle of a multirun.
