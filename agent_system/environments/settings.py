@@ -29,6 +29,8 @@ class EnvSettings(Section):
     model_config = ConfigDict(frozen=True)
     # The key that a variant of the environment's name sets (``env_name=NAME/VARIANT``).
     variant_key: ClassVar[str] = ""
+    # Variants without a key: names of the environment itself in other frameworks' jobs.
+    own_variants: ClassVar[tuple[str, ...]] = ()
     # Every episode has one step.
     one_step: ClassVar[bool] = False
     # Tasks whose prompt is too long can be left out or cut: its package has ``task_text``.
