@@ -22,6 +22,7 @@ from verl.record.report.figures import sections
 from verl.record.report.plays import Chunk, affordable, embedded, index, pack, packed, play_files
 from verl.record.report.run_data import RunData, load_run
 from verl.utils import jsonl
+from verl.utils.files import write_page
 
 logger = logging.getLogger(__name__)
 HERE = Path(__file__).parent / "web"
@@ -65,11 +66,11 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
     """Write one page of several runs to ``path``, by default ``comparison.html`` in the nearest
     folder that they share; returns where it is.
 
-    Raises ``FileNotFoundError`` for no run.
+    Raises ``FileNotFoundError`` for no run, and ``ConfigError`` for a file that is not such a page.
     """
     runs = [load_run(run_dir) for run_dir in run_dirs]
     path = path or comparison_path(run_dirs)
-    jsonl.write_text(path, render_comparison(runs))
+    write_page(path, render_comparison(runs), "--out")
     return path
 
 
