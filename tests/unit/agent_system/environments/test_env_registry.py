@@ -129,6 +129,19 @@ def test_a_variant_is_chosen_on_the_command_line():
         assert isinstance(settings, ReasoningGymSettings) and settings.task == "gcd"
 
 
+WITHOUT_VARIANTS = [
+    name for name in registry.REGISTRY if not registry.settings_class(name).variant_key
+]
+
+
+@pytest.mark.parametrize("name", WITHOUT_VARIANTS)
+def test_a_variant_of_an_environment_without_variants_is_refused(name):
+    with pytest.raises(ConfigError, match=f"fix: env.env_name={name}$"):
+        registry.env_settings(Choice(f"{name}/x", {}))
+    for own in registry.settings_class(name).own_variants:
+        registry.env_settings(Choice(f"{name}/{own}", {}))
+
+
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
 def test_the_variants_of_a_package_are_names_that_choose_them(name):
     names = registry.playable_names(name)
