@@ -97,6 +97,7 @@ setup(
             "*.yaml",
             "py.typed",
         ],
+        "configs": ["policies/*/*"],
         "scripts": ["*.sh", "cluster/*.py", "cluster/*.sh", "cluster/*.yaml", "cluster/Dockerfile"],
     },
     install_requires=CORE,
