@@ -15,13 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.environments.manager import GroupMismatch
 from agent_system.environments.pool.environment_pool import PoolSession
-from agent_system.multi_turn_rollout import rollout_loop
-from rlvcr.scoring import score_rows
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.thinking_plays import (
     ACTIONS,
     STEPS,
     Reference,
+    answer_questions,
     collect,
     plays_of,
     real_tokens,
@@ -400,35 +399,24 @@ def test_rule_11_another_start_is_refused(history, tokenizer, scorer, monkeypatc
 
 @both
 def test_rule_12_order_padding_and_splits_leave_every_credit_where_it_was(
-    history, tokenizer, scorer, monkeypatch
+    history, tokenizer, scorer
 ):
-    taken = {}
-
-    def take(data, rows, *others):
-        taken["unscored"], taken["rows"], taken["others"] = (
-            data[list(range(len(data)))],
-            rows,
-            others,
-        )
-        return score_rows(data, rows, *others)
-
-    monkeypatch.setattr(rollout_loop, "score_rows", take)
     config = thinking_config(
         history, combine="reweight", mode="mean_std_norm", score="logprob", cost_coef=0.2
     )
-    whole = advantages(collect(tokenizer, scorer, config), config)
+    unscored = collect(tokenizer, None, config)
+    every = list(range(len(unscored)))
+    whole = advantages(answer_questions(unscored[every], scorer, config), config)
 
     def check(rows, left=0, right=0):
-        part = pad(taken["unscored"][rows], left, right)
-        part = score_rows(part, [taken["rows"][row] for row in rows], *taken["others"])
-        part = advantages(part, config)
+        part = pad(unscored[rows], left, right)
+        part = advantages(answer_questions(part, scorer, config), config)
         for key in (*CREDIT, "advantages"):
             expected = torch.nn.functional.pad(whole.batch[key][rows], (0, right))
             torch.testing.assert_close(
                 part.batch[key].float(), expected.float(), atol=EXACT, rtol=0, msg=key
             )
 
-    every = list(range(len(whole)))
     assert (whole.batch["thinking_reweight"] > 0).any()
     check(every[::-1])
     check(every[1:] + every[:1], left=3, right=5)
