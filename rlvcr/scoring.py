@@ -15,7 +15,7 @@ old log-probs:
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -150,9 +150,10 @@ def _warn_of_dropped(metrics: Mapping[str, float]) -> None:
 
 
 class _Credit(NamedTuple):
-    """What thinking earned at every step, each [S]; ``cost_share`` is part of ``advantage``.
+    """Thinking advantages of all steps, each [S]; ``cost_share`` is part of ``advantage``.
 
-    ``executed`` comes besides, from returns; None where no other level was executed.
+    ``executed`` is added to ``advantage``. It comes from returns, and is None where no other level
+    was executed.
     """
 
     advantage: torch.Tensor
@@ -162,7 +163,9 @@ class _Credit(NamedTuple):
 
 
 def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: ThinkingConfig) -> _Credit:
-    """With the thought tokens ``costs`` [S, 4] that are charged."""
+    """Return thinking advantages from scores and the thought tokens ``costs`` [S, 4] that have a
+    price.
+    """
     advantage, cost_share = thinking_advantage(
         table.scores,
         table.valid,
@@ -187,13 +190,13 @@ def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: ThinkingConfig) -> _
 
 
 def _permuted(credit: _Credit, table: ScoredSteps, won: torch.Tensor, seed: int) -> _Credit:
-    """``credit`` dealt anew among the steps that were compared: a control that leaves its size and
-    takes what it says about a step.
+    """Return ``credit`` shuffled among the scored steps: a control that keeps the size of credit
+    and removes its information about a step.
     """
     generator = torch.Generator().manual_seed(seed)
     compared = (table.chosen >= 0) & (table.valid.sum(-1) >= 2)
     order = torch.arange(len(table.chosen))
-    # Won and lost plays apart: prices may be charged in won ones only, and gates tell them apart.
+    # Success and no success are shuffled apart: prices and gates may depend on it.
     for outcome in (True, False):
         members = (compared & (won == outcome)).nonzero().squeeze(-1)
         order[members] = members[torch.randperm(len(members), generator=generator)]
@@ -210,10 +213,11 @@ def _with_executed(
     seed: int,
     metrics: dict[str, float],
 ) -> _Credit:
-    """``credit`` joined with what executed alternatives found; adds to ``metrics``."""
-    found = [math.nan if step.executed is None else step.executed for step in table.steps]
-    # Where all others lost, a branch that wins is chance, and would be an update of its own.
-    differences = torch.tensor(found).masked_fill(~_others_tell(data)[table.row], math.nan)
+    """Return ``credit`` joined with that of executed alternatives; adds to ``metrics``."""
+    executed = [math.nan if step.executed is None else step.executed for step in table.steps]
+    # Where no other member succeeds, a branch that succeeds is chance: it must not be learned.
+    informative = _other_members_differ(data)[table.row]
+    differences = torch.tensor(executed).masked_fill(~informative, math.nan)
     if rlvcr.permute:
         tried = (~differences.isnan()).nonzero().squeeze(-1)
         generator = torch.Generator().manual_seed(seed)
@@ -230,32 +234,32 @@ def _with_executed(
     )
 
 
-def _others_tell(data: DataProto) -> torch.Tensor:
-    """[B] whether the other plays of the row's group tell good from bad: one of them was won, or
-    what they earned differs. The play's own luck does not decide.
+def _other_members_differ(data: DataProto) -> torch.Tensor:
+    """Return [B] whether one of the group's other trajectories is a success, or their returns
+    differ. Leave-one-out: the trajectory's own return is excluded, so the credit stays unbiased.
     """
     columns = data.non_tensor_batch
 
-    def beside(values: torch.Tensor) -> torch.Tensor:
-        """The mean over the other plays of the group, of every trajectory."""
+    def mean_of_others(values: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the other trajectories of the group."""
         sums = torch.zeros_like(values).index_add(0, group, values)
         count = torch.zeros_like(values).index_add(0, group, torch.ones_like(values))
         return (sums[group] - values) / (count[group] - 1).clamp(min=1)
 
-    earned = torch.as_tensor(columns["episode_rewards"].astype(float))
-    played = trajectories_of(earned, columns["uid"], columns["traj_uid"])
-    group = played.group
-    returns = played.score
+    row_returns = torch.as_tensor(columns["episode_rewards"].astype(float))
+    trajectories = trajectories_of(row_returns, columns["uid"], columns["traj_uid"])
+    group = trajectories.group
+    returns = trajectories.score
     won = torch.as_tensor(columns["won"].astype(float))
-    won = torch.zeros_like(returns).scatter(0, played.of_row, won)
-    squares = beside(returns**2)
-    differ = squares - beside(returns) ** 2 > ROUNDING * squares
-    return ((beside(won) > 0) | differ)[played.of_row]
+    won = torch.zeros_like(returns).scatter(0, trajectories.of_row, won)
+    squares = mean_of_others(returns**2)
+    differ = squares - mean_of_others(returns) ** 2 > ROUNDING * squares
+    return ((mean_of_others(won) > 0) | differ)[trajectories.of_row]
 
 
 def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:
-    """What differences of returns are divided by: 1, or the spread of the batch's returns where
-    advantages are divided by that of their group.
+    """Return the divisor for differences of returns: 1, or the std of the batch's returns where
+    advantages are divided by the std of their group.
     """
     if rlvcr.mode == "mean_norm":
         return 1.0
@@ -265,12 +269,11 @@ def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:
 
 
 def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
-    """Of every step [S], among the sampled levels of its group.
-
-    A level that was forced gets none.
+    """Return the count bonus [S] of each step among the sampled levels of its group; 0 where the
+    level was forced.
     """
     forced = torch.tensor([step.forced > 0 for step in table.steps], dtype=torch.bool)
-    # -1 stands for no level: what the policy did not choose counts for no level either.
+    # -1 stands for no level: a forced level is not counted either.
     chosen = torch.where(forced, -1, table.chosen)
     return level_count_bonus(chosen, [uid[row] for row in table.row])
 
@@ -304,8 +307,8 @@ def _scatter_to_tokens(
 
 
 def _record(data: DataProto, table: ScoredSteps, prices: torch.Tensor, credit: _Credit) -> None:
-    """Put records that know contexts (with ``prices`` [S, 4]) and credit of their steps in place of
-    those of ``data``.
+    """Replace the step records of ``data`` by records with contexts (``prices`` [S, 4]) and
+    credit.
     """
     number_of: dict[tuple[int, int], int] = {}
     for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True)):
@@ -327,7 +330,7 @@ def _record(data: DataProto, table: ScoredSteps, prices: torch.Tensor, credit: _
 def _contexts(
     step: RowStep, entries: Mapping[int, SegmentScore], prices: torch.Tensor
 ) -> tuple[ThoughtContext, ...]:
-    """The contexts of a step in order of level; ``prices`` [4]."""
+    """Return the contexts of a step in order of level; ``prices`` [4]."""
     thoughts = step.thoughts()
     contexts = []
     for level, scores in sorted(entries.items()):
