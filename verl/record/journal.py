@@ -76,7 +76,7 @@ class Journal:
         starts afresh and puts all of an earlier run aside.
         """
         trainer = self.config.trainer
-        self.run.forget_after(resume_step)
+        self.run.remove_rollouts_after(resume_step)
         self.tracking = Tracking(
             trainer.project_name,
             trainer.experiment_name,
@@ -140,11 +140,12 @@ class Journal:
             Path(second).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(written, Path(second) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
-            texts = plays(rollout_lines(batch, self.tokenizer), trainer.log_val_generations)
+            lines = rollout_lines(batch, self.tokenizer)
+            texts = trajectory_texts(lines, trainer.log_val_generations)
             self._trackers.log_texts("val/plays", PLAY, texts, step)
 
 
-def plays(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:
+def trajectory_texts(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:
     """Task, return, and what was seen and answered, of the first ``count`` trajectories of a
     rollout file.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from verl.record.config_values import flatten
+from verl.record.config_values import flatten_config
 from verl.record.report.axes import FORMATS
 from verl.record.report.charts import Chart, Series, smoothed
 from verl.record.report.declared import NumberTable, Section
@@ -91,7 +91,7 @@ def arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
 
 
 def _settings(run: RunData) -> dict[str, Any]:
-    flat = flatten(run.config)
+    flat = flatten_config(run.config)
     return {k: v for k, v in flat.items() if "seed" not in k.split(".")[-1] and k not in NAMES}
 
 

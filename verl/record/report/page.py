@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from verl.record.config_values import flatten
+from verl.record.config_values import flatten_config
 from verl.record.report.axes import number
 from verl.record.report.cards import cards, duration
 from verl.record.report.charts import draw
@@ -96,7 +96,7 @@ def _values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
         "cards": cards(run),
         "sections": sections(run),
         "index": embedded(packed(index(chunks))),
-        "settings": list(flatten(run.config).items()),
+        "settings": list(flatten_config(run.config).items()),
         "facts": _facts(run.facts),
         "table": _last_values(run),
     }
@@ -176,7 +176,7 @@ def _tags(run: RunData) -> list[str]:
 def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     apart = ("starts", "command")
     known = {k: value for k, value in facts.items() if k not in apart and value is not None}
-    rows = flatten(known)
+    rows = flatten_config(known)
     if "command" in facts:
         rows["command"] = " ".join(map(str, facts["command"]))
     if len(facts.get("starts", [])) > 1:
