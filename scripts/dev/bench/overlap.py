@@ -25,6 +25,7 @@ PARTS = {
     "waiting for plays": ("timing_s/gen", "timing_s/wait_for_plays"),
     "scoring, rewards, advantages": (
         "timing_s/old_log_prob",
+        "timing_s/scoring",
         "timing_s/reward",
         "timing_s/adv",
     ),

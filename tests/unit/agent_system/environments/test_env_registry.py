@@ -137,9 +137,9 @@ WITHOUT_VARIANTS = [
 @pytest.mark.parametrize("name", WITHOUT_VARIANTS)
 def test_a_variant_of_an_environment_without_variants_is_refused(name):
     with pytest.raises(ConfigError, match=f"fix: env.env_name={name}$"):
-        registry.env_settings(Choice(f"{name}/x", {}))
+        registry.env_settings(EnvConfig(env_name=f"{name}/x"))
     for own in registry.settings_class(name).own_variants:
-        registry.env_settings(Choice(f"{name}/{own}", {}))
+        registry.env_settings(EnvConfig(env_name=f"{name}/{own}"))
 
 
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
