@@ -19,7 +19,7 @@ from verl.record.report.comparison import ARM_COLORS
 from verl.record.report.page import HERE
 from verl.record.report.run_data import RunData, load_run
 from verl.utils.commands import run_reporting_mistakes
-from verl.utils.jsonl import write_text
+from verl.utils.files import write_page
 
 COLUMNS = (
     "",
@@ -167,8 +167,7 @@ def main() -> None:
         groups[label] = [load_run(run) for run in runs.split(",")]
     print(table(groups))
     if args.svg:
-        args.svg.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.svg, curves(groups))
+        write_page(args.svg, curves(groups), "--svg")
 
 
 if __name__ == "__main__":

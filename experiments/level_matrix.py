@@ -25,17 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from transformers import AutoTokenizer
 
-from agent_system.environments.base import (
-    Decision,
-    EnvPackage,
-    EpisodeStart,
-    Expert,
-    Noise,
-    Observation,
-    Task,
-)
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
 from agent_system.environments.experts.demonstrations import expert_of
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from agent_system.memory import WindowMemory
 from agent_system.tokens.bridge import ChatBridge

@@ -50,8 +50,7 @@ from verl.utils.commands import (
     read_yaml_mapping,
     run_reporting_mistakes,
 )
-from verl.utils.files import atomic_write
-from verl.utils.jsonl import write_text
+from verl.utils.files import atomic_write, write_page
 
 # What a result keeps of a run's metrics: whole curves of the first, the ends of the second.
 CURVES = (IN_TRAINING, "rollout/tokens_per_episode", "rlvcr/level_information")
@@ -322,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.report or args.svg:
         results: list[Mapping[str, Any]] = [read_result(run.result) for run in done]
         if args.svg:
-            write_text(args.svg, picture(_in_training(results)))
+            write_page(args.svg, picture(_in_training(results)), "--svg")
         if args.report:
             baseline = args.baseline or plan.baseline
             sys.stdout.write(report(results, known([baseline], runs, "--baseline")[0]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from agent_system.environments.base import EnvPackage
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import ConfigError, read_or_raise
 from verl.config.settings.hints import did_you_mean
@@ -233,7 +233,7 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     section = {**(written or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = settings_class(env_config.env_name)
-    if variant and settings_type.variant_key:
+    if variant and ":" not in env_config.env_name:
         _choose_variant(section, env_config.env_name, settings_type)
     settings = read_or_raise(settings_type, section, label)
     handed_down = {"max_steps": env_config.max_steps, "seed": env_config.seed}
@@ -261,11 +261,19 @@ def stand_in_for(env_config: "EnvConfig") -> str:
 def _choose_variant(
     section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]
 ) -> None:
-    """Set the variant that ``env_name`` names in the section. Raises ``ConfigError`` where the
-    section names another.
+    """Set the variant that ``env_name`` names in the section. Raises ``ConfigError`` if the section
+    names another, or if the environment has none.
     """
     key = settings_type.variant_key
     name, _, variant = env_name.partition("/")
+    if variant in settings_type.own_variants:
+        return
+    if not key:
+        names = ", ".join([name, *(f"{name}/{own}" for own in settings_type.own_variants)])
+        raise ConfigError(
+            f"env.env_name={env_name!r}: the environment has no variant {variant!r}; allowed: "
+            f"{names}; fix: env.env_name={name}"
+        )
     # A loaded configuration holds every default, and nobody wrote those.
     default = settings_type.model_fields[key].default
     if section.get(key, default) not in (variant, default):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import verl
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.environments.env_registry import env_settings, get_package, missing_extra
 from agent_system.environments.groups import GroupMismatch, assert_same_start
 from agent_system.environments.tasks import (

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.base import Env, EnvPackage, Observation, Task
+from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.env_registry import (
     env_settings,
     get_package,
     settings_class,
 )
 from agent_system.environments.experts.episode import now
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.schema.env import EnvConfig
 from verl.utils.seeds import derive_seed

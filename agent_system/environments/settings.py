@@ -31,6 +31,8 @@ class EnvSettings(EnvSection):
     model_config = ConfigDict(frozen=True)
     # The key that a variant of the environment's name sets (``env_name=NAME/VARIANT``).
     variant_key: ClassVar[str] = ""
+    # Variants without a key: names of the environment itself in other frameworks' jobs.
+    own_variants: ClassVar[tuple[str, ...]] = ()
     # Every episode has one step.
     one_step: ClassVar[bool] = False
 

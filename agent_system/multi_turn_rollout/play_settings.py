@@ -5,8 +5,9 @@ configuration once.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent_system.environments.base import EnvPackage, Prompts, shows_level_prompts
 from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts, shows_level_prompts
 from agent_system.tokens.conversation import Limits
 from rlvcr.alternatives import AlternativeSettings
 from rlvcr.levels import level_prompts

@@ -11,8 +11,9 @@ import unicodedata
 from collections.abc import Sequence
 from itertools import pairwise
 
-from agent_system.environments.base import Task, TaskText
+from agent_system.environments.env import Task
 from agent_system.environments.manager import EnvironmentManagerBase
+from agent_system.environments.package import TaskText
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import first_prompt_lengths
 from verl.config.schema import PPOConfig

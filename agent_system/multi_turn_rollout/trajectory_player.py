@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from agent_system.agents import Action
-from agent_system.environments.base import EnvPackage, Observation, Prompts
+from agent_system.environments.env import Observation
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.pool.failure import EnvFailure
+from agent_system.environments.prompts import Prompts
 from agent_system.multi_turn_rollout.engine_client import EngineAborted
 from agent_system.multi_turn_rollout.history import make_history
 from agent_system.multi_turn_rollout.play_settings import PlaySettings

@@ -10,7 +10,7 @@ from verl.config.plugged import EXTENSIONS
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import MissingKey, Section, lookup
-from verl.names import COMPARES_GROUP, WeightTransfer
+from verl.names import ESTIMATORS, WeightTransfer
 
 Config = TypeVar("Config", bound=Section)
 ACTOR = "actor_rollout_ref.actor"
@@ -125,7 +125,7 @@ def fits_prompts(cfg: PPOConfig) -> bool:
 def default_group_size(cfg: PPOConfig) -> int:
     """Plays of a task where nothing is said: one, unless plays of a task are compared."""
     algorithm = cfg.algorithm
-    compared = algorithm.adv_estimator in COMPARES_GROUP or algorithm.filter_groups.enable
+    compared = ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable
     return GROUP_SIZE if compared else 1
 
 

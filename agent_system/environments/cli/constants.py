@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation
 from agent_system.environments.cli.plays import CheckedEnvironment, Play, play_policy
 from agent_system.environments.cli.policies import constants, said
+from agent_system.environments.env import Observation
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 
 SECONDS = 60.0  # for all constants together

@@ -7,15 +7,16 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from agent_system.environments.base import Env, Observation, Prompts, prompts_for
 from agent_system.environments.cli.limits import within_limits
 from agent_system.environments.cli.names import meant
+from agent_system.environments.env import Env, Observation
 from agent_system.environments.env_registry import (
     env_settings,
     get_package,
     missing_extra,
 )
 from agent_system.environments.experts.episode import now
+from agent_system.environments.prompts import Prompts, prompts_for
 from agent_system.environments.tasks import panel_of
 from verl.config.schema.env import EnvConfig
 

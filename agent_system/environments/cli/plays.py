@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.cli.policies import Beginning, Policy, Said
+from agent_system.environments.env import Observation, Task
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.settings import EnvSettings

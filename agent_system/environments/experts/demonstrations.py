@@ -29,15 +29,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_system.environments.base import (
-    EnvPackage,
-    EpisodeStart,
-    Expert,
-    Noise,
-    Task,
-)
+from agent_system.environments.env import Task
 from agent_system.environments.env_registry import REGISTRY, MissingExtra, get_package, resolve
+from agent_system.environments.expert_protocol import EpisodeStart, Expert, Noise
 from agent_system.environments.experts.episode import ExpertEpisode, LevelDraw, now
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils.files import atomic_write

@@ -7,14 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.base import (
-    Decision,
-    Env,
-    ExpertPlayer,
-    Observation,
-    Prompts,
-    Task,
-)
+from agent_system.environments.env import Env, Observation, Task
+from agent_system.environments.expert_protocol import Decision, ExpertPlayer
+from agent_system.environments.prompts import Prompts
 from agent_system.memory import WindowMemory
 
 FACTS = ("task_id", "data_source", "kind")  # of a task that a row repeats

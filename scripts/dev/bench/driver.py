@@ -7,10 +7,9 @@ pickled as Ray does it, and copied into a store.
 
     receive   collectors' plays, out of the store
     pack      metrics of the plays, and rows
-    balance   rows in the order of the ranks
-    send      rows that are scored, twice: by the policy and by the reference
+    send      rows of forward passes, twice: by the policy and by the reference
     answers   log-probs, out of the store and joined
-    evaluate  what else comes before rewards: drift, correction
+    score     the rest of ``score``: rows in the order of the ranks, drift, correction
     reward, credit
     update    rows of the update, dealt mini-batch by mini-batch and sent
     journal   plays and tokens as JSON lines: by a thread behind the step
@@ -58,10 +57,9 @@ SPLIT = Registration(Dispatch.DP_COMPUTE_PROTO)
 PARTS = (
     "receive",
     "pack",
-    "balance",
     "send",
     "answers",
-    "evaluate",
+    "score",
     "reward",
     "credit",
     "update",
@@ -307,14 +305,12 @@ def measure(rows: int, ranks: int = RANKS, shape: PlayShape | None = None) -> Dr
     with clock.part("pack"):
         batch = packed(played)
     del played
-    with clock.part("balance"):
-        batch = trainer.balance(batch)
-    with clock.part("evaluate"):
-        batch = trainer.evaluate(batch)
+    with clock.part("score"):
+        batch = trainer.compute_log_probs_and_values(trainer.score(batch))
     with clock.part("reward"):
-        batch = trainer.reward(batch)
+        batch = trainer.compute_rewards(batch)
     with clock.part("credit"):
-        batch = trainer.credit(batch)
+        batch = trainer.compute_advantages(batch)
     with clock.part("update"):
         trainer.update_actor(batch)
     with clock.part(BEHIND):

@@ -26,7 +26,7 @@ from scripts.dev.recipes import FLOAT32_BYTES, GIGA, H100, MODELS, Assumed, seco
 from verl.config.memory import BYTES, micro_tokens
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
-from verl.trainer.ppo.dealing import deal_mini_batches
+from verl.trainer.ppo.minibatch_sharding import split_mini_batches
 from verl.utils.seqlen_balancing import spread_rows
 from verl.workers.mini_batches import mini_batches
 
@@ -127,7 +127,7 @@ def dealing(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float
     for _ in range(2):
         spread_rows(rows.sizes, ranks)
     parts = mini_batches(rows.table, seed, num_steps=STEPS)
-    shares = deal_mini_batches(parts, rows.sizes, ranks)
+    shares = split_mini_batches(parts, rows.sizes, ranks)
     took = time.process_time() - began
     return took, balance.efficiency(parts, shares, rows.sizes)
 

@@ -30,6 +30,7 @@ from verl.record.report.plays import (
 )
 from verl.record.report.run_data import RunData, load_run
 from verl.utils import jsonl
+from verl.utils.files import write_page
 
 logger = logging.getLogger(__name__)
 HERE = Path(__file__).parent / "web"
@@ -71,11 +72,12 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
     """Write a page that compares several runs to ``path`` and return the path.
 
     The default is ``comparison.html`` in their nearest common folder. Raises
-    ``FileNotFoundError`` for a directory that is not a run directory.
+    ``FileNotFoundError`` for a directory that is not a run directory, and ``ConfigError`` if
+    ``path`` is a file that is not such a page.
     """
     runs = [load_run(run_dir) for run_dir in run_dirs]
     path = path or comparison_path(run_dirs)
-    jsonl.write_text(path, render_comparison(runs))
+    write_page(path, render_comparison(runs), "--out")
     return path
 
 

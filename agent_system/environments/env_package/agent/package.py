@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agent_system.endpoint.reward_call import post_reward
-from agent_system.environments.base import EnvPackage, Observation, Step, Task
 from agent_system.environments.chat_prompts import SingleTurnPrompts
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.agent.settings import AgentSettings
 from agent_system.environments.experts.episode import now
+from agent_system.environments.package import EnvPackage
 from agent_system.reward_manager.custom import load_place
 
 NAME = "agent"

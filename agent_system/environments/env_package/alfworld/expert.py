@@ -13,8 +13,9 @@ import random
 import re
 from dataclasses import dataclass
 
-from agent_system.environments.base import Decision, Noise, Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.alfworld.prompts import task_of
+from agent_system.environments.expert_protocol import Decision, Noise
 
 _THING = re.compile(r"an? ([a-z]+ \d+)")
 # Matched in full, so that no sentence of the templates fits two kinds.

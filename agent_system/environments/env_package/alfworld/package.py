@@ -1,6 +1,6 @@
 """The ALFWorld package as the agent system sees it."""
 
-from agent_system.environments.base import Env, EnvPackage, Prompts
+from agent_system.environments.env import Env
 from agent_system.environments.env_package.alfworld.demonstrated import EXPERT
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
 from agent_system.environments.env_package.alfworld.projection import project
@@ -11,6 +11,8 @@ from agent_system.environments.env_package.alfworld.prompts import (
 )
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import tasks
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
 
 
 def make(settings: AlfworldSettings) -> Env:

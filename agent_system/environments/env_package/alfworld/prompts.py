@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from agent_system.environments import chat_prompts
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from rlvcr.levels import level_prompts
 
 _ROOM = re.compile(

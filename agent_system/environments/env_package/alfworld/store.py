@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.environments.env_package.alfworld import games
 from agent_system.environments.env_package.alfworld.settings import SHORT_NAMES, AlfworldSettings
 from verl.utils.progress import Progress

@@ -3,11 +3,12 @@
 Its slack are questions drawn blindly among all attributes, its slips guesses before it is certain.
 """
 
-from agent_system.environments.base import Decision, EpisodeStart, Expert, Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.knowledge import Answer, knowledge
 from agent_system.environments.env_package.twenty_questions.player import Questioner
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 
 NAMED = 4  # candidates: as many are named, more are counted
 FACTS = 6  # the latest ones are told

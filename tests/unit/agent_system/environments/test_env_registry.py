@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from agent_system.environments import env_registry as registry
-from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from agent_system.environments.package import EnvPackage
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
@@ -127,6 +127,19 @@ def test_a_variant_is_chosen_on_the_command_line():
         config = load_config("ppo_trainer", ["env.env_name=reasoning_gym/gcd", *words])
         settings = registry.env_settings(config.env)
         assert isinstance(settings, ReasoningGymSettings) and settings.task == "gcd"
+
+
+WITHOUT_VARIANTS = [
+    name for name in registry.REGISTRY if not registry.settings_class(name).variant_key
+]
+
+
+@pytest.mark.parametrize("name", WITHOUT_VARIANTS)
+def test_a_variant_of_an_environment_without_variants_is_refused(name):
+    with pytest.raises(ConfigError, match=f"fix: env.env_name={name}$"):
+        registry.env_settings(EnvConfig(env_name=f"{name}/x"))
+    for own in registry.settings_class(name).own_variants:
+        registry.env_settings(EnvConfig(env_name=f"{name}/{own}"))
 
 
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])

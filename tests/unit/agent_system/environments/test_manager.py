@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import (
     EnvironmentManagerBase,

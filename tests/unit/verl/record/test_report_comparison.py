@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.helpers.fake_run import fake_run
+from verl.config.settings import ConfigError
 from verl.record.report import write_comparison
 from verl.record.report.charts import Chart, draw_svg
 from verl.record.report.comparison import (
@@ -119,6 +120,10 @@ def test_the_command_line_writes_one_page_of_several_runs(tmp_path):
     assert not (runs[0] / "report.html").exists()
     out = tmp_path / "elsewhere.html"
     assert write_comparison(runs[:2], out) == out and "rlvcr_" not in text.split("</h1>")[0]
+    page.write_text("notes of the user")
+    with pytest.raises(ConfigError, match="--out="):
+        write_comparison(runs)
+    assert page.read_text() == "notes of the user"
     refused = subprocess.run(
         [*command[:4], "--out", "x.html"], capture_output=True, text=True, timeout=60, cwd=ROOT
     )

@@ -98,10 +98,7 @@ def policy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def together(policy, tmp_path_factory):
     directory = tmp_path_factory.mktemp("together")
-    with pytest.MonkeyPatch.context() as patch:
-        # vLLM on a CPU sets it for a process of its own, which in other tests is this one.
-        patch.delenv("TORCH_COMPILE_DISABLE", raising=False)
-        run_two_ranks(run_rank, policy, directory)
+    run_two_ranks(run_rank, policy, directory)
     return directory
 
 

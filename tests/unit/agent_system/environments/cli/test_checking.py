@@ -6,11 +6,11 @@ import io
 import pytest
 from rich.console import Console
 
-from agent_system.environments.base import Observation
 from agent_system.environments.cli.checking import ORACLE, check, differences, judged
 from agent_system.environments.cli.command import main, read_keys, report
 from agent_system.environments.cli.plays import CheckedEnvironment, Play, play_policy
 from agent_system.environments.cli.policies import PathPolicy
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.tasks import panel_of
 

@@ -10,7 +10,6 @@ pytest.importorskip("alfworld")
 
 import itertools
 
-from agent_system.environments.base import Decision, Noise
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.expert import (
     AlfworldPlayer,
@@ -21,6 +20,7 @@ from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import GeneratedGames, generated_tasks
+from agent_system.environments.expert_protocol import Decision, Noise
 from agent_system.environments.experts import demonstrations
 from agent_system.environments.experts import episode as expert_episode
 from tests.helpers.winning import plan, wins

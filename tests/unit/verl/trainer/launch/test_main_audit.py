@@ -10,6 +10,8 @@ import torch
 from rlvcr.report_sections import audited
 from rlvcr.research.audit import Audit, AuditPoint, ScoreAudit
 from tests.helpers.jobs import ROOT
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.load import load_config, to_yaml
 from verl.config.schema import AlgorithmConfig, PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.trainer import main_audit
@@ -60,6 +62,21 @@ def test_every_level_of_every_step_is_scored(tmp_path):
     )
 
 
+def test_the_plan_says_what_the_audit_generates(tmp_path, capsys):
+    policy = make_tiny_policy(tmp_path / "policy")
+    words = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
+    words += ["algorithm.adv_estimator=rlvcr", "env.val_tasks=5", "env.rollout.n=3"]
+    words += ["actor_rollout_ref.rollout.name=hf"]
+    cfg = load_config("ppo_trainer", words)
+    (tmp_path / "config.yaml").write_text(to_yaml(cfg))
+    words = ["algorithm.rlvcr.audit_points=7", "algorithm.rlvcr.audit_plays=2", "--check"]
+    assert main_audit.main([str(tmp_path), *words]) == 0
+    plan = capsys.readouterr().out
+    assert "audit on number_line" in plan and "nothing is trained" in plan
+    assert "5 validation tasks x 3 trajectories" in plan and "= 56 at most" in plan
+    assert "in all" not in plan and "checkpoints every" not in plan
+
+
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_without_a_run_directory_it_says_what_it_wants(words, capsys):
     assert main_audit.main(words) == 0
@@ -72,9 +89,8 @@ def test_another_directory_is_refused(tmp_path, capsys):
     assert f"RUN_DIR='{tmp_path}'" in said and "config.yaml" in said and "fix:" in said
 
 
-def test_a_run_without_levels_is_refused(tmp_path, capsys, monkeypatch):
+def test_a_run_without_levels_is_refused(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("env: {env_name: number_line, levels: false}\n")
-    monkeypatch.setattr(main_audit, "start_problems", lambda _cfg: [])
     policy = f"actor_rollout_ref.model.path={ROOT}/experiments/policies/relay"
     assert main_audit.main([str(tmp_path), policy]) == 2
     assert "env.levels=false" in capsys.readouterr().err
