@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from agent_system.config import EnvConfig
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.groups import assert_same_start
 from agent_system.environments.package import EnvPackage
@@ -22,6 +21,7 @@ from agent_system.environments.pool.environment_pool import EnvironmentPool, Poo
 from agent_system.environments.settings import EnvSettings
 
 if TYPE_CHECKING:
+    from verl.config.schema.env import EnvConfig
     from verl.protocol import DataProto
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class VectorisedPlay:
     own.
     """
 
-    env_config: EnvConfig
+    env_config: "EnvConfig"
     settings: EnvSettings
     package: EnvPackage
     _driver: "LockStepDriver | None" = None
@@ -110,7 +110,7 @@ class LockStepDriver:
     environment from reset to reset.
     """
 
-    def __init__(self, env_config: EnvConfig, settings: EnvSettings) -> None:
+    def __init__(self, env_config: "EnvConfig", settings: EnvSettings) -> None:
         self._env_config = env_config
         self._settings = settings
         self._loop = asyncio.new_event_loop()

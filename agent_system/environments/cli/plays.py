@@ -20,7 +20,7 @@ STEP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Game:
+class CheckedEnvironment:
     """What is played, for how long."""
 
     name: str
@@ -67,7 +67,11 @@ class Play:
 
 
 async def play_policy(
-    game: Game, pool: EnvironmentPool, name: str, make: Callable[[Beginning], Policy], number: int
+    game: CheckedEnvironment,
+    pool: EnvironmentPool,
+    name: str,
+    make: Callable[[Beginning], Policy],
+    number: int,
 ) -> Play:
     """Let a policy play task ``number`` to its end, or for ``max_steps`` actions."""
     task, seed = game.tasks[number]

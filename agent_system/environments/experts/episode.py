@@ -67,7 +67,7 @@ class LevelDraw:
         return self.rng.choice(self.levels)
 
 
-class Episode:
+class ExpertEpisode:
     """One expert episode as it is played, and the rows it becomes: one where ``window`` is None, as
     with ``append`` history; else one for each step, whose prompt shows so many past steps.
     """

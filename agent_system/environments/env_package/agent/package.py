@@ -46,8 +46,8 @@ class AgentEnv:
         return Observation("", anchor=task["task_id"])
 
     async def step(self, action: str) -> Step:
-        """Let the agent play; ``action`` is the JSON of a ``Door``. The reward is told to the
-        endpoint, and 0 here. Raises what the agent raises, and ``RewardRefused``.
+        """Let the agent play; ``action`` is the JSON of an ``EndpointAddress``. The endpoint
+        receives the reward, and 0 is returned. Raises what the agent raises, and ``RewardRefused``.
         """
         door = json.loads(action)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._play, door)

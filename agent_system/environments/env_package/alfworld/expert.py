@@ -56,7 +56,7 @@ TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TaskGoal:
     """A task sentence, understood: task type, object class, class of the place, class of the lamp
     ("" where none).
     """
@@ -67,7 +67,7 @@ class Asked:
     lamp: str
 
 
-def understand(sentence: str) -> Asked:
+def understand(sentence: str) -> TaskGoal:
     """Read a task sentence of the wheel's templates.
 
     Raises ``ValueError`` for any other sentence.
@@ -76,7 +76,7 @@ def understand(sentence: str) -> Asked:
         found = pattern.fullmatch(sentence)
         if found:
             parts = found.groupdict()
-            return Asked(kind, parts["object"], parts.get("place", ""), parts.get("lamp", ""))
+            return TaskGoal(kind, parts["object"], parts.get("place", ""), parts.get("lamp", ""))
     raise ValueError(f"not a task sentence of ALFWorld's templates: {sentence!r}")
 
 

@@ -5,7 +5,7 @@ from agent_system.environments.env_package.alfworld.demonstrated import EXPERT
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
 from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.prompts import (
-    CompactPrompts,
+    CompactAlfworldPrompts,
     FullPrompts,
     LogPrompts,
 )
@@ -24,7 +24,7 @@ def prompts(settings: AlfworldSettings) -> Prompts:
     """The prompt style that ``env.alfworld.prompt`` names."""
     if settings.prompt == "full":
         return FullPrompts(settings.level_prompts)
-    return LogPrompts() if settings.thoughts == "carried" else CompactPrompts()
+    return LogPrompts() if settings.thoughts == "carried" else CompactAlfworldPrompts()
 
 
 PACKAGE = EnvPackage(

@@ -87,7 +87,7 @@ def test_few_tasks_are_made():
 
 
 def run_script(*names: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "same_transcripts.py"), *names]
+    command = [sys.executable, str(ROOT / "scripts" / "dev" / "same_transcripts.py"), *names]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
 
 
