@@ -85,6 +85,11 @@ class StepForm:
 PLAIN_FORM = StepForm()
 
 
+def level_prefix(level: int) -> str:
+    """``<level>k</level><think>``, how a step at level k begins that has no white space."""
+    return PLAIN_FORM.prefix(level)
+
+
 class ParseFailure(StrEnum):
     """Why a sampled step gets no thinking advantage; the values end the metrics
     ``rlvcr/parse_fail_*``.

@@ -25,12 +25,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from rlvcr import levels
 from rlvcr.levels import (
     DEFAULT_PROMPTS,
-    PLAIN_FORM,
     LevelCodec,
     ParsedStep,
     ParseFailure,
     StepForm,
     level_instructions,
+    level_prefix,
     level_prompts,
 )
 
@@ -71,7 +71,7 @@ def tokenizer(kind):
         corpus = [f"a 1 b 2 c 3 d 4 {n}" for n in range(9)]
         return train(models.BPE(), split, decoders.ByteLevel(), corpus, TAGS, **alphabet)
     if kind == "merging":
-        corpus = [PLAIN_FORM.prefix(k) for k in (1, 2, 3, 4)] * 9
+        corpus = [level_prefix(k) for k in (1, 2, 3, 4)] * 9
         return train(models.BPE(), byte_level, decoders.ByteLevel(), corpus, **alphabet)
     assert kind == "sentencepiece"
     split = pre_tokenizers.Sequence(
@@ -203,7 +203,7 @@ def test_a_tokenizer_that_writes_the_tags_of_a_level_otherwise_is_refused():
 
 def test_a_level_out_of_range_is_refused():
     with pytest.raises(ValueError, match="1, 2, 3, 4"):
-        PLAIN_FORM.prefix(5)
+        level_prefix(5)
 
 
 # ---------------------------------------------------------------- prompts

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from agent_system.environments.env_package.number_line import package as number_line
-from rlvcr.levels import PLAIN_FORM
+from rlvcr.levels import level_prefix
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
 from verl.config.load import load_config
 from verl.trainer import main_eval, main_ppo
@@ -153,7 +153,7 @@ def save_merging_tokenizer(directory):
     raw.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=420, show_progress=False, initial_alphabet=alphabet)
-    raw.train_from_iterator([PLAIN_FORM.prefix(level) for level in (1, 2, 3, 4)] * 9, trainer)
+    raw.train_from_iterator([level_prefix(level) for level in (1, 2, 3, 4)] * 9, trainer)
     merging = PreTrainedTokenizerFast(tokenizer_object=raw)
     merging.chat_template = CHAT_TEMPLATE
     merging.save_pretrained(directory)
