@@ -21,8 +21,13 @@ case "$*" in
     pyright >"$types_log" 2>&1 &
     types=$!
     trap 'kill "$types" 2>/dev/null || true; rm -f "$types_log"' EXIT
+    jobs=(tests/e2e tests/chaos tests/gpu)
+    if [ -e /dev/nvidia0 ]; then # two jobs would share the memory of one GPU
+        tests "${jobs[@]}" "$@"
+        jobs=()
+    fi
     # Whole jobs come first: two of them use the time in which each waits for its processes.
-    tests tests/e2e tests/chaos tests/gpu tests/unit tests/property tests/golden \
+    tests "${jobs[@]}" tests/unit tests/property tests/golden \
         -n 2 --dist loadfile --no-loadscope-reorder "$@"
     wait "$types" || { cat "$types_log"; exit 1; }
     tail -n 1 "$types_log"
