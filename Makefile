@@ -28,7 +28,7 @@ train: setup
 test: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/test.sh $(ARGS)
 
-# The first half of `make test`: layout, style, direction of imports, types.
+# The checks of `make test` without tests: layout, style, direction of imports, types.
 lint: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/lint.sh
 

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
@@ -36,8 +36,20 @@ ReadOutcomes = Callable[[Path], Outcomes]
 BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
+class NamedByFirstField:
+    """Dataclass whose name, to which ``after`` of other entries refers, is its first field."""
+
+    __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]]
+
+    @property
+    def name(self) -> str:
+        """Value of the first field."""
+        return getattr(self, self.__match_args__[0])
+
+
 @dataclass(frozen=True, slots=True)
-class ConsoleFigure:
+class ConsoleFigure(NamedByFirstField):
     """A figure that is shown at every step while training runs: ``metrics``, each written as
     ``form`` says; absent where one of them is.
     """
@@ -47,14 +59,9 @@ class ConsoleFigure:
     form: str = "{:.3g}"
     after: str | None = None
 
-    @property
-    def name(self) -> str:
-        """What ``after`` refers to."""
-        return self.label
-
 
 @dataclass(frozen=True, slots=True)
-class KeyFigure:
+class KeyFigure(NamedByFirstField):
     """A figure at the top of the report: the mean of a metric's last three values, and what it was
     at the start.
     """
@@ -63,11 +70,6 @@ class KeyFigure:
     metric: str
     form: str = "{:.3g}"
     after: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What ``after`` refers to."""
-        return self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class CurveFamily:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
+class Plot(NamedByFirstField):
     """A chart of the report.
 
     ``kind`` is ``line`` or ``stacked``, ``form`` says how values are written: ``number``,
@@ -110,11 +112,6 @@ class Plot:
     width: int = 540
     height: int = 230
     after: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What ``after`` refers to."""
-        return self.title
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +172,7 @@ class MetricTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
+class Scatter(NamedByFirstField):
     """A chart with a point for every line of ``table``: its metric ``x`` against ``y``, with the
     intervals of both where there are some.
 
@@ -194,14 +191,9 @@ class Scatter:
     height: int = 330
     after: str | None = None
 
-    @property
-    def name(self) -> str:
-        """What ``after`` refers to."""
-        return self.title
-
 
 @dataclass(frozen=True, slots=True)
-class ReportSection:
+class ReportSection(NamedByFirstField):
     """A heading of the report with a sentence, charts below it, ``columns`` of them a row, and
     tables below these.
     """
@@ -213,25 +205,15 @@ class ReportSection:
     after: str | None = None
     tables: tuple[MetricTable, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """What ``after`` refers to."""
-        return self.title
-
 
 @dataclass(frozen=True, slots=True)
-class TimePart:
+class TimePart(NamedByFirstField):
     """A part of an iteration; ``within`` names the metric of the part that contains it."""
 
     metric: str
     label: str
     within: str | None = None
     after: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What ``after`` refers to."""
-        return self.metric
 
 
 @dataclass(frozen=True, slots=True)

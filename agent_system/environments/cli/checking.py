@@ -13,6 +13,7 @@ task, seed and actions give the same transcript in another process, played in an
 
 import asyncio
 import contextlib
+import math
 import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,6 @@ from agent_system.environments.cli.limits import within_limits
 from agent_system.environments.cli.names import meant
 from agent_system.environments.cli.plays import CheckedEnvironment, Play, play_again, play_policy
 from agent_system.environments.cli.policies import BLIND, Injecting, oracle
-from agent_system.environments.cli.shares import is_most
 from agent_system.environments.env_registry import (
     env_settings,
     get_package,
@@ -41,6 +41,7 @@ MUST_NOT_WIN = ("empty", INJECTING)
 MUST_NOT_WIN_MOST = ("random", "repeating")
 NEAR = 40  # characters shown on either side of where two transcripts part
 TASKS, TASKS_OF_ONE_STEP = 8, 32
+WILSON_SE = 2.0  # standard errors: 97.7% from one side
 WANDERS = 3.0  # times the length of the oracle's plays
 NO_ORACLE = (
     "no oracle is known, so it may be that no task can be solved; fix: give the environment of the "
@@ -305,3 +306,17 @@ def returns_table(findings: Findings) -> Table:
             str(sum(bool(play.broken) for play in plays)),
         )
     return table
+
+
+def is_most(successes: int, plays: int, all_tasks: bool) -> bool:
+    """Tell whether more than half of all tasks are succeeded at.
+
+    Where the plays were of some tasks only, it has to hold for the lower end of a Wilson interval:
+    7 of 8, or 22 of 32.
+    """
+    if all_tasks or not plays:
+        return 2 * successes > plays
+    share = successes / plays
+    centre = share + WILSON_SE**2 / (2 * plays)
+    half = WILSON_SE * math.sqrt(share * (1 - share) / plays + WILSON_SE**2 / (4 * plays**2))
+    return (centre - half) / (1 + WILSON_SE**2 / plays) > 0.5

@@ -2,13 +2,13 @@
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
 from rich.console import Console
 
-from agent_system.environments.cli.boundary import described
 from agent_system.environments.cli.checking import Findings, check, returns_table
 from agent_system.environments.cli.names import names_with_oracle, remarks, unlisted_names
 from agent_system.environments.cli.playing import play
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except Exception as error:  # packages, their files and functions may be the user's own
-        sys.stderr.write(f"{described(error)}\n")
+        sys.stderr.write(f"{_describe_error(error)}\n")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -169,3 +169,13 @@ def _bounded(text: str, least: int) -> int:
     if not text.isascii() or not text.isdecimal() or not least <= int(text) <= LARGEST:
         raise argparse.ArgumentTypeError(f"{text!r}; allowed: an integer from {least} to {LARGEST}")
     return int(text)
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return kind, message and place of ``error`` in one line; only the message if it has a fix."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    message = " ".join(str(error).split()) or "no message"
+    if "; fix: " in message:
+        return message
+    return f"{type(error).__name__}: {message}{place}"

@@ -144,24 +144,11 @@ def write_demonstrations(
     work or where no episode was won.
     """
     expert = expert_of(env_name)
-    sound = num_episodes >= 1 and min(slack, slips) >= 0 and slack + slips < 1
-    if not sound or not set(levels) <= set(expert.levels):
-        raise ValueError(
-            "demonstrations need num_episodes >= 1, slack and slips >= 0 that sum to less than 1, "
-            f"and levels among {_range(expert.levels)}, not {num_episodes}, {slack}, {slips} and "
-            f"{list(levels)}"
-        )
-    tells = expert.tells_needed_level(settings)
-    if not 0 <= needed_level_share <= 1 or (needed_level_share and not tells):
-        raise ValueError(
-            f"needed_level_share={needed_level_share}: allowed is a share from 0 to 1, and 0 alone "
-            f"for {env_name!r}, whose expert "
-            f"{'tells' if tells else 'does not tell'} which level is needed"
-        )
     noise = Noise(slack, slips)
     shape = DemonstrationOptions(
         num_episodes, seed, noise, tuple(levels), needed_level_share, window
     )
+    _check_options(env_name, expert, settings, shape)
     path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, settings, shape)}.jsonl"
     # The name is a hash of all that shapes the file, and a file appears whole or not at all.
     if path.exists():
@@ -182,6 +169,28 @@ def write_demonstrations(
         "demonstrations: %d of %d episodes %s, written to %s", len(kept), num_episodes, said, path
     )
     return path
+
+
+def _check_options(
+    env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
+) -> None:
+    """Raise ``ValueError`` for options that contradict the expert or each other."""
+    slack, slips = options.noise.slack, options.noise.slips
+    sound = options.num_episodes >= 1 and min(slack, slips) >= 0 and slack + slips < 1
+    if not sound or not set(options.levels) <= set(expert.levels):
+        raise ValueError(
+            "demonstrations need num_episodes >= 1, slack and slips >= 0 that sum to less than 1, "
+            f"and levels among {_range(expert.levels)}, not {options.num_episodes}, {slack}, "
+            f"{slips} and {list(options.levels)}"
+        )
+    share = options.needed_level_share
+    tells = expert.tells_needed_level(settings)
+    if not 0 <= share <= 1 or (share and not tells):
+        raise ValueError(
+            f"needed_level_share={share}: allowed is a share from 0 to 1, and 0 alone "
+            f"for {env_name!r}, whose expert "
+            f"{'tells' if tells else 'does not tell'} which level is needed"
+        )
 
 
 def plan_of(

@@ -104,13 +104,23 @@ def masked_grpo_loss(
         penalty = gap.exp() - gap - 1
         losses = losses + beta * (penalty * ratio if bias_correction else penalty)
     losses = torch.where(trained, losses, 0.0)
+    row_length = max_completion_length or mask.shape[1]
+    return _aggregate(losses, mask, loss_type, row_length, num_tokens)
+
+
+def _aggregate(
+    losses: Tensor,
+    mask: Tensor,
+    loss_type: str,
+    row_length: int,
+    num_tokens: Tensor | float | None,
+) -> Tensor:
+    """Return the mean of masked ``losses`` [B, T] that ``loss_type`` names."""
     if loss_type == "grpo":
         return (losses.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
     if loss_type == "dr_grpo":
-        return losses.sum() / (len(losses) * (max_completion_length or mask.shape[1]))
-    tokens = (
-        mask.sum()
-        if num_tokens is None or loss_type == "bnpo"
-        else torch.as_tensor(num_tokens, dtype=losses.dtype)
-    )
+        return losses.sum() / (len(losses) * (row_length))
+    if num_tokens is None or loss_type == "bnpo":
+        num_tokens = mask.sum()
+    tokens = torch.as_tensor(num_tokens, dtype=losses.dtype)
     return losses.sum() / tokens.clamp(min=1)

@@ -79,13 +79,6 @@ def answer(word: str, question: str, table: Knowledge | None = None) -> str:
     return _OPPOSITE[found] if negations % 2 else found
 
 
-def attributes_in(question: str, table: Knowledge | None = None) -> list[str]:
-    """Attributes (and things, by name) that ``question`` mentions, in order."""
-    table = knowledge() if table is None else table
-    pattern, names = _phrases(table)
-    return [names[match] for match in pattern.findall(normalise(question))]
-
-
 def _spelling(name: str, asked: str) -> str | None:
     tests = {"starts": name.startswith, "ends": name.endswith, "contains": name.__contains__}
     for kind, pattern in _SPELLING.items():

@@ -118,7 +118,7 @@ def test_train_tasks_limits_how_many_are_used():
 
 def test_the_section_takes_what_it_leaves_open_from_env():
     section = {"number_line": {"size": 1, "max_steps": None}, "kwargs": {"size": 2}}
-    choice = {"env_name": "number_line/x", "max_steps": 7, "seed": 1}
+    choice = {"env_name": "number_line", "max_steps": 7, "seed": 1}
     settings: Any = env_settings(EnvConfig.model_validate(choice | section))
     assert (settings.size, settings.max_steps, settings.seed) == (2, 7, 1)
 

@@ -154,7 +154,7 @@ def misbehaved(tokenizer):
         max_steps=4,
         num_workers=1,
         envs_per_worker=1,
-        step_timeout_s=20.0,
+        step_timeout_s=12.0,
     )
     settings = PlaySettings.from_config(config, get_package("agent"), is_train=True)
     jobs = [
@@ -178,7 +178,7 @@ def misbehaved(tokenizer):
     ("deed", "reason", "detail"),
     [
         ("crash", "env_error", "AgentBroke('the agent broke')"),
-        ("hang", "env_timeout", "step took over 20 s"),
+        ("hang", "env_timeout", "step took over 12 s"),
         ("die", "env_dead", "died"),
         ("leave", "env_error", "the agent left with exit status 3"),
         ("earn nothing", "env_error", "neither returned nor posted a reward"),
