@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl.config.compose import POLICIES_DIR
 from verl.config.problems import Context, Problems, problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import lookup
@@ -89,11 +90,11 @@ def _missing(directory: Path) -> Iterator[str]:
 
 def _altered_file(directory: Path) -> str:
     """Return the first file whose content is not the one that the checksums of ``directory`` name;
-    empty if there is none, or no checksums.
+    empty if there is none. Only policies of the package must have checksums.
     """
     checksums = directory / CHECKSUMS
     if not checksums.is_file():
-        return ""
+        return CHECKSUMS if directory.parent == POLICIES_DIR else ""
     for line in checksums.read_text(encoding="utf-8", errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         if not (directory / name).is_file():

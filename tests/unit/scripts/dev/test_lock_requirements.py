@@ -8,6 +8,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from scripts.dev.lock_requirements import FOLDER, direct_requirements
+from verl.trainer.launch.doctor.facts import NEWEST_PYTHON, OLDEST_PYTHON
 
 ROOT = FOLDER.parent
 # Requirements in which a CUDA machine differs from a CPU machine.
@@ -45,14 +46,20 @@ def test_every_requirement_is_pinned_to_a_release_that_meets_it(name):
         assert versions[package] in item.specifier, item
 
 
-def test_setup_names_the_direct_requirements(monkeypatch):
-    said = {}
-    monkeypatch.setattr(setuptools, "setup", said.update)
+@pytest.fixture
+def arguments(monkeypatch) -> dict:
+    """Arguments that setup.py passes to setuptools."""
+    passed = {}
+    monkeypatch.setattr(setuptools, "setup", passed.update)
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(ROOT / "setup.py"))
+    return passed
+
+
+def test_setup_names_the_direct_requirements(arguments):
     lines = [
-        *said["install_requires"],
-        *(line for extra in said["extras_require"].values() for line in extra),
+        *arguments["install_requires"],
+        *(line for extra in arguments["extras_require"].values() for line in extra),
     ]
     named = {canonicalize_name(item.name): item for item in direct_requirements("\n".join(lines))}
     listed = direct("cpu").keys() | direct("gpu").keys()
@@ -62,6 +69,11 @@ def test_setup_names_the_direct_requirements(monkeypatch):
     for package, item in named.items():
         assert versions[package].partition("+")[0] in item.specifier, item
     assert "1.4.0" not in named["hydra-core"].specifier
-    for minor in (11, 12, 13):
-        assert f"3.{minor}.0" in SpecifierSet(said["python_requires"])
-        assert f"Programming Language :: Python :: 3.{minor}" in said["classifiers"]
+
+
+def test_setup_and_the_doctor_name_the_same_versions_of_python(arguments):
+    minors = range(OLDEST_PYTHON[1], NEWEST_PYTHON[1] + 1)
+    versions = SpecifierSet(arguments["python_requires"])
+    assert [minor for minor in range(30) if f"3.{minor}.0" in versions] == list(minors)
+    named = [f"Programming Language :: Python :: 3.{minor}" for minor in minors]
+    assert arguments["classifiers"] == named

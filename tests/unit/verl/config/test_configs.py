@@ -90,6 +90,11 @@ def test_a_shipped_policy_with_an_altered_or_missing_file_is_refused(name, tmp_p
         assert find_problems(cfg) == [altered]
 
 
+def test_no_cold_start_replaces_a_shipped_policy_that_is_missing():
+    cfg = load_config("quickstart", [f"{PATH}={POLICIES_DIR}/missing", "cold_start.enable=true"])
+    assert [problem.partition("=")[0] for problem in find_problems(cfg)] == [PATH]
+
+
 def test_the_cold_start_of_the_deep_quickstart_shows_what_its_run_shows():
     run = load_config("quickstart_depth")
     sft = load_config("quickstart_depth_sft", schema=SFTConfig)

@@ -42,12 +42,17 @@ def test_a_missing_library_is_missing_and_vllm_only_noted(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "fits"), [((3, 10), False), ((3, 11), True), ((3, 13), True), ((3, 14), False)]
+    ("oldest", "newest", "state"),
+    [
+        (sys.version_info[:2], sys.version_info[:2], State.OK),
+        ((3, 99), (3, 99), State.MISSING),
+        ((3, 0), (3, 1), State.MISSING),
+    ],
 )
-def test_a_python_without_pinned_packages_is_missing(version, fits, monkeypatch):
-    monkeypatch.setattr(facts.sys, "version_info", (*version, 1, "final", 0))
-    finding = next(iter(facts.all_findings(Path())))
-    assert finding.name == "Python" and (finding.state is State.OK) == fits
+def test_a_python_without_pinned_packages_is_missing(oldest, newest, state, monkeypatch):
+    monkeypatch.setattr(facts, "OLDEST_PYTHON", oldest)
+    monkeypatch.setattr(facts, "NEWEST_PYTHON", newest)
+    assert found()["Python"].state is state
 
 
 def test_little_memory_files_and_disk_are_noted(monkeypatch):
