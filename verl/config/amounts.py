@@ -17,7 +17,7 @@ from verl.config.derive import (
 )
 from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
-from verl.names import COMPARES_GROUP, ESTIMATORS
+from verl.names import ESTIMATORS
 
 ACTOR = "actor_rollout_ref.actor"
 STEPS = "trainer.total_training_steps"
@@ -115,7 +115,7 @@ def _batch(cfg: PPOConfig) -> Iterator[str]:
 def _group(cfg: PPOConfig) -> Iterator[str]:
     yield from _batch(cfg)
     name = cfg.algorithm.adv_estimator
-    if name in ESTIMATORS or name in COMPARES_GROUP:
+    if name in ESTIMATORS:
         yield f"unset it is {default_group_size(cfg)} for {name}; published jobs: 1"
     else:
         yield f"unset it is {GROUP_SIZE} if {name} compares the plays of a task, else 1"

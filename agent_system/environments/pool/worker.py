@@ -23,8 +23,9 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
-from agent_system.environments.base import Env, EnvPackage
+from agent_system.environments.env import Env
 from agent_system.environments.env_registry import get_package
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
 from verl.config.settings.secret_values import hide_secrets, masked_text
 from verl.utils.limits import limit_memory

@@ -110,7 +110,7 @@ def run_audit(cfg: PPOConfig) -> None:
         if failed:
             logger.warning("%d of %d points failed and are left out", failed, failed + len(points))
         trainer.journal.log_rollouts(trainer.global_step, data)
-        others = step_scores(trainer.reward(data), cfg)
+        others = step_scores(trainer.compute_rewards(data), cfg)
         told = [replace(point, step_scores=others[point.traj_uid, point.step]) for point in points]
         found = audit(told)
         # Before the report, which shows it.

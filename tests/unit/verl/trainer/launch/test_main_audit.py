@@ -2,8 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from rlvcr.research.audit import Audit, AuditPoint, ScoreAudit
 from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config, to_yaml
+from verl.config.schema import AlgorithmConfig, PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.trainer import main_audit
 from verl.trainer.launch.audit import audit_words
@@ -145,8 +144,7 @@ def test_what_other_estimators_say_of_a_step():
         "anchor_obs": object_array([["x", "y"], ["x"]]),
     }
     data = DataProto.from_dict({"token_level_rewards": rewards, "response_mask": mask}, columns)
-    cfg: Any = SimpleNamespace(algorithm=SimpleNamespace(gamma=0.5))
-    found = step_scores(data, cfg)
+    found = step_scores(data, PPOConfig(algorithm=AlgorithmConfig(gamma=0.5)))
     # Returns from "x" on are 0.5 and 0; "y" is seen once.
     assert {key: value["gigpo"] for key, value in found.items()} == pytest.approx(
         {("a", 0): 0.25, ("a", 1): 0.0, ("b", 0): -0.25}
