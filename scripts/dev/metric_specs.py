@@ -24,6 +24,7 @@ def _specs(unit: str, *rows: tuple[str, str, str]) -> tuple[MetricSpec, ...]:
 
 GRADED = "graded trajectories (`val/graded`)"
 PLAYED = "graded trajectories (`episode/graded`)"
+GRADED_WITH_IT = "graded trajectories that have it"
 TOKENS = "sampled tokens"
 CREDITED = "tokens with thinking credit"
 OPTIMIZER = "`actor/optimizer_steps`"
@@ -167,6 +168,8 @@ SPECS: tuple[MetricSpec, ...] = (
     ),
     *_specs(
         "number",
+        ("val/env/*/mean", "mean of the last value of a number in `info`", GRADED_WITH_IT),
+        ("env/*/mean", "mean of the last value of a number in `info`", GRADED_WITH_IT),
         ("*/level_information*", "mutual information of level and situation, nats", "turns"),
         ("rollout/policy_version", "mean version of the weights that sampled", TOKENS),
         ("rollout/policy_version_min", "oldest version of the weights that sampled", TOKENS),
