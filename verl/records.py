@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 
 ANSWER = "answer"  # column [B]: what the environment took from the trajectory's text; None: nothing
 REWARD_PARTS = "reward_parts"  # column [B]: rewards of the row's trajectory by name, or none
+INFO_NUMBERS = "info_numbers"  # column [B]: numbers of the environment's info by name, or none
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: what a reward model says of the conversation, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: what a token's loss weighs

@@ -27,7 +27,7 @@ from agent_system.tokens.template import Message
 from rlvcr.records import ThinkingStep
 from rlvcr.scoring import RowStep
 from verl.protocol import DataProto, object_array
-from verl.records import ANSWER, REWARD_PARTS
+from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 
 logger = logging.getLogger(__name__)
 ON_ABORT = ("drop_group", "keep_rest")
@@ -184,6 +184,9 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     parts = [row.trajectory.reward_parts for row in rows]
     if any(parts):
         columns[REWARD_PARTS] = object_array(parts)
+    numbers = [row.trajectory.info_numbers for row in rows]
+    if any(numbers):
+        columns[INFO_NUMBERS] = object_array(numbers)
     answers = [row.trajectory.answer for row in rows]
     if any(answer is not None for answer in answers):
         columns[ANSWER] = object_array(answers)

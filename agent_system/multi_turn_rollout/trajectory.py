@@ -4,8 +4,13 @@ A trajectory holds one ledger for each of its rows: a single one with ``append``
 step with ``window`` history. Every turn says which ledger holds its tokens and where.
 """
 
+import numbers
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from agent_system.environments.env import Task
 from agent_system.tokens.ledger import TokenLedger
@@ -14,6 +19,11 @@ from rlvcr.alternatives import StepAlternatives
 from rlvcr.levels import ParsedStep
 from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
+
+# Of an environment's ``info``: these have columns and metrics of their own.
+READ_ELSEWHERE = {"won", "is_action_valid", "needed_level"}
+MOST_NUMBERS = 32
+LARGEST_NUMBER = 3e38  # float32 holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +100,8 @@ class Turn:
 @dataclass(slots=True)
 class Trajectory:
     """One rollout of ``job``. ``reward`` is the return, ``reward_parts`` the rewards by name that
-    it is made of, where the environment gives several; ``answer`` is what the environment took from
+    it is made of, where the environment gives several; ``info_numbers`` the last
+    value of each number in its ``info``; ``answer`` is what the environment took from
     the text, in the form in which answers are compared; times are seconds.
 
     ``truncated`` says why the episode was ended before the environment was done: ``steps``,
@@ -107,6 +118,7 @@ class Trajectory:
     reward: float = 0.0
     won: bool = False
     reward_parts: dict[str, float] = field(default_factory=dict)
+    info_numbers: dict[str, float] = field(default_factory=dict)
     answer: str | None = None
     truncated: str | None = None
     aborted: str | None = None
@@ -149,3 +161,22 @@ def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
                 )
             )
     return jobs
+
+
+def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers and truth values of an environment's ``info`` whose keys can be a
+    part of a metric's name, ``MOST_NUMBERS`` of them at most.
+
+    >>> numbers_in({"won": True, "score": 3, "key_found": False, "note": "x"})
+    {'score': 3.0, 'key_found': 0.0}
+    """
+    found = {
+        str(name): float(value)
+        for name, value in info.items()
+        if name not in READ_ELSEWHERE
+        and re.fullmatch(r"[\w.-]{1,64}", str(name))
+        and isinstance(value, numbers.Real | np.bool_)
+        # Not finite: NaN compares false, and an integer may be beyond float64.
+        and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+    }
+    return dict(list(found.items())[:MOST_NUMBERS])

@@ -26,7 +26,7 @@ from agent_system.multi_turn_rollout.engine_client import EngineAborted
 from agent_system.multi_turn_rollout.history import make_history
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
+from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn, numbers_in
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
 from rlvcr.alternatives import SEED_RANGE, AlternativeSampler
@@ -235,6 +235,7 @@ class TrajectoryPlayer:
         # Overwritten at each step: what counts is how the episode ended.
         self.trajectory.won = bool(info.get("won", False))
         self.trajectory.reward_parts = info.get("reward_parts", {})
+        self.trajectory.info_numbers |= numbers_in(info)
         self.trajectory.answer = info.get("answer")
         return observation
 

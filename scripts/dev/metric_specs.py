@@ -24,6 +24,7 @@ def _specs(unit: str, *rows: tuple[str, str, str]) -> tuple[MetricSpec, ...]:
 
 GRADED = "graded trajectories (`val/graded`)"
 PLAYED = "graded trajectories (`episode/graded`)"
+GRADED_WITH_IT = "graded trajectories that have it"
 TOKENS = "sampled tokens"
 CREDITED = "tokens with thinking credit"
 OPTIMIZER = "`actor/optimizer_steps`"
@@ -53,8 +54,8 @@ SPECS: tuple[MetricSpec, ...] = (
         ("rlvcr/credited_token_share", "tokens with thinking credit / tokens", TOKENS),
         (
             "rlvcr/sign_flip_share",
-            "tokens whose sign the thinking credit turned / tokens",
-            CREDITED,
+            "tokens whose sign thinking turned / tokens",
+            "tokens with thinking credit and a trajectory advantage other than 0",
         ),
         ("rlvcr/thinking_share", "size of thinking credit / sizes of both parts", CREDITED),
         ("actor/pg_clipfrac", "tokens clipped by the ratio / tokens", TOKENS),
@@ -167,6 +168,8 @@ SPECS: tuple[MetricSpec, ...] = (
     ),
     *_specs(
         "number",
+        ("val/env/*/mean", "mean of the last value of a number in `info`", GRADED_WITH_IT),
+        ("env/*/mean", "mean of the last value of a number in `info`", GRADED_WITH_IT),
         ("*/level_information*", "mutual information of level and situation, nats", "turns"),
         ("rollout/policy_version", "mean version of the weights that sampled", TOKENS),
         ("rollout/policy_version_min", "oldest version of the weights that sampled", TOKENS),
@@ -186,7 +189,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("rlvcr/executed_slope", "slope of executed credit on the score", "`rlvcr/executed_steps`"),
         ("rlvcr/executed_correlation", "rank correlation of both", "`rlvcr/executed_steps`"),
         ("rlvcr/trajectory_advantage_abs_mean", "mean |trajectory advantage|", CREDITED),
-        ("rlvcr/thinking_advantage_abs_mean", "mean |weighted thinking advantage|", CREDITED),
+        ("rlvcr/thinking_advantage_abs_mean", "mean |thinking advantage|", CREDITED),
         ("rlvcr/cost_share_mean", "mean price share of the thinking advantage", CREDITED),
         ("actor/pg_loss", "policy loss, summed as `loss_agg_mode` says", TOKENS),
         ("actor/ppo_kl", "mean of old - new log-prob", TOKENS),
@@ -195,7 +198,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("actor/reward_kl_penalty_coeff", "its coefficient", STEP),
         ("actor/entropy", "mean entropy of the next token, nats", TOKENS),
         ("actor/level_entropy", "mean entropy of the level among its four digits, nats", "levels"),
-        ("*/grad_norm", "norm of the gradient before clipping, mean", OPTIMIZER),
+        ("*/grad_norm", "norm of the gradient before clipping, mean", "steps not skipped"),
         ("*/lr", "learning rate of the last optimizer step", STEP),
         ("critic/optimizer_steps", "as of the actor", STEP),
         ("critic/skipped_steps", "as of the actor", OPTIMIZER),
@@ -217,6 +220,7 @@ HEAD = """\
 
 Made by `python -m scripts.dev.metric_specs > docs/metrics.md`. `*` stands for any text; the first line that fits a name counts.
 A failed trajectory (its environment, engine or grader failed) has no grade: it is in no rate and no mean of grades.
+Losses, entropies and shares of `actor/` and `critic/` are computed in each optimizer step; the metric is their mean.
 
 | name | formula | over | unit |
 |---|---|---|---|

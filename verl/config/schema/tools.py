@@ -75,5 +75,7 @@ class ExportConfig(Section):
     """delete what target holds, also what no such command wrote"""
     lora: Literal["merged", "adapters"] = "merged"
     """with LoRA: one model with the adapters in its weights, or the adapters alone (peft)"""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """dtype of the weights that are written; null: as in the checkpoint"""
     model_path: str | None = None
     """model that the run started from; null: as the configuration of the run says"""

@@ -66,9 +66,12 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     with publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
             _require_adapters(origin)
-            save_adapters(lm, state, PREFIX, directory, origin.path)
+            save_adapters(lm, _converted(state, cfg), PREFIX, directory, origin.path)
         else:
-            save_hf(lm, hf_names(state, PREFIX, scales, tied), directory, origin.path)
+            if cfg.dtype:
+                lm.config.dtype = getattr(torch, cfg.dtype)
+            weights = _converted(hf_names(state, PREFIX, scales, tied), cfg)
+            save_hf(lm, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target
 
@@ -185,6 +188,24 @@ def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: Exp
             f"checkpoint={cfg.checkpoint!r}: {len(odd)} of its tensors are NaN or infinite "
             f"({odd[0]}, ...); allowed: finite weights; fix: an earlier checkpoint of the run"
         )
+
+
+def _converted(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict[str, torch.Tensor]:
+    """``state`` with its floating-point tensors in ``cfg.dtype``."""
+    if cfg.dtype is None:
+        return dict(state)
+    dtype = getattr(torch, cfg.dtype)
+    made = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
+    odd = non_finite(made.items())
+    if odd:
+        raise ConfigError(
+            f"dtype={cfg.dtype!r}: {len(odd)} tensors have values beyond its range ({odd[0]}, "
+            "...); allowed: float32, bfloat16; fix: dtype=bfloat16"
+        )
+    return made
 
 
 def _require_adapters(origin: Origin) -> None:

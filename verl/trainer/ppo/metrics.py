@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
-from verl.records import ANSWER, REWARD_PARTS
+from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.report_sections import batch_metrics
 from verl.utils.repeats import best_at_k, maj_at_k, pass_at_k, powers_up_to
 from verl.utils.statistics import rate_interval
@@ -44,25 +44,36 @@ def data_metrics(batch: DataProto) -> dict[str, float]:
     }
     if "values" in batch.tensor_keys():
         result |= summary("critic/values", batch.batch["values"][mask])
-    return result | named_rewards(batch)
+    return result | named_rewards(batch) | info_metrics(batch)
 
 
 def named_rewards(batch: DataProto) -> dict[str, float]:
     """``reward/<name>/mean, max, min`` of the rewards that were given by name, each trajectory
     counted once; those that lack one are not counted in it.
     """
-    column = batch.non_tensor_batch.get(REWARD_PARTS)
-    if column is None:
-        return {}
-    found: dict[str, list[float]] = {}
-    for parts in column[graded_rows(batch)]:
-        for name, value in parts.items():
-            found.setdefault(name, []).append(value)
     result: dict[str, float] = {}
-    for name, values in found.items():
+    for name, values in _values_by_name(batch, REWARD_PARTS).items():
         result |= summary(f"reward/{name}", torch.tensor(values))
         result[f"reward/{name}/graded"] = float(len(values))
     return result
+
+
+def info_metrics(batch: DataProto) -> dict[str, float]:
+    """``env/<name>/mean`` of the numbers in the environment's ``info``: the last value of each
+    graded trajectory that has one.
+    """
+    found = _values_by_name(batch, INFO_NUMBERS)
+    return {f"env/{name}/mean": sum(values) / len(values) for name, values in found.items()}
+
+
+def _values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
+    """The dictionaries in column ``name`` of graded trajectories, as values by their keys."""
+    column = batch.non_tensor_batch.get(name)
+    found: dict[str, list[float]] = {}
+    for parts in [] if column is None else column[graded_rows(batch)]:
+        for key, value in parts.items():
+            found.setdefault(key, []).append(value)
+    return found
 
 
 def probability_drift(batch: DataProto) -> dict[str, float]:
@@ -167,7 +178,8 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
         result[f"val/{source}/graded"] = float(len(own))
         repeated = repeated_plays(batch, own)
         result |= {name.replace("val/", f"val/{source}/", 1): repeated[name] for name in repeated}
-    named = {f"val/{name}": value for name, value in named_rewards(batch).items()}
+    named = named_rewards(batch) | info_metrics(batch)
+    named = {f"val/{name}": value for name, value in named.items()}
     return result | named | repeated_plays(batch, rows) | batch_metrics(batch, "val")
 
 

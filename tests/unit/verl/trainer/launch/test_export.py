@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers.policy_rows import padded_scores, policy_config, random_rows, wait_for_files
 from tests.helpers.tiny_model import make_tiny_policy
@@ -62,6 +63,22 @@ def test_an_export_has_the_log_probs_of_the_trainer(policy, tmp_path, capsys, lo
     model = AutoModelForCausalLM.from_pretrained(target)
     assert model.config._attn_implementation == "sdpa" and model.config.use_cache
     assert AutoTokenizer.from_pretrained(target)("go to").input_ids
+
+
+def test_weights_are_written_in_the_dtype_that_is_asked_for(policy, tmp_path, capsys):
+    checkpoint, _ = trained_run(policy_config(policy), tmp_path / "run")
+    written = {}
+    for dtype in ("float32", "bfloat16"):
+        target = tmp_path / dtype
+        words = [f"checkpoint={checkpoint}", f"target={target}", f"dtype={dtype}"]
+        assert main_export.main(words) == 0
+        written[dtype] = load_file(target / "model.safetensors")
+        assert {tensor.dtype for tensor in written[dtype].values()} == {getattr(torch, dtype)}
+        assert AutoConfig.from_pretrained(target).dtype == getattr(torch, dtype)
+    for name, tensor in written["float32"].items():
+        torch.testing.assert_close(written["bfloat16"][name], tensor.bfloat16(), atol=0, rtol=0)
+    assert main_export.main([*words, "dtype=int8"]) == 2
+    assert "dtype=" in capsys.readouterr().err
 
 
 def test_adapters_alone_load_on_the_model_they_belong_to(policy, tmp_path):
