@@ -33,6 +33,7 @@ from rlvcr.levels import (
     level_prefix,
     level_prompts,
 )
+from tests.helpers.refusals import mentions
 
 TAGS = ("<level>", "</level>", "<think>", "</think>", "<action>", "</action>")
 CORPUS = [
@@ -171,7 +172,7 @@ def test_tags_of_our_own_vocabulary_are_single_tokens():
 def test_a_tokenizer_that_merges_digit_and_tag_is_refused():
     with pytest.raises(
         ValueError,
-        match=r"merges level digit 1 with its tag.*becomes \['.*1.*'\]; add the digits or the tags",
+        check=mentions("level digit 1"),
     ):
         LevelCodec(tokenizer("merging"))
 
@@ -202,7 +203,7 @@ def test_a_tokenizer_that_writes_the_tags_of_a_level_otherwise_is_refused():
 
 
 def test_a_level_out_of_range_is_refused():
-    with pytest.raises(ValueError, match="1, 2, 3, 4"):
+    with pytest.raises(ValueError, check=mentions("1, 2, 3, 4")):
         level_prefix(5)
 
 
@@ -217,7 +218,7 @@ def test_prompts_can_be_replaced_one_by_one():
         and f"Level 1: {DEFAULT_PROMPTS[1]}" in text
         and "<level>N</level>" in text
     )
-    with pytest.raises(ValueError, match="key '5'"):
+    with pytest.raises(ValueError, check=mentions("'5'")):
         level_prompts({"5": "x"})
 
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from scripts import export_plays, reverify
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.winning import plan, play_episodes
 from verl.record.rollout_log import rollout_lines
@@ -63,7 +64,7 @@ def test_validation_plays_have_the_seeds_of_the_panel():
     assert reverify.seed_of(row, 0) == reverify.seed_of(row, 9) != 0
     train = {"uid": "train-4-0-1", "task_id": "lake/3"}
     assert reverify.seed_of(train, 0) != reverify.seed_of(train, 9)
-    with pytest.raises(ValueError, match="group 'my group': its name does not tell the seed"):
+    with pytest.raises(ValueError, check=mentions("'my group'")):
         reverify.seed_of({"uid": "my group"}, 0)
 
 

@@ -4,7 +4,7 @@
 doc, bounds · ``reading`` from plain values to sections, every mistake named.
 """
 
-from verl.config.settings.errors import ConfigError, MissingKey, Refusal
+from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
 from verl.config.settings.keys import Key, keys_of, lookup, plugged_key
 from verl.config.settings.reading import read, read_or_raise
 from verl.config.settings.section import (
@@ -33,6 +33,7 @@ __all__ = [
     "NonNegativeInt",
     "OpenSection",
     "PositiveInt",
+    "Problem",
     "Refusal",
     "RunsCode",
     "Section",

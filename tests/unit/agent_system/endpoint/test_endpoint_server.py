@@ -13,6 +13,7 @@ from agent_system.endpoint.chat_request import SamplingRules
 from agent_system.endpoint.forms import Refused, Reply
 from agent_system.endpoint.reward_call import RewardRefused, post_reward
 from agent_system.endpoint.server import EndpointServer
+from tests.helpers.refusals import mentions
 from verl.utils.sampling import StopReason
 
 HELLO: Any = {"role": "user", "content": "hello"}
@@ -162,7 +163,7 @@ def test_refusals_name_the_key_and_are_not_tried_again():
 
 def test_a_stream_is_refused():
     def scenario(doors, hosts):
-        with pytest.raises(openai.BadRequestError, match=r"stream=True.*allowed: False"):
+        with pytest.raises(openai.BadRequestError, check=mentions("stream=True", "False")):
             chat(doors[0], stream=True)
 
     served(scenario)
@@ -170,7 +171,7 @@ def test_a_stream_is_refused():
 
 def test_other_calls_and_broken_bodies_are_refused_in_the_same_form():
     def scenario(doors, hosts):
-        with pytest.raises(openai.NotFoundError, match=r"GET /v1/files: .*allowed: POST"):
+        with pytest.raises(openai.NotFoundError, check=mentions("GET /v1/files", "POST")):
             client_of(doors[0]).files.list()
         asyncio.run(_sends_garbage(doors[0]))
 

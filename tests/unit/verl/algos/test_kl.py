@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.helpers.refusals import mentions
 from verl.algos import AdaptiveKLController, FixedKLController, get_kl_controller, kl_penalty
 from verl.names import KL_ESTIMATORS
 
@@ -47,7 +48,7 @@ def test_every_form_by_hand_and_the_gradient_of_k2_behind_a_plus(name):
 
 @pytest.mark.parametrize("wrong", ["k2+", "mse+", "k1++", "k4", "+"])
 def test_what_is_no_form_is_refused(wrong):
-    with pytest.raises(ValueError, match="unknown kl_penalty"):
+    with pytest.raises(ValueError, check=mentions("kl_penalty")):
         kl_penalty(torch.zeros(1), torch.zeros(1), wrong)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import verl.trainer.launch.extensions  # noqa: F401  (plugs the sections of environments in)
+from tests.helpers.refusals import mentions
 from verl.config.plugged import schema_keys
 from verl.config.run_code import code_keys, refuse_stored_code
 from verl.config.schema import PPOConfig
@@ -53,7 +54,7 @@ def test_code_is_refused_by_its_key(path, tmp_path):
 def test_an_audit_asks_before_it_executes_code(tmp_path, words, refused):
     (tmp_path / "config.yaml").write_text("custom_reward_function: {path: evil.py}\n")
     if refused:
-        with pytest.raises(ConfigError, match="custom_reward_function"):
+        with pytest.raises(ConfigError, check=mentions("custom_reward_function")):
             audit_words([str(tmp_path), *words])
     else:
         assert "trust_run_code=true" not in audit_words([str(tmp_path), *words])

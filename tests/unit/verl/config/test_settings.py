@@ -7,6 +7,7 @@ import pytest
 from annotated_types import Ge, Le
 
 from agent_system.environments.settings import EnvSettings
+from tests.helpers.refusals import mentions
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import (
@@ -128,9 +129,7 @@ class Pair(Section):
 
 
 def test_a_section_that_contradicts_itself_says_which_key():
-    with pytest.raises(
-        ConfigError, match=r"pair\.low=5: above high; allowed: at most 2; fix: lower"
-    ):
+    with pytest.raises(ConfigError, check=mentions("pair.low=5", 2)):
         read_or_raise(Pair, {"low": 5}, "pair")
 
 

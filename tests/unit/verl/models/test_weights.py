@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm, read_config
 from verl.models.policy import value_model_from
@@ -234,7 +235,7 @@ def test_a_critic_needs_the_backbone_alone(tmp_path):
     described = read_config(directory)
     check_weights(directory, described, use="value")
     assert value_model_from(directory).head_weight.abs().max() == 0
-    with pytest.raises(UnusableWeights, match=r"lm_head.weight.*score.weight"):
+    with pytest.raises(UnusableWeights, check=mentions("lm_head.weight", "score.weight")):
         check_weights(directory, described)
     tensors(lambda weights: weights.pop(QUERY))(directory)
     with pytest.raises(UnusableWeights, match=QUERY):
@@ -244,5 +245,5 @@ def test_a_critic_needs_the_backbone_alone(tmp_path):
 def test_a_part_of_a_large_model_is_read(policy, monkeypatch):
     monkeypatch.setattr("verl.models.weights.SCANNED_BYTES", 1)
     put("model.embed_tokens.weight", lambda w: torch.full_like(embedding(w), torch.nan))(policy)
-    with pytest.raises(UnusableWeights, match="embed_tokens"):
+    with pytest.raises(UnusableWeights, check=mentions("embed_tokens")):
         check_weights(policy, read_config(policy))

@@ -7,6 +7,7 @@ import sys
 import pytest
 import yaml
 
+from tests.helpers.refusals import mentions
 from verl.algos import algorithm_registry as registry
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError
@@ -206,7 +207,7 @@ def test_multirun_runs_one_job_after_the_other_under_names_of_their_own(ran):
 
 
 def test_multirun_refuses_jobs_that_share_a_run_directory():
-    with pytest.raises(ConfigError, match="default_local_dir"):
+    with pytest.raises(ConfigError, check=mentions("default_local_dir")):
         cli.parse(["-m", "trainer.seed=1,2", "trainer.default_local_dir=runs/same"])
 
 

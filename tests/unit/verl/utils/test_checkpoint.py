@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.refusals import mentions
 from verl.records import WrittenFiles
 from verl.utils import checkpoint
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
@@ -93,7 +94,7 @@ def test_retention_keeps_the_newest(tmp_path):
     for step in range(5):
         manager.save(step, write(b"abc"), {})
     assert saved_steps(manager) == [3, 4]
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, check=mentions(1)):
         CheckpointManager(tmp_path, max_to_keep=0)
 
 
@@ -138,7 +139,7 @@ def test_a_failed_save_leaves_nothing_and_changes_nothing(tmp_path):
 
     with pytest.raises(OSError, match="disk full"):
         manager.save(1, failing, {"n": 2})
-    with pytest.raises(TypeError, match="JSON"):
+    with pytest.raises(TypeError, check=mentions("JSON")):
         manager.save(2, lambda _: pytest.fail("the writer ran"), {"bad": object()})
     assert manager.load_state() == {"n": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["global_step_1"]
@@ -180,7 +181,7 @@ def test_a_save_without_a_ranks_files_says_who_wrote_them_and_leaves_nothing(tmp
         own = written_by("rank 0 on a", directory, "mine")
         return [own, written_by("rank 1 on b", directory, "mine", "theirs")]
 
-    with pytest.raises(CheckpointError, match="theirs, which rank 1 on b wrote") as raised:
+    with pytest.raises(CheckpointError, check=mentions("theirs", "rank 1 on b")) as raised:
         manager.save(1, writer, {})
     assert "1 files of the checkpoint are not seen" in str(raised.value)
     assert "trainer.default_local_dir=DIR" in str(raised.value)
@@ -280,7 +281,7 @@ def test_a_write_that_failed_is_raised_when_next_asked(tmp_path, caplog, asks):
     writer = Held(CheckpointError("rank 1 on b: its shards were not written: disk full"))
     manager.save(1, writer, {})
     writer.may_write.set()
-    with pytest.raises(CheckpointError, match="the save of step 1 failed: rank 1 on b: its shards"):
+    with pytest.raises(CheckpointError, check=mentions("step 1", "rank 1 on b: its shards")):
         asks(manager)
     assert "the save of step 1 failed" in caplog.text and not list(tmp_path.iterdir())
     manager.wait()  # said once

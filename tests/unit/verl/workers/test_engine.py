@@ -19,6 +19,7 @@ from tests.helpers.policy_rows import (
     policy_config,
     random_rows,
 )
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
 from verl.models.loader import check_model_dir, load_causal_lm
@@ -230,7 +231,7 @@ def test_learning_rate_warms_up_and_decays():
     constant = OptimConfig(lr=1.0, lr_warmup_steps_ratio=0.25)
     assert [learning_rate(step, constant, 8) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
     for unknown in (OptimConfig(warmup_style="cosine"), OptimConfig(lr_warmup_steps_ratio=0.1)):
-        with pytest.raises(ValueError, match="total_training_steps"):
+        with pytest.raises(ValueError, check=mentions("total_training_steps")):
             check_schedule(unknown)
 
 
@@ -311,7 +312,7 @@ def test_micro_batches_hold_every_row_once():
 def test_rows_without_a_prompt_are_refused():
     data = random_rows(rows=2)
     data.batch["attention_mask"][1, :PROMPT] = 0
-    with pytest.raises(ValueError, match="row 1 starts with a sampled token"):
+    with pytest.raises(ValueError, check=mentions("row 1")):
         Rows(data)
 
 

@@ -13,6 +13,7 @@ from agent_system.environments.tasks import Schedule, interleaved, turns
 from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
+from tests.helpers.refusals import mentions
 from tests.helpers.winning import plan, play_episodes
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
@@ -96,7 +97,7 @@ def test_no_part_is_starved_by_a_limit_on_tasks():
         "number_line": 2,
         "tools": 2,
     }
-    with pytest.raises(ValueError, match=r"no train tasks of 'number_line', 'tools'; fix: more"):
+    with pytest.raises(ValueError, check=mentions("'number_line'", "'tools'")):
         managers(train_tasks=1)
 
 
@@ -230,5 +231,5 @@ def test_weights_can_be_written_where_a_name_cannot_be_a_key(parts, weights):
     ],
 )
 def test_other_spellings_of_weights_are_refused_with_the_key(parts):
-    with pytest.raises(ConfigError, match=r"env\.mixture\.parts"):
+    with pytest.raises(ConfigError, check=mentions("env.mixture.parts")):
         PACKAGE.read({"parts": parts})

@@ -6,6 +6,7 @@ import pytest
 import ray
 
 from tests.helpers.play import make_config
+from tests.helpers.refusals import mentions
 from verl.config.derive import engine_count
 from verl.config.settings import ConfigError
 from verl.names import Device
@@ -296,7 +297,7 @@ def test_on_a_ray_with_pretended_gpus_the_driver_takes_its_word_for_them():
         cfg = config(ranks=2, engines=None)
         assert launch.choose_device(cfg, joined=False) == "cpu"
         assert cfg.actor_rollout_ref.rollout.num_workers == 1
-        with pytest.raises(ConfigError, match=r"n_gpus_per_node=3: .*room for 0: .* has 2 GPUs"):
+        with pytest.raises(ConfigError, check=mentions("n_gpus_per_node=3", 0, 2)):
             launch.choose_device(config(ranks=3), joined=True)
     finally:
         ray.shutdown()
