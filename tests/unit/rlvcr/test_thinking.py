@@ -203,9 +203,9 @@ def test_the_factor_compares_the_contexts_that_exist():
 
 def test_a_span_may_end_with_the_response():
     assert place_step_values(3, [[(1, 3)]], [2.0]).tolist() == [0, 2, 2]
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(ValueError, check=mentions("span")):
         place_step_values(3, [[(-1, 2)]], [2.0])
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(ValueError, check=mentions("span")):
         place_step_values(3, [[(2, 1)]], [2.0])
 
 

@@ -93,13 +93,13 @@ def test_indexing_by_position_slice_list_array_and_mask(data):
 def test_wrong_indices_say_what_is_wrong(data):
     with pytest.raises(IndexError, check=mentions("row 4")):
         data[4]
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises(IndexError, check=mentions(9)):
         data[[0, 9]]
     with pytest.raises(IndexError, check=mentions(3)):
         data[np.array([True, False, True])]
     with pytest.raises(IndexError, check=mentions("float")):
         data[np.array([0.5])]
-    with pytest.raises(IndexError, match="one-dimensional"):
+    with pytest.raises(IndexError, check=mentions("shape")):
         data[np.zeros((2, 2), dtype=int)]
     with pytest.raises(TypeError, check=mentions(".batch['x']")):
         data["x"]
@@ -238,7 +238,7 @@ def test_concat_refuses_parts_that_do_not_fit(data):
     wide = DataProto.from_dict({"x": torch.zeros(1, 5, dtype=torch.long)})
     with pytest.raises(ValueError, check=mentions("'x'", "(3,)", "(5,)")):
         DataProto.concat([data.select("x", []), wide])
-    with pytest.raises(ValueError, match="no parts"):
+    with pytest.raises(ValueError, check=mentions("concat")):
         DataProto.concat([])
     only_meta = DataProto.concat(
         [DataProto(meta_info={"a": 1}), DataProto(meta_info={"a": 2, "b": 3})]
@@ -298,7 +298,7 @@ def test_reorder_permutes_in_place(data):
     data.reorder(torch.tensor([2, 0, 3, 1]))
     assert first_column(data) == [6, 0, 9, 3]
     assert data.non_tensor_batch["uid"].tolist() == ["b", "a", "b", "a"]
-    with pytest.raises(ValueError, match="permutation"):
+    with pytest.raises(ValueError, check=mentions("reorder")):
         data.reorder([0, 0, 1, 2])
 
 
@@ -344,7 +344,7 @@ def test_collate_stacks_tensors_and_lists_the_rest():
     assert table.batch["x"].shape == (2, 2) and table.non_tensor_batch["n"].tolist() == [1, [2]]
     with pytest.raises(KeyError, check=mentions("sample 1")):
         collate_fn([{"x": 1}, {"y": 1}])
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, check=mentions("collate_fn")):
         collate_fn([])
 
 
@@ -418,7 +418,7 @@ def test_stored_parts_that_do_not_fit_are_refused(tmp_path, data):
     data.save_to_disk(tmp_path / "one")
     data.select("x").save_to_disk(tmp_path / "two")
     (tmp_path / "two" / "batch.safetensors").replace(tmp_path / "one" / "batch.safetensors")
-    with pytest.raises(ValueError, match="holds"):
+    with pytest.raises(ValueError, check=mentions("batch.safetensors")):
         DataProto.load_from_disk(tmp_path / "one")
 
 

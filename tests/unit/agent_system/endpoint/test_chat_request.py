@@ -59,8 +59,8 @@ def test_what_would_sample_otherwise_is_refused_and_said(key, value, allowed):
         read(**{key: value})
     assert (refused.value.status, refused.value.param) == (400, key)
     said = refused.value.message
-    assert said.startswith(f"{key}={value!r}: turns are sampled in the run's own way")
-    assert said.endswith(f"allowed: {allowed}; fix: leave {key} out")
+    assert said.startswith(f"{key}={value!r}: ")
+    assert f"; allowed: {allowed}; fix: " in said and key in said.rpartition("; fix: ")[2]
 
 
 @pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens"])

@@ -243,10 +243,10 @@ def dataset(rows: int):
     [
         ({"remove_unused_columns": True}, {}, "remove_unused_columns"),
         ({"repetition_penalty": 1.2}, {}, "repetition_penalty"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, "set tokenizer.chat_template"),
-        ({}, {"old_logps": "guess"}, "old_logps='guess': allowed are sampling, recompute"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, "chat_template"),
+        ({}, {"old_logps": "guess"}, "old_logps='guess'.*sampling, recompute"),
         ({}, {"loss_path": "other"}, "loss_path='other'"),
-        ({"loss_type": "cispo"}, {"loss_path": "full_sequence"}, "knows loss_type grpo"),
+        ({"loss_type": "cispo"}, {"loss_path": "full_sequence"}, "loss_type.*grpo"),
         ({"entropy_coef": 0.1}, {"loss_path": "full_sequence"}, "entropy"),
         ({}, {"processing_class": make_tiny_tokenizer(300)}, "differ"),
     ],

@@ -52,7 +52,7 @@ def test_longer_rows_are_left_out_and_counted(envs, tokenizer, caplog, split):
     with caplog.at_level(logging.WARNING):
         fit_prompts(config, tokenizer, manager)
     assert [task["task_id"][-1] for task in manager.tasks] == ["0", "2"]
-    assert "1 of 3 rows to" in caplog.text and "left out" in caplog.text
+    assert "1 of 3" in caplog.text
     assert len(manager.panel) == (2 if split == "val" else 0)
     assert len(manager.gen_batch(1, 2)) == 2 * config.env.rollout.n
 
@@ -69,8 +69,8 @@ def test_without_a_word_about_it_a_longer_row_is_refused(envs, tokenizer):
     longest = max(lengths(config, tokenizer, manager))
     config.data.max_prompt_length = longest - 1
     why = (
-        rf"data.max_prompt_length={longest - 1}: the prompts of 1 of 3 rows of data.train_files .*"
-        rf"fix: data.max_prompt_length={longest}, or data.filter_overlong_prompts=true"
+        rf"data.max_prompt_length={longest - 1}.* 1 of 3 .*data.train_files.*"
+        rf"data.max_prompt_length={longest}, or data.filter_overlong_prompts=true"
     )
     with pytest.raises(PromptsTooLong, match=why):
         fit_prompts(config, tokenizer, manager)

@@ -170,7 +170,7 @@ def test_custom_function_by_path_sees_the_whole_trajectory(tokenizer, tmp_path):
     with pytest.raises(AttributeError, check=suggests("short_is_good")):
         load_reward_manager(config)
     config.reward_model.reward_manager, config.custom_reward_function.name = "step", "short_is_good"
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, check=mentions("custom_reward_function.path")):
         load_reward_manager(config)
 
 
@@ -179,10 +179,10 @@ def test_bad_settings_are_refused(tmp_path):
     config.reward_model.reward_manager = "epsiode"
     with pytest.raises(ValueError, check=mentions("episode", "naive", "prime", "step")):
         load_reward_manager(config)
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError):
         load_function(str(tmp_path / "none.py"), "f")
     (tmp_path / "value.py").write_text("f = 3\n")
-    with pytest.raises(TypeError, match="not a function"):
+    with pytest.raises(TypeError, check=mentions("value.py")):
         load_function(str(tmp_path / "value.py"), "f")
 
 
@@ -311,9 +311,9 @@ def test_a_number_leaves_no_column_of_rewards(tokenizer):
 @pytest.mark.parametrize(
     ("value", "error", "said"),
     [
-        ({"format": 1.0}, ValueError, "the dictionary it returned has no 'score'"),
-        ({"score": 1.0, "format": "good"}, TypeError, "'format': it returned a str, not a number"),
-        ({"score": math.nan}, ValueError, "'score': it returned nan, not a finite number"),
+        ({"format": 1.0}, ValueError, "'score'"),
+        ({"score": 1.0, "format": "good"}, TypeError, "'format'.*str"),
+        ({"score": math.nan}, ValueError, "'score'.*nan"),
     ],
 )
 def test_a_dictionary_holds_finite_numbers_and_a_score(episode, value, error, said):
@@ -451,12 +451,12 @@ def test_a_group_without_a_single_score_counts_nothing(episode):
 @pytest.mark.parametrize(
     ("place", "error", "said"),
     [
-        ("own.py", ValueError, "is no place.*fix: own.py:NAME"),
-        (":f", ValueError, "is no place"),
-        ("none.py:f", FileNotFoundError, "a.key='none.py:f': no such file"),
-        ("own.py:good", AttributeError, "did you mean 'goods'.*fix: name what is there"),
-        ("own.py:value", TypeError, "is not a function"),
-        ("json:dump_s", AttributeError, "did you mean 'dumps'"),
+        ("own.py", ValueError, "a.key=.*own.py:NAME"),
+        (":f", ValueError, "a.key=':f'"),
+        ("none.py:f", FileNotFoundError, "a.key='none.py:f'"),
+        ("own.py:good", AttributeError, "'goods'"),
+        ("own.py:value", TypeError, "own.py:value"),
+        ("json:dump_s", AttributeError, "'dumps'"),
     ],
 )
 def test_a_wrong_place_is_refused_by_the_key_that_names_it(

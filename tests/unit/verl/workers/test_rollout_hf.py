@@ -199,7 +199,7 @@ def test_a_stop_string_of_several_tokens_keeps_its_tokens(engine):
 
 
 def test_an_empty_stop_string_is_refused(engine):
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ValueError, check=mentions("stop")):
         engine.add(SamplingRequest("e", [5], 3, stop=("",)))
 
 
@@ -276,7 +276,7 @@ def test_weights_do_not_change_under_running_requests_nor_with_wrong_names(engin
     weights = [(name, parameter.detach().numpy()) for name, parameter in model.named_parameters()]
     with pytest.raises(EngineError, check=mentions("'nonsense'")):
         engine.update_weights([("nonsense", np.zeros(1, dtype=np.float32))], 1)
-    with pytest.raises(EngineError, match="no new weights for"):
+    with pytest.raises(EngineError, check=mentions(weights[-1][0])):
         engine.update_weights(weights[:-1], 1)
     engine.add(ask(1)[0])
     with pytest.raises(EngineError, check=mentions(1)):

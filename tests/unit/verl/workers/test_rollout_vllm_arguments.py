@@ -150,7 +150,7 @@ def test_devices_that_got_different_weights_are_no_engine():
 def test_prefixes_of_old_weights_that_stay_are_an_error():
     paper = Paper({"w": 1})
     paper.forgets = False
-    with pytest.raises(EngineError, match="kept its prefix cache"):
+    with pytest.raises(EngineError):
         engine_on(paper).finish_update(4)
 
 

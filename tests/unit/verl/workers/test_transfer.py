@@ -179,5 +179,5 @@ def test_arrays_are_cut_like_tensors():
 
 def test_weights_that_nobody_watched_are_no_proof():
     worker: Any = type("Worker", (), {"get_model": lambda _: torch.nn.Linear(1, 1)})()
-    with pytest.raises(EngineError, match="without being watched"):
+    with pytest.raises(EngineError):
         arrived(worker)

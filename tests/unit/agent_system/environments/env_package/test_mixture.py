@@ -181,14 +181,14 @@ def test_the_process_of_all_parts_is_bounded_as_the_largest_is():
 @pytest.mark.parametrize(
     ("section", "error", "said"),
     [
-        ({"parts": {}}, ConfigError, "env.mixture.parts.*at least one"),
-        ({"parts": {"mixture": 1}}, ConfigError, "no mixture among them"),
+        ({"parts": {}}, ConfigError, "env.mixture.parts"),
+        ({"parts": {"mixture": 1}}, ConfigError, "env.mixture.parts"),
         ({"parts": {"sokoban": 0}}, ConfigError, "env.mixture.parts"),
-        ({"parts": ["sokobann"]}, UnknownEnvironment, "did you mean 'sokoban'"),
+        ({"parts": ["sokobann"]}, UnknownEnvironment, "'sokobann'.*'sokoban'"),
         (
             {"parts": ["sokoban"], "kwargs": {"sokoban": {"walls": 3}}},
             ConfigError,
-            "env.sokoban.walls=3: unknown key",
+            "env.sokoban.walls=3",
         ),
     ],
 )
@@ -199,7 +199,7 @@ def test_wrong_parts_are_refused(section, error, said):
 
 def test_what_a_part_lacks_the_mixture_lacks():
     config = make_config("mixture", kwargs={"parts": ["sokoban", "dataset"]}, levels=True)
-    with pytest.raises(ValueError, match="no prompt of it asks for thinking levels"):
+    with pytest.raises(ValueError, check=mentions("env.levels")):
         check_prompts(config, get_package("mixture"))
     both = {"parts": ["sokoban", "reasoning_gym"]}
     config = make_config("mixture", kwargs=both)

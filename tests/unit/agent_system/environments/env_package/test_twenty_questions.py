@@ -231,9 +231,9 @@ def test_a_gamemaster_of_this_machine_is_not_asked_through_a_proxy(server, monke
 @pytest.mark.parametrize(
     ("replies", "complaint", "asked"),
     [
-        ([(500, "broken")] * 3, r"no answer in 3 attempts: status 500: broken", 3),
-        ([(401, "who are you")], r"chat/completions: status 401: who are you", 1),
-        ([(200, "<html>")], "not a chat completion", 1),
+        ([(500, "broken")] * 3, r"3.*500: broken", 3),
+        ([(401, "who are you")], r"chat/completions.*401: who are you", 1),
+        ([(200, "<html>")], "chat/completions", 1),
     ],
 )
 def test_a_server_that_does_not_answer_is_named_with_its_reason(server, replies, complaint, asked):
@@ -328,7 +328,7 @@ def test_train_and_held_out_words_are_disjoint_and_stable():
     assert game.words_of("train", ["cat", "dog", "cow"]) == game.words_of(
         "train", ["cow", "cat", "dog"]
     )
-    with pytest.raises(ValueError, match="at least two words"):
+    with pytest.raises(ValueError, check=mentions("twenty questions")):
         game.words_of("train", ["dog"])
 
 
