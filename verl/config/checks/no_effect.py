@@ -50,9 +50,8 @@ def _contradictions(cfg: PPOConfig) -> Problems:
         if value != keys[key].default and value != own and not _passed_over(key, value):
             where = f"env.{cfg.env.name}.{name}"
             why = f"{where}={own!r} says something else"
-            yield problem(
-                cfg, key, why, "one of them, or both alike", f"leave {where} out", "contradiction"
-            )
+            fix = f"leave {where} out"
+            yield problem(cfg, key, why, "one of them, or both alike", fix, "contradiction")
 
 
 def _passed_over(key: str, value: object) -> bool:

@@ -56,7 +56,8 @@ def _unscored_by_model(cfg: PPOConfig, ctx: Context) -> Problems:
     if cfg.algorithm.adv_estimator == "gdpo":
         why = "gdpo reads the rewards of gdpo_reward_keys and no other: not the reward model's"
         fix = f"{fix}, or reward_model.enable=false"
-        yield problem(cfg, key, why, "another estimator beside a reward model", fix, "no_effect")
+        allowed = "another estimator beside a reward model"
+        yield problem(cfg, key, why, allowed, fix, "unscored_by_model")
 
 
 def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:

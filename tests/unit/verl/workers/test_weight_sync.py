@@ -261,7 +261,7 @@ def test_what_is_fused_repacked_or_quantised_is_not_read_back():
     }
     arrival = Arrival(held)
     assert len(list(arrival.through(sent))) == len(arrival.taken) == 5
-    with pytest.raises(EngineError, check=mentions("1 of 2", "stacked")):
+    with pytest.raises(EngineError, check=mentions("1 of 2", "stale")):
         arrival.check(held)
     held["stale"] = torch.ones(2, 2)
     assert arrival.check(held) == 2
