@@ -59,12 +59,17 @@ def docstring_lines(tree: ast.Module) -> set[int]:
 
 
 def depth_of(node: ast.AST, depth: int = 0) -> int:
-    """How deeply blocks are nested below ``node``, functions inside it left out."""
+    """Return the depth of the blocks below ``node``. Functions inside it do not count.
+
+    An ``elif`` is as deep as its ``if``.
+    """
     deepest = depth
+    elifs = node.orelse if isinstance(node, ast.If) and len(node.orelse) == 1 else []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
             continue
-        deepest = max(deepest, depth_of(child, depth + isinstance(child, BLOCKS)))
+        is_elif = isinstance(child, ast.If) and child in elifs
+        deepest = max(deepest, depth_of(child, depth + (isinstance(child, BLOCKS) and not is_elif)))
     return deepest
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
-from verl.config.settings import Section, lookup
+from verl.config.settings import Problem, Section, lookup
 from verl.config.settings.hints import nearest_name
 from verl.config.settings.unknown import meaning
 
@@ -33,14 +33,14 @@ class Context:
     device: str  # cpu | cuda
 
 
-def problem(cfg: Section, key: str, why: str, allowed: str, fix: str) -> str:
-    """The message about the value of ``key``."""
-    return f"{key}={lookup(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}"
+def problem(cfg: Section, key: str, why: str, allowed: str, fix: str, code: str = "") -> Problem:
+    """Return the message about the value of ``key``. ``code`` tells the mistakes of a key apart."""
+    return Problem(f"{key}={lookup(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}", code)
 
 
-def unknown_name(cfg: Section, key: str, name: str, known: Collection[str]) -> str:
-    """The message about a ``name`` that no registry has, with the nearest one."""
+def unknown_name(cfg: Section, key: str, name: str, known: Collection[str]) -> Problem:
+    """Return the message about a ``name`` that no registry has, with the nearest one."""
     guess = nearest_name(name, known)
     near = f"did you mean {guess}?" if guess else "take one of those"
     fix = meaning(f"{key}={name}") or near
-    return problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix)
+    return problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix, "unknown_name")

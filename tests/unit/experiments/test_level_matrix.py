@@ -10,6 +10,7 @@ from agent_system.environments.env_package.relay.doors import Door, needed_level
 from experiments.level_matrix import MatrixWorld, SampledStep, half_width, main, measure, walk
 from rlvcr.level_metrics import mutual_information
 from rlvcr.levels import LEVELS
+from tests.helpers.refusals import mentions
 from verl.config.schema import SFTConfig
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.launch.sft import starting_policy
@@ -106,5 +107,5 @@ def test_a_policy_is_measured_on_the_level_it_is_made_to_think_on(tmp_path, caps
 
 
 def test_states_that_do_not_stand_alone_are_refused():
-    with pytest.raises(ValueError, match=r"env\.history='append'.*fix: env.history=window"):
+    with pytest.raises(ValueError, check=mentions("env.history='append'", "env.history=window")):
         MatrixWorld.of(load_config("number_line"))

@@ -10,6 +10,7 @@ import pytest
 from experiments import sweep
 from experiments.sweep_report import report, value_of
 from tests.helpers.fake_run import fake_run
+from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
 from verl.utils.commands import UsageError
@@ -57,10 +58,10 @@ def test_every_arm_has_its_first_seed_before_any_has_its_second(plan):
 
 def test_a_wrong_key_of_a_plan_is_named(plan):
     plan.write_text(PLAN.replace("baseline", "basline"))
-    with pytest.raises(ConfigError, match="basline"):
+    with pytest.raises(ConfigError, check=mentions("basline")):
         sweep.read_plan(plan)
     plan.write_text(PLAN.replace("seeds: [0]", "seed: [0]"))
-    with pytest.raises(ConfigError, match=r"arms\.rlvcr\.seed"):
+    with pytest.raises(ConfigError, check=mentions("arms.rlvcr.seed")):
         sweep.read_plan(plan)
 
 
@@ -116,9 +117,9 @@ def test_a_result_is_committed_where_that_is_asked(plan, monkeypatch):
 
 
 def test_an_unknown_arm_is_named(plan):
-    with pytest.raises(SystemExit, match="no arm gpro; there are"):
+    with pytest.raises(SystemExit, check=mentions("gpro")):
         sweep.main([str(plan), "--arms", "gpro"])
-    with pytest.raises(SystemExit, match="--baseline: no arm gpro; there are grpo, rlvcr"):
+    with pytest.raises(SystemExit, check=mentions("--baseline", "gpro", "grpo", "rlvcr")):
         sweep.main([str(plan), "--report", "--baseline", "gpro"])
 
 

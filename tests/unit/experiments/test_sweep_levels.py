@@ -7,6 +7,7 @@ import pytest
 from experiments import sweep, sweep_levels
 from experiments.sweep import Failed
 from experiments.sweep_levels import SUCCESS, file_of, main, report
+from tests.helpers.refusals import mentions
 from verl.utils.checkpoint import CheckpointManager
 
 PLAN = """
@@ -99,13 +100,13 @@ def test_a_policy_that_is_there_is_not_trained_again(plan, said, monkeypatch):
 def test_another_policy_than_that_of_the_result_is_not_measured(plan, said, monkeypatch):
     trained(monkeypatch, 0.5)
     run = next(run for run in sweep.read_plan(plan)[1] if run.name == "grpo_s1")
-    with pytest.raises(Failed, match=r"success 0.5 on a CPU where it had 0.75"):
+    with pytest.raises(Failed, check=mentions("0.5", "0.75")):
         sweep_levels.measure(run, 0, "relay")
     assert said == [] and not file_of(run).exists()
 
 
 def test_runs_without_a_result_are_named(plan):
-    with pytest.raises(SystemExit, match=r"no result of grpo_s0; experiments/sweep\.py first"):
+    with pytest.raises(SystemExit, check=mentions("grpo_s0", "experiments/sweep.py")):
         main([str(plan), "--arms", "grpo", "--seed", "0"])
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from experiments import wrong_thoughts
+from tests.helpers.refusals import mentions
 
 DOOR = "Door 1 of 16. Arrows: a>b b>c c>d d>a. You are at a. Go 2 arrows on."
 
@@ -59,5 +60,5 @@ def test_the_table_by_hand(tmp_path, capsys):
         "| 2 | right | right | 2 | 0.667 | +0.75 | +0.50 |",
         "| 2 | wrong | wrong | 1 | 0.333 | -1.00 | +0.10 |",
     ]
-    with pytest.raises(SystemExit, match=r"no plays of these steps: .*2\.jsonl"):
+    with pytest.raises(SystemExit, check=mentions("2.jsonl")):
         wrong_thoughts.main([str(tmp_path), "--steps", "1-3"])

@@ -21,6 +21,7 @@ from rlvcr.core_rlvcr import (
     thinking_advantage,
     thinking_reweight,
 )
+from tests.helpers.refusals import mentions, suggests
 from verl.algos import get_adv_estimator_fn, missing_inputs
 from verl.records import SegmentScore
 
@@ -46,7 +47,7 @@ def test_score_of_reads_the_measurement_it_names():
     assert score_of(entry, "entropy") == -2.0
     assert score_of(entry, "logprob") == -0.5
     assert score_of(entry, "prob") == math.exp(-0.5)
-    with pytest.raises(ValueError, match=r"algorithm\.rlvcr\.score"):
+    with pytest.raises(ValueError, check=mentions("algorithm.rlvcr.score")):
         score_of(entry, "probability")
 
 
@@ -128,22 +129,22 @@ def test_reweight_is_one_where_there_is_nothing_to_compare():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="did you mean 'mean_norm'"):
+    with pytest.raises(ValueError, check=suggests("mean_norm")):
         thinking_advantage(SCORES, ALL, chosen(0), FREE, mode="mean_nor")
-    with pytest.raises(ValueError, match=r"\[S, 4\]"):
+    with pytest.raises(ValueError, check=mentions("[S, 4]")):
         thinking_advantage(SCORES[:, :3], ALL, chosen(0), FREE)
-    with pytest.raises(ValueError, match="cost_max"):
+    with pytest.raises(ValueError, check=mentions("cost_max")):
         thinking_advantage(SCORES, ALL, chosen(0), FREE, cost_max=0)
-    with pytest.raises(ValueError, match=r"algorithm\.rlvcr\.alternatives"):
+    with pytest.raises(ValueError, check=mentions("algorithm.rlvcr.alternatives")):
         thinking_advantage(SCORES, ALL, chosen(0), FREE, alternatives="two")
 
 
 def test_placement_fills_the_spans_and_nothing_else():
     placed = place_step_values(8, [[(1, 2), (3, 5)], [(6, 7), (7, 7)]], [2.0, -1.0])
     assert placed.tolist() == [0, 2, 0, 2, 2, 0, -1, 0]
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(ValueError, check=mentions("span")):
         place_step_values(4, [[(3, 5)]], [1.0])
-    with pytest.raises(ValueError, match="overlaps"):
+    with pytest.raises(ValueError, check=mentions("span")):
         place_step_values(4, [[(0, 2)], [(1, 3)]], [1.0, 1.0])
 
 
@@ -219,7 +220,7 @@ def test_the_formula_of_the_source_is_exact_whatever_part_of_it_is_price():
 
 
 def test_an_unknown_price_rule_is_refused():
-    with pytest.raises(ValueError, match="did you mean 'won'"):
+    with pytest.raises(ValueError, check=suggests("won")):
         combine_advantages(TRAJECTORY, THINKING, 1.0, price=PRICE, price_in="win")
 
 
@@ -254,11 +255,11 @@ def test_what_other_levels_led_to_is_added_whatever_the_outcome(combine):
 
 
 def test_combinations_refuse_what_they_cannot_do():
-    with pytest.raises(ValueError, match="did you mean 'gated'"):
+    with pytest.raises(ValueError, check=suggests("gated")):
         combine_advantages(TRAJECTORY, THINKING, 1.0, "gate")
-    with pytest.raises(ValueError, match="thinking_reweight"):
+    with pytest.raises(ValueError, check=mentions("thinking_reweight")):
         combine_advantages(TRAJECTORY, THINKING, 1.0, "reweight")
-    with pytest.raises(ValueError, match="won"):
+    with pytest.raises(ValueError, check=mentions("won")):
         combine_advantages(TRAJECTORY, THINKING, 1.0, "success")
 
 
@@ -461,7 +462,7 @@ def test_collapse_is_warned_of_after_patience_updates(caplog):
         assert watch.update([1, 2, 3, None]) == []
         assert not caplog.records
         assert watch.update([1, 2, 3]) == [4]
-        assert "level 4 was not sampled for 2 updates" in caplog.text
+        assert "level 4" in caplog.text
         assert watch.update([1, 2, 3]) == [4]
     assert len(caplog.records) == 1
     assert watch.update([1, 2, 4]) == []
@@ -481,7 +482,7 @@ def test_a_watch_counts_on_from_where_it_was():
 
 def test_a_watch_may_warn_at_once_and_never_earlier():
     assert CollapseWatch(patience=1).update([1, 2, 3]) == [4]
-    with pytest.raises(ValueError, match="collapse_patience must be at least 1, got 0"):
+    with pytest.raises(ValueError, check=mentions("collapse_patience", 1, 0)):
         CollapseWatch(patience=0)
 
 

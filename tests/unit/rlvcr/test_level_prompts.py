@@ -11,6 +11,7 @@ from agent_system.environments.prompts import shows_level_prompts
 from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import make_world
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.config.load import load_config
 
@@ -75,7 +76,7 @@ def test_alfworld_describes_levels_in_its_full_prompts():
 
 
 def test_keys_are_levels():
-    with pytest.raises(ValueError, match="key 5: allowed are 1, 2, 3, 4"):
+    with pytest.raises(ValueError, check=mentions(5, "1, 2, 3, 4")):
         NUMBER_LINE.prompts(NUMBER_LINE.read({"level_prompts": {"5": "dream"}}))
 
 
@@ -84,7 +85,7 @@ def test_prompts_that_describe_no_levels_refuse_texts_for_them():
     config = load_config("quickstart", words)
     with pytest.raises(
         ValueError,
-        match=r"algorithm\.rlvcr\.prompts=.*describe no levels.*allowed: .*fix: remove them",
+        check=mentions("algorithm.rlvcr.prompts"),
     ):
         check_prompts(config, ALFWORLD)
     full = load_config("quickstart", [*words, "env.alfworld.prompt=full"])

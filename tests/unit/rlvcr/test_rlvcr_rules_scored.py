@@ -396,7 +396,7 @@ def test_rule_11_another_start_is_refused(history, tokenizer, scorer, monkeypatc
         return await original(self, {**task, "start": len(calls) % 5}, seed)
 
     monkeypatch.setattr(PoolSession, "reset", reset)
-    with pytest.raises(GroupMismatch, match="started from different states"):
+    with pytest.raises(GroupMismatch):
         collect(tokenizer, scorer, thinking_config(history))
 
 

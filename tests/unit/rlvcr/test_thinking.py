@@ -12,6 +12,7 @@ from rlvcr.thinking import (
     thinking_price,
     thinking_reweight,
 )
+from tests.helpers.refusals import mentions
 
 SCORES = torch.tensor([[-1.0, -2.0, -3.0, -6.0]])
 ALL = torch.ones(1, 4, dtype=torch.bool)
@@ -94,11 +95,11 @@ def test_a_step_whose_own_context_is_missing_gets_nothing():
 
 def test_all_three_tables_have_four_columns():
     three = SCORES[:, :3]
-    with pytest.raises(ValueError, match=r"\[S, 4\]"):
+    with pytest.raises(ValueError, check=mentions("[S, 4]")):
         thinking_advantage(three, ALL[:, :3], chosen(0), FREE[:, :3])
-    with pytest.raises(ValueError, match=r"\[S, 4\]"):
+    with pytest.raises(ValueError, check=mentions("[S, 4]")):
         thinking_advantage(SCORES, ALL[:, :3], chosen(0), FREE)
-    with pytest.raises(ValueError, match=r"\[S, 4\]"):
+    with pytest.raises(ValueError, check=mentions("[S, 4]")):
         thinking_advantage(SCORES, ALL, chosen(0), FREE[:, :3])
 
 
@@ -181,7 +182,7 @@ def test_below_the_floor_of_the_spread_the_factor_shrinks_with_the_distance():
     assert thinking_reweight(half, ALL, chosen(1), FREE).item() == pytest.approx(expected)
     told = thinking_reweight(half, ALL, chosen(1), FREE, spread_floor=0.01)
     assert told.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 3) / 4))
-    with pytest.raises(ValueError, match="spread_floor must be positive, got 0"):
+    with pytest.raises(ValueError, check=mentions("spread_floor", 0)):
         thinking_reweight(half, ALL, chosen(1), FREE, spread_floor=0)
 
 
@@ -202,9 +203,9 @@ def test_the_factor_compares_the_contexts_that_exist():
 
 def test_a_span_may_end_with_the_response():
     assert place_step_values(3, [[(1, 3)]], [2.0]).tolist() == [0, 2, 2]
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(ValueError, check=mentions("span")):
         place_step_values(3, [[(-1, 2)]], [2.0])
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(ValueError, check=mentions("span")):
         place_step_values(3, [[(2, 1)]], [2.0])
 
 

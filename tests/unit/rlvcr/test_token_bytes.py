@@ -8,6 +8,7 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from rlvcr.token_bytes import TokenBytes, _byte_level_alphabet
+from tests.helpers.refusals import mentions
 
 START = "<s>"
 CHARACTERS = [*string.ascii_letters, *string.digits, *"<>/. "]
@@ -139,5 +140,5 @@ def test_a_token_is_looked_up_once():
 
 def test_a_tokenizer_that_changes_the_text_is_refused():
     tokenizer = HandMade(CHARACTERS, str.lower, decoded=str)
-    with pytest.raises(ValueError, match="HandMade: cannot tell which text each token stands for"):
+    with pytest.raises(ValueError, check=mentions("HandMade")):
         TokenBytes(tokenizer)

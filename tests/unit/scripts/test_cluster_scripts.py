@@ -17,6 +17,7 @@ from ray.job_submission import JobStatus
 
 from scripts.cluster import ray_job, training_nodes, wait_for_nodes
 from tests.helpers.jobs import ROOT
+from tests.helpers.refusals import mentions
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig
 from verl.utils.commands import UsageError
@@ -261,7 +262,7 @@ def test_whoever_stops_following_stops_the_job(submit, monkeypatch):
 
 def test_a_cluster_that_is_gone_is_not_asked_for_ever(submit, monkeypatch):
     monkeypatch.setattr(ray_job, "PATIENCE_S", 0.0)
-    with pytest.raises(ray_job.Lost, match="job 0: no answer"):
+    with pytest.raises(ray_job.Lost, check=mentions("job 0")):
         submit([ConnectionError("no route")])
 
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from scripts import export_plays, reverify
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.winning import plan, play_episodes
 from verl.record.rollout_log import rollout_lines
@@ -63,7 +64,7 @@ def test_validation_plays_have_the_seeds_of_the_panel():
     assert reverify.seed_of(row, 0) == reverify.seed_of(row, 9) != 0
     train = {"uid": "train-4-0-1", "task_id": "lake/3"}
     assert reverify.seed_of(train, 0) != reverify.seed_of(train, 9)
-    with pytest.raises(ValueError, match="group 'my group': its name does not tell the seed"):
+    with pytest.raises(ValueError, check=mentions("'my group'")):
         reverify.seed_of({"uid": "my group"}, 0)
 
 
@@ -81,7 +82,7 @@ def test_what_was_changed_is_named_and_broken_plays_are_left_out(run, tmp_path, 
     unknown = [{**lines[0], "task_id": "frozen_lake/none"}]
     write(path, unknown, "3")
     assert reverify.main([str(path), "--file", "3.jsonl"]) == 1
-    assert "there is no task 'frozen_lake/none' any more" in capsys.readouterr().out
+    assert "'frozen_lake/none'" in capsys.readouterr().out
 
 
 def test_a_return_or_an_outcome_that_was_changed_is_found(run, capsys):

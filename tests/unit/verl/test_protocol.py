@@ -9,6 +9,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import verl
+from tests.helpers.refusals import mentions, suggests
 from verl.protocol import (
     DataProto,
     DataProtoItem,
@@ -72,7 +73,7 @@ def test_columns_that_are_no_columns_are_refused(tensors, others, error, words):
 def test_a_column_set_to_the_wrong_length_is_noticed_when_rows_travel(data):
     data.non_tensor_batch["late"] = np.zeros(3)
     for use in (pickle.dumps, lambda d: d[:2], lambda d: DataProto.concat([d])):
-        with pytest.raises(ValueError, match="late"):
+        with pytest.raises(ValueError, check=mentions("late")):
             use(data)
 
 
@@ -90,17 +91,17 @@ def test_indexing_by_position_slice_list_array_and_mask(data):
 
 
 def test_wrong_indices_say_what_is_wrong(data):
-    with pytest.raises(IndexError, match="row 4 of a DataProto with 4"):
+    with pytest.raises(IndexError, check=mentions("row 4")):
         data[4]
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises(IndexError, check=mentions(9)):
         data[[0, 9]]
-    with pytest.raises(IndexError, match="mask has 3"):
+    with pytest.raises(IndexError, check=mentions(3)):
         data[np.array([True, False, True])]
-    with pytest.raises(IndexError, match="float"):
+    with pytest.raises(IndexError, check=mentions("float")):
         data[np.array([0.5])]
-    with pytest.raises(IndexError, match="one-dimensional"):
+    with pytest.raises(IndexError, check=mentions("shape")):
         data[np.zeros((2, 2), dtype=int)]
-    with pytest.raises(TypeError, match=r"\.batch\['x'\]"):
+    with pytest.raises(TypeError, check=mentions(".batch['x']")):
         data["x"]
 
 
@@ -153,21 +154,21 @@ def test_an_empty_batch_follows_the_columns():
 
 def test_unknown_keys_name_the_nearest():
     table = DataProto.from_dict({"response_mask": torch.zeros(1)}, {"traj_uid": ["t"]})
-    with pytest.raises(KeyError, match="did you mean 'response_mask'"):
+    with pytest.raises(KeyError, check=suggests("response_mask")):
         table.select("respons_mask")
-    with pytest.raises(KeyError, match="did you mean 'traj_uid'"):
+    with pytest.raises(KeyError, check=suggests("traj_uid")):
         table.pop(non_tensor_batch_keys=["traj_id"])
-    with pytest.raises(KeyError, match="meta_info has no key 'metrics'"):
+    with pytest.raises(KeyError, check=mentions("meta_info", "'metrics'")):
         table.select(meta_info_keys=["metrics"])
-    with pytest.raises(KeyError, match="traj_uid"):
+    with pytest.raises(KeyError, check=mentions("traj_uid")):
         table.rename("trajuid", "uid")
     assert table.keys() == ["response_mask", "traj_uid"]
 
 
 def test_rename_refuses_taken_names_and_can_swap(data):
-    with pytest.raises(ValueError, match="uid"):
+    with pytest.raises(ValueError, check=mentions("uid")):
         data.rename("x", "uid")
-    with pytest.raises(ValueError, match="1 old keys but 2"):
+    with pytest.raises(ValueError, check=mentions(1, 2)):
         data.rename("x", ["y", "z"])
     data.rename(["x", "w"], ["w", "x"])
     assert data.batch["w"].shape == (4, 3) and data.batch["x"].shape == (4,)
@@ -223,21 +224,21 @@ def test_metrics_of_one_table_that_was_cut_count_once(data):
 def test_columns_that_could_not_travel_are_refused_when_a_table_is_made(column, words):
     with pytest.raises(TypeError, match=rf"batch\['x'\] is a .*{words}|{words}"):
         DataProto.from_dict({"x": column})
-    with pytest.raises(TypeError, match=r"batch\['x'\]"):
+    with pytest.raises(TypeError, check=mentions("batch['x']")):
         DataProto(TensorDict({"x": column}, batch_size=[2]))
     table = DataProto.from_dict({"y": torch.ones(2)})
     table.batch["x"] = column
-    with pytest.raises(TypeError, match=r"batch\['x'\]"):  # set later: when it is to travel
+    with pytest.raises(TypeError, check=mentions("batch['x']")):  # set later: when it is to travel
         pickle.dumps(table)
 
 
 def test_concat_refuses_parts_that_do_not_fit(data):
-    with pytest.raises(ValueError, match=r"differ in \['w'\]"):
+    with pytest.raises(ValueError, check=mentions("['w']")):
         DataProto.concat([data, data.select("x")])
     wide = DataProto.from_dict({"x": torch.zeros(1, 5, dtype=torch.long)})
-    with pytest.raises(ValueError, match=r"'x'.*\(3,\), \(5,\).*pad"):
+    with pytest.raises(ValueError, check=mentions("'x'", "(3,)", "(5,)")):
         DataProto.concat([data.select("x", []), wide])
-    with pytest.raises(ValueError, match="no parts"):
+    with pytest.raises(ValueError, check=mentions("concat")):
         DataProto.concat([])
     only_meta = DataProto.concat(
         [DataProto(meta_info={"a": 1}), DataProto(meta_info={"a": 2, "b": 3})]
@@ -258,7 +259,7 @@ def test_union_joins_columns_and_refuses_contradictions(data):
         DataProto.from_dict({"z": torch.ones(3)}),
         DataProto.from_dict({"uid": torch.ones(4)}),
     ):
-        with pytest.raises(ValueError, match="union"):
+        with pytest.raises(ValueError, check=mentions("union")):
             data.union(contradiction)
     assert data.keys() == ["x", "w", "v", "uid", "steps"] and data.meta_info == {"temperature": 0.7}
 
@@ -280,7 +281,7 @@ def test_union_tensor_dict_leaves_its_arguments_alone():
     one, two = TensorDict({"a": torch.ones(2)}, [2]), TensorDict({"b": torch.ones(2)}, [2])
     assert set(union_tensor_dict(one, two).keys()) == {"a", "b"}
     assert set(one.keys()) == {"a"}
-    with pytest.raises(ValueError, match=r"\[2\] and \[3\]"):
+    with pytest.raises(ValueError, check=mentions("[2]", "[3]")):
         union_tensor_dict(one, TensorDict({"a": torch.ones(3)}, [3]))
 
 
@@ -289,7 +290,7 @@ def test_repeat_in_both_orders(data):
     tiled = data.repeat(2, interleave=False)
     assert first_column(tiled) == [0, 3, 6, 9] * 2
     assert tiled.non_tensor_batch["uid"].tolist() == ["a", "a", "b", "b"] * 2
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, check=mentions(1)):
         data.repeat(0)
 
 
@@ -297,15 +298,15 @@ def test_reorder_permutes_in_place(data):
     data.reorder(torch.tensor([2, 0, 3, 1]))
     assert first_column(data) == [6, 0, 9, 3]
     assert data.non_tensor_batch["uid"].tolist() == ["b", "a", "b", "a"]
-    with pytest.raises(ValueError, match="permutation"):
+    with pytest.raises(ValueError, check=mentions("reorder")):
         data.reorder([0, 0, 1, 2])
 
 
 def test_chunk_needs_equal_parts(data):
     assert [first_column(part) for part in data.chunk(2)] == [[0, 3], [6, 9]]
-    with pytest.raises(ValueError, match=r"4 rows into 3.*pad_dataproto_to_divisor"):
+    with pytest.raises(ValueError, check=mentions(4, 3, "pad_dataproto_to_divisor")):
         data.chunk(3)
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, check=mentions(1)):
         data.split(0)
 
 
@@ -315,7 +316,7 @@ def test_padding_repeats_rows_and_comes_off_again(data):
     assert first_column(unpad_dataproto(padded, pad_size)) == [0, 3, 6]
     assert pad_dataproto_to_divisor(data, 2) == (data, 0) and unpad_dataproto(data, 0) is data
     assert pad_dataproto_to_divisor(DataProto(), 2)[1] == 0
-    with pytest.raises(ValueError, match="cannot drop 5 of 4"):
+    with pytest.raises(ValueError, check=mentions(5, 4)):
         unpad_dataproto(data, 5)
 
 
@@ -327,9 +328,9 @@ def test_iterator_visits_every_row_once_an_epoch(data):
     epochs = [first_column(DataProto.concat(shuffled[i : i + 2])) for i in (0, 2, 4)]
     assert all(sorted(epoch) == [0, 3, 6, 9] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
-    with pytest.raises(ValueError, match="multiple of mini_batch_size=3"):
+    with pytest.raises(ValueError, check=mentions("mini_batch_size=3")):
         data.make_iterator(3)
-    with pytest.raises(KeyError, match="shuffle"):
+    with pytest.raises(KeyError, check=mentions("shuffle")):
         data.make_iterator(2, dataloader_kwargs={"shufle": True})
 
 
@@ -341,9 +342,9 @@ def test_collate_stacks_tensors_and_lists_the_rest():
     columns = collate_fn([{"x": torch.ones(2), "n": 1}, {"x": torch.zeros(2), "n": [2]}])
     table = DataProto.from_single_dict(columns)
     assert table.batch["x"].shape == (2, 2) and table.non_tensor_batch["n"].tolist() == [1, [2]]
-    with pytest.raises(KeyError, match="sample 1"):
+    with pytest.raises(KeyError, check=mentions("sample 1")):
         collate_fn([{"x": 1}, {"y": 1}])
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, check=mentions("collate_fn")):
         collate_fn([])
 
 
@@ -409,7 +410,7 @@ def test_stored_tables_come_back_without_pickle(tmp_path, data):
 
 def test_what_json_cannot_hold_is_named(tmp_path):
     table = DataProto.from_dict({}, {"steps": [[1], [io.StringIO()]]})
-    with pytest.raises(TypeError, match=r"non_tensor_batch\['steps'\]\[1\]\[0\] is a StringIO"):
+    with pytest.raises(TypeError, check=mentions("non_tensor_batch['steps'][1][0]", "StringIO")):
         table.save_to_disk(tmp_path / "rows")
 
 
@@ -417,7 +418,7 @@ def test_stored_parts_that_do_not_fit_are_refused(tmp_path, data):
     data.save_to_disk(tmp_path / "one")
     data.select("x").save_to_disk(tmp_path / "two")
     (tmp_path / "two" / "batch.safetensors").replace(tmp_path / "one" / "batch.safetensors")
-    with pytest.raises(ValueError, match="holds"):
+    with pytest.raises(ValueError, check=mentions("batch.safetensors")):
         DataProto.load_from_disk(tmp_path / "one")
 
 

@@ -40,12 +40,12 @@ def check_directory(
         fix = "restore the file: install the package again, or `git checkout` it"
         if key == POLICY:
             fix += f"; or train a new policy: {key}=data/models/NEW cold_start.enable=true"
-        yield problem(cfg, key, why, f"the files that {CHECKSUMS} names", fix)
+        yield problem(cfg, key, why, f"the files that {CHECKSUMS} names", fix, "altered_file")
     elif directory.is_dir():
-        for why in _missing(directory):
+        for code, why in _missing(directory):
             fix = "name the directory that holds the model"
             fix = "remove it, and the cold start makes a policy there" if made else fix
-            yield problem(cfg, key, why, ALLOWED, fix)
+            yield problem(cfg, key, why, ALLOWED, fix, code)
     elif made and not is_local(path):
         # The directory would be taken for the hub's model by every later job that starts here.
         why = "a cold start would make a small policy under the name of a hub model"
@@ -53,7 +53,8 @@ def check_directory(
         fix = f"cold_start.enable=false, and the hub's model is trained; or {key}=./{path}"
         yield problem(cfg, key, why, allowed, fix)
     elif is_local(path) and not made:
-        yield problem(cfg, key, "no such directory", ALLOWED, fix_for_missing(cfg, key))
+        fix = fix_for_missing(cfg, key)
+        yield problem(cfg, key, "no such directory", ALLOWED, fix, "missing_directory")
 
 
 def fix_for_missing(cfg: PPOConfig | SFTConfig, key: str) -> str:
@@ -78,14 +79,14 @@ def fix_for_missing(cfg: PPOConfig | SFTConfig, key: str) -> str:
     return f"mend the name, or HF_TOKEN of an account that may read it; {directory}"
 
 
-def _missing(directory: Path) -> Iterator[str]:
-    """What the directory lacks, the first thing alone."""
+def _missing(directory: Path) -> Iterator[tuple[str, str]]:
+    """Yield code and reason of the first thing that the directory lacks."""
     if not any(directory.iterdir()):
-        yield "the directory is empty"
+        yield "empty_directory", "the directory is empty"
     elif not (directory / "config.json").is_file():
-        yield "there is no config.json in it, so it holds no model"
+        yield "missing_config", "there is no config.json in it, so it holds no model"
     elif not any(any(directory.glob(name)) for name in ("*.safetensors", "pytorch_model*.bin")):
-        yield "there are no weights in it (*.safetensors)"
+        yield "missing_weights", "there are no weights in it (*.safetensors)"
 
 
 def _altered_file(directory: Path) -> str:

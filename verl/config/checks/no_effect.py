@@ -30,7 +30,7 @@ def check_no_effect(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
             continue  # refused for another reason
         if value != key.default:
             mark = key.unused
-            yield problem(cfg, key.path, mark.why, f"{key.default!r}", mark.instead)
+            yield problem(cfg, key.path, mark.why, f"{key.default!r}", mark.instead, "no_effect")
 
 
 def check_data_files(cfg: PPOConfig, _ctx: Context) -> Problems:
@@ -50,7 +50,8 @@ def _contradictions(cfg: PPOConfig) -> Problems:
         if value != keys[key].default and value != own and not _passed_over(key, value):
             where = f"env.{cfg.env.name}.{name}"
             why = f"{where}={own!r} says something else"
-            yield problem(cfg, key, why, "one of them, or both alike", f"leave {where} out")
+            fix = f"leave {where} out"
+            yield problem(cfg, key, why, "one of them, or both alike", fix, "contradiction")
 
 
 def _passed_over(key: str, value: object) -> bool:
@@ -65,7 +66,7 @@ def _files_of_no_use(cfg: PPOConfig) -> Problems:
         if lookup(cfg, key) != keys[key].default:
             why = f"tasks and their texts come from the environment {env.env_name}, not from files"
             fix = "leave it out; rows of files are played where data.train_files names some"
-            yield problem(cfg, key, why, f"{keys[key].default!r}", fix)
+            yield problem(cfg, key, why, f"{keys[key].default!r}", fix, "no_effect")
     for key, split in SPLITS.items():
         files = lookup(cfg, key)
         if not files or is_placeholder(files):
@@ -81,7 +82,7 @@ def _files_of_no_use(cfg: PPOConfig) -> Problems:
                 f"leave {key} out, and the environment is played; or leave env.env_name out, and "
                 "the rows of the files are (--config-name ppo_trainer, where a config names it)"
             )
-        yield problem(cfg, key, why, "none, where an environment is played", fix)
+        yield problem(cfg, key, why, "none, where an environment is played", fix, "no_effect")
 
 
 def _grades_files(cfg: PPOConfig) -> bool:

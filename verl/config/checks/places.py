@@ -178,7 +178,7 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
         path = lookup(cfg, key)
         if path is not None and not Path(path).expanduser().is_file():
             fix = "mend the path, or set it to null"
-            yield problem(cfg, key, "no such file", "a Python file", fix)
+            yield problem(cfg, key, "no such file", "a Python file", fix, "missing_file")
 
 
 def _name_problems(cfg: PPOConfig | SFTConfig) -> Problems:
@@ -207,13 +207,14 @@ def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
         return
     directory = Path(trainer.resume_from_path)
     if not directory.is_dir():
-        yield problem(cfg, key, "no such directory", allowed, "name an existing checkpoint")
+        fix = "name an existing checkpoint"
+        yield problem(cfg, key, "no such directory", allowed, fix, "missing_directory")
     elif not (directory / CHECKPOINT_MANIFEST).is_file():
         below = sorted(found.parent for found in directory.glob(f"**/{CHECKPOINT_MANIFEST}"))
         newest = max(below, key=lambda place: place.stat().st_mtime, default=None)
         fix = f"{key}={newest}" if newest else "name a directory global_step_N of a run"
         why = f"it is no checkpoint: there is no {CHECKPOINT_MANIFEST} in it"
-        yield problem(cfg, key, why, allowed, fix)
+        yield problem(cfg, key, why, allowed, fix, "no_checkpoint")
 
 
 def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:

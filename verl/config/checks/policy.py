@@ -52,11 +52,12 @@ def _unscored_by_model(cfg: PPOConfig, ctx: Context) -> Problems:
     key, fix = "algorithm.adv_estimator", "algorithm.adv_estimator=rloo"
     if compares_with_greedy_play(cfg, ctx):
         why = "greedy plays are not scored by the reward model, and would be no baseline"
-        yield problem(cfg, key, why, "another estimator", fix)
+        yield problem(cfg, key, why, "another estimator", fix, "unscored_by_model")
     if cfg.algorithm.adv_estimator == "gdpo":
         why = "gdpo reads the rewards of gdpo_reward_keys and no other: not the reward model's"
         fix = f"{fix}, or reward_model.enable=false"
-        yield problem(cfg, key, why, "another estimator beside a reward model", fix)
+        allowed = "another estimator beside a reward model"
+        yield problem(cfg, key, why, allowed, fix, "unscored_by_model")
 
 
 def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:

@@ -1,17 +1,37 @@
-"""How a wrong configuration is refused: every mistake found, with what, where, allowed and fix."""
+"""Errors of a configuration: a message for each mistake, with its key and its code."""
 
 from collections.abc import Iterable
 
 from verl.config.settings.secret_values import masked_text
 
 
+class Problem(str):
+    """Message about one mistake: ``key=value: why; allowed: ...; fix: ...``.
+
+    ``code`` names the mistake where its key can have several: ``unknown_key``, ``out_of_range``,
+    ``no_effect``, ``missing_file``.
+    """
+
+    code: str
+
+    def __new__(cls, text: str, code: str = "") -> "Problem":
+        """Mask the secrets of ``text``, which repeats what was written."""
+        problem = super().__new__(cls, masked_text(text))
+        problem.code = code or getattr(text, "code", "")
+        return problem
+
+    @property
+    def key(self) -> str:
+        """Dotted key that the message is about."""
+        return self.partition("=")[0]
+
+
 class ConfigError(ValueError):
     """A configuration that cannot run. ``problems`` holds one message per mistake."""
 
     def __init__(self, problems: str | Iterable[str]):
-        named = [problems] if isinstance(problems, str) else list(problems)
-        # Messages repeat what was written, which may be a secret.
-        self.problems = [masked_text(problem) for problem in named]
+        each = [problems] if isinstance(problems, str) else problems
+        self.problems = [Problem(problem) for problem in each]
         count = len(self.problems)
         noun = "problem" if count == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
@@ -19,7 +39,7 @@ class ConfigError(ValueError):
 
 
 class Refusal(ValueError):
-    """What the validator of a section raises about the value of ``key``, a key of that section."""
+    """Error that the validator of a section raises about the value of its ``key``."""
 
     def __init__(self, key: str, why: str, allowed: str, fix: str):
         self.key = key

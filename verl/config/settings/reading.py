@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeGuard, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from verl.config.settings.errors import ConfigError, Refusal
+from verl.config.settings.errors import ConfigError, Problem, Refusal
 from verl.config.settings.hints import nearest_name
 from verl.config.settings.keys import Key, Shape, keys_of, own_keys
 from verl.config.settings.section import Section
@@ -73,7 +73,7 @@ def read(
         except ValidationError as error:
             mistakes = [_Mistake.of(details, cls, prefix, left) for details in error.errors()]
         for mistake in mistakes:
-            reading.problems.setdefault(mistake.path, mistake.text(known))
+            reading.problems.setdefault(mistake.path, mistake.problem(known))
             refused += [mistake.key] if mistake.key else []
         shorter: dict[str, Any] = left
         for mistake in mistakes:
@@ -116,21 +116,24 @@ class _Mistake:
             value = key.default
         return cls(prefix + ".".join(parts), value, key, details)
 
-    def text(self, known: Callable[[], Mapping[str, Key]]) -> str:
-        """The message: what, where, allowed, fix."""
+    def problem(self, known: Callable[[], Mapping[str, Key]]) -> Problem:
+        """Return the message with key, value, reason, allowed values and fix."""
         key = self.key
         if key is None:
             return unknown(self.path, self.value, known())
         said = f"{self.path}={_shown(self.value)}"
         if key.is_section:
-            return f"{said}: a section, not a value; set its keys: {self.path}.KEY=..."
+            fix = f"set its keys: {self.path}.KEY=..."
+            return Problem(f"{said}: a section, not a value; {fix}", "wrong_type")
         error = self.details.get("ctx", {}).get("error")
         if isinstance(error, Refusal):
-            return f"{said}: {error.reason}"
+            return Problem(f"{said}: {error.reason}")
         if isinstance(error, ValueError):
-            return f"{said}: {error}"
-        why = "not allowed" if self.details["type"].startswith(OUT_OF_BOUNDS) else "wrong type"
-        return f"{said}: {why}; allowed: {key.allowed()}; fix: {self._fix(key)}"
+            return Problem(f"{said}: {error}")
+        is_out = self.details["type"].startswith(OUT_OF_BOUNDS)
+        why = "not allowed" if is_out else "wrong type"
+        text = f"{said}: {why}; allowed: {key.allowed()}; fix: {self._fix(key)}"
+        return Problem(text, "out_of_range" if is_out else "wrong_type")
 
     def _fix(self, key: Key) -> str:
         choices = key.shape.choices

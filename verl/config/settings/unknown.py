@@ -4,6 +4,7 @@ import difflib
 import fnmatch
 from collections.abc import Mapping
 
+from verl.config.settings.errors import Problem
 from verl.config.settings.hints import nearest_name
 from verl.config.settings.keys import Key
 
@@ -62,8 +63,8 @@ def meaning(path: str) -> str | None:
     return next(found, None)
 
 
-def unknown(path: str, value: object, keys: Mapping[str, Key]) -> str:
-    """The message for a key that does not exist."""
+def unknown(path: str, value: object, keys: Mapping[str, Key]) -> Problem:
+    """Return the message for a key that does not exist."""
     section = path.rpartition(".")[0]
     while section and not children(section, keys):
         section = section.rpartition(".")[0]
@@ -73,4 +74,5 @@ def unknown(path: str, value: object, keys: Mapping[str, Key]) -> str:
     fix = meant or (f"{guess}={value}" if guess else "leave it out")
     where = section or "the top level"
     names = ", ".join(children(section, keys))
-    return f"{path}={value!r}: unknown key{hint}; allowed in {where}: {names}; fix: {fix}"
+    text = f"{path}={value!r}: unknown key{hint}; allowed in {where}: {names}; fix: {fix}"
+    return Problem(text, "unknown_key")

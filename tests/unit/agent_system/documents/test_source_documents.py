@@ -21,6 +21,7 @@ from agent_system.multi_turn_rollout import collector_worker as players
 from rlvcr import core_rlvcr
 from rlvcr.levels import LevelCodec
 from tests.helpers.multistep import CountTo, OldModel, Speaker
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo import ray_trainer
@@ -92,9 +93,9 @@ def test_run_trial_takes_what_older_callers_hand_over(name):
 def test_run_trial_refuses_both_names_none_and_messages_of_nothing():
     play: Any = OlderGame().run_trial
     for wrong in ({}, {"inputs": [{}], "prompts": [{}]}):
-        with pytest.raises(TypeError, match="inputs, or prompts"):
+        with pytest.raises(TypeError, check=mentions("inputs", "prompts")):
             play(**wrong, agent=Speaker("x"))
-    with pytest.raises(ValueError, match=r"content.*\['role'\]"):
+    with pytest.raises(ValueError, check=mentions("['role']")):
         MultistepEnv().run_trial([[{"role": "user"}]], agent=Speaker("x"))
 
 
@@ -158,9 +159,9 @@ def test_a_complete_episode_of_a_session(tokenizer):
     assert game.trial_reward(session_ids=["mine"]) == [1.0]
     # No line of "episode 1 of 3": it is one episode, as its caller asked.
     assert agent.seen[0][0] == [{"role": "user", "content": "Question 1?"}]
-    with pytest.raises(KeyError, match="_initialize_episode"):
+    with pytest.raises(KeyError, check=mentions("_initialize_episode")):
         game._run_complete_episode("another", agent=agent)
-    with pytest.raises(ValueError, match="an agent has to play"):
+    with pytest.raises(ValueError, check=mentions("agent", "llm")):
         game._run_complete_episode("mine")
 
 
@@ -174,9 +175,9 @@ def test_steps_are_written_and_called_in_either_form():
         game.active_states["s"] = state
         without = step("s", action)
         assert with_state[1:3] == by_name[1:3] == without[1:3] == (1.0, True)
-        with pytest.raises(TypeError, match=r"\(session_id, state, llm_action\)"):
+        with pytest.raises(TypeError, check=mentions("session_id", "state", "llm_action")):
             step("s")
-        with pytest.raises(TypeError, match="got 3 values"):
+        with pytest.raises(TypeError, check=mentions(3)):
             step("s", state, action, "more")
 
     class Louder(OlderGame):

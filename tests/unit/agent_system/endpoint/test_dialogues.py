@@ -129,7 +129,7 @@ def test_roles_that_the_template_refuses_are_said(tokenizer):
         + refusing.chat_template
     )
     dialogues = Dialogues(ChatBridge(refusing), NO_LIMITS, extends=False)
-    with pytest.raises(TemplateUnsupported, match="one at a time"):
+    with pytest.raises(TemplateUnsupported):
         dialogues.open([user("one"), reply("said"), user("two")], 0)
 
 

@@ -9,6 +9,7 @@ import pytest
 from agent_system.environments import env_registry as registry
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.package import EnvPackage
+from tests.helpers.refusals import mentions, suggests
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
@@ -30,7 +31,7 @@ def test_a_variant_after_a_slash_is_the_same_environment():
 
 def test_an_unknown_name_lists_the_right_ones_and_the_nearest():
     with pytest.raises(
-        registry.UnknownEnvironment, match=r"'alfwrld'; did you mean 'alfworld'\? .*number_line"
+        registry.UnknownEnvironment, check=suggests("alfworld", "'alfwrld'", "number_line")
     ):
         registry.get_package("alfwrld")
 
@@ -40,13 +41,13 @@ def test_a_place_needs_no_registration():
 
 
 def test_a_place_without_a_package_is_refused():
-    with pytest.raises(TypeError, match="not an EnvPackage"):
+    with pytest.raises(TypeError, check=mentions("EnvPackage")):
         registry.get_package("tests.helpers.faulty_envs:__name__")
 
 
 def test_a_place_that_holds_no_such_name_is_refused_with_the_nearest():
     with pytest.raises(
-        registry.UnknownEnvironment, match=r"faulty_envs has no PAKAGE; did you mean 'PACKAGE'\?"
+        registry.UnknownEnvironment, check=suggests("PACKAGE", "faulty_envs", "PAKAGE")
     ):
         registry.get_package("tests.helpers.faulty_envs:PAKAGE")
 
@@ -55,7 +56,7 @@ def test_a_place_that_holds_no_such_name_is_refused_with_the_nearest():
 def test_a_place_that_cannot_be_imported_says_where_to_start(place):
     with pytest.raises(
         registry.MissingExtra,
-        match=r"no module 'no_such_lab'.*start in the directory that holds it",
+        check=mentions("'no_such_lab'"),
     ):
         registry.get_package(place)
 
@@ -63,12 +64,12 @@ def test_a_place_that_cannot_be_imported_says_where_to_start(place):
 def test_a_place_whose_own_imports_are_missing_names_these(tmp_path, monkeypatch):
     (tmp_path / "needy_lab.py").write_text("import no_such_library")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(registry.MissingExtra, match="needs the module 'no_such_library'"):
+    with pytest.raises(registry.MissingExtra, check=mentions("'no_such_library'")):
         registry.get_package("needy_lab:PACKAGE")
 
 
 def test_an_unknown_name_says_how_one_of_your_own_is_named():
-    with pytest.raises(registry.UnknownEnvironment, match=r"'potions'\. There.*: potions:PACKAGE"):
+    with pytest.raises(registry.UnknownEnvironment, check=mentions("'potions'", "potions:PACKAGE")):
         registry.get_package("potions")
 
 
@@ -76,9 +77,7 @@ def test_a_missing_dependency_names_the_extra(monkeypatch):
     monkeypatch.setitem(
         registry.REGISTRY, "lab", registry.Entry("no_such_lab.package:PACKAGE", extra="envs")
     )
-    with pytest.raises(
-        registry.MissingExtra, match=r"'lab' needs the module 'no_such_lab'.*\.\[envs\]"
-    ):
+    with pytest.raises(registry.MissingExtra, check=mentions("'lab'", "'no_such_lab'", ".[envs]")):
         registry.get_package("lab")
 
 
@@ -117,7 +116,8 @@ def test_a_variant_chooses_among_those_of_the_environment():
     assert generator_of("reasoning_gym/gcd", task="gcd") == "gcd"
     assert generator_of("reasoning_gym/gcd", task="chain_sum") == "gcd", "a default names nothing"
     with pytest.raises(
-        ConfigError, match=r"reasoning_gym/gcd' and env.reasoning_gym.task='lcm'.*fix: env.env_name"
+        ConfigError,
+        check=mentions("reasoning_gym/gcd'", "env.reasoning_gym.task='lcm'", "env.env_name"),
     ):
         generator_of("reasoning_gym/gcd", task="lcm")
 
@@ -162,5 +162,5 @@ def test_variants_that_need_a_missing_module_name_the_extra(monkeypatch):
     package = dataclasses.replace(registry.get_package("number_line"), variants=absent)
     monkeypatch.setitem(registry.REGISTRY, "far", registry.Entry(f"{__name__}:far", extra="envs"))
     monkeypatch.setitem(globals(), "far", lambda: package)
-    with pytest.raises(registry.MissingExtra, match=r"'far' needs the module 'gone'.*\.\[envs\]"):
+    with pytest.raises(registry.MissingExtra, check=mentions("'far'", "'gone'", ".[envs]")):
         registry.playable_names("far")

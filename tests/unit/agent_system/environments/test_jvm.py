@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.refusals import mentions
+
 pytest.importorskip("textworld_express")
 
 from agent_system.environments import jvm
@@ -138,7 +140,7 @@ def test_a_jvm_that_hangs_is_killed_at_the_deadline_and_replaced_for_all_on_it()
                 await neighbour.reset(TASK, 0)
                 (pid,) = jvms_of(os.getpid())
                 stop(pid)
-                with pytest.raises(EnvFailure, match="took over 1 s"):
+                with pytest.raises(EnvFailure, check=mentions("1 s")):
                     await hangs.step("inventory")
                 assert gone(pid)
                 with pytest.raises(EnvFailure):
@@ -208,12 +210,10 @@ def test_a_jvm_ends_by_itself_when_its_process_is_killed():
 def test_missing_java_is_said_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        jvm.JavaMissing, match=r"'textworld_express' needs Java 8 .* no java on the path"
-    ):
+    with pytest.raises(jvm.JavaMissing, check=mentions("'textworld_express'", "Java 8")):
         make_envs(make_config("textworld_express", kwargs={}))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
-    with pytest.raises(jvm.JavaMissing, match="jdk/bin"):
+    with pytest.raises(jvm.JavaMissing, check=mentions("jdk/bin")):
         make_envs(make_config("textworld_express", kwargs={}))
 
 
@@ -222,9 +222,7 @@ def test_textworld_is_missed_without_importing_it(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(
-        MissingExtra, match=r"'textworld' needs the module 'textworld', which is not .*\.\[envs\]"
-    ):
+    with pytest.raises(MissingExtra, check=mentions("'textworld'", ".[envs]")):
         make_envs(make_config("textworld", kwargs={}))
 
 
@@ -246,7 +244,7 @@ def test_a_java_that_does_not_start_is_quoted(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\necho 'there is no room for a heap' >&2\nexit 1\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(jvm.JavaMissing, match=r"-Xmx128m .*:\nthere is no room for a heap"):
+    with pytest.raises(jvm.JavaMissing, check=mentions("-Xmx128m", "there is no room for a heap")):
         PACKAGE.make(read(SECTION))
 
     async def start():

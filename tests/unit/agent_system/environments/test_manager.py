@@ -14,6 +14,7 @@ from agent_system.environments.manager import (
     make_envs,
 )
 from agent_system.environments.tasks import check_disjoint
+from tests.helpers.refusals import mentions
 from verl.config.schema import DataConfig, EnvConfig, PPOConfig
 
 
@@ -101,13 +102,13 @@ def test_the_hash_of_the_panel_does_not_change_between_versions():
 def test_train_and_validation_tasks_are_disjoint():
     train, val = make_envs(config())
     assert not {t["task_id"] for t in train.tasks} & {t["task_id"] for t in val.tasks}
-    with pytest.raises(ValueError, match="1 tasks are in both train and val, the first: 'a'"):
+    with pytest.raises(ValueError, check=mentions(1, "'a'")):
         check_disjoint(
             [{"task_id": "a", "data_source": "s"}], [{"task_id": "a", "data_source": "s"}]
         )
-    with pytest.raises(ValueError, match="more than once"):
+    with pytest.raises(ValueError, check=mentions("train")):
         check_disjoint([{"task_id": "a", "data_source": "s"}] * 2, [])
-    with pytest.raises(ValueError, match="task_id and data_source"):
+    with pytest.raises(ValueError, check=mentions("task_id", "data_source")):
         check_disjoint([{"task_id": 4}], [])
 
 
@@ -126,7 +127,7 @@ def test_the_section_takes_what_it_leaves_open_from_env():
 def test_groups_that_start_differently_are_refused():
     assert_same_start(["a", "a", "b"], [("x", "x"), ("x", "x"), ("y", "y")])
     assert_same_start(["a", "a"], [None, ("x", "x")])
-    with pytest.raises(GroupMismatch, match="group a started from different states"):
+    with pytest.raises(GroupMismatch, check=mentions("group a")):
         assert_same_start(["a", "a"], [("x", "x"), ("y", "y")])
     with pytest.raises(GroupMismatch):
         assert_same_start(["a", "a"], [("x", "1"), ("x", "2")])
@@ -162,12 +163,12 @@ def test_a_scripted_policy_wins_in_lock_step(placement):
 
 def test_malformed_texts_are_invalid_actions_and_the_wrong_number_of_them_an_error():
     manager = EnvironmentManagerBase(config(), "train")
-    with pytest.raises(RuntimeError, match="step before reset"):
+    with pytest.raises(RuntimeError, check=mentions("step", "reset")):
         manager.step(["left"])
     manager.reset(manager.gen_batch(1, 1))
     _, rewards, _, infos = manager.step(["no tags here"] * 4)
     assert not any(info["is_action_valid"] for info in infos) and rewards.tolist() == [0.0] * 4
-    with pytest.raises(ValueError, match="1 actions for 4 environments"):
+    with pytest.raises(ValueError, check=mentions(1, 4)):
         manager.step(["left"])
     manager.close()
 
@@ -178,5 +179,5 @@ def test_bootstrap_intervals():
     assert bootstrap_interval([1, 1, 1]) == (1.0, 1.0)
     assert bootstrap_interval([0, 1, 1]) == bootstrap_interval([0, 1, 1])
     assert all(bound != bound for bound in bootstrap_interval([]))
-    with pytest.raises(ValueError, match="confidence"):
+    with pytest.raises(ValueError, check=mentions("confidence", 95)):
         bootstrap_interval([1], confidence=95)

@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 
+from tests.helpers.refusals import mentions
+
 pytest.importorskip("trl")
 
 from agent_system.environments.multistep import MultistepEnv
@@ -191,7 +193,7 @@ def test_a_trial_has_room_for_all_its_turns_by_default(tmp_path):
 
 def test_words_that_were_not_sampled_are_refused(tmp_path):
     trainer = make_trainer(tmp_path, trainer={"agent": Speaker("Is it alive?", "[dog]")})
-    with pytest.raises(ValueError, match="allow_retokenized=True"):
+    with pytest.raises(ValueError, check=mentions("allow_retokenized=True")):
         trainer._generate_and_score_completions(ROWS)
     trainer.allow_retokenized = True
     output = trainer._generate_and_score_completions(ROWS)
@@ -241,10 +243,10 @@ def dataset(rows: int):
     [
         ({"remove_unused_columns": True}, {}, "remove_unused_columns"),
         ({"repetition_penalty": 1.2}, {}, "repetition_penalty"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, "set tokenizer.chat_template"),
-        ({}, {"old_logps": "guess"}, "old_logps='guess': allowed are sampling, recompute"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, "chat_template"),
+        ({}, {"old_logps": "guess"}, "old_logps='guess'.*sampling, recompute"),
         ({}, {"loss_path": "other"}, "loss_path='other'"),
-        ({"loss_type": "cispo"}, {"loss_path": "full_sequence"}, "knows loss_type grpo"),
+        ({"loss_type": "cispo"}, {"loss_path": "full_sequence"}, "loss_type.*grpo"),
         ({"entropy_coef": 0.1}, {"loss_path": "full_sequence"}, "entropy"),
         ({}, {"processing_class": make_tiny_tokenizer(300)}, "differ"),
     ],
@@ -257,7 +259,7 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(
 
 
 def test_an_environment_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="give the environment a tokenizer"):
+    with pytest.raises(ValueError, check=mentions("tokenizer")):
         make_trainer(tmp_path, Unlucky())
 
 

@@ -118,7 +118,7 @@ def test_a_thought_brings_its_own_limits_and_seed():
 def test_a_thought_that_is_given_up_is_none_and_a_turn_raises():
     sampler = sampler_of(Recorder(gives_up=True))
     assert asyncio.run(sampler.thought([4], 20, (), 5, 99)) is None
-    with pytest.raises(EngineAborted, match="given up"):
+    with pytest.raises(EngineAborted):
         asyncio.run(sampler.agent(JOB).act([4]))
 
 

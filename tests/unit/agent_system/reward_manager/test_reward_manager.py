@@ -20,6 +20,7 @@ from agent_system.reward_manager.managers import (
 )
 from agent_system.reward_manager.registry import REWARD_MANAGERS, register
 from tests.helpers.play import make_config, make_world, walking_policy
+from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.algos.gdpo import compute_gdpo_outcome_advantage
 from verl.protocol import object_array
@@ -166,29 +167,29 @@ def test_custom_function_by_path_sees_the_whole_trajectory(tokenizer, tmp_path):
     expected = [1.0 - 0.125 * length for length in data.non_tensor_batch["episode_lengths"]]
     assert load_reward_manager(config)(data).sum(-1).tolist() == expected
     config.custom_reward_function.name = "short_is_goood"
-    with pytest.raises(AttributeError, match="did you mean 'short_is_good'"):
+    with pytest.raises(AttributeError, check=suggests("short_is_good")):
         load_reward_manager(config)
     config.reward_model.reward_manager, config.custom_reward_function.name = "step", "short_is_good"
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, check=mentions("custom_reward_function.path")):
         load_reward_manager(config)
 
 
 def test_bad_settings_are_refused(tmp_path):
     config = make_config()
     config.reward_model.reward_manager = "epsiode"
-    with pytest.raises(ValueError, match="episode, naive, prime, step"):
+    with pytest.raises(ValueError, check=mentions("episode", "naive", "prime", "step")):
         load_reward_manager(config)
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError):
         load_function(str(tmp_path / "none.py"), "f")
     (tmp_path / "value.py").write_text("f = 3\n")
-    with pytest.raises(TypeError, match="not a function"):
+    with pytest.raises(TypeError, check=mentions("value.py")):
         load_function(str(tmp_path / "value.py"), "f")
 
 
 def test_an_unknown_manager_is_refused_with_the_nearest_and_all_names():
     config = make_config()
     config.reward_model.reward_manager = "niave"
-    with pytest.raises(ValueError, match=r"did you mean 'naive'\?.*episode, naive, prime, step"):
+    with pytest.raises(ValueError, check=suggests("naive", "episode", "prime", "step")):
         load_reward_manager(config)
 
 
@@ -239,7 +240,7 @@ def test_weights_join_the_rewards_of_a_function(tokenizer, tmp_path):
     assert parts == {"accuracy": 1.0, "brevity": 1 / lengths[0], "score": parts["score"]}
     assert parts["score"] == pytest.approx(2.0 - 1 / lengths[0])
     config.reward_model.weights = {"acuracy": 1.0}
-    with pytest.raises(ValueError, match=r"names 'acuracy'.*allowed: accuracy, brevity"):
+    with pytest.raises(ValueError, check=mentions("'acuracy'")):
         load_reward_manager(config)(data)
 
 
@@ -259,7 +260,7 @@ def returning(value):
 def test_a_custom_function_must_return_a_number(episode, value):
     with pytest.raises(
         TypeError,
-        match=r"custom_reward_function mine, task_id '.+': it returned a .*, not a number",
+        check=mentions("custom_reward_function mine", "task_id"),
     ):
         returning(value)(episode)
 
@@ -310,9 +311,9 @@ def test_a_number_leaves_no_column_of_rewards(tokenizer):
 @pytest.mark.parametrize(
     ("value", "error", "said"),
     [
-        ({"format": 1.0}, ValueError, "the dictionary it returned has no 'score'"),
-        ({"score": 1.0, "format": "good"}, TypeError, "'format': it returned a str, not a number"),
-        ({"score": math.nan}, ValueError, "'score': it returned nan, not a finite number"),
+        ({"format": 1.0}, ValueError, "'score'"),
+        ({"score": 1.0, "format": "good"}, TypeError, "'format'.*str"),
+        ({"score": math.nan}, ValueError, "'score'.*nan"),
     ],
 )
 def test_a_dictionary_holds_finite_numbers_and_a_score(episode, value, error, said):
@@ -325,7 +326,7 @@ def test_arguments_that_the_manager_does_not_take_are_refused(monkeypatch):
     config.reward_model.reward_kwargs = {"penalti": 1}
     with pytest.raises(
         ValueError,
-        match=r"reward_kwargs=\{'penalti': 1\}: .*'penalti'; allowed: token_price, .*fix:",
+        check=mentions("reward_kwargs={'penalti': 1}", "token_price"),
     ):
         load_reward_manager(config)
 
@@ -335,7 +336,7 @@ def test_arguments_that_the_manager_does_not_take_are_refused(monkeypatch):
 
     monkeypatch.setitem(REWARD_MANAGERS, "mine", Mine)
     config.reward_model.reward_manager = "mine"
-    with pytest.raises(ValueError, match="allowed: scale "):
+    with pytest.raises(ValueError, check=mentions("scale")):
         load_reward_manager(config)
     config.reward_model.reward_kwargs = {"scale": 2.0}
     manager: Any = load_reward_manager(config)
@@ -362,7 +363,7 @@ def test_a_custom_file_may_do_what_modules_do(tmp_path):
 def test_a_custom_file_that_raises_is_named_and_leaves_no_module(tmp_path):
     (tmp_path / "broken.py").write_text("f = 1 / 0\n")
     known = set(sys.modules)
-    with pytest.raises(ImportError, match=r"broken.py' does not import: .*ZeroDivisionError"):
+    with pytest.raises(ImportError, check=mentions("broken.py'", "ZeroDivisionError")):
         load_function(str(tmp_path / "broken.py"), "f")
     assert set(sys.modules) == known
 
@@ -450,12 +451,12 @@ def test_a_group_without_a_single_score_counts_nothing(episode):
 @pytest.mark.parametrize(
     ("place", "error", "said"),
     [
-        ("own.py", ValueError, "is no place.*fix: own.py:NAME"),
-        (":f", ValueError, "is no place"),
-        ("none.py:f", FileNotFoundError, "a.key='none.py:f': no such file"),
-        ("own.py:good", AttributeError, "did you mean 'goods'.*fix: name what is there"),
-        ("own.py:value", TypeError, "is not a function"),
-        ("json:dump_s", AttributeError, "did you mean 'dumps'"),
+        ("own.py", ValueError, "a.key=.*own.py:NAME"),
+        (":f", ValueError, "a.key=':f'"),
+        ("none.py:f", FileNotFoundError, "a.key='none.py:f'"),
+        ("own.py:good", AttributeError, "'goods'"),
+        ("own.py:value", TypeError, "own.py:value"),
+        ("json:dump_s", AttributeError, "'dumps'"),
     ],
 )
 def test_a_wrong_place_is_refused_by_the_key_that_names_it(

@@ -12,6 +12,7 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.probe import Verdict, probe_template
 from agent_system.tokens.template import TemplateUnsupported
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 
 END, START = "<|im_end|>", "<|im_start|>"
@@ -162,11 +163,11 @@ def test_template_that_forgets_needs_window_and_says_so():
     probe = probe_template(tokenizer)
     assert probe.verdict is Verdict.WINDOW
     probe.require("window")
-    with pytest.raises(TemplateUnsupported, match=r"env.history=window"):
+    with pytest.raises(TemplateUnsupported, check=mentions("env.history=window")):
         probe.require("append")
     bridge = ChatBridge(tokenizer)
     assert bridge.first_prompt([{"role": "user", "content": "A desk."}])
-    with pytest.raises(TemplateUnsupported, match=r"env.history=window"):
+    with pytest.raises(TemplateUnsupported, check=mentions("env.history=window")):
         bridge.between([], "A desk.")
 
 
@@ -178,7 +179,7 @@ def test_template_that_shows_no_message_is_unsupported(template):
     tokenizer.chat_template = template
     probe = probe_template(tokenizer)
     assert probe.verdict is Verdict.UNSUPPORTED
-    with pytest.raises(TemplateUnsupported, match="cannot be used"):
+    with pytest.raises(TemplateUnsupported):
         probe.require("window")
 
 

@@ -185,5 +185,5 @@ def test_an_audit_is_the_same_again_and_needs_points():
     assert named(audit(points, seed=1, resamples=SAMPLES), "score") != once
     drawn = [named(audit(points, resamples=SAMPLES), "random").all_levels for _ in range(2)]
     assert drawn[0] == drawn[1]
-    with pytest.raises(ValueError, match="no decision point"):
+    with pytest.raises(ValueError):
         audit([])

@@ -5,7 +5,9 @@ anything is started.
 import pytest
 
 from scripts.dev.mistakes import MISTAKES, SCRATCH, prepare, said
+from tests.golden.messages import GOLDEN, command_section
 from tests.helpers.jobs import ROOT
+from tests.helpers.refusals import fix
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +24,12 @@ def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     status, text = said(mistake, scratch)
     assert status == 2, "it would have started"
-    head, *problems = text.strip().splitlines()
-    assert head.endswith("in the configuration:") and "Traceback" not in text
+    _, *problems = text.strip().splitlines()
+    assert "Traceback" not in text
     (found,) = [problem for problem in problems if problem.startswith(f"  - {mistake.names}")]
-    assert mistake.fix in found.partition("; fix: ")[2], found
-    assert "; allowed" in found
+    assert mistake.fix in fix(found) and "; allowed" in found, found
+    section = command_section(mistake, text)
+    assert section in GOLDEN.read_text(), "python -m tests.golden.messages"
 
 
 def test_there_are_25_and_each_differs():

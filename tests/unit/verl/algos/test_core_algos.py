@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.refusals import mentions, suggests
 from verl.algos import (
     AdvantageEstimator,
     get_adv_estimator_fn,
@@ -63,9 +64,9 @@ def test_every_name_is_registered_and_declares_its_inputs():
 
 
 def test_unknown_names_list_the_right_ones_and_the_nearest():
-    with pytest.raises(ValueError, match=r"'grppo'.*gae, gdpo.*did you mean 'grpo'"):
+    with pytest.raises(ValueError, check=suggests("grpo", "'grppo'", "gae")):
         get_adv_estimator_fn("grppo")
-    with pytest.raises(ValueError, match=r"loss_mode.*vanilla"):
+    with pytest.raises(ValueError, check=mentions("loss_mode", "vanilla")):
         get_policy_loss_fn("vanila")
 
 
@@ -105,11 +106,11 @@ def test_a_users_estimator_is_found_with_conventional_inputs(monkeypatch):
     def warm(token_level_rewards, temperature):
         return token_level_rewards / temperature, token_level_rewards
 
-    with pytest.raises(ValueError, match=r"already registered by .*mine"):
+    with pytest.raises(ValueError, check=mentions("mine")):
         register_adv_est("mine")(other)
-    with pytest.raises(ValueError, match="declare where temperature"):
+    with pytest.raises(ValueError, check=mentions("temperature")):
         register_adv_est("other")(warm)
-    with pytest.raises(ValueError, match="takes no argument beta"):
+    with pytest.raises(ValueError, check=mentions("beta")):
         register_adv_est("other", params={"beta": "x"})(other)
 
 
@@ -135,7 +136,7 @@ def test_row_shares_by_hand():
     assert row_shares(traj, "row", tokens).tolist() == [1, 1, 1, 1]
     by_trajectory = row_shares(traj, "trajectory", tokens)
     assert by_trajectory.tolist() == pytest.approx([1 / 6, 1, 2 / 6, 3 / 6])
-    with pytest.raises(ValueError, match=r"algorithm\.row_weight"):
+    with pytest.raises(ValueError, check=mentions("algorithm.row_weight")):
         row_shares(traj, "rows", tokens)
 
 
@@ -345,10 +346,10 @@ def test_gigpo_can_merge_similar_states():
 
 
 def test_gigpo_refuses_ragged_steps_and_unknown_modes():
-    with pytest.raises(ValueError, match="row 0: 1 rewards, 2 step numbers"):
+    with pytest.raises(ValueError, check=mentions("row 0", 1, 2)):
         arguments: dict[str, Any] = APPEND | {"step_rewards": objects([0.0], [0.0, 0.0, 4.0])}
         algos.compute_gigpo_outcome_advantage(APPEND_REWARDS, APPEND_MASK, **arguments)
-    with pytest.raises(ValueError, match=r"gigpo\.mode.*did you mean 'mean_norm'"):
+    with pytest.raises(ValueError, check=suggests("mean_norm", "gigpo.mode")):
         algos.compute_gigpo_outcome_advantage(
             APPEND_REWARDS, APPEND_MASK, **APPEND, mode="mean_nrom"
         )

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.helpers.refusals import mentions, suggests
 from verl.algos import (
     LOSS_AGG_MODES,
     AdaptiveKLController,
@@ -55,7 +56,7 @@ def test_agg_loss_of_parts_of_sequences_by_hand(mode, expected):
 
 def test_agg_loss_of_nothing_is_zero_and_an_unknown_mode_is_refused():
     assert agg_loss(LOSS, torch.zeros_like(MASK), "token-mean").item() == 0.0
-    with pytest.raises(ValueError, match="did you mean 'token-mean'"):
+    with pytest.raises(ValueError, check=suggests("token-mean")):
         agg_loss(LOSS, MASK, "token-men")
 
 
@@ -171,7 +172,7 @@ def test_zero_advantages_give_zero_gradient():
 
 
 def test_a_dual_clip_bound_of_one_is_refused():
-    with pytest.raises(ValueError, match="clip_ratio_c"):
+    with pytest.raises(ValueError, check=mentions("clip_ratio_c")):
         one_token(1.0, 1.0, clip_ratio_c=1.0)
 
 
@@ -215,7 +216,7 @@ def test_kl_penalty_by_hand(kind, expected):
 
 def test_kl_penalty_is_limited_and_refuses_unknown_names():
     assert kl_penalty(torch.tensor([-100.0]), torch.tensor([0.0]), "k3").item() == 10.0
-    with pytest.raises(ValueError, match="low_var_kl"):
+    with pytest.raises(ValueError, check=mentions("low_var_kl")):
         kl_penalty(torch.zeros(1), torch.zeros(1), "low_var")
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.helpers.refusals import mentions
 from verl.algos import (
     compute_gdpo_outcome_advantage,
     compute_gigpo_outcome_advantage,
@@ -142,19 +143,19 @@ def test_gdpo_loses_no_small_difference_between_large_numbers():
 
 
 def test_gdpo_lists_the_rewards_that_there_are():
-    with pytest.raises(ValueError, match="no reward 'speed'; allowed: accuracy, format; fix"):
+    with pytest.raises(ValueError, check=mentions("'speed'", "accuracy", "format")):
         gdpo(keys=["speed"])
 
 
 def test_gdpo_names_the_reward_that_a_row_lacks():
-    with pytest.raises(ValueError, match=r"row 1 has no reward 'format'; allowed: accuracy"):
+    with pytest.raises(ValueError, check=mentions("row 1", "'format'", "accuracy")):
         gdpo([PARTS[0], {"accuracy": 1.0}], ["a", "a"])
-    with pytest.raises(ValueError, match="allowed: none"):
+    with pytest.raises(ValueError, check=mentions("row 0")):
         gdpo([{}], ["a"])
 
 
 def test_gdpo_takes_a_weight_for_every_reward():
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, check=mentions("zip")):
         gdpo(weights=[1.0])
 
 
@@ -289,7 +290,7 @@ def test_graphgpo_adds_epsilon_to_both_spreads():
 )
 def test_an_unknown_mode_is_refused(estimator):
     more = {"won": [True] * 3} if estimator is compute_graphgpo_outcome_advantage else {}
-    with pytest.raises(ValueError, match=r"unknown mode \(algorithm"):
+    with pytest.raises(ValueError, check=mentions("mode")):
         estimator(**PLAYS, **more, mode="mean")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.refusals import mentions
 from verl.algos import factorize, group_mean_std, row_shares
 from verl.algos.groups import ROUNDING, group_normalised_scores, trajectories_of
 
@@ -60,23 +61,21 @@ def test_rows_of_a_trajectory_are_one():
 
 def test_rows_of_a_trajectory_that_disagree_are_refused():
     names = (["a", "a", "a", "b"], ["x", "y", "x", "x"])
-    with pytest.raises(ValueError, match=r"trajectory 'x' have different rewards: 1 and 2 \(row 2"):
+    with pytest.raises(ValueError, check=mentions("'x'", 1, "row 2")):
         trajectories_of(torch.tensor([1.0, 5.0, 2.0, 9.0]), *names)
-    with pytest.raises(
-        ValueError, match=r"trajectory 'x' .*: -0.001 and 0 \(row 2\).*step_rewards"
-    ):
+    with pytest.raises(ValueError, check=mentions("'x'", "-0.001", 0, "row 2", "step_rewards")):
         group_normalised_scores(torch.tensor([-1e-3, 5.0, 0.0, 9.0]), *names)
     # Rounding is no disagreement: a difference of 1 is none beside 1e5, and is one beside 1e3.
     rounded = trajectories_of(torch.tensor([1e5, 5.0, 1e5 + 1, 9.0]), *names)
     assert rounded.score[0].item() == 1e5 + 0.5
-    with pytest.raises(ValueError, match="different rewards"):
+    with pytest.raises(ValueError, check=mentions("trajectory")):
         trajectories_of(torch.tensor([1e3, 5.0, 1e3 + 1, 9.0]), *names)
 
 
 def test_the_least_disagreement_is_the_same_for_all_small_rewards():
     names = (["a", "a"], ["x", "x"])
     trajectories_of(torch.tensor([0.0, ROUNDING], dtype=torch.float64), *names)
-    with pytest.raises(ValueError, match="different rewards"):
+    with pytest.raises(ValueError, check=mentions("trajectory")):
         trajectories_of(torch.tensor([0.0, 1.5 * ROUNDING], dtype=torch.float64), *names)
 
 
@@ -90,9 +89,9 @@ def test_without_names_every_row_is_a_trajectory():
     found = trajectories_of(torch.tensor([1.0, 2.0]), ["a", "a"])
     assert found.of_row.tolist() == [0, 1]
     assert found.tokens.tolist() == [0, 0]
-    with pytest.raises(ValueError, match="2 rows, 3 group ids and 3 trajectory ids"):
+    with pytest.raises(ValueError, check=mentions(2, 3, 3)):
         trajectories_of(torch.zeros(2), ["a", "a", "a"])
-    with pytest.raises(ValueError, match="2 rows, 2 group ids and 1 trajectory ids"):
+    with pytest.raises(ValueError, check=mentions(2, 2, 1)):
         trajectories_of(torch.zeros(2), ["a", "a"], ["x"])
 
 

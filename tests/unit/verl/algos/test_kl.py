@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.helpers.refusals import mentions
 from verl.algos import AdaptiveKLController, FixedKLController, get_kl_controller, kl_penalty
 from verl.names import KL_ESTIMATORS
 
@@ -47,7 +48,7 @@ def test_every_form_by_hand_and_the_gradient_of_k2_behind_a_plus(name):
 
 @pytest.mark.parametrize("wrong", ["k2+", "mse+", "k1++", "k4", "+"])
 def test_what_is_no_form_is_refused(wrong):
-    with pytest.raises(ValueError, match="unknown kl_penalty"):
+    with pytest.raises(ValueError, check=mentions("kl_penalty")):
         kl_penalty(torch.zeros(1), torch.zeros(1), wrong)
 
 
@@ -76,7 +77,7 @@ def test_an_enormous_difference_stays_finite_and_has_no_gradient():
 
 @pytest.mark.parametrize(("target", "horizon"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (1.0, -1.0)])
 def test_target_and_horizon_are_positive(target, horizon):
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, check=mentions("target_kl", "horizon")):
         AdaptiveKLController(0.1, target, horizon)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.refusals import mentions
 from verl.algos import agg_loss, compute_policy_loss_vanilla, compute_value_loss
 from verl.algos.losses import compute_entropy_loss, loss_denominator
 
@@ -47,7 +48,7 @@ def test_an_unknown_mode_is_refused_with_the_name_of_the_argument():
         lambda: loss_denominator(MASK, "token_mean"),
         lambda: agg_loss(MATRIX, MASK, "token_mean", denominator=1.0),
     ):
-        with pytest.raises(ValueError, match=r"^unknown loss_agg_mode 'token_mean'"):
+        with pytest.raises(ValueError, check=mentions("loss_agg_mode", "'token_mean'")):
             refused()
 
 

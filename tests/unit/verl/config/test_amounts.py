@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.helpers.refusals import mentions
 from verl.config import amounts
 from verl.config.amounts import MEANINGS, notes
 from verl.config.explain import explain
@@ -79,14 +80,14 @@ def test_every_explained_amount_is_a_key(path):
 
 
 def test_what_is_no_key_is_not_explained():
-    with pytest.raises(ConfigError, match=r"--explain env.rollot.n: .* fix: --explain env.rollout"):
+    with pytest.raises(ConfigError, check=mentions("env.rollot.n", "env.rollout")):
         explain(config(), "env.rollot.n")
-    with pytest.raises(ConfigError, match="--explain env: a section"):
+    with pytest.raises(ConfigError, check=mentions("--explain env")):
         explain(config(), "env")
 
 
 def test_explain_is_a_word_of_the_command_line():
     words = ["--explain", "env.rollout.n", "algorithm.adv_estimator=gae"]
     assert "unset it is 1 for gae" in (cli.parse(words).text or "")
-    with pytest.raises(ConfigError, match=r"env.rollot.n"):
+    with pytest.raises(ConfigError, check=mentions("env.rollot.n")):
         cli.parse([*words, "env.rollot.n=3"])

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import verl.trainer.launch.extensions  # noqa: F401  (plugs the sections of environments in)
+from tests.helpers.refusals import mentions
 from verl.config.plugged import schema_keys
 from verl.config.run_code import code_keys, refuse_stored_code
 from verl.config.schema import PPOConfig, SFTConfig
@@ -79,7 +80,7 @@ def test_the_config_of_a_run_names_no_code_to_execute(tmp_path, kind, beside):
     (tmp_path / "below.yaml").write_text("path: evil.py\n")
     (tmp_path / beside).touch()
     words = ["-cp", str(tmp_path), "-cn", "config"]
-    with pytest.raises(ConfigError, match="trust_run_code=true"):
+    with pytest.raises(ConfigError, check=mentions("trust_run_code=true")):
         parse(words, schema=schema)
     if kind not in ("dotted", "joined"):
         for trust in ("trust_run_code=true", "--trust-run-code"):

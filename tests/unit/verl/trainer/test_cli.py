@@ -7,6 +7,7 @@ import sys
 import pytest
 import yaml
 
+from tests.helpers.refusals import mentions, suggestion
 from verl.algos import algorithm_registry as registry
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError
@@ -58,7 +59,7 @@ def test_help_lists_configs_sections_and_keys(capsys):
         and "algorithm.gamma" not in text
     )
     assert main_ppo.main(["--help", "algoritm"]) == 2
-    assert "did you mean algorithm?" in capsys.readouterr().err
+    assert suggestion(capsys.readouterr().err) == "algorithm"
 
 
 def test_default_config_depends_on_whether_a_policy_is_named():
@@ -76,10 +77,7 @@ def test_tasks_that_cannot_be_had_are_a_problem_of_the_config_and_no_traceback(c
     words += ["env.textworld.level=31"]
     assert main_ppo.main(["--config-name", "textworld", *words]) == 2
     said = capsys.readouterr().err
-    assert (
-        "env.textworld.level=31: treasure_hunter has the levels 1 to 30" in said
-        and "Traceback" not in said
-    )
+    assert "env.textworld.level=31: " in said and "Traceback" not in said
 
 
 def test_a_run_is_planned_before_it_starts(capsys, ran):
@@ -142,7 +140,7 @@ def test_one_list_names_every_mistake(capsys, ran):
 def test_checks_across_keys_pass_over_what_was_refused(capsys):
     assert main_ppo.main(["data.train_batch_size=many", "env.rollout.n=1"]) == 2
     said = capsys.readouterr().err
-    assert "2 problems" in said and "compares the plays of one task" in said
+    assert said.count("  - ") == 2 and "compares the plays of one task" in said
 
 
 def test_the_section_of_an_environment_is_typed_and_has_help(capsys):
@@ -155,7 +153,7 @@ def test_the_section_of_an_environment_is_typed_and_has_help(capsys):
     assert "env.frozen_lake.frozen=2: not allowed; allowed: float >= 0.6 and <= 0.95" in said
     assert "env.kwargs.szie=3: unknown key; did you mean env.kwargs.size?" in said
     assert main_ppo.main(["env.env_name=number_line", "env.number_line.szie=3"]) == 2
-    assert "did you mean env.number_line.size?" in capsys.readouterr().err
+    assert suggestion(capsys.readouterr().err) == "env.number_line.size"
 
 
 def test_external_lib_is_imported_before_names_are_checked(tmp_path, monkeypatch, capsys, ran):
@@ -206,7 +204,7 @@ def test_multirun_runs_one_job_after_the_other_under_names_of_their_own(ran):
 
 
 def test_multirun_refuses_jobs_that_share_a_run_directory():
-    with pytest.raises(ConfigError, match="default_local_dir"):
+    with pytest.raises(ConfigError, check=mentions("default_local_dir")):
         cli.parse(["-m", "trainer.seed=1,2", "trainer.default_local_dir=runs/same"])
 
 

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from tests.helpers.refusals import mentions
 from verl.utils.background import BackgroundCall, BackgroundCalls
 
 
@@ -24,7 +25,7 @@ def test_an_error_is_raised_where_the_answer_is_asked_for():
 def test_a_call_that_goes_on_is_named():
     may_end = threading.Event()
     call = BackgroundCall(lambda: may_end.wait(60), "slow")
-    with pytest.raises(TimeoutError, match=r"slow: no end after 0\.01 s"):
+    with pytest.raises(TimeoutError, check=mentions("slow", "0.01 s")):
         call.result(0.01)
     may_end.set()
     assert call.result(60) is True
@@ -54,9 +55,9 @@ def test_no_more_than_a_few_wait():
     assert begun.wait(60)
     for _ in range(2):
         calls.add(lambda: None)
-    with pytest.raises(TimeoutError, match=r"writing: no end after 0\.05 s"):
+    with pytest.raises(TimeoutError, check=mentions("writing", "0.05 s")):
         calls.add(lambda: None)
-    with pytest.raises(TimeoutError, match="writing"):
+    with pytest.raises(TimeoutError, check=mentions("writing")):
         calls.wait()
     may_end.set()
 

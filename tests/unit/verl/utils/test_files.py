@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
 from verl.utils import files
 from verl.utils.files import atomic_write, publish_directory, require_replaceable, write_page
@@ -129,7 +130,7 @@ def test_what_was_not_published_here_is_refused(tmp_path, change):
     publish(target, weights="w")
     change(target)
     before = names(target)
-    with pytest.raises(ConfigError, match="overwrite=true"):
+    with pytest.raises(ConfigError, check=mentions("overwrite=true")):
         require_replaceable(target, "target", False)
     with pytest.raises(ConfigError):
         publish(target, weights="new")
@@ -150,7 +151,7 @@ def make_link(place):
 @pytest.mark.parametrize("make", [make_file, make_link])
 def test_files_and_links_are_never_replaced(tmp_path, make):
     make(tmp_path / "place")
-    with pytest.raises(ConfigError, match="place"):
+    with pytest.raises(ConfigError, check=mentions("place")):
         publish(tmp_path / "place", overwrite=True, weights="w")
 
 

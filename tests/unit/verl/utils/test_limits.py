@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.helpers.refusals import mentions
 from verl.utils.limits import TimeLimit, time_limit
 
 
@@ -19,7 +20,7 @@ def spin():
 
 def test_a_call_that_hangs_is_ended_and_named():
     with (
-        pytest.raises(TimeLimit, match=r"the grader took over 0\.1 s"),
+        pytest.raises(TimeLimit, check=mentions("grader", "0.1 s")),
         time_limit(0.1, "the grader"),
     ):
         spin()
@@ -86,7 +87,7 @@ def test_the_limit_holds_whatever_the_block_does_to_the_alarm(monkeypatch, grade
     monkeypatch.setattr("verl.utils.limits.AGAIN_S", 0.05)
     before = signal.getsignal(signal.SIGALRM)
     left = signal.setitimer(signal.ITIMER_REAL, 1000)
-    with pytest.raises(TimeLimit, match=r"it took over 0\.05 s"), time_limit(0.05, "it"):
+    with pytest.raises(TimeLimit, check=mentions("0.05 s")), time_limit(0.05, "it"):
         graded()
     time.sleep(0.15)  # nothing arrives behind the block
     again = signal.setitimer(signal.ITIMER_REAL, *left)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.refusals import mentions
 from verl.utils.seeds import derive_seed, seed_everything
 
 
@@ -32,7 +33,7 @@ def test_seeds_of_neighbouring_counters_spread_over_the_range():
 
 
 def test_objects_are_refused():
-    with pytest.raises(TypeError, match="list"):
+    with pytest.raises(TypeError, check=mentions("list")):
         derive_seed(cast(int, [1, 2]))
 
 

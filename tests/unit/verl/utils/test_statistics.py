@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.helpers.refusals import mentions
 from verl.utils.statistics import (
     bootstrap_interval,
     percentile_interval,
@@ -34,7 +35,7 @@ def test_without_an_order_there_is_none(pair):
 
 
 def test_lists_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match="2 and 1 values"):
+    with pytest.raises(ValueError, check=mentions(2, 1)):
         rank_correlation([1, 2], [1])
 
 

@@ -6,6 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.helpers.refusals import mentions
 from verl.utils.tables import read_rows
 
 ROWS = [{"text": "a\u2028b", "n": 1}, {"text": "c", "n": 2}]
@@ -72,5 +73,5 @@ def test_tables_of_other_kinds_are_named(tmp_path):
     early = pyarrow.table({"p": pyarrow.array([-(2**62)], pyarrow.timestamp("ms"))})
     for table in (twice, early):
         pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-        with pytest.raises(ValueError, match=r"a\.parquet: "):
+        with pytest.raises(ValueError, check=mentions("a.parquet")):
             list(read_rows(tmp_path / "a.parquet"))

@@ -13,6 +13,7 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import Group, played_rows
 from verl.config.schema import RewardModelConfig
@@ -131,9 +132,9 @@ def test_of_a_long_conversation_the_end_is_read(saved, tokenizer):
 
 
 def test_a_model_that_gives_no_single_learnt_number_is_refused(saved):
-    with pytest.raises(ValueError, match="it has 3 labels; allowed: one"):
+    with pytest.raises(ValueError, check=mentions(3)):
         worker(saved("llama", labels=3))
-    with pytest.raises(ValueError, match=r"missing: 1 tensor \(score.weight\)"):
+    with pytest.raises(ValueError, check=mentions("score.weight")):
         worker(saved("llama", cls=LlamaForCausalLM))
     with pytest.raises(FileNotFoundError, match="neither a directory"):
         worker("/nowhere/at/all")
@@ -196,5 +197,5 @@ def test_every_row_gets_the_score_of_its_trajectory_beside_the_rule():
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_score_that_is_no_number_is_no_zero(value):
     trajectories = np.array(["a", "b"], dtype=object)
-    with pytest.raises(ValueError, match="trajectory b has no finite score"):
+    with pytest.raises(ValueError, check=mentions("trajectory b")):
         model_outcomes(torch.tensor([1.0, value]), trajectories)

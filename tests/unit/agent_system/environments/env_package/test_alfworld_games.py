@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.helpers.refusals import mentions, suggests
+
 pytest.importorskip("alfworld")
 
 from agent_system.environments.env_package.alfworld import games, layout, store
@@ -104,11 +106,11 @@ def test_no_target_starts_where_it_is_wanted_and_no_two_places_coincide():
 
 
 def test_impossible_settings_say_so():
-    with pytest.raises(ValueError, match=r"receptacles.*\[5, 3\].*2 <= fewest <= most"):
+    with pytest.raises(ValueError, check=mentions("receptacles", "[5, 3]")):
         read({"receptacles": [5, 3]})
-    with pytest.raises(ValueError, match="did you mean clean"):
+    with pytest.raises(ValueError, check=suggests("clean")):
         read({"task_types": ["claen"]})
-    with pytest.raises(ValueError, match="train and val"):
+    with pytest.raises(ValueError, check=mentions("train", "val")):
         store.tasks(read({}), "test")
 
 
@@ -145,7 +147,7 @@ def test_a_worker_without_the_files_draws_the_same_games(tmp_path):
     game = store.load_game(settings, task)
     assert game == store.load_game(read(section(tmp_path / "a")), task)
     other = read(section(tmp_path / "b", seed=5))
-    with pytest.raises(store.DamagedAlfworldGame, match="changed"):
+    with pytest.raises(store.DamagedAlfworldGame):
         store.load_game(other, task)
 
 
@@ -171,7 +173,7 @@ def test_a_damaged_game_is_noticed(tmp_path):
     path = store.GeneratedGames(settings, "train").folder / "games.jsonl"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"(inReceptacle", b"(onReceptacle", 1))
-    with pytest.raises(store.DamagedAlfworldGame, match="delete the folder"):
+    with pytest.raises(store.DamagedAlfworldGame):
         store.load_game(settings, task)
 
 

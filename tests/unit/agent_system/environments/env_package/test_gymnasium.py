@@ -212,11 +212,11 @@ def test_an_environment_that_nobody_told_is_played_in_numbers():
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"env_id": "Taxy-v4"}, r"env_id='Taxy-v4'.*did you mean 'Taxi-v4'.*fix"),
-        ({"env_id": "Pendulum-v1"}, r"its actions are Box.*allowed: discrete"),
-        ({"actions": ["a", "b"]}, r"actions=\['a', 'b'\]: Taxi-v4 has 6 actions.*allowed: 6 names"),
+        ({"env_id": "Taxy-v4"}, r"env_id='Taxy-v4'.*'Taxi-v4'"),
+        ({"env_id": "Pendulum-v1"}, r"Pendulum-v1.*Box"),
+        ({"actions": ["a", "b"]}, r"actions=\['a', 'b'\].*6"),
         ({"env_id": "Taxi-v4", "options": {"wings": 2}}, r"env_id='Taxi-v4'.*wings"),
-        ({"env_id": "tests.helpers.bare_world:Drawn-v0"}, r"observations are Box.*describe.path"),
+        ({"env_id": "tests.helpers.bare_world:Drawn-v0"}, r"Box.*describe.path"),
     ],
 )
 def test_what_cannot_be_told_is_refused(section, said):

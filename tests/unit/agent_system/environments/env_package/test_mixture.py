@@ -14,6 +14,7 @@ from agent_system.environments.tasks import Schedule, interleaved, turns
 from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
+from tests.helpers.refusals import mentions
 from tests.helpers.winning import plan, play_episodes
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
@@ -97,7 +98,7 @@ def test_no_part_is_starved_by_a_limit_on_tasks():
         "number_line": 2,
         "tools": 2,
     }
-    with pytest.raises(ValueError, match=r"no train tasks of 'number_line', 'tools'; fix: more"):
+    with pytest.raises(ValueError, check=mentions("'number_line'", "'tools'")):
         managers(train_tasks=1)
 
 
@@ -181,14 +182,14 @@ def test_the_process_of_all_parts_is_bounded_as_the_largest_is():
 @pytest.mark.parametrize(
     ("section", "error", "said"),
     [
-        ({"parts": {}}, ConfigError, "env.mixture.parts.*at least one"),
-        ({"parts": {"mixture": 1}}, ConfigError, "no mixture among them"),
+        ({"parts": {}}, ConfigError, "env.mixture.parts"),
+        ({"parts": {"mixture": 1}}, ConfigError, "env.mixture.parts"),
         ({"parts": {"sokoban": 0}}, ConfigError, "env.mixture.parts"),
-        ({"parts": ["sokobann"]}, UnknownEnvironment, "did you mean 'sokoban'"),
+        ({"parts": ["sokobann"]}, UnknownEnvironment, "'sokobann'.*'sokoban'"),
         (
             {"parts": ["sokoban"], "kwargs": {"sokoban": {"walls": 3}}},
             ConfigError,
-            "env.sokoban.walls=3: unknown key",
+            "env.sokoban.walls=3",
         ),
     ],
 )
@@ -199,7 +200,7 @@ def test_wrong_parts_are_refused(section, error, said):
 
 def test_what_a_part_lacks_the_mixture_lacks():
     config = make_config("mixture", kwargs={"parts": ["sokoban", "dataset"]}, levels=True)
-    with pytest.raises(ValueError, match="no prompt of it asks for thinking levels"):
+    with pytest.raises(ValueError, check=mentions("env.levels")):
         check_prompts(config, get_package("mixture"))
     both = {"parts": ["sokoban", "reasoning_gym"]}
     config = make_config("mixture", kwargs=both)
@@ -231,5 +232,5 @@ def test_weights_can_be_written_where_a_name_cannot_be_a_key(parts, weights):
     ],
 )
 def test_other_spellings_of_weights_are_refused_with_the_key(parts):
-    with pytest.raises(ConfigError, match=r"env\.mixture\.parts"):
+    with pytest.raises(ConfigError, check=mentions("env.mixture.parts")):
         PACKAGE.read({"parts": parts})

@@ -10,6 +10,7 @@ from agent_system.environments.env_package.openenv.sessions import ServerFailed
 from agent_system.environments.manager import make_envs
 from tests.helpers.open_world import GuessWorld, served
 from tests.helpers.play import make_config
+from tests.helpers.refusals import mentions
 from tests.helpers.winning import plan, wins
 
 read = PACKAGE.read
@@ -78,18 +79,18 @@ def test_a_server_that_is_not_there_and_one_that_is_silent():
     task = PACKAGE.tasks(env.settings, "train")[0]
     with pytest.raises(OSError):
         env.reset(task, 0)
-    with pytest.raises(ServerFailed, match="step before reset"):
+    with pytest.raises(ServerFailed, check=mentions("step", "reset")):
         env.step("1")
 
 
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({}, r"allowed: one of them; fix: env.openenv.url="),
-        ({"url": "http://127.0.0.1:1", **LOCAL}, "allowed: one of them"),
-        ({"url": "127.0.0.1:8000"}, r"env.openenv.url='127.0.0.1:8000'; allowed: http://"),
-        ({"environment": LOCAL["environment"]}, "fix: env.openenv.action=MODULE:CLASS"),
-        ({"environment": "nowhere", "action": LOCAL["action"]}, "is no place"),
+        ({}, r"env.openenv.url="),
+        ({"url": "http://127.0.0.1:1", **LOCAL}, "env.openenv"),
+        ({"url": "127.0.0.1:8000"}, r"env.openenv.url='127.0.0.1:8000'"),
+        ({"environment": LOCAL["environment"]}, "env.openenv.action=MODULE:CLASS"),
+        ({"environment": "nowhere", "action": LOCAL["action"]}, "nowhere"),
     ],
 )
 def test_settings_that_name_no_environment_are_refused(section, said):
@@ -101,5 +102,5 @@ def test_the_splits_have_other_seeds_and_rewards_can_be_those_of_winning():
     train, val = make_envs(make_config("openenv", kwargs={**LOCAL, **SMALL}, n=2))
     assert not {t["seed"] for t in train.tasks} & {t["seed"] for t in val.tasks}
     env = OpenEnvEnv(read({**LOCAL, "reward": "won", "text_field": "color"}))
-    with pytest.raises(KeyError, match="the observation has text, tries"):
+    with pytest.raises(KeyError, check=mentions("text", "tries")):
         env.reset(train.tasks[0], 0)

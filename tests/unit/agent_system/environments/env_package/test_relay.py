@@ -220,10 +220,10 @@ def test_a_step_has_eight_tokens_and_one_for_each_hop(tmp_path):
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"hops": [0, 2, 2, 7]}, r"hops=\[0, 2, 2, 7\]: .* numbers that grow from 0"),
-        ({"hops": [1, 2, 4, 7]}, r"hops=\[1, 2, 4, 7\]: level 1 thinks nothing"),
-        ({"shortest_cycle": 11}, r"shortest_cycle=11: .* allowed: 2 to 10"),
-        ({"places": 8}, r"places=8: .* allowed: 9 to 26"),
+        ({"hops": [0, 2, 2, 7]}, r"hops=\[0, 2, 2, 7\]"),
+        ({"hops": [1, 2, 4, 7]}, r"hops=\[1, 2, 4, 7\]"),
+        ({"shortest_cycle": 11}, r"shortest_cycle=11.*2 to 10"),
+        ({"places": 8}, r"places=8.*9 to 26"),
     ],
 )
 def test_settings_in_which_depth_would_not_matter_are_refused(section, said):

@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+from tests.helpers.refusals import mentions
+
 pytest.importorskip("scienceworld")
 if shutil.which("java") is None:
     pytest.skip("no Java", allow_module_level=True)
@@ -170,9 +172,7 @@ def test_valid_actions_are_listed_where_they_are_asked_for(env):
 
 
 def test_unknown_experiments_are_refused_with_the_known_ones():
-    with pytest.raises(
-        ValueError, match=r"env.scienceworld.task_names=\['cook'\]: .*allowed: any of boil, "
-    ):
+    with pytest.raises(ValueError, check=mentions("env.scienceworld.task_names=['cook']", "boil")):
         tasks(read({"task_names": ["cook"]}), "train")
-    with pytest.raises(ValueError, match="task_names='boil': wrong type; allowed: list"):
+    with pytest.raises(ValueError, check=mentions("task_names='boil'")):
         tasks(read({"task_names": "boil"}), "train")

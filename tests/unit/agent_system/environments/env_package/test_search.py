@@ -25,6 +25,7 @@ from agent_system.environments.env_package.search.retrieval import (
 from agent_system.environments.env_package.search.world import build
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
+from tests.helpers.refusals import mentions
 from tests.helpers.winning import play_episodes
 from verl.utils.message_rows import BadRow
 
@@ -271,7 +272,7 @@ def test_a_server_of_this_machine_is_not_asked_through_a_proxy(monkeypatch, prox
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
 def test_the_proxy_of_another_server_is_named(monkeypatch, proxy):
     monkeypatch.setenv("HTTP_PROXY", proxy)
-    with pytest.raises(retrieval.RetrievalError, match=r"127.0.0.1:9 \(HTTP_PROXY"):
+    with pytest.raises(retrieval.RetrievalError, check=mentions("127.0.0.1:9", "HTTP_PROXY")):
         RemoteRetriever("http://search.invalid/retrieve", 5.0, 1).search("x", 1)
 
 
@@ -305,12 +306,12 @@ def test_a_server_that_fails_is_named_with_the_reason(reply, attempts, why):
 def test_nobody_at_the_address():
     with server((200, {})) as (url, _):
         pass
-    with pytest.raises(RetrievalError, match=r"no answer in 2 attempts .*ConnectError"):
+    with pytest.raises(RetrievalError, check=mentions(2, "ConnectError")):
         RemoteRetriever(url, 0.5, 2).search("x", 1)
 
 
 def test_what_is_no_url_is_refused_before_anything_starts():
-    with pytest.raises(ValueError, match=r"env.search.search_url='localhost:8000'"):
+    with pytest.raises(ValueError, check=mentions("env.search.search_url='localhost:8000'")):
         tasks(read({"search_url": "localhost:8000"}), "train")
 
 

@@ -7,6 +7,7 @@ import pytest
 from agent_system.environments.env_package.shop.catalogue import catalogue, find, score
 from agent_system.environments.env_package.shop.package import PACKAGE, Shop, tasks
 from tests.helpers.gold import buy_the_goal
+from tests.helpers.refusals import mentions
 
 read = PACKAGE.read
 
@@ -173,7 +174,7 @@ def test_webshop_keys_have_the_one_value_that_is_true_here():
     assert tasks(read({**FEW, "use_small": True, "human_goals": False}), "val") == tasks(
         read(FEW), "val"
     )
-    with pytest.raises(ValueError, match=r"env.shop.use_small=False: .*allowed: one of True"):
+    with pytest.raises(ValueError, check=mentions("env.shop.use_small=False")):
         tasks(read({"use_small": False}), "val")
 
 

@@ -11,6 +11,7 @@ from agent_system.environments.env_package.sokoban.package import PACKAGE, Sokob
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.gold import push_the_boxes
 from tests.helpers.play import make_config
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.winning import play_episodes
 
@@ -118,9 +119,7 @@ def test_levels_are_different_even_in_a_mirror():
 
 
 def test_settings_without_levels_are_refused():
-    with pytest.raises(
-        ValueError, match=r"no levels of 50 to 60 moves .*rooms of \[5, 5\].* with 1 boxes"
-    ):
+    with pytest.raises(ValueError, check=mentions(50, 60, "[5, 5]", 1)):
         tasks(read({**FEW, "dim_room": [5, 5], "min_moves": 50, "search_depth": 60}), "train")
 
 
@@ -170,7 +169,8 @@ def test_a_text_policy_is_refused_images_at_start_up():
     config = make_config("sokoban", kwargs={"mode": "image"})
     config.actor_rollout_ref.model.path = "some/model"
     with pytest.raises(
-        ValueError, match=r"env.sokoban.mode='image': .*some/model.*fix: env.sokoban.mode=text"
+        ValueError,
+        check=mentions("env.sokoban.mode='image'", "some/model", "env.sokoban.mode=text"),
     ):
         TrajectoryCollector(config, make_tiny_tokenizer())
     assert PACKAGE.images(read({})) is None

@@ -139,11 +139,11 @@ def test_admissible_moves_are_accepted():
     [
         (
             "TicTacTo-v0",
-            r"game='TicTacTo-v0': .*no such game; did you mean 'TicTacToe-v0'.*fix: env",
+            r"game='TicTacTo-v0'.*'TicTacToe-v0'",
         ),
         (
             "Wordle-v0",
-            r"game='Wordle-v0': it needs a download.*allowed: GuessTheNumber, FrozenLake",
+            r"game='Wordle-v0'.*GuessTheNumber, FrozenLake",
         ),
     ],
 )

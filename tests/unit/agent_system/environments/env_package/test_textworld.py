@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from tests.helpers.refusals import mentions
+
 pytest.importorskip("textworld")
 
 
@@ -155,10 +157,12 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(section):
 
 def test_impossible_settings_are_refused():
     with pytest.raises(
-        ValueError, match=r"env.textworld.level=31: treasure_hunter has the levels 1 to 30"
+        ValueError, check=mentions("env.textworld.level=31", "treasure_hunter", "1 to 30")
     ):
         tasks(read({"level": 31}), "train")
-    with pytest.raises(ValueError, match=r"env.textworld.take=2: .*at most env.textworld.recipe=1"):
+    with pytest.raises(
+        ValueError, check=mentions("env.textworld.take=2", "env.textworld.recipe=1")
+    ):
         tasks(read({"game": "cooking", "take": 2}), "train")
 
 

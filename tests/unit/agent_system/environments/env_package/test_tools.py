@@ -23,6 +23,7 @@ from agent_system.environments.env_package.tools.toolbox import PythonTool
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
 from tests.helpers.play import make_config
+from tests.helpers.refusals import mentions
 from tests.helpers.winning import plan, wins
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
@@ -228,15 +229,15 @@ def test_functions_of_the_users_own_have_a_time_limit_and_long_results_are_cut(t
 @pytest.mark.parametrize(
     ("places", "error", "said"),
     [
-        (["own.py"], ValueError, "functions='own.py' is no place.*fix: own.py:NAME"),
+        (["own.py"], ValueError, "functions='own.py'.*own.py:NAME"),
         (
             ["nowhere.py:f"],
             FileNotFoundError,
-            "functions=.nowhere.py:f.: no such file.*fix: name what is there",
+            "functions=.nowhere.py:f.",
         ),
-        (["{own}:howl"], AttributeError, ":howl' is not defined"),
-        (["{own}:greedy"], TypeError, r"greedy takes \*words"),
-        (["{own}:wait", "{own}:wait"], ValueError, "two tools are called 'wait'"),
+        (["{own}:howl"], AttributeError, ":howl'"),
+        (["{own}:greedy"], TypeError, r"greedy.*\*words"),
+        (["{own}:wait", "{own}:wait"], ValueError, "'wait'"),
     ],
 )
 def test_wrong_places_of_functions_are_refused(tmp_path, places, error, said):
@@ -338,7 +339,7 @@ def test_a_server_does_not_inherit_the_bound_of_the_worker():
     [
         ({"command": "/no/such/program"}, "/no/such/program"),
         ({"args": ["-c", "pass"]}, "python"),
-        ({"tools": ["add", "fly"]}, "has no tool fly; allowed: add, fail, sleep, bound"),
+        ({"tools": ["add", "fly"]}, "fly.*add, fail, sleep, bound"),
     ],
 )
 def test_a_server_that_does_not_offer_what_is_asked_is_refused(server, said):
@@ -364,7 +365,7 @@ def test_questions_of_the_example_are_refused_for_functions_that_replace_its_loo
 ):
     choice = EnvConfig(env_name="tools", kwargs=section)
     if refused:
-        with pytest.raises(ConfigError, match="train_files"):
+        with pytest.raises(ConfigError, check=mentions("train_files")):
             env_settings(choice)
     else:
         assert env_settings(choice).max_steps == choice.max_steps

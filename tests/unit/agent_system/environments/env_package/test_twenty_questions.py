@@ -27,6 +27,7 @@ from agent_system.environments.env_package.twenty_questions.package import PACKA
 from agent_system.environments.env_package.twenty_questions.player import Questioner
 from agent_system.environments.env_package.twenty_questions.questions import answer
 from agent_system.environments.env_registry import get_package
+from tests.helpers.refusals import mentions, suggests
 from tests.helpers.winning import wins
 
 read = PACKAGE.read
@@ -149,9 +150,9 @@ def test_a_question_cannot_forge_the_fields_of_the_prompt():
 
 
 def test_the_embedded_gamemaster_names_what_it_does_not_know():
-    with pytest.raises(GamemasterError, match="'unicorn'"):
+    with pytest.raises(GamemasterError, check=mentions("'unicorn'")):
         EmbeddedGamemaster()(gamemaster_prompt("unicorn", "Is it alive?"))
-    with pytest.raises(GamemasterError, match="gamemaster_prompt"):
+    with pytest.raises(GamemasterError, check=mentions("gamemaster_prompt")):
         EmbeddedGamemaster()("hello")
 
 
@@ -231,9 +232,9 @@ def test_a_gamemaster_of_this_machine_is_not_asked_through_a_proxy(server, monke
 @pytest.mark.parametrize(
     ("replies", "complaint", "asked"),
     [
-        ([(500, "broken")] * 3, r"no answer in 3 attempts: status 500: broken", 3),
-        ([(401, "who are you")], r"chat/completions: status 401: who are you", 1),
-        ([(200, "<html>")], "not a chat completion", 1),
+        ([(500, "broken")] * 3, r"3.*500: broken", 3),
+        ([(401, "who are you")], r"chat/completions.*401: who are you", 1),
+        ([(200, "<html>")], "chat/completions", 1),
     ],
 )
 def test_a_server_that_does_not_answer_is_named_with_its_reason(server, replies, complaint, asked):
@@ -248,9 +249,9 @@ def test_no_server_at_all_is_named_as_well():
     pytest.importorskip("tenacity")
     from agent_system.environments.env_package.twenty_questions import OpenAIGamemaster
 
-    with pytest.raises(GamemasterError, match=r"127.0.0.1:9/.*2 attempts: Connect"):
+    with pytest.raises(GamemasterError, check=mentions("127.0.0.1:9/", 2)):
         OpenAIGamemaster("http://127.0.0.1:9", "m", attempts=2, pause_s=0.01)("prompt")
-    with pytest.raises(ValueError, match="base_url and model"):
+    with pytest.raises(ValueError, check=mentions("base_url")):
         OpenAIGamemaster("", "m")
 
 
@@ -328,7 +329,7 @@ def test_train_and_held_out_words_are_disjoint_and_stable():
     assert game.words_of("train", ["cat", "dog", "cow"]) == game.words_of(
         "train", ["cow", "cat", "dog"]
     )
-    with pytest.raises(ValueError, match="at least two words"):
+    with pytest.raises(ValueError, check=mentions("twenty questions")):
         game.words_of("train", ["dog"])
 
 
@@ -426,15 +427,13 @@ def test_members_of_a_group_start_alike_and_anchors_do_not_depend_on_the_order_o
 
 
 def test_the_section_is_checked():
-    with pytest.raises(
-        ValueError, match=r"gamemastr.*did you mean env.twenty_questions.gamemaster"
-    ):
+    with pytest.raises(ValueError, check=suggests("env.twenty_questions.gamemaster", "gamemastr")):
         package.tasks(read({"gamemastr": "openai"}), "train")
-    with pytest.raises(ValueError, match="embedded"):
+    with pytest.raises(ValueError, check=mentions("embedded")):
         package.tasks(read({"gamemaster": "oracle"}), "train")
-    with pytest.raises(ValueError, match="does not know unicorn"):
+    with pytest.raises(ValueError, check=mentions("unicorn")):
         package.tasks(read({"words": ["dog", "unicorn"]}), "train")
-    with pytest.raises(ValueError, match="base_url and model"):
+    with pytest.raises(ValueError, check=mentions("base_url")):
         package.PACKAGE.make(read({"gamemaster": "openai"}))
 
 

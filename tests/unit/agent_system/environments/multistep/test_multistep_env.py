@@ -17,6 +17,7 @@ from agent_system.environments.multistep import MultistepEnv
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.tokens.template import TemplateUnsupported
 from tests.helpers.multistep import CountTo, OldModel, Speaker, TokenSpeaker
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import StopReason
 
@@ -61,7 +62,7 @@ def test_item_2_values_that_mean_nothing_are_refused(wrong):
         CountTo(**wrong)
     with pytest.raises(ValueError, match="at least"):
         TwentyQuestionsEnv(**wrong)
-    with pytest.raises(ValueError, match="trial_mode='first'"):
+    with pytest.raises(ValueError, check=mentions("trial_mode='first'")):
         CountTo(trial_mode="first")
 
 
@@ -156,9 +157,9 @@ def test_inputs_may_be_rows_columns_a_dataset_or_messages():
 
 
 def test_an_agent_or_a_model_is_needed_and_the_model_makes_an_agent():
-    with pytest.raises(ValueError, match="agent"):
+    with pytest.raises(ValueError, check=mentions("agent")):
         CountTo().run_trial([{}])
-    with pytest.raises(TypeError, match="act_batch nor get_action"):
+    with pytest.raises(TypeError, check=mentions("act_batch", "get_action")):
         nobody: Any = object()
         CountTo().run_trial([{}], agent=nobody)
     assert CountTo().run_trial([{}], llm=OldModel())["messages"] == [
@@ -224,7 +225,7 @@ def test_what_a_child_leaves_out_has_a_default():
     record = env.completed_episodes[results["session_ids"][0]]
     assert (record["steps"], record["done"], record["reward"]) == (1, True, 0.0)
     assert record["state"]["answer"] == "forty-two"
-    with pytest.raises(NotImplementedError, match="dataset"):
+    with pytest.raises(NotImplementedError, check=mentions("dataset")):
         MultistepEnv().get_train_dataset()
 
 
@@ -325,7 +326,7 @@ def test_mask_modes(tokenizer):
         return tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m])
 
     assert trained("all") == "122" and trained("final") == "22"
-    with pytest.raises(ValueError, match="mask_mode='first'"):
+    with pytest.raises(ValueError, check=mentions("mask_mode='first'")):
         CountTo(mask_mode="first")
 
 
@@ -483,7 +484,7 @@ def test_a_template_that_rewrites_history_is_refused():
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "in messages -%}", "in messages[-1:] -%}"
     )
-    with pytest.raises(TemplateUnsupported, match="growing token sequence"):
+    with pytest.raises(TemplateUnsupported):
         CountTo(tokenizer)
 
 
@@ -540,5 +541,5 @@ def test_a_model_that_loses_a_prompt_is_an_error():
         def generate(self, prompts, sampling_params=None, **kw) -> Any:
             return super().generate(prompts)[:-1]
 
-    with pytest.raises(ValueError, match="1 results for 2 prompts"):
+    with pytest.raises(ValueError, check=mentions(1, 2)):
         CountTo().run_trial([{}, {}], llm=Short())

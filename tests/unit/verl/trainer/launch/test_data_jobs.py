@@ -6,6 +6,7 @@ import pytest
 
 from agent_system.environments.env_registry import REGISTRY, get_package
 from agent_system.reward_manager import load_reward_manager
+from tests.helpers.refusals import mentions
 from verl.config.load import to_dict, to_yaml, without_effect
 from verl.config.validate import find_problems
 from verl.trainer import main_ppo
@@ -193,7 +194,7 @@ def test_further_arguments_reach_the_function_of_plays_as_well(job):
     cfg = config(*words, "+custom_reward_function.reward_kwargs.scale=3")
     score = load_reward_manager(cfg).compute_score
     assert score is not None and score(data_source="d", steps=[1, 2], extra_info={}) == 6
-    with pytest.raises(TypeError, match="missing a required argument: 'scale'"):
+    with pytest.raises(TypeError, check=mentions("'scale'")):
         load_reward_manager(config(*words))
 
 

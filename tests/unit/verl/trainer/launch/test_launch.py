@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from tests.helpers.play import make_config
+from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
 from verl.models import hub
 from verl.trainer.launch import ppo as launch
@@ -22,9 +23,7 @@ def test_a_policy_that_is_nowhere_is_refused_and_not_replaced_by_another(tmp_pat
     for path in ("nobody/no-such-model", str(tmp_path / "nothing")):
         config = make_config()
         config.actor_rollout_ref.model.path = config.critic.model.path = path
-        with pytest.raises(
-            ConfigError, match=r"actor_rollout_ref.model.path.*neither a directory nor a model"
-        ):
+        with pytest.raises(ConfigError, check=mentions("actor_rollout_ref.model.path")):
             launch.ensure_policy(config)
 
 
@@ -90,7 +89,7 @@ def test_a_critic_that_nobody_asked_for_needs_no_model(tmp_path):
     config.critic.enable = False
     launch.ensure_policy(config)
     config.critic.enable = True
-    with pytest.raises(ConfigError, match=r"critic.model.path.*neither a directory nor a model"):
+    with pytest.raises(ConfigError, check=mentions("critic.model.path")):
         launch.ensure_policy(config)
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_system.tokens.bridge import ChatBridge
 from tests.helpers.chat_kinds import chat_tokenizer
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config
 from verl.config.schema import SFTConfig
@@ -132,9 +133,9 @@ def test_long_episodes_are_cut_after_a_whole_turn(bridge):
 
 
 def test_episodes_that_are_no_conversation_are_refused(bridge):
-    with pytest.raises(ValueError, match="prompt"):
+    with pytest.raises(ValueError, check=mentions("prompt")):
         encode_episode(bridge, EPISODE[1:], 0.5, 512)
-    with pytest.raises(ValueError, match="alternate"):
+    with pytest.raises(ValueError, check=mentions("assistant", "user")):
         encode_episode(bridge, [*EPISODE, EPISODE[1]], 0.5, 512)
 
 
@@ -287,12 +288,12 @@ def test_hold_out_shares_no_task():
 
 def test_broken_rows_and_files_are_refused(tmp_path):
     for ids, weights in (((1, 2, 3), (1.0,)), ((1,), (1.0,)), ((1, 2), (1.0, 0.0))):
-        with pytest.raises(ValueError, match="a row"):
+        with pytest.raises(ValueError):
             SFTRow(ids, weights)
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"a"')
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2"):
+    with pytest.raises(ValueError, check=mentions("rows.jsonl, line 2")):
         list(read_rows(tmp_path / "rows.jsonl"))
-    with pytest.raises(ValueError, match="csv"):
+    with pytest.raises(ValueError, check=mentions("csv")):
         list(read_rows(tmp_path / "rows.csv"))
 
 
@@ -376,7 +377,7 @@ def test_a_supervised_run_that_stands_still_is_ended(tmp_path, monkeypatch):
     cfg.trainer.default_local_dir = str(tmp_path)
     cfg.trainer.stall_timeout_s = 0.1
     monkeypatch.setattr(sft, "load_records", lambda _: threading.Event().wait(60))
-    with pytest.raises(Stalled, match=r"^episodes stands still"):
+    with pytest.raises(Stalled, check=mentions("episodes")):
         run_sft(cfg)
     assert list((tmp_path / "logs").glob("stacks-*.txt"))
 
@@ -425,13 +426,13 @@ def test_levels_are_those_asked_for(tmp_path, levels, drawn):
 
 def test_an_environment_without_expert_is_told_who_has_one(tmp_path):
     cfg = number_line_config(tmp_path, "env.env_name=shop")
-    with pytest.raises(ConfigError, match=r"'shop': no expert .*number_line.*data\.train_files"):
+    with pytest.raises(ConfigError, check=mentions("'shop'", "number_line", "data.train_files")):
         check_expert(cfg)
 
 
 def test_needed_levels_are_asked_of_experts_that_tell_them(tmp_path):
     cfg = number_line_config(tmp_path, "data.needed_level_share=0.5")
-    said = r"data\.needed_level_share=0\.5: the expert of 'number_line' does not tell"
+    said = r"data\.needed_level_share=0\.5.*'number_line'"
     with pytest.raises(ConfigError, match=said):
         check_expert(cfg)
     check_expert(number_line_config(tmp_path, "env.env_name=relay", "data.needed_level_share=0.5"))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.refusals import mentions
 from tests.helpers.trainer_fakes import Group
 from verl.records import WrittenFiles
 from verl.trainer.ppo import resources
@@ -51,7 +52,7 @@ def test_a_checkpoint_waits_for_every_rank_of_every_group(groups):
 def test_a_rank_that_never_ends_is_noticed(groups, monkeypatch):
     monkeypatch.setattr(resources, "WRITE_TIMEOUT_S", -1.0)
     workers = TrainingWorkers(groups[0], [])
-    with pytest.raises(TimeoutError, match=r"1 of 2 ranks still write .* done: actor rank 0"):
+    with pytest.raises(TimeoutError, check=mentions("1 of 2", "actor rank 0")):
         workers.save_checkpoint(Path("partial"))()
 
 
@@ -62,5 +63,5 @@ def test_what_a_rank_raises_is_raised(groups, monkeypatch):
         raise CheckpointError("rank 1: disk full")
 
     monkeypatch.setattr(actor, "written_files", failing)
-    with pytest.raises(CheckpointError, match="rank 1: disk full"):
+    with pytest.raises(CheckpointError, check=mentions("rank 1: disk full")):
         TrainingWorkers(actor, []).save_checkpoint(Path("partial"))()

@@ -6,6 +6,7 @@ import torch
 
 from scripts.dev.bench import balance
 from tests.helpers.policy_rows import add_branches, random_rows
+from tests.helpers.refusals import mentions
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.protocol import DataProto, object_array
 from verl.records import PROFILE, ProfileOrder
@@ -78,13 +79,13 @@ def test_every_rank_gets_the_rows_that_are_its_own():
 def test_counts_that_do_not_fit_are_refused(counts):
     data = numbered(4)
     data.meta_info[ROWS_PER_RANK] = counts
-    with pytest.raises(ValueError, match="does not deal 4 rows to 2 ranks"):
+    with pytest.raises(ValueError, check=mentions(4, 2)):
         call_on(2, data)
 
 
 def test_an_answer_of_too_few_rows_is_refused():
     _, collect = plan_calls(TO_RANKS, 2, (reorder_by_rank(numbered(4), [[0], [1, 2, 3]]),), {})
-    with pytest.raises(ValueError, match="returned 1 rows for 3"):
+    with pytest.raises(ValueError, check=mentions(1, 3)):
         collect([numbered(1), numbered(1)])
 
 

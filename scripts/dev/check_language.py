@@ -1,0 +1,302 @@
+"""Measure the language of the code and the docs, and compare it with the limits.
+
+    python scripts/dev/check_language.py [--list KIND]
+
+Prints one number per kind of finding and the worst files. ``--list KIND`` prints the findings of
+one kind as ``file:line: text``. Exits with 1 where a number exceeds its limit.
+
+Text in backticks and code blocks is a quotation and is not read. The strings of environment
+packages are the content of games, so only the texts of their errors are read.
+"""
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from scripts.dev import language_words as words
+from scripts.dev.measure_code import FUNCTIONS, depth_of
+
+PACKAGES = ("verl", "agent_system", "rlvcr", "scripts", "experiments")
+PAGES = ("docs/*.md", "README.md", "CONTRIBUTING.md")
+GAMES = "agent_system/environments/env_package/"
+# The highest value of each number: shares are of all docstrings and of all functions.
+LIMITS = {
+    "opening": 0.01,
+    "one_word": 0.22,
+    "banned": 0,
+    "same_class": 0,
+    "long_function": 0,
+    "deep_nesting": 0,
+    "long_file": 0,
+}
+KINDS = {
+    "opening": "docstrings that open with What/Who/Whether/Where/Which/How",
+    "one_word": "functions named by one word",
+    "unaccepted_word": "of these, words that the field does not use",
+    "banned": "banned words",
+    "same_class": "classes that share their name with another class",
+    "short_docstring": "docstrings of at most five words",
+    "long_sentence": "docstring sentences above 25 words",
+    "long_function": "functions above 60 lines",
+    "deep_nesting": "functions nested deeper than 3",
+    "long_file": "files above 600 lines",
+}
+OPENING = re.compile(r"(What|Who|Whose|Whom|Whether|Where|Which|How)\b")
+QUOTATION = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
+# Keys, paths, overrides and identifiers inside prose are names, which are checked on their own.
+CODE_WORD = re.compile(r"[\w/.-]*(?:\w[_=/.]\w|=)[\w/.=-]*")
+
+
+class Finding(NamedTuple):
+    """One violation: its kind, file, line and the text that shows it."""
+
+    kind: str
+    file: str
+    line: int
+    text: str
+
+
+@dataclass
+class Totals:
+    """Denominators of the shares."""
+
+    docstrings: int = 0
+    functions: int = 0
+
+
+@cache
+def _patterns(*tables: str) -> tuple[re.Pattern[str], ...]:
+    rules: list[str] = []
+    for table in tables:
+        rules += getattr(words, table)
+    return tuple(re.compile(rf"\b(?:{rule})\b") for rule in rules)
+
+
+def _tables(file: str, kind: str) -> tuple[str, ...]:
+    outside = () if file.startswith(GAMES) else ("BANNED_OUTSIDE_GAMES",)
+    return ("BANNED", *outside, f"BANNED_IN_{kind}")
+
+
+def split_name(name: str) -> str:
+    """Return the words of an identifier in lower case: ``leftOut_Rows`` gives "left out rows"."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+    return " ".join(apart.replace("_", " ").lower().split())
+
+
+def banned_in_name(name: str, file: str, line: int) -> Iterator[Finding]:
+    """Yield a finding for each banned word of an identifier that is no public name."""
+    if name.strip("_") in words.PUBLIC:
+        return
+    if name.strip("_") in words.BANNED_NAMES:
+        yield Finding("banned", file, line, name)
+        return
+    text = split_name(name)
+    for pattern in _patterns(*_tables(file, "NAMES")):
+        if match := pattern.search(text):
+            yield Finding("banned", file, line, f"{match[0]!r} in {name}")
+
+
+def banned_in_text(text: str, file: str, line: int) -> Iterator[Finding]:
+    """Yield a finding for each banned word of a prose text that starts in ``line``."""
+    blank = QUOTATION.sub(lambda match: "\n" * match[0].count("\n") + " ", text)
+    prose = CODE_WORD.sub(" ", blank).lower()
+    for pattern in _patterns(*_tables(file, "TEXT")):
+        for match in pattern.finditer(prose):
+            before = prose.count("\n", 0, match.start())
+            context = " ".join(prose[max(0, match.start() - 30) : match.end() + 30].split())
+            yield Finding("banned", file, line + before, f"{match[0]!r} in ...{context}...")
+
+
+def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)):
+            continue
+        match node.body[:1]:
+            case [ast.Expr(value=ast.Constant(value=str()) as docstring)]:
+                yield docstring
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a docstring. Lists, tables and indented examples are left aside."""
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        if re.search(r"^([-*|]|>>>|[A-Z]\w+:$|\s)", paragraph, re.MULTILINE):
+            continue
+        yield from re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))
+
+
+def check_docstring(node: ast.Constant, file: str) -> Iterator[Finding]:
+    """Yield what is wrong with one docstring."""
+    text = str(node.value).strip()
+    first = text.splitlines()[0] if text else ""
+    if OPENING.match(text):
+        yield Finding("opening", file, node.lineno, first)
+    if len(text.split()) <= 5:
+        yield Finding("short_docstring", file, node.lineno, first)
+    for sentence in sentences(text):
+        if len(sentence.split()) > 25:
+            yield Finding("long_sentence", file, node.lineno, sentence)
+
+
+def check_function(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Iterator[Finding]:
+    """Yield what is wrong with the name and the size of one function."""
+    name = node.name.strip("_")
+    if "_" not in name and not node.name.startswith("__"):
+        yield Finding("one_word", file, node.lineno, node.name)
+        if name not in words.ACCEPTED.split():
+            yield Finding("unaccepted_word", file, node.lineno, node.name)
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    if lines > 60:
+        yield Finding("long_function", file, node.lineno, f"{node.name}: {lines} lines")
+    if depth_of(node) > 3:
+        yield Finding("deep_nesting", file, node.lineno, f"{node.name}: {depth_of(node)} levels")
+
+
+def defined_names(tree: ast.Module) -> dict[str, int]:
+    """Return the identifiers that a module defines, with the line of the first definition."""
+    lines: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
+            lines.setdefault(node.name, node.lineno)
+        elif isinstance(node, ast.arg):
+            lines.setdefault(node.arg, node.lineno)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            lines.setdefault(node.id, node.lineno)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            lines.setdefault(node.attr, node.lineno)
+    return lines
+
+
+def _messages(tree: ast.Module, file: str) -> Iterator[ast.Constant]:
+    """Yield the strings that are prose: they contain a space, and are no docstrings."""
+    docstrings = set(_docstrings(tree))
+    roots: list[ast.AST] = [tree]
+    if file.startswith(GAMES):
+        roots = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    for node in (node for root in roots for node in ast.walk(root)):
+        match node:
+            case ast.Constant(value=str(text)) if " " in text.strip() and node not in docstrings:
+                yield node
+
+
+def check_module(path: Path, file: str, totals: Totals) -> Iterator[Finding]:
+    """Yield the findings of one Python file and add its docstrings and functions to ``totals``."""
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    if source.count("\n") > 600:
+        yield Finding("long_file", file, 1, f"{source.count(chr(10))} lines")
+    yield from banned_in_name(path.stem, file, 1)
+    docstrings = list(_docstrings(tree))
+    totals.docstrings += len(docstrings)
+    for node in docstrings:
+        yield from check_docstring(node, file)
+        yield from banned_in_text(str(node.value), file, node.lineno)
+    for name, line in defined_names(tree).items():
+        yield from banned_in_name(name, file, line)
+    for node in _messages(tree, file):
+        yield from banned_in_text(str(node.value), file, node.lineno)
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS):
+            totals.functions += not node.name.startswith("__")
+            yield from check_function(node, file)
+    with path.open("rb") as stream:
+        for token in tokenize.tokenize(stream.readline):
+            if token.type == tokenize.COMMENT:
+                yield from banned_in_text(token.string, file, token.start[0])
+
+
+def same_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Finding]:
+    """Yield the classes whose name a class of another file has too."""
+    places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for path, file in _modules(root, packages):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append((file, node.lineno))
+    for name, at in places.items():
+        for file, line in at if len(at) > 1 else ():
+            yield Finding("same_class", file, line, name)
+
+
+def _modules(root: Path, packages: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
+    for package in packages:
+        for path in sorted((root / package).rglob("*.py")):
+            if path.name != "language_words.py":
+                yield path, path.relative_to(root).as_posix()
+
+
+def measure(root: Path, packages: tuple[str, ...] = PACKAGES) -> tuple[list[Finding], Totals]:
+    """Return all findings under ``root``, and the denominators of the shares."""
+    totals = Totals()
+    findings = [*same_classes(root, packages)]
+    for path, file in _modules(root, packages):
+        findings += check_module(path, file, totals)
+    for pattern in PAGES:
+        for path in sorted(root.glob(pattern)):
+            file = path.relative_to(root).as_posix()
+            findings += banned_in_text(path.read_text(encoding="utf-8"), file, 1)
+    return findings, totals
+
+
+def values(findings: list[Finding], totals: Totals) -> dict[str, float]:
+    """Return the number of each kind: a share where its limit is one, a count elsewhere."""
+    counts = Counter(finding.kind for finding in findings)
+    numbers: dict[str, float] = {kind: counts[kind] for kind in KINDS}
+    numbers["opening"] /= max(1, totals.docstrings)
+    numbers["one_word"] /= max(1, totals.functions)
+    return numbers
+
+
+def exceeded(numbers: Mapping[str, float]) -> list[str]:
+    """Return the kinds whose number is above its limit."""
+    return [kind for kind, limit in LIMITS.items() if numbers[kind] > limit]
+
+
+def _shown(value: float) -> str:
+    return f"{value:.1%}" if isinstance(value, float) else str(value)
+
+
+def report(findings: list[Finding], totals: Totals) -> Iterator[str]:
+    """Yield the lines of the table and of the worst files."""
+    numbers = values(findings, totals)
+    counts = Counter(finding.kind for finding in findings)
+    above = exceeded(numbers)
+    for kind, meaning in KINDS.items():
+        limit = f"limit {_shown(LIMITS[kind])}" if kind in LIMITS else ""
+        mark = "EXCEEDED" if kind in above else ""
+        value = _shown(numbers[kind])
+        yield f"{kind:16} {counts[kind]:6} {value:>8}  {limit:12} {mark:9} {meaning}".rstrip()
+    yield f"of {totals.docstrings} docstrings and {totals.functions} functions"
+    worst = Counter(finding.file for finding in findings if finding.kind != "one_word")
+    yield "files with most findings:"
+    for file, count in worst.most_common(15):
+        yield f"{count:6} {file}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--root", type=Path, default=ROOT, help="checkout to measure")
+    chosen = parser.parse_args(arguments)
+    findings, totals = measure(chosen.root)
+    if chosen.list:
+        lines = [f"{f.file}:{f.line}: {f.text}" for f in findings if f.kind == chosen.list]
+    else:
+        lines = list(report(findings, totals))
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if exceeded(values(findings, totals)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

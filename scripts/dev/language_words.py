@@ -1,0 +1,115 @@
+"""Word lists of ``check_language``: banned words, banned names, and the public names that stay.
+
+A pattern is matched against lower-case prose, and against identifiers that are split into words
+(``left_out_rows`` is read as "left out rows").
+"""
+
+# Banned in names, docstrings, comments, messages and docs.
+BANNED = {
+    r"play(s|ed|ing|er|ers)?": "episode, trajectory, rollout, generate",
+    r"iterations?": "step",
+    r"earn(s|ed|ing|ings)?": "return",
+    r"worth": "return, value",
+    r"pay(s|ing)?|paid": "reward",
+    r"judge[sd]?": "reward model, grader",
+    r"won|wins?": "success, is_success",
+    r"broken?": "failed, invalid",
+    r"left out|leav(e|es|ing) out": "dropped",
+    r"under way": "in flight",
+    r"carr(y|ied) over|carried": "continued; partial rollout",
+    r"panels?": "validation set",
+    r"garbage(?! collect)": "invalid environment return",
+    r"guests?": "session",
+    r"admitted": "registered",
+    r"slack|slips?": "demonstration noise",
+    r"deal(s|t|ing)?": "shard, dispatch, assign",
+    r"hand(s|ed|ing)|hand (over|out|on|back|down|in)": "send, return, pass",
+    r"sketch(es)?": "fingerprint",
+    r"arrivals?": "receipt",
+    r"learnt": "trained on",
+    r"spread": "std; broadcast",
+    r"l(ies?|ay|ying) between": "differs",
+    r"how deep(ly)?": "thinking level",
+    r"other thoughts?": "alternative thoughts",
+    r"thinking credits?": "thinking advantage",
+    r"cost shares?": "price share",
+    r"confidence(?! (interval|band|bound|level))|certainty": "score of a context",
+    r"beliefs?": "shrinkage slope",
+    r"h(o|e)ld(s|ing)? up": "level entropy bonus",
+    r"ground floor": "lowest layer",
+    r"plug(s|ged)": "register, plug-in",
+    r"rehears(e|es|ed|al|als)": "dry run",
+    r"pass(ed|es)? over": "ignored",
+    r"(of )?no use": "without effect, unused",
+    r"mend(s|ed|ing)?": "fix",
+    r"st(and|ands|ood|anding) still": "stalled",
+    r"struck|strik(e|es|ing)": "injected fault",
+    r"of (one|its|his|their|your|the user|a user)('?s)? own": "user-provided",
+    r"anew": "again, re-...",
+    r"besides?": "also, next to, apart from",
+    r"less (the|its|his|their)": "minus",
+    r"go(es|ing)? on|went on|gone on": "continue",
+    r"nobody|whoever": "the real subject",
+}
+# Banned as above, outside of the packages of environments, whose worlds have such things.
+BANNED_OUTSIDE_GAMES = {r"rooms?": "package, module", r"houses?": "package", r"doors?": "address"}
+# Banned in prose alone, and in names alone.
+BANNED_IN_TEXT = {r"said|told": "name the mechanism"}
+BANNED_IN_NAMES = {
+    r"found|said|asked|told|own": "name the content",
+    r"go on|let in|others tell|name of": "verb + object",
+}
+# Identifiers that the glossary renames, where their words alone are not banned.
+BANNED_NAMES = {
+    "Job": "RolloutSpec",
+    "jobs_of": "rollout_specs",
+    "Lookahead": "prefetch",
+    "look_ahead": "prefetch_next_batch",
+    "conclude": "log_validate_save",
+    "weigh": "add_row_shares",
+    "RestingEngines": "SleepAfterRollout",
+    "narrowed": "select_columns",
+    "put_in_order": "balance_rows",
+    "IdleCalls": "ExclusiveCalls",
+    "prove_arrival": "verify_weights_received",
+    "prove_movement": "verify_weights_changed",
+    "Collected": "rollout",
+    "Extension": "ConfigPlugin",
+    "Draft": "ParsedConfig",
+    "World": "TasksAndTokenizer",
+    "ChoiceBonus": "level entropy bonus",
+    "load_place": "load_import_path",
+    "Elsewhere": "RemoteStacks",
+}
+# Public names, kept as they are: the end of the glossary and the list of interfaces.
+PUBLIC = {
+    "won",
+    "play",
+    "permute",
+    "choose",
+    "spread",
+    "VectorisedPlay",
+    "panel",
+    "panel_batch",
+    "panel_hash",
+    "panel_loop",
+    "carry_over",
+    "audit_plays",
+    "audit/plays",
+    "price_in",
+    "spread_floor",
+    "groups_with_spread",
+    "under_way",
+    "aborted_env_garbage",
+    "left_out_aborted",
+}
+# One-word function names that the field uses: part of the share, but not listed as unaccepted.
+ACCEPTED = """
+abort acquire add append backup backward build call chunk clear close collect compute concat connect
+copy decode device dtype encode evaluate exit export filter fit flush forward from generate get help
+index init items join keys kill len list load lock log main map mean name observe open parse poll
+pop prepare print put read receive record recv register release rename render reorder repeat replay
+reset resume reward run sample save score search seed select send serve set shutdown size sleep
+split start state std step stop submit to tokenize train union update validate values wait wake
+write
+"""

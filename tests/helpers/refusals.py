@@ -1,0 +1,59 @@
+"""Checks of refusals and logged texts that do not depend on their wording.
+
+``pytest.raises(ValueError, check=mentions("data.path", 3))`` asks for the key and the value in the
+message. The markers below are the form of every message, and stand here alone.
+"""
+
+import re
+from collections.abc import Callable
+
+SUGGESTION = "did you mean "
+ALLOWED = "; allowed: "
+FIX = "; fix: "
+
+
+def missing_parts(text: str, *parts: object) -> list[str]:
+    """Return the parts that ``text`` does not contain. Numbers must stand alone."""
+    missing: list[str] = []
+    for part in map(str, parts):
+        border = r"\b" if part.isdigit() else ""
+        if not re.search(border + re.escape(part) + border, text):
+            missing.append(part)
+    return missing
+
+
+def mentions(*parts: object) -> Callable[[BaseException], bool]:
+    """Return a check that the message of an exception has all ``parts``, in any order."""
+
+    def check(error: BaseException) -> bool:
+        missing = missing_parts(str(error), *parts)
+        assert not missing, f"{missing} not in: {error}"
+        return True
+
+    return check
+
+
+def suggests(name: str, *parts: object) -> Callable[[BaseException], bool]:
+    """Return a check that the message proposes the nearest ``name``, and has all ``parts``."""
+
+    def check(error: BaseException) -> bool:
+        assert suggestion(str(error)) == name, str(error)
+        return mentions(*parts)(error)
+
+    return check
+
+
+def suggestion(text: str) -> str | None:
+    """Return the nearest name that a message proposes, if it does."""
+    match = re.search(rf"{SUGGESTION}'?([^'?]+)'?\?", text)
+    return match[1] if match else None
+
+
+def allowed(text: str) -> str:
+    """Return the part of a message that says what is allowed."""
+    return text.partition(ALLOWED)[2].partition(FIX)[0]
+
+
+def fix(text: str) -> str:
+    """Return the part of a message that says how to correct the mistake."""
+    return text.partition(FIX)[2]

@@ -1,0 +1,143 @@
+"""The measures of language, on texts that are small enough to count by hand."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from scripts.dev.check_language import (
+    Finding,
+    banned_in_name,
+    banned_in_text,
+    exceeded,
+    main,
+    measure,
+    sentences,
+    split_name,
+    values,
+)
+
+CODE = '''
+"""Who reads this."""
+
+class Same:
+    """Two more words and then three."""
+
+
+def fit():
+    """Return the step."""
+
+
+def dealt(rows):
+    """Return the rows in the order of ranks."""
+    for row in rows:
+        if row:
+            pass
+        elif rows:
+            with row:
+                for token in row:
+                    yield token
+
+
+def draw_rows():
+    # nobody calls this
+    raise ValueError("plays are missing")
+'''
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Two packages with a class of the same name, and one page."""
+    (tmp_path / "verl").mkdir()
+    (tmp_path / "rlvcr").mkdir()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "verl" / "a.py").write_text(CODE)
+    (tmp_path / "rlvcr" / "b.py").write_text('class Same:\n    """Another class of this name."""\n')
+    (tmp_path / "docs" / "a.md").write_text("One.\n\nTwo `plays`,\n```\nplays\n```\nthree plays.\n")
+    return tmp_path
+
+
+def kinds(findings: list[Finding], kind: str) -> list[tuple[str, int]]:
+    return [(finding.file, finding.line) for finding in findings if finding.kind == kind]
+
+
+def test_every_kind_of_finding_has_its_place(checkout: Path):
+    findings, totals = measure(checkout)
+    assert (totals.docstrings, totals.functions) == (5, 3)
+    assert kinds(findings, "opening") == [("verl/a.py", 2)]
+    assert kinds(findings, "one_word") == [("verl/a.py", 8), ("verl/a.py", 12)]
+    assert kinds(findings, "unaccepted_word") == [("verl/a.py", 12)]
+    assert kinds(findings, "same_class") == [("verl/a.py", 4), ("rlvcr/b.py", 1)]
+    assert kinds(findings, "short_docstring") == [
+        ("verl/a.py", 2),
+        ("verl/a.py", 9),
+        ("rlvcr/b.py", 2),
+    ]
+    assert sorted(kinds(findings, "banned")) == [
+        ("docs/a.md", 7),
+        ("verl/a.py", 12),
+        ("verl/a.py", 24),
+        ("verl/a.py", 25),
+    ]
+    numbers = values(findings, totals)
+    assert (numbers["opening"], numbers["one_word"]) == (1 / 5, 2 / 3)
+    assert exceeded(numbers) == ["opening", "one_word", "banned", "same_class", "deep_nesting"]
+
+
+def test_sizes_count_from_one_above_the_limit(tmp_path: Path):
+    (tmp_path / "verl").mkdir()
+    body = "    pass\n" * 59
+    code = f"def in_limit():\n{body}\n\ndef above_limit():\n{body}    pass\n"
+    (tmp_path / "verl" / "a.py").write_text(code + "\n" * 600)
+    findings, _ = measure(tmp_path)
+    assert kinds(findings, "long_function") == [("verl/a.py", 63)]
+    assert kinds(findings, "long_file") == [("verl/a.py", 1)]
+
+
+@pytest.mark.parametrize("name", ["play_rows", "_playedRows", "RowsToPlay", "jobs_of", "found"])
+def test_a_banned_word_in_any_part_of_a_name(name: str):
+    assert len(list(banned_in_name(name, "verl/a.py", 1))) == 1
+
+
+@pytest.mark.parametrize("name", ["won", "_won", "VectorisedPlay", "display", "replay", "rows"])
+def test_public_names_and_other_words_stay(name: str):
+    assert len(list(banned_in_name(name, "verl/a.py", 1))) == 0
+
+
+def test_code_in_prose_is_not_read():
+    text = "Set env.rollout.carry_over=1 or ``plays``, see left_out_rows and data/plays.jsonl."
+    assert list(banned_in_text(text, "verl/a.py", 1)) == []
+
+
+def test_the_worlds_of_games_have_rooms_and_their_prompts_are_content(tmp_path: Path):
+    package = tmp_path / "agent_system" / "environments" / "env_package"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text(
+        '"""Rooms and doors."""\nPROMPT = "You have won."\nraise ValueError("a play is missing")\n'
+    )
+    findings, _ = measure(tmp_path)
+    assert kinds(findings, "banned") == [("agent_system/environments/env_package/a.py", 3)]
+
+
+def test_sentences_end_at_points_and_paragraphs():
+    text = textwrap.dedent("""\
+        One two. Three
+        four
+
+            code, which is no sentence
+        """)
+    assert list(sentences(text)) == ["One two.", "Three four"]
+
+
+def test_names_are_split_into_words():
+    assert split_name("_leftOut_Rows2") == "left out rows2"
+
+
+def test_the_command_lists_one_kind_and_fails_above_a_limit(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["--root", str(checkout), "--list", "opening"]) == 1
+    assert capsys.readouterr().out == "verl/a.py:2: Who reads this.\n"
+    (checkout / "verl" / "a.py").write_text("")
+    (checkout / "docs" / "a.md").write_text("")
+    assert main(["--root", str(checkout)]) == 0
