@@ -263,7 +263,7 @@ def run(
             for cfg, plan in zip(command.configs, plans, strict=True):
                 warn_without_effect(cfg)
                 show(plan, f"config {command.config_name}")
-                main(cfg)
+                main(cfg.frozen())
         return interruption.exit_status
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")

@@ -71,7 +71,7 @@ def run_command(
         sys.stdout.write(_help(schema, prog))
         return 0
     try:
-        main(read_words(words, schema, required))
+        main(read_words(words, schema, required).frozen())
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

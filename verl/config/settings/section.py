@@ -11,11 +11,13 @@ A section of one's own::
         \"\"\"share of the cells that is ice\"\"\"
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+import copy
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Self, TypeVar
 
 from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from verl.config.settings.errors import MissingKey
 
@@ -51,7 +53,40 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    _is_frozen: bool = PrivateAttr(default=False)
+
+    def frozen(self) -> Self:
+        """Return a deep copy to whose keys nothing can be assigned; ``self`` where it is one."""
+        return self if (self.__pydantic_private__ or {}).get("_is_frozen") else self.with_values({})
+
+    def with_values(self, values: Mapping[str, object]) -> Self:
+        """Return a frozen deep copy with ``values`` at these dotted paths."""
+        made = self.model_copy(deep=True)
+        made._freeze(False)
+        for path, value in values.items():
+            section: Any = made
+            *above, name = path.split(".")
+            for part in above:
+                section = getattr(section, part)
+            setattr(section, name, copy.deepcopy(value))
+        made._freeze(True)
+        return made
+
+    def _freeze(self, frozen: bool) -> None:
+        for value in (*vars(self).values(), *(self.__pydantic_extra__ or {}).values()):
+            if isinstance(value, Section):
+                value._freeze(frozen)
+        self._is_frozen = frozen
+
     if not TYPE_CHECKING:  # for a type checker, a name that is not declared is a mistake
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name != "_is_frozen" and (self.__pydantic_private__ or {}).get("_is_frozen"):
+                raise FrozenInstanceError(
+                    f"{type(self).__name__}.{name}: the configuration of a run does not change; "
+                    "fix: with_values() returns a copy"
+                )
+            super().__setattr__(name, value)
 
         def __getattr__(self, name: str) -> Any:
             if name in type(self).model_fields:

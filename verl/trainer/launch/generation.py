@@ -40,6 +40,9 @@ def run_generation(cfg: GenerationConfig) -> Path:
     that is too long, an output that cannot be written, and a policy that is nowhere.
     """
     data = cfg.data
+    if cfg.rollout.max_model_len is None:
+        row = data.max_prompt_length + data.max_response_length
+        cfg = cfg.with_values({"rollout.max_model_len": row})
     rollout = cfg.rollout
     target = output_path(cfg)
     rows = list(read_table("data.path", [data.path]))
@@ -54,8 +57,6 @@ def run_generation(cfg: GenerationConfig) -> Path:
     tokenizer = checked_tokenizer(f"model.path={cfg.model.path!r}", Path(policy), trust)
     bridge = bridge_of(cfg, tokenizer)
     prompts = encode_prompts(cfg, messages, bridge)
-    if rollout.max_model_len is None:
-        rollout.max_model_len = data.max_prompt_length + data.max_response_length
     if data.n_samples > 1 and not rollout.do_sample:
         logger.warning(
             "rollout.do_sample=false: the %d answers to a prompt are alike (data.n_samples)",

@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 def run_sft(cfg: SFTConfig) -> Path:
     """Make the policy that ``cfg`` describes and return its directory."""
     started = time.perf_counter()
+    cfg = cfg.frozen()
     schedule = cfg.trainer
     refuse_save_path(cfg)
     torch.set_num_threads(schedule.num_threads or available_cpus())
