@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.config.amounts import notes
 from verl.config.cold_start import cold_start_config, cold_start_name
 from verl.config.derive import (
     declared_tasks,
@@ -36,12 +35,13 @@ from verl.config.memory import (
     memory_problems,
     update_bytes,
 )
-from verl.config.plugged import EXTENSIONS
+from verl.config.plan_notes import notes
+from verl.config.plugins import ENVIRONMENTS, METHODS
 from verl.config.policy_size import new_policy_size, policy_size
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
 
-WAYS = {
+TRANSFER_TEXTS = {
     "store": "through the object store",
     "ipc": "by CUDA IPC, from the GPUs that engines and training ranks share",
     "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
@@ -180,7 +180,7 @@ class Plan:
             f"{engines}, {_count(self.collectors, 'collector')}, {processes} ({envs} at once)",
         )
         if self.device != "cpu":
-            yield "weights", f"to the engines {WAYS[self.weight_transfer]}"
+            yield "weights", f"to the engines {TRANSFER_TEXTS[self.weight_transfer]}"
         if self.evaluates:
             return
         yield (
@@ -323,7 +323,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
     engines = engine_count(cfg, facts.device)
-    others = [extension.sampled_tokens(cfg, steps) for extension in EXTENSIONS.values()]
+    others = [plugin.sampled_tokens(cfg, steps) for plugin in METHODS]
     # With append the response holds the whole play, and its bound is one for all turns together.
     turn = (
         min(data.max_response_length, env.max_steps * env.max_turn_tokens)
@@ -382,8 +382,10 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
 
 
 def stand_in_for(cfg: PPOConfig | SFTConfig) -> str:
-    """What is played in place of what ``cfg`` names; empty where it is what it says."""
-    return "; ".join(filter(None, (extension.stand_in(cfg) for extension in EXTENSIONS.values())))
+    """Describe what runs in place of the environment that ``cfg`` names; empty where it is the
+    environment itself.
+    """
+    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
 
 
 def _val_tasks(cfg: PPOConfig) -> int | None:

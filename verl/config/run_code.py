@@ -5,7 +5,7 @@ line asks for it.
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from verl.config.plugged import schema_keys
+from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Key
 

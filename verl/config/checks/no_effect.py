@@ -2,7 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
-from verl.config.derive import data_keys, is_placeholder, plays_files
+from verl.config.derive import data_keys, grades_files, is_placeholder, plays_files
 from verl.config.problems import Context, Problems, problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import MissingKey, keys_of, lookup
@@ -95,12 +95,6 @@ def _files_of_no_use(cfg: PPOConfig) -> Problems:
         yield problem(cfg, key, why, "none, where an environment is played", fix)
 
 
-def _grades_files(cfg: PPOConfig) -> bool:
-    """Whether a function of the user's own grades rows of files, wherever it was named."""
-    own = data_keys(cfg).get("custom_reward_function.path")
-    return own is not None and lookup(cfg.env.settings, own) is not None
-
-
 def check_pairs(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Keys that count only together with another one have it."""
     reward = cfg.custom_reward_function
@@ -108,7 +102,7 @@ def check_pairs(cfg: PPOConfig, _ctx: Context) -> Problems:
         key = "custom_reward_function.name"
         why = "no file is named that defines it, and rewards would be the environment's"
         yield problem(cfg, key, why, "a function of a file", "custom_reward_function.path=FILE")
-    if cfg.reward_model.weights and reward.path is None and not _grades_files(cfg):
+    if cfg.reward_model.weights and reward.path is None and not grades_files(cfg):
         key = "reward_model.weights"
         why = "no function is named that returns several rewards"
         yield problem(cfg, key, why, "{}", "custom_reward_function.path=FILE")

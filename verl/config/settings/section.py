@@ -55,7 +55,7 @@ class Section(BaseModel):
 
     _is_frozen: bool = PrivateAttr(default=False)
 
-    def frozen(self) -> Self:
+    def as_frozen(self) -> Self:
         """Return a deep copy to whose keys nothing can be assigned; ``self`` where it is one."""
         return self if (self.__pydantic_private__ or {}).get("_is_frozen") else self.with_values({})
 
@@ -71,6 +71,13 @@ class Section(BaseModel):
             setattr(section, name, copy.deepcopy(value))
         made._freeze(True)
         return made
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the values; a frozen copy equals what it was made of."""
+        if not isinstance(other, Section) or type(self) is not type(other):
+            return NotImplemented
+        extra = self.__pydantic_extra__ == other.__pydantic_extra__
+        return extra and vars(self) == vars(other)
 
     def _freeze(self, frozen: bool) -> None:
         for value in (*vars(self).values(), *(self.__pydantic_extra__ or {}).values()):
@@ -127,16 +134,15 @@ class RunsCode:
 
 
 class OpenSection(Section):
-    """A section below which packages outside of the configuration's room declare more.
+    """A section with further sections, which packages above ``verl`` declare.
 
-    These are attributes like the declared ones; what may stand here is checked by whoever reads
-    the values (``verl.config.load``).
+    They are attributes like the declared ones. ``verl.config.load`` reads and checks them.
     """
 
     model_config = ConfigDict(extra="allow")
 
     def __getattr__(self, name: str) -> Any:
-        """The plugged section or key ``name``; its type is known where it is declared."""
+        """Return the section ``name``, whose type is known where it is declared."""
         found = self.__pydantic_extra__ or {}
         if name not in found:
             raise MissingKey(f"{type(self).__name__} has no {name!r}")

@@ -85,6 +85,7 @@ def run_audit(cfg: PPOConfig) -> None:
     """
     from agent_system.multi_turn_rollout.play_settings import asks_for_levels
     from rlvcr.research.audit import audit
+    from rlvcr.settings import method_settings
     from verl.config.settings import ConfigError
     from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
     from verl.trainer.launch.ppo import open_run
@@ -99,7 +100,7 @@ def run_audit(cfg: PPOConfig) -> None:
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
-        rlvcr = cfg.algorithm.rlvcr
+        rlvcr = method_settings(cfg.algorithm)
         # No more than there are, and none from which no step would be taken.
         count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.tasks))
         tasks = trainer.val_envs.gen_batch(1, count)

@@ -1,4 +1,4 @@
-"""The environments as an extension of the configuration: ``env.<name>`` is the section of each."""
+"""Sections ``env.<name>`` of the registered environments, and the rules about them."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -11,65 +11,57 @@ from agent_system.environments.env_registry import (
     stand_in_for,
 )
 from agent_system.environments.settings import EnvSettings
-from verl.config.derive import is_placeholder, plays_files
-from verl.config.plugged import Extension
-from verl.config.problems import Context, Problems
-from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import Section, lookup
-from verl.config.settings.reading import from_text, read
-from verl.records import REWARD_PARTS
-from verl.trainer.launch.forks import FORK_KEYS
+from verl.config.derive import is_placeholder
+from verl.config.plugins import EnvironmentPlugin
+from verl.config.problems import Problems
+from verl.config.schema import PPOConfig
+from verl.config.settings import Section
 
 Tree = dict[str, Any]
 DEFAULT = "alfworld"
 MIXTURE = "mixture"
-DATA = "dataset"  # plays the rows of files
+DATA = "dataset"  # its tasks are rows of files
 FILES = ("data.train_files", "data.val_files")
 GROUP = "actor_rollout_ref.rollout.n"
 
 
-class EnvironmentSections:
-    """``env.<name>`` for every registered environment."""
-
-    def names(self) -> Collection[str]:
-        """The registered names."""
-        return list(REGISTRY)
-
-    def section(self, name: str) -> type[EnvSettings] | None:
-        """The settings of the package; None where a module that it needs is not installed."""
-        try:
-            return settings_class(name)
-        except (ImportError, LookupError, TypeError):
-            return None  # said by the checks, which look up the environment that is played
-
-    def present(self, values: Mapping[str, Any]) -> Collection[str]:
-        """The environment that is played."""
-        # Variants (after the slash) share the section of their environment.
-        name = canonical(str(values.get("env_name", ""))).split("/", 1)[0]
-        return (name,) if name in REGISTRY else ()
+def section(name: str) -> type[EnvSettings] | None:
+    """Return the settings of an environment; None where a module that it needs is missing."""
+    try:
+        return settings_class(name)
+    except (ImportError, LookupError, TypeError):
+        return None  # the checks refuse it, where it is the environment of the run
 
 
-def settle(tree: Tree, schema: type[Section]) -> None:
-    """Choose the environment where none is named: a job that names files plays their rows, and what
-    it says of them is handed on. Where every episode has one step, that is the limit.
+def preprocess(tree: Tree, schema: type[Section]) -> None:
+    """Choose the environment where none is named, spell it as the registry does, and give its
+    section the keys of the whole configuration that it reads.
+
+    Of a job that names files, the environment is the one that reads their rows.
     """
-    if schema is not PPOConfig or not isinstance(tree.setdefault("env", {}), dict):
+    env = tree.setdefault("env", {})
+    if not isinstance(env, dict):
         return
-    env = tree["env"]
-    if not env.get("env_name"):
+    is_ppo = issubclass(schema, PPOConfig)
+    if is_ppo and not env.get("env_name"):
         env["env_name"] = DATA if _names_files(tree) else DEFAULT
-    name = canonical(str(env["env_name"])).split("/", 1)[0]
-    settings = EnvironmentSections().section(name) if name in REGISTRY else None
+    if isinstance(env.get("env_name"), str):
+        env["env_name"] = canonical(env["env_name"])
+    name = str(env.get("env_name", "")).split("/", 1)[0]
+    settings = section(name) if name in REGISTRY else None
     if settings is None:
         return
-    if settings.one_step:
-        env.setdefault("max_steps", 1)
-    if settings.data_keys:
-        # All rows of the files are validated on.
-        env.setdefault("val_tasks", None)
-        _hand_on(tree, GROUP, "env.rollout.n")
-    for source, target in settings.data_keys.items():
-        _hand_on(tree, source, f"env.{name}.{target}")
+    if is_ppo:
+        if settings.one_step:
+            env.setdefault("max_steps", 1)
+        if settings.data_keys:
+            # All rows of the files are validated on.
+            env.setdefault("val_tasks", None)
+            _copy_written(tree, GROUP, "env.rollout.n")
+        for source, target in settings.data_keys.items():
+            _copy_written(tree, source, f"env.{name}.{target}")
+    # The defaults of its section are filled in where nothing is written below it.
+    env.setdefault(name, {})
 
 
 def _names_files(tree: Tree) -> bool:
@@ -89,8 +81,8 @@ def _written(tree: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def _hand_on(tree: Tree, source: str, target: str) -> None:
-    """Write at ``target`` what is written at ``source``, where nothing is written there."""
+def _copy_written(tree: Tree, source: str, target: str) -> None:
+    """Write the value at ``source`` to ``target``, where nothing is written there."""
     value = _written(tree, source)
     if value is None or _written(tree, target) is not None:
         return
@@ -106,32 +98,8 @@ def _hand_on(tree: Tree, source: str, target: str) -> None:
     place[name] = value
 
 
-def derive(cfg: PPOConfig | SFTConfig) -> None:
-    """Environments are called as the registry spells them."""
-    cfg.env.env_name = canonical(cfg.env.env_name)
-
-
-def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
-    """``env.kwargs`` holds keys of the environment that is played."""
-    env = cfg.env
-    cls = EnvironmentSections().section(env.name) if env.name in REGISTRY else None
-    if cls is not None:
-        yield from read(cls, from_text(env.kwargs, cls), "env.kwargs").problems.values()
-
-
-def columns(cfg: PPOConfig) -> dict[str, str]:
-    """Rewards by name, where a function of the user's own grades rows of files."""
-    graded = plays_files(cfg) and lookup(cfg.env.settings, "reward.path")
-    return {REWARD_PARTS: ""} if graded else {}
-
-
-def stand_in(cfg: PPOConfig | SFTConfig) -> str:
-    """What is played in place of what ``env.env_name`` names."""
-    return stand_in_for(cfg.env)
-
-
 def check_written(tree: Mapping[str, Any], written: Collection[str]) -> Problems:
-    """No section is written of an environment that is not played."""
+    """Refuse sections of other environments than the one of the run."""
     env_name = str(_written(tree, "env.env_name") or "")
     # Of a name that nobody knows, its own mistake is said.
     if ":" not in env_name and canonical(env_name).split("/", 1)[0] not in REGISTRY:
@@ -161,14 +129,10 @@ def _parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
     return [str(part) for part in (DEFAULT_PARTS if parts is None else parts)]
 
 
-ENVIRONMENTS = Extension(
-    "environments",
-    sources={"env": EnvironmentSections()},
-    settle=settle,
-    derive=derive,
-    check=check,
-    columns=columns,
-    stand_in=stand_in,
+ENVIRONMENTS = EnvironmentPlugin(
+    names=REGISTRY.keys,
+    section=section,
+    preprocess=preprocess,
     check_written=check_written,
-    meanings=FORK_KEYS,
+    stand_in=lambda cfg: stand_in_for(cfg.env),
 )

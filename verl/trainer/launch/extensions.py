@@ -1,19 +1,21 @@
-"""What the packages above the framework add to it, joined where the entry points find it.
+"""Keys and checks that the packages above ``verl`` add, for the entry points.
 
-Importing this module plugs the environments' settings and the method's into the configuration; that
-is light. What is asked for by a call is imported by the call.
+Importing this module adds the settings of the environments and of the method to the configuration,
+which is light. Functions import torch and the environments when they are called.
 """
 
 from collections.abc import Collection, Sequence
 
+from rlvcr.config_checks import METHOD
 from verl.config.derive import is_placeholder
 from verl.config.load import default_config, load_config, read_config
-from verl.config.plugged import plug
+from verl.config.plugins import ENVIRONMENTS, METHODS
 from verl.config.problems import Names
 from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.settings.unknown import MEANINGS
 from verl.trainer.cli import Inspection
-from verl.trainer.launch.environments import ENVIRONMENTS
-from verl.trainer.launch.method import METHOD
+from verl.trainer.launch import environments
+from verl.trainer.launch.forks import FORK_KEYS
 
 MODEL_PATH = "actor_rollout_ref.model.path"
 FILES = ("data.train_files", "data.val_files")
@@ -33,8 +35,9 @@ __all__ = [
     "start_problems",
 ]
 
-plug(ENVIRONMENTS)
-plug(METHOD)
+ENVIRONMENTS.append(environments.ENVIRONMENTS)
+METHODS.append(METHOD)
+MEANINGS.update(FORK_KEYS)
 
 
 def registered_names() -> Names:

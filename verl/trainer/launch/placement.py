@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl.config.checks.places import cpu_problems, engine_problems
+from verl.config.checks.hardware_and_paths import cpu_problems, engine_problems
 from verl.config.derive import engine_gpus, have_own_gpus
 from verl.config.problems import problem
 from verl.config.schema import PPOConfig

@@ -112,7 +112,7 @@ def run_ppo(cfg: PPOConfig) -> None:
 def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     """Start everything that ``cfg`` needs; it ends with the block, and then the report is there."""
     started = time.perf_counter()
-    cfg = cfg.frozen()
+    cfg = cfg.as_frozen()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
     stand_in = stand_in_for(cfg)
     directory = RunDirectory(cfg.trainer.default_local_dir)

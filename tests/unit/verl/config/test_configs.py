@@ -6,7 +6,7 @@ import yaml
 from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR
 from verl.config.load import load_config
 from verl.config.plan import Plan, make_plan
-from verl.config.plugged import schema_keys
+from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import keys_of
 from verl.config.validate import find_problems

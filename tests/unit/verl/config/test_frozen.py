@@ -29,15 +29,15 @@ def assign(cfg: PPOConfig, path: str, value: object) -> None:
 @pytest.mark.parametrize("path", KEYS)
 def test_a_key_of_a_frozen_config_cannot_be_assigned(path):
     cfg = load_config("ppo_trainer", WORDS)
-    frozen = cfg.frozen()
+    frozen = cfg.as_frozen()
     with pytest.raises(FrozenInstanceError):
         assign(frozen, path, lookup(frozen, path))
     assign(cfg, path, lookup(cfg, path))  # the copy is frozen, not the config
 
 
 def test_values_are_written_into_a_copy_that_is_frozen_too():
-    cfg = load_config("ppo_trainer", WORDS).frozen()
-    assert cfg.frozen() is cfg
+    cfg = load_config("ppo_trainer", WORDS).as_frozen()
+    assert cfg.as_frozen() is cfg and cfg == load_config("ppo_trainer", WORDS)
     changed = cfg.with_values({"trainer.device": "cuda", "env.kwargs": {"size": 4}})
     assert (changed.trainer.device, changed.env.kwargs) == ("cuda", {"size": 4})
     assert (cfg.trainer.device, cfg.env.kwargs) == ("auto", {})
@@ -46,7 +46,7 @@ def test_values_are_written_into_a_copy_that_is_frozen_too():
 
 
 def test_a_frozen_config_is_sent_to_workers_as_it_is():
-    cfg = load_config("ppo_trainer", WORDS).frozen()
+    cfg = load_config("ppo_trainer", WORDS).as_frozen()
     sent = pickle.loads(pickle.dumps(cfg))
     assert to_dict(sent) == to_dict(cfg)
     with pytest.raises(FrozenInstanceError):
