@@ -223,7 +223,7 @@ def run(
     argv: Sequence[str] | None = None,
     names: Callable[[], Names] | None = None,
     inspect: Inspect | None = None,
-    rehearse: Inspect | None = None,
+    dry_run: Inspect | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the
     exit status.
@@ -232,14 +232,14 @@ def run(
     by SIGTERM or Ctrl-C. ``names`` gives what is registered and is called only when there is
     something to run, after the config's own ``external_lib`` was imported. ``inspect(cfg)`` gives
     further problems of a config that has none so far: those that only show with what it names at
-    hand. With ``--check``, ``rehearse(cfg)`` gives those that show when pieces of the run are
+    hand. With ``--check``, ``dry_run(cfg)`` gives those that show when pieces of the run are
     called, and nothing is run; with ``--on``, ``inspect(cfg, elsewhere=True)`` leaves out the
     devices of this machine. ``main`` may refuse as well, with a ``ConfigError``.
     """
     parse_words = partial(parse, argv, config_default, schema, prog)
     # An error of the operating system inside a run is no mistake on the command line.
     return run_reporting_mistakes(
-        _run, main, parse_words, names, inspect, rehearse, catches_os_errors=False
+        _run, main, parse_words, names, inspect, dry_run, catches_os_errors=False
     )
 
 
@@ -248,7 +248,7 @@ def _run(
     parse_words: Callable[[], Command],
     names: Callable[[], Names] | None,
     inspect: Inspect | None,
-    rehearse: Inspect | None,
+    dry_run: Inspect | None,
 ) -> int:
     command = parse_words()
     if command.text is not None:
@@ -265,7 +265,7 @@ def _run(
     missing = [problem for cfg in command.configs for problem in _missing(cfg, machine)]
     facts = [_facts(cfg, machine) for cfg in command.configs]
     look = partial(inspect, elsewhere=True) if inspect and machine else inspect
-    asked = [look, rehearse if command.only_check else None]
+    asked = [look, dry_run if command.only_check else None]
     plans = _checked_plans(command.configs, facts, registered, asked, missing)
     if command.only_check:
         for cfg, plan in zip(command.configs, plans, strict=True):

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
 from verl.trainer.launch.audit import audit_words, run_audit
-from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems
-from verl.trainer.launch.extensions import inspect_start as start_problems
-from verl.trainer.launch.extensions import registered_names
+from verl.trainer.launch.extensions import inspect_calls, inspect_start, registered_names
 from verl.utils.logging import setup_logging
 
 
@@ -34,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "verl.trainer.main_audit",
         words,
         registered_names,
-        start_problems,
-        rehearsal_problems,
+        inspect_start,
+        inspect_calls,
     )
 
 

@@ -6,16 +6,16 @@ which is light. Functions import torch and the environments when they are called
 
 from collections.abc import Collection, Sequence
 
+from agent_system.environments.config_rules import ENVIRONMENTS
 from rlvcr.config_checks import METHOD
+from verl.config import plugins
 from verl.config.derive import is_placeholder
 from verl.config.load import default_config, load_config, read_config
-from verl.config.plugins import ENVIRONMENTS, METHODS
 from verl.config.problems import Names
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.unknown import MEANINGS
 from verl.trainer.cli import Inspection
-from verl.trainer.launch import environments
-from verl.trainer.launch.forks import FORK_KEYS
+from verl.trainer.launch.foreign_keys import FOREIGN_KEYS
 
 MODEL_PATH = "actor_rollout_ref.model.path"
 FILES = ("data.train_files", "data.val_files")
@@ -30,14 +30,12 @@ __all__ = [
     "load_config",
     "read_config",
     "registered_names",
-    "rehearsal_problems",
     "sft_start_problems",
-    "start_problems",
 ]
 
-ENVIRONMENTS.append(environments.ENVIRONMENTS)
-METHODS.append(METHOD)
-MEANINGS.update(FORK_KEYS)
+plugins.ENVIRONMENTS.append(ENVIRONMENTS)
+plugins.METHODS.append(METHOD)
+MEANINGS.update(FOREIGN_KEYS)
 
 
 def registered_names() -> Names:
@@ -60,8 +58,9 @@ def environment_names() -> Names:
 
 
 def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """What shows with the environment, the tokenizer and the engine at hand; ``elsewhere``: with
-    other devices than those of this machine.
+    """Return problems and facts that need the environment, the tokenizer and the engine.
+
+    ``elsewhere``: the run is for other devices than those of this machine.
     """
     from verl.trainer.launch.preflight import inspect_start
 
@@ -69,20 +68,10 @@ def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
-    """What shows once reward, estimator and loss are called."""
-    from verl.trainer.launch.rehearsal import inspect_calls
+    """Return problems and facts of trial calls of reward, estimator and loss."""
+    from verl.trainer.launch.dry_run import inspect_calls
 
     return inspect_calls(cfg)
-
-
-def start_problems(cfg: PPOConfig) -> Collection[str]:
-    """The problems of ``inspect_start``."""
-    return inspect_start(cfg).problems
-
-
-def rehearsal_problems(cfg: PPOConfig) -> Collection[str]:
-    """The problems of ``inspect_calls``."""
-    return inspect_calls(cfg).problems
 
 
 def default_config_name(overrides: Sequence[str]) -> str:
