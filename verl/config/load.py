@@ -58,9 +58,7 @@ def read_config(
 
     Raises ConfigError where there is nothing to read: no such config, or no such file.
     """
-    # A subclass of the schema, with the keys of the methods.
-    full: Any = full_schema(schema)
-    schema = full
+    schema = full_schema(schema)
     tree, problems = compose_tree(name, overrides, schema, config_path)
     if _names_another_policy(tree, name, overrides, schema, config_path):
         tree.cold_start.enable = False
@@ -125,13 +123,11 @@ def load_config(
 
 def default_config(schema: type[Schema] = PPOConfig) -> Schema:
     """The schema's own defaults, resolved and derived, without reading any file."""
-    return _parse({}, schema).require_valid()
+    return _parse({}, full_schema(schema)).require_valid()
 
 
 def _parse(written: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
     """Read ``written``, which may hold interpolations, as ``schema``."""
-    full: Any = full_schema(schema)
-    schema = full
     tree = merged(to_dict(schema()), written)
     # Before interpolations are resolved: these may refer to defaults of environments.
     problems = _fill_env_defaults(tree, schema)

@@ -322,7 +322,6 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     known = known or is_placeholder(data.train_files)
     rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
-    engines = engine_count(cfg, facts.device)
     others = [plugin.sampled_tokens(cfg, steps) for plugin in METHODS]
     # With append the response holds the whole play, and its bound is one for all turns together.
     turn = (
@@ -352,17 +351,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         row_tokens=data.max_prompt_length + data.max_response_length,
         sampled_tokens_at_most=(played if append else steps) * turn,
         other_tokens_at_most={what: count for found in others for what, count in found.items()},
-        ranks=trainer.n_gpus_per_node * trainer.nnodes,
-        threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
-        engines=engines,
-        gpus_per_engine=rollout.tensor_model_parallel_size if facts.device == "cuda" else 1,
-        engine_gpus=sum(engine_gpus(cfg)) if have_own_gpus(cfg, facts.device) else 0,
-        weight_transfer=weight_transfer(cfg, facts.device),
-        threads_per_engine=rollout.num_threads
-        or max(1, facts.cores // engines_on_a_node(cfg, facts.device)),
-        collectors=env.num_collectors,
-        env_processes=env.num_collectors * env.num_workers,
-        envs=env.num_collectors * env.num_workers * env.envs_per_worker,
+        **_worker_counts(cfg, facts),
         evaluates=trainer.val_only,
         panel_plays=rollout.val_kwargs.n,
         sampling=_sampling(cfg),
@@ -379,6 +368,27 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         stand_in=stand_in_for(cfg),
         notes=tuple(notes(cfg, train_tasks)),
     )
+
+
+def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
+    """Return ranks, engines, collectors and environments of a run, and their threads."""
+    env = cfg.env
+    rollout = cfg.actor_rollout_ref.rollout
+    trainer = cfg.trainer
+    neighbours = engines_on_a_node(cfg, facts.device)
+    processes = env.num_collectors * env.num_workers
+    return {
+        "ranks": trainer.n_gpus_per_node * trainer.nnodes,
+        "threads_per_rank": trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
+        "engines": engine_count(cfg, facts.device),
+        "gpus_per_engine": rollout.tensor_model_parallel_size if facts.device == "cuda" else 1,
+        "engine_gpus": sum(engine_gpus(cfg)) if have_own_gpus(cfg, facts.device) else 0,
+        "weight_transfer": weight_transfer(cfg, facts.device),
+        "threads_per_engine": rollout.num_threads or max(1, facts.cores // neighbours),
+        "collectors": env.num_collectors,
+        "env_processes": processes,
+        "envs": processes * env.envs_per_worker,
+    }
 
 
 def stand_in_for(cfg: PPOConfig | SFTConfig) -> str:

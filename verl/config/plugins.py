@@ -6,11 +6,13 @@ declares, and there are no sections ``env.<name>``.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from verl.config.problems import Context, Problems
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import Key, Section, keys_of, plugged_key
+
+Schema = TypeVar("Schema", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ ENVIRONMENTS: list[EnvironmentPlugin] = []
 METHODS: list[MethodPlugin] = []
 
 
-def full_schema(schema: type[Section]) -> type[Section]:
+def full_schema(schema: type[Schema]) -> type[Schema]:
     """Return the subclass of ``schema`` that has the keys of the methods."""
+    full: Any = schema
     for plugin in METHODS:
-        schema = plugin.schemas.get(schema, schema)
-    return schema
+        full = plugin.schemas.get(full, full)
+    return full
 
 
 def env_names() -> list[str]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
-from verl.trainer.launch.evaluate import EVAL_OVERRIDES, run_evaluation
 from verl.trainer.launch.extensions import (
     default_config_name,
     inspect_calls,
@@ -20,6 +19,20 @@ from verl.trainer.launch.extensions import (
     registered_names,
 )
 from verl.utils.logging import setup_logging
+
+# Before the overrides of the user, so that those win. The directory is not that of the training.
+EVAL_OVERRIDES = (
+    "trainer.val_only=true",
+    "cold_start.enable=false",
+    "trainer.default_local_dir=runs/${trainer.project_name}/${trainer.experiment_name}-eval",
+)
+
+
+def run_evaluation(cfg: PPOConfig) -> None:
+    """Measure the policy that ``cfg`` names; everything heavy is imported from here on."""
+    from verl.trainer.launch.level_comparison import evaluate
+
+    evaluate(cfg)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

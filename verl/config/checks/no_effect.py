@@ -48,7 +48,7 @@ def check_data_files(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Prompts of files are not passed over for the tasks of an environment, and files and columns
     are named in one way.
     """
-    yield from _contradictions(cfg) if plays_files(cfg) else _files_of_no_use(cfg)
+    yield from _contradictions(cfg) if plays_files(cfg) else _unused_data_files(cfg)
 
 
 def _contradictions(cfg: PPOConfig) -> Problems:
@@ -58,17 +58,17 @@ def _contradictions(cfg: PPOConfig) -> Problems:
     for key, name in data_keys(cfg).items():
         value = lookup(cfg, key)
         own = lookup(settings, name)
-        if value != keys[key].default and value != own and not _passed_over(key, value):
+        if value != keys[key].default and value != own and not _is_ignored(key, value):
             where = f"env.{cfg.env.name}.{name}"
             why = f"{where}={own!r} says something else"
             yield problem(cfg, key, why, "one of them, or both alike", f"leave {where} out")
 
 
-def _passed_over(key: str, value: object) -> bool:
+def _is_ignored(key: str, value: object) -> bool:
     return key in SPLITS and isinstance(value, list) and is_placeholder(value)
 
 
-def _files_of_no_use(cfg: PPOConfig) -> Problems:
+def _unused_data_files(cfg: PPOConfig) -> Problems:
     """An environment is played, and the job names no files or columns."""
     env = cfg.env
     keys = keys_of(PPOConfig)
