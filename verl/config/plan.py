@@ -225,10 +225,6 @@ class Plan:
         )
         return [f"plan: needs {_memory(needed, there)}; fix: {fix}"]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The counts, ready for JSON."""
-        return dataclasses.asdict(self)
-
 
 def _count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + suffix}"
