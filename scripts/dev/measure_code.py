@@ -42,7 +42,7 @@ class Tally:
 
 def source_files() -> list[Path]:
     """Python files of the packages and of ``scripts``."""
-    folders = (*PACKAGES, "scripts")
+    folders = (*PACKAGES, "scripts", "experiments")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 

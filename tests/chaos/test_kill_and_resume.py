@@ -87,7 +87,7 @@ def test_sigterm_ends_everything_in_order_and_says_how_to_go_on(killed, terminat
     assert status == 128 + signal.SIGTERM
     assert job.family() == [], "nothing outlives the driver, not even Ray's agents"
     last = job.said().strip().splitlines()[-1]
-    assert f"the same command goes on from {killed.run}/checkpoints/global_step_" in last
+    assert f"the same command continues from {killed.run}/checkpoints/global_step_" in last
     assert not list((killed.run / "checkpoints").glob(".partial-*"))
 
 

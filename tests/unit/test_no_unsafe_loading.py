@@ -14,7 +14,7 @@ from verl.config.settings import keys_of
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
     file
-    for room in ("verl", "agent_system", "rlvcr", "scripts")
+    for room in ("verl", "agent_system", "rlvcr", "scripts", "experiments")
     for file in (ROOT / room).rglob("*.py")
 )
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}

@@ -11,6 +11,7 @@ from verl.config.derive import (
     plays_files,
     trajectories_per_iteration,
 )
+from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
 
 ACTOR = "actor_rollout_ref.actor"
@@ -33,6 +34,17 @@ def notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     yield from _length_of_an_epoch(cfg, tasks)
     yield from _idle_gpus(cfg)
     yield from greedy_validation_notes(cfg)
+    yield from _ranks_without_gpus(cfg)
+
+
+def _ranks_without_gpus(cfg: PPOConfig) -> Iterator[str]:
+    trainer = cfg.trainer
+    ranks = trainer.n_gpus_per_node
+    if trainer.device == "auto" and ranks > 1 and guess_device("auto") == "cpu":
+        yield (
+            f"no GPU is here, so trainer.device=auto is the CPU with {ranks} ranks; "
+            f"for the machine that it is meant for: --check --on {ranks}xH100"
+        )
 
 
 def _idle_gpus(cfg: PPOConfig) -> Iterator[str]:

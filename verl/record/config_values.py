@@ -1,33 +1,28 @@
-"""A configuration as nested dictionaries and as flat names, whatever classes it is made of."""
+"""Conversion of a configuration of any class to nested dictionaries and to flat names."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
+
+from pydantic import BaseModel
 
 from verl.config.settings.secret_values import masked
 
 
-@runtime_checkable
-class Dumps(Protocol):
-    """A pydantic model."""
+def config_to_dict(config: object) -> dict[str, Any]:
+    """Convert a mapping, dataclass, pydantic model or OmegaConf node to nested dicts.
 
-    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
-
-
-def as_dict(config: object) -> dict[str, Any]:
-    """A mapping, dataclass, pydantic model or OmegaConf node as nested dicts, secrets masked.
-
-    Raises ``TypeError`` for anything else.
+    Secrets are masked. Raises ``TypeError`` for anything else.
     """
     return masked(_as_dict(config))
 
 
 def _as_dict(config: object) -> dict[str, Any]:
-    if isinstance(config, Dumps):
+    if isinstance(config, BaseModel):
         return config.model_dump(mode="json")  # tuples are lists, as YAML has them
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return dataclasses.asdict(config)
-    # Asked for by name: the file of a run is read where OmegaConf is not installed.
+    # Compare the module name: OmegaConf need not be installed to read the file of a run.
     if type(config).__module__.startswith("omegaconf"):
         from omegaconf import OmegaConf
 
@@ -38,13 +33,13 @@ def _as_dict(config: object) -> dict[str, Any]:
     raise TypeError(f"a configuration is a mapping or a dataclass, not {type(config).__name__}")
 
 
-def flatten(config: object, prefix: str = "") -> dict[str, bool | int | float | str]:
-    """A configuration as ``{"a.b": value}`` with plain values; lists and None become text."""
+def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | float | str]:
+    """Convert a configuration to ``{"a.b": value}``. Lists and None become text."""
     flat: dict[str, bool | int | float | str] = {}
-    for key, value in as_dict(config).items():
+    for key, value in config_to_dict(config).items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping | Dumps) or dataclasses.is_dataclass(value):
-            flat.update(flatten(value, f"{name}."))
+        if isinstance(value, Mapping | BaseModel) or dataclasses.is_dataclass(value):
+            flat.update(flatten_config(value, f"{name}."))
         elif isinstance(value, bool | int | float | str):
             flat[name] = value
         else:

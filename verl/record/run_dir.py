@@ -1,12 +1,11 @@
-"""The run directory: everything a run leaves behind, in one place that is enough to understand and
-resume it.
+"""Run directory: all files of a run. It is sufficient to understand, resume and plot the run.
 
 runs/<project>/<experiment>/
     config.yaml             the resolved configuration
     env.json                versions, devices, seeds, revision; one entry of ``starts`` per start
     metrics.jsonl           one line per step
     rollouts/<step>.jsonl   every trajectory of a step; val_<step>.jsonl of a validation
-    tokens/<step>.jsonl     entropy, mask and engine-trainer gap of a training step's tokens
+    tokens/<step>.jsonl     entropy, mask and log-prob mismatch of the tokens of a training step
     report.html             self-contained
     checkpoints/            global_step_N/
     profile/                traces of the updates of trainer.profile_steps
@@ -25,16 +24,16 @@ from typing import Any
 import yaml
 
 from verl.config.settings import ConfigError
-from verl.record.config_values import as_dict, flatten
+from verl.record.config_values import config_to_dict, flatten_config
 from verl.record.facts import environment_facts
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import put_aside
 
 logger = logging.getLogger(__name__)
-VALIDATION = "val_"  # before the step of a file of validation plays
+VALIDATION = "val_"  # prefix of the files of validation trajectories
 LOCK = ".lock"  # every run leaves this file
-MAX_CHANGES = 12  # keys named when a run starts with another configuration
+MAX_CHANGES = 12  # changed keys that one log line names
 
 
 class RunDirectoryInUse(ConfigError):
@@ -44,12 +43,12 @@ class RunDirectoryInUse(ConfigError):
 class RunDirectory:
     """Paths of a run directory and the few files that are written whole.
 
-    Reading needs nothing; ``open`` makes the folders and takes the lock for the life of this
-    process, so that two runs cannot mix. The lock goes with the process, also when it is killed.
+    Reading needs no lock. ``open`` makes the folders and holds a lock for the life of this process,
+    so that two runs cannot mix. The operating system releases the lock when the process dies.
     """
 
     def __init__(self, path: str | Path) -> None:
-        # Absolute: workers that start elsewhere are told of places below it.
+        # Absolute, because workers may start in another directory.
         self.path = Path(path).expanduser().absolute()
         self.config_path = self.path / "config.yaml"
         self.env_path = self.path / "env.json"
@@ -64,9 +63,9 @@ class RunDirectory:
     def open(
         self, config: object, seeds: Mapping[str, int] | None = None, stand_in: str = ""
     ) -> "RunDirectory":
-        """Make the folders, take the lock, write ``config.yaml`` and ``env.json``, which says what
-        is played as a ``stand_in`` for what the configuration names.
+        """Make the folders, take the lock, and write ``config.yaml`` and ``env.json``.
 
+        ``stand_in`` describes an environment that replaces the one that the configuration names.
         Raises ``RunDirectoryInUse``, and ``ConfigError`` for a directory that cannot be written or
         holds files that no run wrote and a run would replace.
         """
@@ -80,7 +79,7 @@ class RunDirectory:
         try:
             for folder in (self.rollouts, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
-            # Before any file is written: a second run must leave those of the first alone.
+            # Take the lock before any write: a second run must not change files of the first.
             self._take_lock()
             self._write_config(config)
             self._write_facts(facts)
@@ -102,11 +101,11 @@ class RunDirectory:
         written = (self.config_path, self.metrics_path, self.report_path)
         folders = (self.rollouts, self.tokens, self.checkpoints)
         filled = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
-        found = [path for path in written if path.exists()] + filled
-        return found[0].name if found else ""
+        existing = [path for path in written if path.exists()] + filled
+        return existing[0].name if existing else ""
 
     def close(self) -> None:
-        """Give the lock back; may be called twice."""
+        """Release the lock. May be called twice."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -118,67 +117,63 @@ class RunDirectory:
         self.close()
 
     @contextlib.contextmanager
-    def resumable(self) -> Iterator[None]:
-        """A block whose ``KeyboardInterrupt`` is passed on after a log line that says how to go
-        on.
-        """
+    def logging_interrupts(self) -> Iterator[None]:
+        """Log how to resume when the block raises ``KeyboardInterrupt``, and raise it again."""
         try:
             yield
         except KeyboardInterrupt:
             saved = list(CheckpointManager(self.checkpoints).steps().values())
-            where = (
-                f"goes on from {saved[-1]}"
-                if saved
-                else "starts again, for there is no checkpoint yet"
-            )
-            logger.warning("interrupted; the same command %s (trainer.resume_mode=auto)", where)
+            effect = f"continues from {saved[-1]}" if saved else "starts again: no checkpoint yet"
+            logger.warning("interrupted; the same command %s (trainer.resume_mode=auto)", effect)
             raise
 
-    def forget_after(self, step: int | None) -> None:
-        """Remove the plays of steps after ``step``, which come again; None: put all plays of an
-        earlier run aside.
+    def remove_rollouts_after(self, step: int | None) -> None:
+        """Remove the trajectories of steps after ``step``: training repeats these steps.
+
+        None moves all trajectories of an earlier run to another folder.
         """
         for folder in (self.rollouts, self.tokens):
             if step is None:
-                _put_plays_aside(folder)
+                _set_rollouts_aside(folder)
             else:
-                _remove_plays(folder, step)
+                _remove_rollouts(folder, step)
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
-        """Where the trajectories of ``step`` are."""
+        """Return the path of the trajectories of ``step``."""
         return self.rollouts / f"{VALIDATION if validation else ''}{step}.jsonl"
 
     def rollout_steps(self, validation: bool = False) -> list[int]:
-        """Steps whose trajectories were written."""
+        """Return the sorted steps whose trajectories were written."""
         prefix = VALIDATION if validation else ""
         files = self.rollouts.glob(f"{prefix}*.jsonl")
         steps = [file.stem.removeprefix(prefix) for file in files]
-        # Without a prefix the files of validations match too; their names are no numbers.
+        # Without a prefix the glob also matches validation files. Their names are not numbers.
         return sorted(int(step) for step in steps if step.isdigit())
 
     def write_rollouts(
         self, step: int, lines: Iterable[dict[str, Any]], validation: bool = False
     ) -> Path:
-        """Write the trajectories of ``step`` (see ``verl.record.rollout_log``), replacing what an
-        earlier try left.
+        """Write the trajectories of ``step`` (see ``verl.record.rollout_log``).
+
+        Replaces the file of an earlier attempt.
         """
         path = self.rollout_path(step, validation)
         jsonl.write(path, lines)
         return path
 
     def token_path(self, step: int) -> Path:
-        """Where the numbers of the tokens of a training step are."""
+        """Return the path of the token values of a training step."""
         return self.tokens / f"{step}.jsonl"
 
     def write_tokens(self, step: int, lines: Iterable[dict[str, Any]]) -> Path:
-        """Write the numbers of a training step's tokens (see ``rollout_log.token_lines``)."""
+        """Write the token values of a training step (see ``rollout_log.token_lines``)."""
         path = self.token_path(step)
         jsonl.write(path, lines)
         return path
 
     def _take_lock(self) -> None:
         path = self.path / LOCK
-        # The lock belongs to the open file: the system gives it back when this process dies.
+        # The lock belongs to the open file: the system releases it when this process dies.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,32 +190,33 @@ class RunDirectory:
         self._lock = descriptor
 
     def _write_config(self, config: object) -> None:
-        new = jsonl.plain(as_dict(config))
-        # The file of the last start is the only record of its settings and about to be replaced.
+        new = jsonl.plain(config_to_dict(config))
+        # The next write replaces the only record of the settings of the last start.
         if self.config_path.exists():
-            self._tell_changes(self._read_old(self.config_path, yaml.safe_load), new)
+            self._log_changes(self._read_previous(self.config_path, yaml.safe_load), new)
         jsonl.write_text(self.config_path, yaml.safe_dump(new, sort_keys=False, allow_unicode=True))
 
-    def _read_old(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-        """What the last start wrote to ``path``; nothing, with a warning, where that is no longer
-        what a run writes. It is kept under another name then.
+    def _read_previous(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+        """Return the mapping that the last start wrote to ``path``.
+
+        A file that cannot be read is renamed, with a warning, and gives an empty mapping.
         """
         try:
-            found = parse(path.read_text(encoding="utf-8"))
+            content = parse(path.read_text(encoding="utf-8"))
         except (ValueError, yaml.YAMLError):
-            found = None
-        if isinstance(found, dict):
-            return found
+            content = None
+        if isinstance(content, dict):
+            return content
         aside = path.with_name(f"{path.name}.unreadable")
         path.rename(aside)
         logger.warning("%s cannot be read and is now %s", path, aside.name)
         return {}
 
-    def _tell_changes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    def _log_changes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         if not old:
             return
-        before = flatten(old)
-        after = flatten(new)
+        before = flatten_config(old)
+        after = flatten_config(new)
         changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
         if not changed:
             return
@@ -235,21 +231,21 @@ class RunDirectory:
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         starts = []
         if self.env_path.exists():
-            starts = self._read_old(self.env_path, json.loads).get("starts", [])
-        # Facts in full are those of the last start; of the others remains what tells them apart.
+            starts = self._read_previous(self.env_path, json.loads).get("starts", [])
+        # The last start is stored in full. Earlier ones keep what distinguishes them.
         brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
-        whole = jsonl.plain({**facts, "starts": [*starts, brief]})
-        jsonl.write_text(self.env_path, json.dumps(whole, indent=2))
+        content = jsonl.plain({**facts, "starts": [*starts, brief]})
+        jsonl.write_text(self.env_path, json.dumps(content, indent=2))
 
 
-def _put_plays_aside(folder: Path) -> None:
+def _set_rollouts_aside(folder: Path) -> None:
     if any(folder.glob("*.jsonl")):
         aside = put_aside(folder)
         folder.mkdir()
         logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
 
 
-def _remove_plays(folder: Path, after: int) -> None:
+def _remove_rollouts(folder: Path, after: int) -> None:
     for file in list(folder.glob("*.jsonl")):
         number = file.stem.removeprefix(VALIDATION)
         if number.isdigit() and int(number) > after:

@@ -1,10 +1,8 @@
-"""Metrics out of the trainer: always to ``metrics.jsonl``, to the terminal, and to services where
-asked for.
+"""Metrics of the trainer: written to ``metrics.jsonl``, the terminal and the configured trackers.
 
-    Tracking.log ──┬──▶ metrics.jsonl     one line per step, on the disk when ``log`` returns
-                   ├──▶ TrainingConsole   the few figures worth a glance
-                   └──▶ Service ...       through accelerate; a failing one is off and never stops
-                                          training
+Tracking.log ──┬──▶ metrics.jsonl     one line per step, on disk when ``log`` returns
+               ├──▶ TrainingConsole   the most important figures
+               └──▶ Service ...       through accelerate; switched off after its first failure
 """
 
 import logging
@@ -15,15 +13,15 @@ from typing import Any, ParamSpec, SupportsFloat
 
 from verl.config.settings.hints import did_you_mean
 from verl.names import TRACKERS
-from verl.record.config_values import flatten
+from verl.record.config_values import flatten_config
 from verl.record.console import TrainingConsole
 from verl.utils import jsonl
 from verl.utils.files import put_aside
 
 logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
-FILE = ("console", "file")  # what the run directory and the terminal do without a service
-_CONFIG_KEYS = {"tensorboard": 100}  # hparams beyond that make the page useless
+BUILT_IN = ("console", "file")  # loggers that need no service
+_CONFIG_KEYS = {"tensorboard": 100}  # most keys that are sent; more make the page unreadable
 
 Arguments = ParamSpec("Arguments")
 
@@ -37,13 +35,12 @@ def check_backends(backends: Sequence[str]) -> None:
 
 
 class Tracking:
-    """``log(metrics, step)`` writes one line per step and shows it; nothing a service does can stop
-    training.
+    """Writer of the metrics of a run. A failing service never stops training.
 
-    ``resume_step`` is the step whose checkpoint training continues from: lines of later steps,
-    which will be played again, are removed, and so is a torn last line. ``None`` starts afresh; an
-    older file is kept under another name. ``total_steps`` is the length of the progress bar. Use as
-    a context manager or call ``finish``.
+    ``resume_step`` is the step of the checkpoint that training continues from. Lines of later
+    steps and an incomplete last line are removed. With ``None`` a new file is started, and an
+    older file is renamed. ``total_steps`` is the length of the progress bar. Use the object as a
+    context manager, or call ``finish``.
     """
 
     def __init__(
@@ -65,13 +62,13 @@ class Tracking:
         self.console = console
         if self.console is None and "console" in backends:
             self.console = TrainingConsole(total_steps=total_steps, first_step=resume_step or 0)
-        names = [name for name in backends if name not in FILE]
+        names = [name for name in backends if name not in BUILT_IN]
         directory = Path(run_dir) / "logs"
         self.services = [Service(name, project, experiment, directory, config) for name in names]
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Write, show and send ``data`` (metric name -> number) as the metrics of ``step``."""
-        # The file first: whatever the terminal or a service does then, the numbers are safe.
+        """Write, print and send ``data`` (metric name -> number) as the metrics of ``step``."""
+        # Write the file first: the numbers are safe whatever fails afterwards.
         jsonl.append(self.path, {"step": step, "time": time.time(), **data})
         if self.console is not None:
             self.console.step(step, data)
@@ -99,8 +96,8 @@ class Tracking:
 
 
 def _is_number(value: object) -> bool:
-    """Whether ``value`` is a number, or an array or tensor that holds a single one."""
-    # A string is no SupportsFloat, but an array of any shape is one.
+    """Return True for a number and for an array or tensor with one element."""
+    # SupportsFloat excludes strings but includes arrays of any shape.
     return isinstance(value, SupportsFloat) and getattr(value, "ndim", 0) == 0
 
 
@@ -108,7 +105,7 @@ def _is_number(value: object) -> bool:
 
 
 def prepare_metrics(path: Path, resume_step: int | None) -> None:
-    """Keep the lines up to ``resume_step``, or set the whole file aside when ``None``."""
+    """Keep the lines up to ``resume_step``, or rename the file if it is ``None``."""
     if not path.exists():
         return
     if resume_step is None:
@@ -120,8 +117,9 @@ def prepare_metrics(path: Path, resume_step: int | None) -> None:
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The metrics of a run in order of steps; what was logged for the same step is merged, the
-    later value wins.
+    """Return the metrics of a run in order of steps.
+
+    Records of the same step are merged. The later value of a metric counts.
     """
     steps: dict[int, dict[str, Any]] = {}
     for record in jsonl.read(Path(run_dir) / METRICS_FILE):
@@ -134,13 +132,13 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
 
 
 class Service:
-    """One service behind the tracker boundary: after its first failure it is silent."""
+    """One tracking service. It is switched off after its first failure."""
 
     def __init__(
         self, name: str, project: str, experiment: str, directory: Path, config: object
     ) -> None:
         self.name = name
-        # Of one of accelerate's classes, which share no type that says what they can.
+        # One of accelerate's tracker classes, which share no type with their methods.
         self._tracker: Any = None
         self._guard(self._start, project, experiment, directory, config)
 
@@ -150,7 +148,7 @@ class Service:
             self._guard(self._tracker.log, values, step=step)
 
     def log_texts(self, name: str, columns: list[str], rows: list[list[str]], step: int) -> None:
-        """Send rows of text, where the service can show a table or text."""
+        """Send rows of text if the service can show a table or text."""
         if hasattr(self._tracker, "log_table"):
             self._guard(self._tracker.log_table, name, columns=columns, data=rows, step=step)
         elif self._tracker is not None and self.name == "tensorboard":
@@ -174,33 +172,33 @@ class Service:
         except Exception as error:  # the tracker boundary
             self._tracker = None
             logger.warning(
-                "tracker %s is off for the rest of the run: %r; metrics.jsonl goes on",
+                "tracker %s is off for the rest of the run: %r; metrics.jsonl is still written",
                 self.name,
                 error,
             )
 
     def _start(self, project: str, experiment: str, directory: Path, config: object) -> None:
-        from accelerate import PartialState  # imported where it is used: it loads torch
+        from accelerate import PartialState  # lazy import: it loads torch
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        PartialState(cpu=True)  # accelerate's trackers ask it whether this is the main process
+        PartialState(cpu=True)  # accelerate's trackers read from it that this is the main process
         tracker = LOGGER_TYPE_TO_CLASS[self.name](**self._arguments(project, experiment, directory))
         tracker.start()
         self._tracker = tracker
-        values = list(flatten(config).items())
+        values = list(flatten_config(config).items())
         limit = _CONFIG_KEYS.get(self.name)
         tracker.store_init_configuration(dict(values[:limit]))
 
     def _arguments(self, project: str, experiment: str, directory: Path) -> dict[str, str]:
-        """What this service calls project, experiment and directory."""
-        place = str(directory)
-        # Accelerate hands these on to each service's own function, which has its own words.
+        """Return project, experiment and directory under the argument names of this service."""
+        # Accelerate passes these on to the service's own function, which has its own names.
+        path = str(directory)
         if self.name in ("tensorboard", "aim"):
-            return {"run_name": experiment, "logging_dir": place}
+            return {"run_name": experiment, "logging_dir": path}
         if self.name == "wandb":
-            return {"run_name": project, "name": experiment, "dir": place, "resume": "allow"}
+            return {"run_name": project, "name": experiment, "dir": path, "resume": "allow"}
         if self.name == "mlflow":
-            return {"experiment_name": project, "run_name": experiment, "logging_dir": place}
+            return {"experiment_name": project, "run_name": experiment, "logging_dir": path}
         if self.name == "swanlab":
-            return {"run_name": project, "experiment_name": experiment, "logdir": place}
+            return {"run_name": project, "experiment_name": experiment, "logdir": path}
         return {"run_name": f"{project}-{experiment}"}

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
-from verl.trainer.launch.audit import audit_words, run_audit
-from verl.trainer.launch.extensions import inspect_calls, inspect_start, registered_names
+from verl.trainer.launch.audit import audit_words, inspect_audit, run_audit
+from verl.trainer.launch.extensions import inspect_calls, registered_names
 from verl.utils.logging import setup_logging
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "verl.trainer.main_audit",
         words,
         registered_names,
-        inspect_start,
+        inspect_audit,
         inspect_calls,
     )
 

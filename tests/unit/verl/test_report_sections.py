@@ -20,7 +20,7 @@ from tests.helpers.fake_run import fake_run
 from tests.helpers.page import index_of, plays_of
 from verl import report_sections as sections
 from verl.protocol import DataProto
-from verl.record.console import metric_table, summary
+from verl.record.console import build_metric_table, format_figures
 from verl.record.report import write_report
 from verl.records import StepRecord
 from verl.report_sections import (
@@ -130,7 +130,7 @@ def test_the_sections_of_any_method_appear_in_their_places(run_dir):
     assert "What falls from the sky." in page and "rain per day" in page
     health = page.partition("<h2>Health</h2>")[2]
     assert "<figcaption>Hail</figcaption>" in health.partition("</section>")[0]
-    parts = re.findall(r"</i>(.*?)</li>", page.partition("Time per iteration")[2])
+    parts = re.findall(r"</i>(.*?)</li>", page.partition("Time per step")[2])
     assert parts.index("forecast") == parts.index("advantages") + 1
 
 
@@ -176,14 +176,18 @@ def test_without_a_contribution_nothing_of_a_method_is_shown(run_dir):
     assert "Thinking" not in page and "Weather" not in page
     step = plays_of(page, "train-2")[0]["steps"][0]
     assert not {"badges", "flags", "tables"} & set(step) and index_of(page)["lead"] == ""
-    assert summary({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
+    assert format_figures({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
 
 
 @pytest.mark.usefixtures("alone")
 def test_the_console_shows_the_figures_of_any_method():
     sections.CONTRIBUTIONS.append(WEATHER)
     metrics = {"weather/rain": 1.5, "episode/reward": 1.0, "critic/score/mean": 2.0}
-    assert list(summary(metrics).items()) == [("return", "1"), ("rain", "1.5 mm"), ("score", "2")]
+    assert list(format_figures(metrics).items()) == [
+        ("return", "1"),
+        ("rain", "1.5 mm"),
+        ("score", "2"),
+    ]
 
 
 SKY = MetricTable(
@@ -210,7 +214,7 @@ def test_a_table_has_a_line_for_every_name_with_a_column_and_intervals_in_bracke
     assert SKY.cells(MEASURED, "late_summer") == ["late summer", "2.5 (2.0 to 3.1)", ""]
     assert SKY.cells(MEASURED, "winter") == ["winter", "", "7"]
     shown = Console(width=80, record=True, file=io.StringIO())
-    shown.print(metric_table(SKY, MEASURED))
+    shown.print(build_metric_table(SKY, MEASURED))
     text = shown.export_text().splitlines()
     assert text[0].strip() == "Skies of all seasons"
     assert [line.split() for line in text[1:3]] == [

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("minigrid")
 pytest.importorskip("textarena")
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package, playable_names
 from agent_system.environments.replay import episode, small_settings
 
@@ -87,7 +87,7 @@ def test_few_tasks_are_made():
 
 
 def run_script(*names: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "same_transcripts.py"), *names]
+    command = [sys.executable, str(ROOT / "scripts" / "dev" / "same_transcripts.py"), *names]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
 
 

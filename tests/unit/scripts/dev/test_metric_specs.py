@@ -5,19 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from scripts.dev.metric_specs import page, spec_of
+from scripts.dev.metric_specs import SPECS, page, spec_of
 
 DOCS = Path(__file__).parents[4] / "docs"
 NAMES = sorted(
     {
         name.replace("{mean,max,min}", "mean").replace("<", "").replace(">", "")
         for name in re.findall(
-            r"`((?:val|episode|rollout|rlvcr|actor|critic|perf|timing_s|reward|audit|training)"
+            r"`((?:val|episode|rollout|rlvcr|actor|critic|perf|timing_s|reward|audit|training|rollout_corr)"
             r"/[^`\s]+)`",
             (DOCS / "run_directory.md").read_text(encoding="utf-8"),
         )
     }
 )
+# The keys of metrics.jsonl after two steps of the config ``smoke``.
+RECORDED = (DOCS.parent / "tests/golden/smoke_metrics.txt").read_text(encoding="utf-8").split()
 
 
 def test_the_page_is_up_to_date():
@@ -27,6 +29,18 @@ def test_the_page_is_up_to_date():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_metric_of_the_run_directory_is_declared(name):
     assert spec_of(name) is not None
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_metric_of_a_run_is_on_the_page(name):
+    assert spec_of(name) is not None
+
+
+def test_no_line_stands_for_a_whole_section():
+    # Named by the user: their rewards. Three numbers of one kind: lengths.
+    families = ("reward/*", "prompt_length/*", "response_length/*")
+    whole = [spec.name for spec in SPECS if re.fullmatch(r"\w+/\*", spec.name)]
+    assert sorted(whole) == sorted(families)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from verl import DataProto
 from verl.protocol import object_array
-from verl.record.rollout_log import rollout_lines, rounded, significant, token_lines
+from verl.record.rollout_log import rollout_lines, round_decimals, round_significant, token_lines
 from verl.records import CORRECTION_WEIGHTS, StepRecord
 from verl.utils import jsonl
 
@@ -175,14 +175,14 @@ def some_numbers() -> np.ndarray:
 def test_numbers_are_rounded_as_python_rounds_them(digits):
     values = some_numbers()
     expected = [round(value, digits) for value in values.tolist()]
-    assert json.dumps(rounded(values, digits).tolist()) == json.dumps(expected)
+    assert json.dumps(round_decimals(values, digits).tolist()) == json.dumps(expected)
 
 
 @pytest.mark.parametrize("digits", [2, 4])
 def test_numbers_have_the_digits_that_python_gives_them(digits):
     values = some_numbers()
     expected = [float(f"{value:.{digits}g}") for value in values.tolist()]
-    found = significant(values, digits).tolist()
+    found = round_significant(values, digits).tolist()
     different = [
         pair for pair in zip(found, expected, strict=True) if repr(pair[0]) != repr(pair[1])
     ]

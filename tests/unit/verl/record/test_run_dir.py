@@ -98,7 +98,7 @@ def test_plays_of_steps_that_come_again_are_removed(tmp_path):
             run.write_tokens(step, [{"n": step}])
         for step in (0, 2, 10):
             run.write_rollouts(step, [{"n": step}], validation=True)
-        run.forget_after(2)
+        run.remove_rollouts_after(2)
         assert run.rollout_steps() == [1, 2] and run.rollout_steps(validation=True) == [0, 2]
         assert sorted(path.name for path in run.tokens.iterdir()) == ["1.jsonl", "2.jsonl"]
 
@@ -106,7 +106,7 @@ def test_plays_of_steps_that_come_again_are_removed(tmp_path):
 def test_plays_of_an_earlier_run_are_put_aside(tmp_path):
     with RunDirectory(tmp_path).open(Config()) as run:
         for first in (1, 2):
-            run.forget_after(None)
+            run.remove_rollouts_after(None)
             run.write_rollouts(first, [{"n": first}])
         assert run.rollout_steps() == [2]
     assert (tmp_path / "rollouts.1" / "1.jsonl").exists()

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 import rlvcr.report_sections  # noqa: F401  (the shares of levels)
-from verl.record.config_values import flatten
-from verl.record.console import FIGURES, STEP_WIDTH, StepTable, TrainingConsole, summary
+from verl.record.config_values import flatten_config
+from verl.record.console import FIGURES, STEP_WIDTH, StepTable, TrainingConsole, format_figures
 from verl.record.tracking import Service, Tracking, check_backends, read_metrics
 from verl.utils import jsonl
 from verl.utils.logging import setup_logging
@@ -129,13 +129,13 @@ METRICS = {
 
 
 def test_a_summary_shows_what_is_there():
-    assert summary(METRICS) == {
+    assert format_figures(METRICS) == {
         "held-out success": "50.0%",
         "train success": "25.1%",
         "levels 1-4": "10% 20% 30% 40%",
         "s/step": "2.3",
     }
-    assert summary({"rlvcr/level_share_1": 1.0, "val/success_rate": None}) == {}
+    assert format_figures({"rlvcr/level_share_1": 1.0, "val/success_rate": None}) == {}
 
 
 def test_plain_lines_where_there_is_no_terminal(caplog):
@@ -227,7 +227,7 @@ def test_the_log_reaches_the_file_once(tmp_path, restored_log):
 
 
 def test_flattened_configurations_hold_plain_values():
-    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1, 2]}) == {
+    assert flatten_config({"a": {"b": 1, "c": {"d": None}}, "e": [1, 2]}) == {
         "a.b": 1,
         "a.c.d": "None",
         "e": "[1, 2]",

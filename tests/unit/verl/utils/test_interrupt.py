@@ -75,11 +75,11 @@ def test_the_last_line_names_the_newest_checkpoint(tmp_path, caplog):
     run = RunDirectory(tmp_path)
 
     def interrupt() -> str:
-        with pytest.raises(KeyboardInterrupt), run.resumable():
+        with pytest.raises(KeyboardInterrupt), run.logging_interrupts():
             raise KeyboardInterrupt
         return caplog.records[-1].getMessage()
 
     assert "no checkpoint yet" in interrupt()
     for step in (9, 10):
         CheckpointManager(run.checkpoints).save(step, lambda path: (path / "x").touch(), {})
-    assert f"goes on from {run.checkpoints}/global_step_10" in interrupt()
+    assert f"continues from {run.checkpoints}/global_step_10" in interrupt()
