@@ -82,7 +82,7 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
         why = "no estimator without thinking credit reads it"
         yield problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
     if settings.permute:
-        why = "there is no thinking credit to deal anew"
+        why = "there is no thinking credit to permute"
         yield problem(cfg, f"{PREFIX}.permute", why, "false", fix)
     if settings.credit != "scored":
         why = "there is no thinking credit that could come from elsewhere"

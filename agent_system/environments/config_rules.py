@@ -74,7 +74,7 @@ def _is_placeholder(value: Any) -> bool:
 
 
 def _written(tree: Mapping[str, Any], path: str) -> Any:
-    """What is written at dotted ``path``; None where nothing is."""
+    """Return the value at dotted ``path``; None where nothing is written."""
     found: Any = tree
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None
@@ -90,9 +90,9 @@ def _copy_written(tree: Tree, source: str, target: str) -> None:
         return
     *above, name = target.split(".")
     place = tree
-    for section in above:
-        place = place.setdefault(section, {})
-        # Written as a value, which is refused when it is read.
+    for part in above:
+        place = place.setdefault(part, {})
+        # A value in place of a section is refused when it is read.
         if not isinstance(place, dict):
             return
     place[name] = value
@@ -101,15 +101,15 @@ def _copy_written(tree: Tree, source: str, target: str) -> None:
 def check_written(tree: Mapping[str, Any], written: Collection[str]) -> Problems:
     """Refuse sections of other environments than the one of the run."""
     env_name = str(_written(tree, "env.env_name") or "")
-    # Of a name that nobody knows, its own mistake is said.
+    # Another check refuses an unknown name.
     if ":" not in env_name and canonical(env_name).split("/", 1)[0] not in REGISTRY:
         return
-    played = {canonical(name).split("/", 1)[0] for name in (env_name, *_parts(tree, env_name))}
+    used = {canonical(name).split("/", 1)[0] for name in (env_name, *_parts(tree, env_name))}
     foreign: dict[str, str] = {}
     for path in written:
         above, _, rest = path.partition(".")
         name = rest.partition(".")[0]
-        if above == "env" and name in REGISTRY and name not in played:
+        if above == "env" and name in REGISTRY and name not in used:
             foreign.setdefault(name, path)
     for name, path in foreign.items():
         why = f"a key of the environment {name}, and {env_name} is played"
@@ -122,7 +122,7 @@ def check_written(tree: Mapping[str, Any], written: Collection[str]) -> Problems
 
 
 def _parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
-    """The names of the environments of a mixture, which have their own sections."""
+    """Return the names of the environments of a mixture, which have sections too."""
     if canonical(env_name).split("/", 1)[0] != MIXTURE:
         return []
     parts = _written(tree, f"env.{MIXTURE}.parts")
