@@ -97,8 +97,9 @@ def grades_files(cfg: PPOConfig) -> bool:
 
 
 def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
-    """The key of what scores plays once a whole batch is played; None where environments alone do,
-    or are handed the function that does.
+    """Return the key of a reward model or function that scores trajectories after the rollout.
+
+    None where environments score them, also with a function of the user.
     """
     if cfg.reward_model.enable:
         return "reward_model.enable"
@@ -108,7 +109,7 @@ def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
 
 
 def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
-    """Keys that change what the rules pay where a reward model alone is heard, each with the
+    """Return rule-reward keys that are ignored because reward_model.rule_weight is 0, with the
     reason.
     """
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
@@ -278,4 +279,4 @@ def _apply_ignoring_missing(derive_more: Callable[[Config], None], cfg: Config) 
     try:
         derive_more(cfg)
     except MissingKey:
-        return  # what it would have filled in stays null
+        return  # the values stay null
